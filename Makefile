@@ -1,0 +1,48 @@
+# Set-up is part of every target: `make demo` and `make test` each work alone on a fresh clone.
+PYTHON ?= python3.11
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+export PYTHONPATH := src:.
+
+.PHONY: demo test lint types layers unit lock bench clean help setup
+
+help:  ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(READY)  ## the virtual environment, from requirements.lock
+
+$(READY): requirements.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "Anabranch needs Python 3.11: install it, or say make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+java:
+	@java -version >/dev/null 2>&1 || { echo "Spark needs Java 17 or newer: install it (for example: apt-get install openjdk-17-jre-headless) and try again"; exit 1; }
+
+demo: $(READY) java  ## the main job, on real data: 336,776 flights through a topic that is resized as they flow
+	$(BIN)/anabranch demo $(DEMO)
+
+test: lint types layers unit  ## every test
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+layers: $(READY)
+	$(BIN)/lint-imports --no-timings
+
+unit: $(READY) java
+	$(BIN)/pytest $(PYTEST)
+
+lock:  ## pin what pyproject.toml asks for, with hashes
+	$(BIN)/uv pip compile pyproject.toml --extra dev --generate-hashes --no-emit-index-url --no-emit-find-links \
+	  --no-header --python-version 3.11 --quiet --output-file requirements.lock
+
+clean:
+	rm -rf $(VENV) .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,24 @@
+"""Names for the things that are counted and addressed, as the field names them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from uuid import UUID
+
+NO_TOPIC_ID = UUID(int=0)
+NO_PRODUCER_ID = -1
+NO_PRODUCER_EPOCH = -1
+NO_SEQUENCE = -1
+NO_LEADER_EPOCH = -1
+COUNT_NOT_SAID = -1
+"""`undeleted_partition_count` of a client that does not speak of it: every stock Kafka client."""
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"

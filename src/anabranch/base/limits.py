@@ -1,0 +1,37 @@
+"""The bound of everything that a peer, a file or a user can make grow. Sizes are bytes, `_max` is inclusive."""
+
+from __future__ import annotations
+
+REQUEST_SIZE_MAX = 100 * 1024 * 1024
+"""Default of `socket.request.max.bytes`: the largest request frame."""
+RESPONSE_SIZE_MAX = 1 << 30
+"""The largest response frame that our client reads."""
+QUEUED_REQUEST_SIZE_MAX = 256 * 1024 * 1024
+"""Default of `queued.max.request.bytes`: requests held by the whole broker."""
+CONNECTIONS_MAX = 10_000
+"""Default of `max.connections`."""
+IN_FLIGHT_PER_CONNECTION_MAX = 16
+"""Requests of one connection that may wait for their answer before the broker stops reading it."""
+
+MESSAGE_SIZE_MAX = 1_048_588
+"""Default of `max.message.bytes`: the largest record batch, header included."""
+DECOMPRESSION_RATIO_MAX = 128
+"""A batch may expand to at most `max.message.bytes` times this, or it is refused as a decompression bomb."""
+
+ARRAY_LENGTH_MAX = 1_000_000
+"""The longest array that one message may carry, beside the rule that it must fit in the bytes that are left."""
+NESTING_DEPTH_MAX = 16
+TAGGED_FIELDS_MAX = 1_000
+
+TOPIC_NAME_LENGTH_MAX = 249
+PARTITIONS_PER_TOPIC_MAX = 100_000
+LAYOUTS_PER_TOPIC_MAX = 32_767
+"""A layout's number has 15 bits in a record's `sequence` (spark.md, section 1)."""
+SEQUENCE_OFFSET_BITS = 48
+
+FETCH_SESSIONS_MAX = 1_000
+PRODUCER_BATCHES_REMEMBERED = 5
+"""Batches per producer whose repetition is recognised: the in-flight limit of idempotent Kafka producers."""
+PRODUCERS_PER_PARTITION_MAX = 100_000
+PRODUCER_ID_BITS = 40
+"""Producer ids handed out stay below 2**40; the bits above name the retiring partition of a redirected batch."""

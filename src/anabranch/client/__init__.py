@@ -1,0 +1,1 @@
+"""Producer, Consumer and Admin, as asyncio and as plain synchronous classes."""

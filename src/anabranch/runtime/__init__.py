@@ -1,0 +1,1 @@
+"""The only door to the operating system: clock, disk, net, chance."""

@@ -1,0 +1,1 @@
+"""One module per API: translate, submit, translate back; decide nothing."""

@@ -1,0 +1,1 @@
+"""Elastic topics as a Spark data source, in key order (spark.md)."""

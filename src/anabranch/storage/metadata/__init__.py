@@ -1,0 +1,1 @@
+"""The metadata store: a tree of versioned nodes with transactions and watches."""
