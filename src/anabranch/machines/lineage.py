@@ -22,9 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 from anabranch.base.limits import SEQUENCE_OFFSET_BITS
-from anabranch.machines.placement import moved_into
+from anabranch.machines.placement import moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +49,8 @@ class Segment:
     """None while the layout rules."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """A closed gate: nothing opens before the reader's position of `partition` has reached `offset`."""
+class Wait(NamedTuple):
+    """What a closed gate waits on: the reader's position of `partition` must reach `offset`."""
 
     partition: int
     offset: int
@@ -65,7 +66,6 @@ class Lineage:
     """Partition count of each layout, oldest first; the last one rules now."""
     ends: tuple[Mapping[int, int], ...] = ()
     """`ends[v][p]` is end(p, v): for each ended layout, the partitions that then existed and still exist."""
-    _before: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         assert self.counts and len(self.ends) == len(self.counts) - 1
@@ -88,13 +88,13 @@ class Lineage:
 
     def before(self, partition: int, layout: int) -> tuple[int, ...]:
         """The partitions whose keys `layout` moved into `partition`."""
-        if layout == 0:
-            return ()
-        known = self._before.get((partition, layout))
-        if known is None:
-            known = moved_into(partition, self.counts[layout - 1], self.counts[layout], self.initial)
-            self._before[partition, layout] = known
-        return known
+        return self._moves[layout].get(partition, ())
+
+    @cached_property
+    def _moves(self) -> tuple[Mapping[int, tuple[int, ...]], ...]:
+        """For each layout, `before` of the partitions that have any."""
+        pairs = zip(self.counts, self.counts[1:], strict=False)
+        return ({}, *(moves(old, new, self.initial) for old, new in pairs))
 
     def layout_at(self, partition: int, offset: int) -> int:
         """The layout that ruled when the record at `offset` was, or will be, appended to `partition`."""
@@ -113,92 +113,85 @@ class Lineage:
                 start = end
         yield Segment(partition, self.current, start, None)
 
+    def gates(self, positions: Mapping[int, int]) -> Gates:
+        """Decide every gate for a reader that stands at `positions` (every existing partition that it reads)."""
+        return Gates(self, positions)
+
     def may_deliver(self, partition: int, layout: int, positions: Mapping[int, int]) -> bool:
         """Whether a reader that stands at `positions` may be given records of segment (`partition`, `layout`)."""
-        return _Gates(self, positions).may_deliver(partition, layout)
+        return self.gates(positions).may_deliver(partition, layout)
 
     def deliverable(self, positions: Mapping[int, int]) -> dict[int, int | None]:
         """Say for every partition in `positions` up to which offset its gates are open; None where none is closed.
 
         Records below it may be delivered now, without waiting for a record of any other partition.
         """
-        gates = _Gates(self, positions)
+        gates = self.gates(positions)
         return {partition: gates.limit(partition) for partition in positions}
 
     def waits(self, partition: int, positions: Mapping[int, int]) -> tuple[Wait, ...]:
         """What the first closed gate of `partition` waits on, in partition order; empty where no gate is closed."""
-        return tuple(sorted(_Gates(self, positions).waits(partition), key=lambda wait: wait.partition))
+        return self.gates(positions).waits(partition)
 
     def sequence(self, partition: int, offset: int) -> int:
         """A number that grows with every record of a key, across resizes (spark.md, section 1)."""
         return self.layout_at(partition, offset) << SEQUENCE_OFFSET_BITS | offset
 
 
-class _Gates:
-    """`may_deliver` for one set of positions, each (partition, layout) decided once, without recursion in Python."""
+class Gates:
+    """The rule for one set of positions: for each partition, the first layout whose gate is closed.
+
+    A gate that is closed at layout v is closed at every later one, so one pass over the moves of each layout, oldest
+    first, decides all: (p, v) is closed if some q of before(p, v) has not been read up to end(q, v-1), or is itself
+    closed at v-1.
+    """
 
     def __init__(self, lineage: Lineage, positions: Mapping[int, int]) -> None:
         self._lineage = lineage
         self._positions = positions
-        self._decided: dict[tuple[int, int], bool] = {}
+        self._closed: dict[int, int] = {}
+        for layout, moved in enumerate(lineage._moves):
+            for partition, sources in moved.items():
+                if partition not in self._closed and not all(self._done(q, layout - 1) for q in sources):
+                    self._closed[partition] = layout
 
     def may_deliver(self, partition: int, layout: int) -> bool:
-        stack = [(partition, layout)]
-        decided = self._decided
-        while stack:
-            p, v = stack[-1]
-            if (p, v) in decided:
-                stack.pop()
+        """Whether the reader may be given records of segment (`partition`, `layout`)."""
+        return self._closed.get(partition, layout + 1) > layout
+
+    def limit(self, partition: int) -> int | None:
+        """The offset at which the reader meets the first closed gate of `partition`; None where none is closed."""
+        closed = self._closed.get(partition)
+        if closed is None:
+            return None
+        position = self._positions[partition]
+        return max(position, *(self._lineage.ends[layout].get(partition, position) for layout in range(closed)))
+
+    def waits(self, partition: int) -> tuple[Wait, ...]:
+        """What the first closed gate of `partition` waits on, in partition order; empty where no gate is closed."""
+        found: set[Wait] = set()
+        pending = [partition]
+        seen = {partition}
+        while pending:
+            p = pending.pop()
+            if p not in self._closed:
                 continue
-            needs = [(q, v - 1) for q in self._lineage.before(p, v)]
-            if v > 0:
-                needs.append((p, v - 1))
-            unknown = [need for need in needs if need not in decided]
-            if unknown:
-                stack.extend(unknown)
-                continue
-            decided[p, v] = all(decided[need] for need in needs) and all(
-                self._read_up(q, v - 1) for q in self._lineage.before(p, v)
-            )
-            stack.pop()
-        return decided[partition, layout]
+            layout = self._closed[p]
+            for q in self._lineage.before(p, layout):
+                if not self._read_up(q, layout - 1):
+                    found.add(Wait(q, self._lineage.ends[layout - 1][q]))
+                if not self.may_deliver(q, layout - 1) and q not in seen:
+                    seen.add(q)
+                    pending.append(q)
+        return tuple(sorted(found))
+
+    def _done(self, partition: int, layout: int) -> bool:
+        return self.may_deliver(partition, layout) and self._read_up(partition, layout)
 
     def _read_up(self, partition: int, layout: int) -> bool:
         end = self._lineage.ends[layout].get(partition)
         position = self._positions.get(partition)
         return end is None or (position is not None and position >= end)
-
-    def limit(self, partition: int) -> int | None:
-        closed = self._closed(partition)
-        if closed is None:
-            return None
-        position = self._positions[partition]
-        ends = (self._lineage.ends[layout].get(partition, position) for layout in range(closed))
-        return max(position, max(ends, default=position))
-
-    def waits(self, partition: int) -> set[Wait]:
-        closed = self._closed(partition)
-        found: set[Wait] = set()
-        stack = [] if closed is None else [(partition, closed)]
-        seen = set(stack)
-        while stack:
-            p, v = stack.pop()
-            for q in self._lineage.before(p, v):
-                if not self._read_up(q, v - 1):
-                    found.add(Wait(q, self._lineage.ends[v - 1][q]))
-            for need in ((p, v - 1), *((q, v - 1) for q in self._lineage.before(p, v))):
-                if need[1] >= 0 and need not in seen and not self.may_deliver(*need):
-                    seen.add(need)
-                    stack.append(need)
-        return found
-
-    def _closed(self, partition: int) -> int | None:
-        """The first layout at or after the reader's position whose gate is closed for `partition`."""
-        at = self._lineage.layout_at(partition, self._positions[partition])
-        for layout in range(at, self._lineage.current + 1):
-            if not self.may_deliver(partition, layout):
-                return layout
-        return None
 
 
 def sequence_cuts(lineage: Lineage, partition: int) -> tuple[Sequence[int], Sequence[int]]:

@@ -44,10 +44,15 @@ def ancestor(partition: int, count: int, initial: int) -> int:
     return partition
 
 
-def moved_into(partition: int, old: int, new: int, initial: int) -> tuple[int, ...]:
-    """The partitions whose keys, some or all, a change from `old` to `new` partitions moves into `partition`."""
+def moves(old: int, new: int, initial: int) -> dict[int, tuple[int, ...]]:
+    """Say of a change from `old` to `new` partitions whose keys, some or all, it moves into which partition.
+
+    Growing, every new partition takes from one that was there; shrinking, a survivor may take from several.
+    """
     if new > old:
-        return (ancestor(partition, old, initial),) if old <= partition < new else ()
-    if partition >= new:
-        return ()
-    return tuple(gone for gone in range(new, old) if ancestor(gone, new, initial) == partition)
+        return {partition: (ancestor(partition, old, initial),) for partition in range(old, new)}
+    taken: dict[int, tuple[int, ...]] = {}
+    for gone in range(new, old):
+        survivor = ancestor(gone, new, initial)
+        taken[survivor] = (*taken.get(survivor, ()), gone)
+    return taken
