@@ -454,6 +454,7 @@ def _gather_headers(table: NDArray[np.int64], rows: int, headers_at: int, answer
     nulls = 0
     keys, values = np.empty(0, np.uint8), np.empty(0, np.uint8)
     if count:
+        sizes = np.zeros(kernels.DECODED_FIELDS, np.int64)
         keys = np.empty(size + kernels.SLACK, np.uint8)
         values = np.empty(size + kernels.SLACK, np.uint8)
         found = kernels.decode_headers(
@@ -465,12 +466,12 @@ def _gather_headers(table: NDArray[np.int64], rows: int, headers_at: int, answer
             _address(value_offsets) + 4,
             _address(values),
             _address(validity),
-            answer,
+            sizes,
         )
         if found == kernels.MALFORMED:
             raise DecodeError(f"the record batches from offset {table[0, kernels.BASE_OFFSET]} hold a malformed header")
-        nulls = int(answer[kernels.VALUE_NULLS])
-        keys, values = keys[: answer[kernels.KEY_SIZE]], values[: answer[kernels.VALUE_SIZE]]
+        nulls = int(sizes[kernels.VALUE_NULLS])
+        keys, values = keys[: sizes[kernels.KEY_SIZE]], values[: sizes[kernels.VALUE_SIZE]]
     key_array = _text(pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(key_offsets), pa.py_buffer(keys)]))
     value_array = pa.Array.from_buffers(
         pa.binary(),

@@ -441,7 +441,6 @@ def decode_headers(
     answer: NDArray[np.int64],
 ) -> int:
     """Gather the headers of the records that `decode_records` kept, from where it found them."""
-    answer[KEY_SIZE] = 0
     count = 0
     key_size = 0
     value_size = 0
@@ -454,14 +453,12 @@ def decode_headers(
         for _ in range(headers):
             length, at = _varint(at, end)
             if at == 0 or length < 0 or length > end - at:
-                answer[ROWS] = row
                 return MALFORMED
             _copy(key_data + key_size, at, length, limit)
             key_size += length
             at += length
             length, at = _varint(at, end)
             if at == 0 or length < -1 or length > end - at:
-                answer[ROWS] = row
                 return MALFORMED
             if length >= 0:
                 _copy(value_data + value_size, at, length, limit)
@@ -474,7 +471,6 @@ def decode_headers(
             _put32(value_ends + 4 * count, value_size)
             count += 1
         if at != end:
-            answer[ROWS] = row
             return MALFORMED
         _put32(list_ends + 4 * row, count)
     answer[KEY_SIZE] = key_size
