@@ -1,0 +1,251 @@
+"""Files as columns of keys and values: CSV, JSON lines and Parquet in, batch by batch, whatever their size.
+
+A row's value is the row as one JSON object (for JSON lines: the line as it stands), its key the text of one column. All
+of it is column work: no Python per row. The first malformed row ends the reading with a sentence that says where it is;
+what came before it has been handed out.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet
+
+from anabranch.base.errors import AnabranchError
+
+ROWS_PER_BATCH = 65_536
+BLOCK_SIZE = 4 << 20
+LINE_SIZE_MAX = 64 << 20
+
+
+class Format(StrEnum):
+    """What a file holds; told by its ending where it is not said."""
+
+    CSV = "csv"
+    JSON = "json"
+    PARQUET = "parquet"
+
+
+ENDINGS = {
+    ".csv": Format.CSV,
+    ".json": Format.JSON,
+    ".jsonl": Format.JSON,
+    ".ndjson": Format.JSON,
+    ".parquet": Format.PARQUET,
+    ".pq": Format.PARQUET,
+}
+
+
+class Rows(NamedTuple):
+    """Some rows of a file, in its order."""
+
+    keys: pa.Array | None
+    """Text, null where the row has no key; None when no key column was asked for."""
+    values: pa.Array
+    """One JSON object a row, as UTF-8 text."""
+    bytes_read: int
+    """How far the file has been read, in bytes, to show progress by."""
+
+
+def format_of(source: str, said: Format | None) -> Format:
+    """Tell a file's format from what was said, else from its ending."""
+    if said is not None:
+        return said
+    if source == "-":
+        return Format.JSON
+    ending = Path(source).suffix.lower()
+    if ending not in ENDINGS:
+        raise AnabranchError(
+            f"Cannot tell what {source!r} holds from its ending {ending!r}: expected one of {', '.join(ENDINGS)}. "
+            "Say --format csv, json or parquet."
+        )
+    return ENDINGS[ending]
+
+
+def read_rows(source: str, file_format: Format, key: str | None) -> Iterator[Rows]:
+    """Read a file (`-`: standard input) batch by batch; `key` names the column or field that is the key."""
+    if source != "-" and not Path(source).is_file():
+        raise AnabranchError(f"There is no file {source!r}. Give the path of a CSV, JSON lines or Parquet file, or -.")
+    reader = {Format.CSV: _read_csv, Format.JSON: _read_json_lines, Format.PARQUET: _read_parquet}[file_format]
+    file: IO[bytes] = sys.stdin.buffer if source == "-" else open(source, "rb")  # noqa: SIM115
+    try:
+        yield from reader(file, source, key)
+    except pa.ArrowInvalid as error:
+        raise AnabranchError(f"{source}: not readable as {file_format}: {error}") from error
+    finally:
+        if source != "-":
+            file.close()
+
+
+def _read_csv(file: IO[bytes], source: str, key: str | None) -> Iterator[Rows]:
+    counting = _Counting(file)
+    options = pyarrow.csv.ReadOptions(block_size=BLOCK_SIZE)
+    for batch in pyarrow.csv.open_csv(counting, read_options=options):
+        yield from _rows_of(batch, source, key, counting.count)
+
+
+def _read_parquet(file: IO[bytes], source: str, key: str | None) -> Iterator[Rows]:
+    if source == "-":
+        file = io.BytesIO(file.read())
+    parquet = pyarrow.parquet.ParquetFile(file)
+    size = max(1, parquet.metadata.num_rows)
+    total = Path(source).stat().st_size if source != "-" else 0
+    done = 0
+    for batch in parquet.iter_batches(batch_size=ROWS_PER_BATCH):
+        done += batch.num_rows
+        yield from _rows_of(batch, source, key, total * done // size)
+
+
+def _read_json_lines(file: IO[bytes], source: str, key: str | None) -> Iterator[Rows]:
+    read = 0
+    line_number = 0
+    rest = b""
+    while block := file.read(BLOCK_SIZE):
+        read += len(block)
+        lines, newline, rest = (rest + block).rpartition(b"\n")
+        if not newline:
+            lines, rest = b"", rest or lines
+            if len(rest) > LINE_SIZE_MAX:
+                raise AnabranchError(f"{source}: line {line_number + 1} is longer than {LINE_SIZE_MAX} bytes.")
+            continue
+        yield from _rows_of_lines(lines.split(b"\n"), source, key, line_number, read)
+        line_number += lines.count(b"\n") + 1
+    if rest.strip():
+        yield from _rows_of_lines([rest], source, key, line_number, read)
+
+
+def _rows_of_lines(lines: list[bytes], source: str, key: str | None, before: int, read: int) -> Iterator[Rows]:
+    values = [line for line in lines if line.strip()]
+    if not values:
+        return
+    text = b"\n".join(values) + b"\n"
+    name = key if key is not None else ""
+    options = pyarrow.json.ParseOptions(
+        explicit_schema=pa.schema([(name, pa.string())]), unexpected_field_behavior="ignore"
+    )
+    try:
+        table = pyarrow.json.read_json(
+            io.BytesIO(text), read_options=pyarrow.json.ReadOptions(block_size=len(text) + 1), parse_options=options
+        )
+    except pa.ArrowInvalid:
+        table = _key_column_one_by_one(lines, source, key, before)
+    keys = None
+    if key is not None:
+        keys = table.column(key).combine_chunks()
+        if keys.null_count == len(keys) and len(keys) and before == 0 and not any(_has(v, key) for v in values):
+            raise AnabranchError(f"{source}: no row has a field {key!r} to take as the key.")
+    yield Rows(keys, pa.array([value.rstrip(b"\r") for value in values], pa.binary()).cast(pa.string()), read)
+
+
+def _has(line: bytes, field: str) -> bool:
+    return field in json.loads(line)
+
+
+def _key_column_one_by_one(lines: list[bytes], source: str, key: str | None, before: int) -> pa.Table:
+    """Find the line that is at fault, or accept keys that are numbers or booleans, which Arrow will not cast."""
+    keys: list[str | None] = []
+    for number, line in enumerate(lines, before + 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise AnabranchError(f"{source}, line {number}: not a JSON object: {error}") from error
+        if not isinstance(row, dict):
+            raise AnabranchError(f"{source}, line {number}: expected a JSON object, found {type(row).__name__}.")
+        value = None if key is None else row.get(key)
+        keys.append(value if value is None or isinstance(value, str) else json.dumps(value))
+    return pa.table({key or "": pa.array(keys, pa.string())})
+
+
+def _rows_of(batch: pa.RecordBatch, source: str, key: str | None, read: int) -> Iterator[Rows]:
+    if key is not None and key not in batch.schema.names:
+        raise AnabranchError(f"{source}: there is no column {key!r}; the columns are {', '.join(batch.schema.names)}.")
+    for start in range(0, batch.num_rows, ROWS_PER_BATCH):
+        part = batch.slice(start, ROWS_PER_BATCH)
+        keys = None if key is None else part.column(key).cast(pa.string())
+        yield Rows(keys, json_objects(part), read)
+
+
+def json_objects(batch: pa.RecordBatch) -> pa.Array:
+    """Write every row of a batch as one JSON object, as text, column by column."""
+    pieces: list[pa.Array | pa.Scalar] = []
+    for index, (name, column) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
+        pieces.append(pa.scalar(("{" if index == 0 else ",") + _quoted(name) + ":"))
+        pieces.append(_json_values(column))
+    if not pieces:
+        return pa.array(["{}"] * batch.num_rows, pa.string())
+    pieces.append(pa.scalar("}"))
+    return pc.binary_join_element_wise(*pieces, pa.scalar(""))
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _json_values(column: pa.Array) -> pa.Array:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _json_values(column.dictionary_decode())
+    if pa.types.is_null(kind):
+        return pa.array(["null"] * len(column), pa.string())
+    if pa.types.is_floating(kind):
+        text = column.cast(pa.string())
+        text = pc.if_else(pc.is_finite(column), text, pa.scalar("null"))
+    elif pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
+        text = column.cast(pa.string())
+    elif pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        text = pa.array([_json_of(value) for value in column.to_pylist()], pa.string())
+    else:
+        text = _escaped(column.cast(pa.string()))
+    return pc.fill_null(text, "null")
+
+
+def _json_of(value: object) -> str | None:
+    return None if value is None else json.dumps(value, default=_text_of, ensure_ascii=False)
+
+
+def _text_of(value: object) -> str:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def _escaped(text: pa.Array) -> pa.Array:
+    for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")):
+        if pc.any(pc.match_substring(text, plain)).as_py():
+            text = pc.replace_substring(text, plain, escaped)
+    if pc.any(pc.match_substring_regex(text, "[\\x00-\\x1f]")).as_py():
+        return pa.array([_json_control(value) for value in text.to_pylist()], pa.string())
+    quote = pa.scalar('"')
+    return pc.binary_join_element_wise(quote, text, quote, pa.scalar(""))
+
+
+def _json_control(escaped: str | None) -> str | None:
+    if escaped is None:
+        return None
+    return '"' + "".join(c if c >= " " else f"\\u{ord(c):04x}" for c in escaped) + '"'
+
+
+class _Counting(io.RawIOBase):
+    """A file that counts what was read of it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self.count += len(data)
+        return data

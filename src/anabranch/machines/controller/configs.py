@@ -1,0 +1,500 @@
+"""Topic configs: the table of those that exist, what a value may be, and the commands that change overrides.
+
+A config's value is the topic's override, or the broker's setting of the config's `broker_setting`, or the default.
+Kafka's names, types and defaults; `enable.ordered.delivery` is KIP-253's, `accept.range.fetch` the cooperative
+consumption proposal's, `durability` ours. An unknown name is refused, with the nearest known one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import IntEnum
+from typing import NamedTuple
+
+from anabranch.base.errors import ErrorCode
+from anabranch.base.limits import MESSAGE_SIZE_MAX
+from anabranch.machines.controller import nodes
+from anabranch.machines.controller.effects import (
+    Accepted,
+    ApplyConfigs,
+    CommandReply,
+    Decision,
+    Effect,
+    InspectRetiring,
+    Refused,
+    Validated,
+)
+from anabranch.machines.controller.state import State
+
+INT_MAX = 2**31 - 1
+LONG_MAX = 2**63 - 1
+DAY_MS = 24 * 60 * 60 * 1000
+
+
+class ConfigType(IntEnum):
+    """`config_type` of a DescribeConfigs answer (KIP-569)."""
+
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    LONG = 5
+    DOUBLE = 6
+    LIST = 7
+
+
+class ConfigSource(IntEnum):
+    """`config_source` of a DescribeConfigs answer (KIP-226)."""
+
+    TOPIC_CONFIG = 1
+    STATIC_BROKER_CONFIG = 4
+    DEFAULT_CONFIG = 5
+
+
+class ConfigOperation(IntEnum):
+    """`config_operation` of an IncrementalAlterConfigs request (KIP-339)."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+Validator = Callable[[str], str | None]
+"""Says what a value must be, if it is not that."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """One topic config: everything that DescribeConfigs says about it."""
+
+    name: str
+    type: ConfigType
+    default: str
+    validator: Validator
+    documentation: str
+    broker_setting: str | None = None
+    """The broker setting that it overrides."""
+
+
+class ConfigValue(NamedTuple):
+    """What a config is for a topic, and where that comes from."""
+
+    value: str
+    source: ConfigSource
+
+
+class Synonym(NamedTuple):
+    """A place that gives a config a value; of several the first one counts."""
+
+    name: str
+    value: str
+    source: ConfigSource
+
+
+def _whole(least: int, most: int) -> Validator:
+    def check(value: str) -> str | None:
+        wanted = f"a whole number from {least} to {most}"
+        digits = value.removeprefix("-")
+        if not (digits.isascii() and digits.isdigit() and len(digits) <= 19):
+            return wanted
+        return None if least <= int(value) <= most else wanted
+
+    return check
+
+
+def _ratio(value: str) -> str | None:
+    try:
+        return None if 0.0 <= float(value) <= 1.0 else "a number from 0 to 1"
+    except ValueError:
+        return "a number from 0 to 1"
+
+
+def _one_of(*choices: str) -> Validator:
+    def check(value: str) -> str | None:
+        return None if value in choices else "one of " + ", ".join(choices)
+
+    return check
+
+
+def _several_of(*choices: str) -> Validator:
+    def check(value: str) -> str | None:
+        items = split(value)
+        known = items and len(set(items)) == len(items) and set(items) <= set(choices)
+        return None if known else "one or more of " + ", ".join(choices)
+
+    return check
+
+
+def _boolean(value: str) -> str | None:
+    return None if value.lower() in ("true", "false") else "true or false"
+
+
+_B, _S, _I, _L, _D, _M = (
+    ConfigType.BOOLEAN,
+    ConfigType.STRING,
+    ConfigType.INT,
+    ConfigType.LONG,
+    ConfigType.DOUBLE,
+    ConfigType.LIST,
+)
+_TABLE = (
+    TopicConfig(
+        "accept.range.fetch", _B, "false", _boolean, "Whether a fetch may ask for the records of a range of keys only."
+    ),
+    TopicConfig(
+        "cleanup.policy",
+        _M,
+        "delete",
+        _several_of("delete", "compact"),
+        "What becomes of old records: deleted by time and size, compacted to the last one of each key, or both.",
+        "log.cleanup.policy",
+    ),
+    TopicConfig(
+        "compression.type",
+        _S,
+        "producer",
+        _one_of("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
+        "How batches are stored: as the producer compressed them, or always in one way.",
+        "compression.type",
+    ),
+    TopicConfig(
+        "delete.retention.ms",
+        _L,
+        str(DAY_MS),
+        _whole(0, LONG_MAX),
+        "How long tombstones are kept in a compacted topic.",
+        "log.cleaner.delete.retention.ms",
+    ),
+    TopicConfig(
+        "durability",
+        _S,
+        "inherit",
+        _one_of("inherit", "fsync", "os"),
+        "When an acks=all produce is answered: after it is on the disk (fsync), after it was written (os), or as the "
+        "broker's setting says (inherit).",
+        "durability",
+    ),
+    TopicConfig(
+        "enable.ordered.delivery",
+        _B,
+        "true",
+        _boolean,
+        "Whether records of one key are delivered in order across changes of the partition count.",
+    ),
+    TopicConfig(
+        "file.delete.delay.ms",
+        _L,
+        "60000",
+        _whole(0, LONG_MAX),
+        "How long a file that is deleted stays on the disk.",
+        "log.segment.delete.delay.ms",
+    ),
+    TopicConfig(
+        "flush.messages",
+        _L,
+        str(LONG_MAX),
+        _whole(1, LONG_MAX),
+        "After how many records a log is flushed to the disk, where durability does not flush it sooner.",
+        "log.flush.interval.messages",
+    ),
+    TopicConfig(
+        "flush.ms",
+        _L,
+        str(LONG_MAX),
+        _whole(0, LONG_MAX),
+        "After which time a log is flushed to the disk, where durability does not flush it sooner.",
+        "log.flush.interval.ms",
+    ),
+    TopicConfig(
+        "index.interval.bytes",
+        _I,
+        "4096",
+        _whole(0, INT_MAX),
+        "Bytes of a log between two entries of its offset index.",
+        "log.index.interval.bytes",
+    ),
+    TopicConfig(
+        "max.compaction.lag.ms",
+        _L,
+        str(LONG_MAX),
+        _whole(1, LONG_MAX),
+        "After which time a record of a compacted topic must become eligible for compaction.",
+        "log.cleaner.max.compaction.lag.ms",
+    ),
+    TopicConfig(
+        "max.message.bytes",
+        _I,
+        str(MESSAGE_SIZE_MAX),
+        _whole(0, INT_MAX),
+        "The largest record batch that is accepted, after compression.",
+        "message.max.bytes",
+    ),
+    TopicConfig(
+        "message.timestamp.after.max.ms",
+        _L,
+        "3600000",
+        _whole(0, LONG_MAX),
+        "How far a record's timestamp may lie after the broker's clock, when timestamps are CreateTime.",
+        "log.message.timestamp.after.max.ms",
+    ),
+    TopicConfig(
+        "message.timestamp.before.max.ms",
+        _L,
+        str(LONG_MAX),
+        _whole(0, LONG_MAX),
+        "How far a record's timestamp may lie before the broker's clock, when timestamps are CreateTime.",
+        "log.message.timestamp.before.max.ms",
+    ),
+    TopicConfig(
+        "message.timestamp.difference.max.ms",
+        _L,
+        str(LONG_MAX),
+        _whole(0, LONG_MAX),
+        "How far a record's timestamp may lie from the broker's clock, before or after (older name of the two above).",
+        "log.message.timestamp.difference.max.ms",
+    ),
+    TopicConfig(
+        "message.timestamp.type",
+        _S,
+        "CreateTime",
+        _one_of("CreateTime", "LogAppendTime"),
+        "Whether a record's timestamp is the producer's, or the time of its append.",
+        "log.message.timestamp.type",
+    ),
+    TopicConfig(
+        "min.cleanable.dirty.ratio",
+        _D,
+        "0.5",
+        _ratio,
+        "Which part of a log must be uncompacted before it is compacted again.",
+        "log.cleaner.min.cleanable.ratio",
+    ),
+    TopicConfig(
+        "min.compaction.lag.ms",
+        _L,
+        "0",
+        _whole(0, LONG_MAX),
+        "How long a record stays uncompacted at least.",
+        "log.cleaner.min.compaction.lag.ms",
+    ),
+    TopicConfig(
+        "min.insync.replicas",
+        _I,
+        "1",
+        _whole(1, INT_MAX),
+        "How many replicas must have an acks=all produce before it is answered.",
+        "min.insync.replicas",
+    ),
+    TopicConfig(
+        "preallocate", _B, "false", _boolean, "Whether a segment's file is given its size at once.", "log.preallocate"
+    ),
+    TopicConfig(
+        "retention.bytes",
+        _L,
+        "-1",
+        _whole(-1, LONG_MAX),
+        "How large a partition's log may become before its oldest segments are deleted; -1: no limit.",
+        "log.retention.bytes",
+    ),
+    TopicConfig(
+        "retention.ms",
+        _L,
+        str(7 * DAY_MS),
+        _whole(-1, LONG_MAX),
+        "How old a segment's newest record may become before the segment is deleted; -1: no limit.",
+        "log.retention.ms",
+    ),
+    TopicConfig(
+        "segment.bytes",
+        _I,
+        str(1 << 30),
+        _whole(14, INT_MAX),
+        "How large a segment of a log becomes before the next one is begun.",
+        "log.segment.bytes",
+    ),
+    TopicConfig(
+        "segment.index.bytes",
+        _I,
+        str(10 << 20),
+        _whole(4, INT_MAX),
+        "How large the index of a segment may become.",
+        "log.index.size.max.bytes",
+    ),
+    TopicConfig(
+        "segment.jitter.ms",
+        _L,
+        "0",
+        _whole(0, LONG_MAX),
+        "By how much the begin of a segment by time is scattered.",
+        "log.roll.jitter.ms",
+    ),
+    TopicConfig(
+        "segment.ms",
+        _L,
+        str(7 * DAY_MS),
+        _whole(1, LONG_MAX),
+        "After which time the next segment is begun, even if the last one is not full.",
+        "log.roll.ms",
+    ),
+    TopicConfig(
+        "unclean.leader.election.enable",
+        _B,
+        "false",
+        _boolean,
+        "Whether a replica that is behind may become leader.",
+        "unclean.leader.election.enable",
+    ),
+)
+TOPIC_CONFIGS: Mapping[str, TopicConfig] = {config.name: config for config in _TABLE}
+"""Every topic config, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigChange:
+    """One entry of an IncrementalAlterConfigs request."""
+
+    name: str
+    operation: ConfigOperation
+    value: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AlterConfigs:
+    """One topic of an IncrementalAlterConfigs request."""
+
+    topic: str
+    changes: Sequence[ConfigChange]
+    validate_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceConfigs:
+    """One topic of an AlterConfigs request: what it does not name goes back to its default."""
+
+    topic: str
+    configs: Mapping[str, str | None]
+    validate_only: bool = False
+
+
+def decide_alter_configs(
+    state: State, command: AlterConfigs, broker_settings: Mapping[str, str] | None = None
+) -> Decision[CommandReply]:
+    """Change overrides of a topic. `broker_settings` is what APPEND and SUBTRACT start from without an override."""
+    overrides = dict(state.configs.get(command.topic, {}))
+    seen: set[str] = set()
+    for change in command.changes:
+        config = TOPIC_CONFIGS.get(change.name)
+        if config is None:
+            return Decision(reply=_unknown_config(change.name))
+        if change.name in seen:
+            return _invalid_request(f"The config {change.name!r} is given more than once.")
+        seen.add(change.name)
+        if change.operation is ConfigOperation.DELETE:
+            overrides.pop(change.name, None)
+            continue
+        if change.value is None:
+            return _invalid_request(f"The config {change.name!r} needs a value for {change.operation.name}.")
+        if change.operation is ConfigOperation.SET:
+            overrides[change.name] = change.value
+            continue
+        if config.type is not ConfigType.LIST:
+            return Decision(
+                reply=Refused(
+                    ErrorCode.INVALID_CONFIG,
+                    f"{change.operation.name} is for configs that are lists, which {change.name!r} is not. Use SET.",
+                )
+            )
+        items = split(effective(config, overrides, broker_settings or {}).value)
+        given = split(change.value)
+        if change.operation is ConfigOperation.APPEND:
+            items += [item for item in given if item not in items]
+        else:
+            items = [item for item in items if item not in given]
+        overrides[change.name] = ",".join(items)
+    return _decide_overrides(state, command.topic, overrides, validate_only=command.validate_only)
+
+
+def decide_replace_configs(state: State, command: ReplaceConfigs) -> Decision[CommandReply]:
+    """Replace all overrides of a topic."""
+    overrides = {name: value for name, value in command.configs.items() if value is not None}
+    return _decide_overrides(state, command.topic, overrides, validate_only=command.validate_only)
+
+
+def refuse_configs(overrides: Mapping[str, str]) -> Refused | None:
+    """Say why a topic cannot have these overrides, if it cannot."""
+    for name, value in overrides.items():
+        config = TOPIC_CONFIGS.get(name)
+        if config is None:
+            return _unknown_config(name)
+        wanted = config.validator(value)
+        if wanted is not None:
+            return Refused(ErrorCode.INVALID_CONFIG, f"The config {name!r} must be {wanted}, not {value!r}.")
+    least, most = (
+        int(overrides.get(name, TOPIC_CONFIGS[name].default))
+        for name in ("min.compaction.lag.ms", "max.compaction.lag.ms")
+    )
+    if least > most:
+        return Refused(
+            ErrorCode.INVALID_CONFIG,
+            f"The config 'min.compaction.lag.ms' ({least}) must not be above 'max.compaction.lag.ms' ({most}).",
+        )
+    return None
+
+
+def effective(config: TopicConfig, overrides: Mapping[str, str], broker_settings: Mapping[str, str]) -> ConfigValue:
+    """The value of a config for a topic with these overrides, on a broker with these settings."""
+    first = synonyms(config, overrides, broker_settings)[0]
+    return ConfigValue(first.value, first.source)
+
+
+def synonyms(
+    config: TopicConfig, overrides: Mapping[str, str], broker_settings: Mapping[str, str]
+) -> tuple[Synonym, ...]:
+    """Every place that gives a config a value, the one that counts first."""
+    found: list[Synonym] = []
+    if config.name in overrides:
+        found.append(Synonym(config.name, overrides[config.name], ConfigSource.TOPIC_CONFIG))
+    if config.broker_setting is not None and config.broker_setting in broker_settings:
+        found.append(
+            Synonym(config.broker_setting, broker_settings[config.broker_setting], ConfigSource.STATIC_BROKER_CONFIG)
+        )
+    found.append(Synonym(config.broker_setting or config.name, config.default, ConfigSource.DEFAULT_CONFIG))
+    return tuple(found)
+
+
+def split(value: str) -> list[str]:
+    """The items of a config that is a list."""
+    return [item.strip() for item in value.split(",") if item.strip()]
+
+
+def _decide_overrides(
+    state: State, topic: str, overrides: dict[str, str], *, validate_only: bool
+) -> Decision[CommandReply]:
+    known = state.topics.get(topic)
+    if known is None or topic in state.deleting:
+        return Decision(reply=Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic {topic!r}."))
+    refusal = refuse_configs(overrides)
+    if refusal is not None:
+        return Decision(reply=refusal)
+    if validate_only:
+        return Decision(reply=Validated())
+    effects: list[Effect] = [ApplyConfigs(topic)]
+    if len(known.partitions) > known.undeleted_partition_count:
+        effects.append(InspectRetiring((topic,)))
+    return Decision(
+        reply=Accepted(topic, known.topic_id),
+        records=(nodes.put_configs(topic, overrides),),
+        effects=tuple(effects),
+    )
+
+
+def _invalid_request(message: str) -> Decision[CommandReply]:
+    return Decision(reply=Refused(ErrorCode.INVALID_REQUEST, message))
+
+
+def _unknown_config(name: str) -> Refused:
+    near = get_close_matches(name, TOPIC_CONFIGS, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return Refused(ErrorCode.INVALID_CONFIG, f"There is no topic config {name!r}.{hint}")

@@ -1,0 +1,140 @@
+"""What a decision asks the shell to do, and what it replies to whoever submitted the command.
+
+Effects are performed after the outcome's records are durable and applied, in order; those for one broker reach it in
+the order they were given. `SendLeaderAndIsr` and `SendStopReplica` are answered with the event of their name, which
+carries the effect back; an answer may be late, doubled or missing. All effects may be repeated: each says a target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+from uuid import UUID
+
+from anabranch.base.errors import ErrorCode
+from anabranch.machines.controller.nodes import Record
+from anabranch.machines.outcome import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What the leader of one partition is to be: one partition state of a LeaderAndIsr request."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+    layout: int
+    """The number of the layout it serves: `partition_epoch` on the wire, where it grows with every change of role."""
+    retiring: bool
+    """Closed for appends. It follows from the counts: `partition >= undeleted_partition_count`."""
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    start_offset: int = 0
+    """Where the log starts if it must be made."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendLeaderAndIsr:
+    """Tell a broker the roles of partitions of one topic that serve one count. Answer: `leader_and_isr_answered`."""
+
+    broker_id: int
+    broker_epoch: int
+    controller_epoch: int
+    topic: str
+    topic_id: UUID
+    initial_partition_count: int
+    undeleted_partition_count: int
+    roles: tuple[Role, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendStopReplica:
+    """Tell a broker to delete replicas, (partition, leader epoch) each. Answer: `stop_replica_answered`.
+
+    A replica that is not there counts as deleted. One of a later leader epoch, or of another topic id, stays.
+    """
+
+    broker_id: int
+    broker_epoch: int
+    controller_epoch: int
+    topic: str
+    topic_id: UUID
+    partitions: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishMetadata:
+    """UpdateMetadata: what `views.topic_view` says of these topics changed; a topic it says nothing of is gone."""
+
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyConfigs:
+    """The configs of a topic changed: its logs go on with `state.configs[topic]`."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class InspectRetiring:
+    """These topics have retiring partitions that may be empty: submit `decide_reap` with their log starts and ends.
+
+    The shell does so besides on its own, periodically and after DeleteRecords and retention.
+    """
+
+    topics: tuple[str, ...]
+
+
+Effect = SendLeaderAndIsr | SendStopReplica | PublishMetadata | ApplyConfigs | InspectRetiring
+
+Reply = TypeVar("Reply", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Outcome[Reply, Record]):
+    """Persist `records`, apply them, set `timers`, perform `effects` in order, then answer `reply`.
+
+    Records are best persisted together; when they are not, then in order, and any prefix of them may survive.
+    `Confirmed` and `Stopped` are applied only.
+    """
+
+    effects: tuple[Effect, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The command is durable and will be carried out, whatever dies. `views.settled` says when it has been."""
+
+    topic: str
+    topic_id: UUID
+    layout: int | None = 0
+    """The layout that it makes; None for a deletion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """`validate_only`: the command would be accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Another change of the topic is on its way: submit the command again when `views.idle` says so.
+
+    When the request's own deadline comes first, nothing was done: answer `code` and `message`.
+    """
+
+    topic: str
+    code: ErrorCode
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The command is refused; nothing was changed."""
+
+    code: ErrorCode
+    message: str
+
+
+CommandReply = Accepted | Validated | Wait | Refused

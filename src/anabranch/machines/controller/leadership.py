@@ -1,0 +1,96 @@
+"""The leader's side of the controller's protocol: which role a partition's leader has, and whom it serves.
+
+The rule: a role is taken under the same lock as an append, so that every record lies in the segment of the layout
+whose count its producer said. Roles only go forward: (layout, leader epoch) never falls; what is older is refused with
+FENCED_LEADER_EPOCH, and what is the same changes nothing, so a LeaderAndIsr may come late or twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import COUNT_NOT_SAID, NO_LEADER_EPOCH
+from anabranch.machines.controller.effects import Role, SendLeaderAndIsr
+from anabranch.machines.placement import ancestor
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """The role that the leader of one partition has taken. In memory only: after a start it is told anew."""
+
+    topic_id: UUID
+    partition: int
+    layout: int
+    leader_epoch: int
+    initial_partition_count: int
+    undeleted_partition_count: int
+    retiring: bool
+
+    @property
+    def survivor(self) -> int:
+        """Where the keys of this partition live now: itself, unless it is retiring."""
+        return ancestor(self.partition, self.undeleted_partition_count, self.initial_partition_count)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a LeaderAndIsr does to one partition: take `leadership`, after starting `start_epoch` at the log's end."""
+
+    leadership: Leadership | None
+    error: ErrorCode = ErrorCode.NONE
+    start_epoch: int | None = None
+    """Assign this epoch at the log end before anything is appended; durable before the answer."""
+
+
+def take_role(
+    current: Leadership | None, order: SendLeaderAndIsr, role: Role, latest_epoch: int = NO_LEADER_EPOCH
+) -> Taken:
+    """Decide what the leader of `role.partition` makes of a LeaderAndIsr.
+
+    `latest_epoch` is the newest epoch in the partition's log, -1 for none: the log outlives the role. A log that is
+    missing, or empty and ending below `role.start_offset`, is made anew at `role.start_offset` first.
+    """
+    known = max(latest_epoch, NO_LEADER_EPOCH if current is None else current.leader_epoch)
+    if current is not None and current.topic_id != order.topic_id:
+        return Taken(current, ErrorCode.INCONSISTENT_TOPIC_ID)
+    if role.leader_epoch < known or (current is not None and role.layout < current.layout):
+        return Taken(current, ErrorCode.FENCED_LEADER_EPOCH)
+    return Taken(
+        Leadership(
+            topic_id=order.topic_id,
+            partition=role.partition,
+            layout=role.layout,
+            leader_epoch=role.leader_epoch,
+            initial_partition_count=order.initial_partition_count,
+            undeleted_partition_count=order.undeleted_partition_count,
+            retiring=role.retiring,
+        ),
+        start_epoch=role.leader_epoch if role.leader_epoch > latest_epoch else None,
+    )
+
+
+def refuse_produce(leadership: Leadership, count_said: int) -> ErrorCode:
+    """Check the count that a produce request says (ordering.md, section 5, rule 2): NONE to go on.
+
+    For a producer that says none, a retiring partition gives INVALID_PARTITION_METADATA too; the broker then appends
+    to `leadership.survivor` in its place (`producers.redirected`), and never lets that code reach it.
+    """
+    if leadership.retiring:
+        return ErrorCode.INVALID_PARTITION_METADATA
+    if count_said not in (COUNT_NOT_SAID, leadership.undeleted_partition_count):
+        return ErrorCode.INVALID_PARTITION_METADATA
+    return ErrorCode.NONE
+
+
+def refuse_read(leadership: Leadership, count_said: int, epoch_said: int) -> ErrorCode:
+    """Check the count and the `current_leader_epoch` of a fetch partition (or the epoch of a ListOffsets one)."""
+    if epoch_said != NO_LEADER_EPOCH:
+        if epoch_said < leadership.leader_epoch:
+            return ErrorCode.FENCED_LEADER_EPOCH
+        if epoch_said > leadership.leader_epoch:
+            return ErrorCode.UNKNOWN_LEADER_EPOCH
+    if count_said not in (COUNT_NOT_SAID, leadership.undeleted_partition_count):
+        return ErrorCode.INVALID_PARTITION_METADATA
+    return ErrorCode.NONE

@@ -1,0 +1,329 @@
+"""The metadata tree: paths, the JSON at each path, and the records that change it (KIP-253, Public Interfaces).
+
+    /brokers/ids/B                        a broker that is there (ephemeral)
+    /brokers/topics/T                     partitions, counts, layouts, the resize that runs
+    /brokers/topics/T/partitions/P/state  leader, leader epoch
+    /config/topics/T                      overrides of topic configs
+    /admin/delete_topics/T                the topic is being deleted
+    /controller_epoch                     the controller's term
+
+The topic node is the one truth of the lineage: the proposal's `leader_epoch_after_creation` and
+`leader_epoch_before_deletion` follow from `layouts` (`views.leader_epochs`), and are not written a second time.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from anabranch.base.errors import DecodeError
+from anabranch.machines.lineage import Layout
+
+CONTROLLER_EPOCH = "/controller_epoch"
+BROKERS = "/brokers/ids"
+TOPICS = "/brokers/topics"
+CONFIGS = "/config/topics"
+DELETIONS = "/admin/delete_topics"
+TREE = (CONTROLLER_EPOCH, BROKERS, TOPICS, CONFIGS, DELETIONS)
+"""What a controller loads and folds when it starts: these nodes and everything below them, parents first."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutNode:
+    """`path` now holds `data`; the node, and its parents, are made when they are missing."""
+
+    path: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteNode:
+    """`path` is gone; children go before their parents, and a node that is not there is no error."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """Leaders have taken their roles: (layout, leader epoch) of each. Applied, never persisted."""
+
+    topic: str
+    topic_id: UUID
+    roles: Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Replicas are gone: (partition, broker) of each. Applied, never persisted."""
+
+    topic: str
+    topic_id: UUID
+    replicas: frozenset[tuple[int, int]]
+
+
+Record = PutNode | DeleteNode | Confirmed | Stopped
+
+
+class Phase(StrEnum):
+    """A step of a resize; the order of the steps is `resize.PHASES`."""
+
+    CLOSE = "close"
+    """The partitions that retire take no more appends: their log end is final."""
+    CUT = "cut"
+    """The live partitions that stay end their epoch, start the next one, adopt the new count."""
+    OPEN = "open"
+    """New partitions are made, retiring ones below the new count open again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """A resize that runs: where to, how far, and where the partitions that are new will live."""
+
+    to: int
+    phase: Phase
+    assignment: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+class Removed(NamedTuple):
+    """What is remembered of a removed partition, so that its next life goes on where this one ended."""
+
+    next_offset: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True)
+class Topic:
+    """The topic node."""
+
+    name: str
+    topic_id: UUID
+    partitions: Mapping[int, tuple[int, ...]]
+    """Replicas of every partition that exists, live and retiring: always 0 .. n-1 without a hole."""
+    initial_partition_count: int
+    layouts: tuple[Layout, ...]
+    """Oldest first; the last one rules, or, while a resize runs, is about to."""
+    resize: Resize | None = None
+    removed: Mapping[int, Removed] = field(default_factory=dict)
+
+    @property
+    def undeleted_partition_count(self) -> int:
+        """The count that rules, or, while a resize runs, is about to."""
+        return self.layouts[-1].count
+
+    @property
+    def published(self) -> tuple[Layout, ...]:
+        """The layouts that the world may see: not the one that a running resize is still making."""
+        if self.resize is None:
+            return self.layouts
+        before = self.layouts[:-1]
+        return (*before[:-1], Layout(before[-1].count))
+
+    @cached_property
+    def reaping(self) -> tuple[int, ...]:
+        """The partitions whose removal has begun, ascending: remembered already, not gone yet."""
+        if self.resize is not None or not self.removed:
+            return ()
+        return tuple(sorted(self.removed.keys() & self.partitions.keys()))
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionNode:
+    """The state node of a partition."""
+
+    leader: int
+    leader_epoch: int
+    isr: tuple[int, ...]
+    controller_epoch: int
+    start_offset: int = 0
+    """Where its log starts when there is none yet: the remembered next offset of a partition that was removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerNode:
+    """A broker that is there. `epoch` grows with each of its starts; `endpoints` is for those who connect to it."""
+
+    broker_id: int
+    epoch: int
+    rack: str | None = None
+    endpoints: tuple[str, ...] = ()
+
+
+def topic_path(topic: str) -> str:
+    """The path of a topic's node."""
+    return f"{TOPICS}/{topic}"
+
+
+def partition_path(topic: str, partition: int) -> str:
+    """The path of a partition's state node."""
+    return f"{TOPICS}/{topic}/partitions/{partition}/state"
+
+
+def config_path(topic: str) -> str:
+    """The path of a topic's config overrides."""
+    return f"{CONFIGS}/{topic}"
+
+
+def deletion_path(topic: str) -> str:
+    """The path of a topic's deletion mark."""
+    return f"{DELETIONS}/{topic}"
+
+
+def broker_path(broker_id: int) -> str:
+    """The path of a broker's ephemeral node."""
+    return f"{BROKERS}/{broker_id}"
+
+
+def put_topic(topic: Topic) -> PutNode:
+    """The record that writes a topic node."""
+    resize = topic.resize
+    return _put(
+        topic_path(topic.name),
+        {
+            "version": 3,
+            "topic_id": _text(topic.topic_id),
+            "partitions": {str(p): list(replicas) for p, replicas in sorted(topic.partitions.items())},
+            "initial_partition_count": topic.initial_partition_count,
+            "undeleted_partition_count": topic.undeleted_partition_count,
+            "layouts": [
+                {"count": v.count, "ended_epochs": {str(p): e for p, e in sorted(v.ended_epochs.items())}}
+                for v in topic.layouts
+            ],
+            "resize": None
+            if resize is None
+            else {
+                "to": resize.to,
+                "phase": resize.phase.value,
+                "assignment": {str(p): list(replicas) for p, replicas in sorted(resize.assignment.items())},
+            },
+            "removed": {
+                str(p): {"next_offset": gone.next_offset, "leader_epoch": gone.leader_epoch}
+                for p, gone in sorted(topic.removed.items())
+            },
+        },
+    )
+
+
+def put_partition(topic: str, partition: int, node: PartitionNode) -> PutNode:
+    """The record that writes a partition's state node."""
+    return _put(
+        partition_path(topic, partition),
+        {
+            "controller_epoch": node.controller_epoch,
+            "leader": node.leader,
+            "version": 1,
+            "leader_epoch": node.leader_epoch,
+            "isr": list(node.isr),
+            "start_offset": node.start_offset,
+        },
+    )
+
+
+def put_configs(topic: str, overrides: Mapping[str, str]) -> PutNode:
+    """The record that writes a topic's config overrides."""
+    return _put(config_path(topic), {"version": 1, "config": dict(sorted(overrides.items()))})
+
+
+def put_deletion(topic: Topic) -> PutNode:
+    """The record that marks a topic as being deleted."""
+    return _put(deletion_path(topic.name), {"version": 1, "topic_id": _text(topic.topic_id)})
+
+
+def put_broker(broker: BrokerNode) -> PutNode:
+    """The record that registers a broker."""
+    return _put(
+        broker_path(broker.broker_id),
+        {"version": 5, "epoch": broker.epoch, "rack": broker.rack, "endpoints": list(broker.endpoints)},
+    )
+
+
+def put_controller_epoch(epoch: int) -> PutNode:
+    """The record that begins a controller's term."""
+    return PutNode(CONTROLLER_EPOCH, str(epoch).encode())
+
+
+def read_topic(name: str, data: bytes) -> Topic:
+    """Read a topic node; one that knows nothing of resizing is a topic that was never resized."""
+    with _Reading(topic_path(name)):
+        raw = json.loads(data)
+        partitions = {int(p): tuple(replicas) for p, replicas in raw["partitions"].items()}
+        resize = raw.get("resize")
+        return Topic(
+            name=name,
+            topic_id=UUID(bytes=urlsafe_b64decode(raw["topic_id"] + "==")),
+            partitions=partitions,
+            initial_partition_count=raw.get("initial_partition_count", len(partitions)),
+            layouts=tuple(
+                Layout(v["count"], {int(p): epoch for p, epoch in v["ended_epochs"].items()})
+                for v in raw.get("layouts", [{"count": len(partitions), "ended_epochs": {}}])
+            ),
+            resize=None
+            if resize is None
+            else Resize(
+                to=resize["to"],
+                phase=Phase(resize["phase"]),
+                assignment={int(p): tuple(replicas) for p, replicas in resize["assignment"].items()},
+            ),
+            removed={
+                int(p): Removed(gone["next_offset"], gone["leader_epoch"]) for p, gone in raw.get("removed", {}).items()
+            },
+        )
+
+
+def read_partition(path: str, data: bytes) -> PartitionNode:
+    """Read a partition's state node."""
+    with _Reading(path):
+        raw = json.loads(data)
+        return PartitionNode(
+            leader=raw["leader"],
+            leader_epoch=raw["leader_epoch"],
+            isr=tuple(raw["isr"]),
+            controller_epoch=raw["controller_epoch"],
+            start_offset=raw.get("start_offset", 0),
+        )
+
+
+def read_configs(path: str, data: bytes) -> dict[str, str]:
+    """Read a topic's config overrides."""
+    with _Reading(path):
+        return {str(name): str(value) for name, value in json.loads(data)["config"].items()}
+
+
+def read_broker(broker_id: int, data: bytes) -> BrokerNode:
+    """Read a broker's ephemeral node."""
+    with _Reading(broker_path(broker_id)):
+        raw = json.loads(data)
+        return BrokerNode(broker_id, raw["epoch"], raw.get("rack"), tuple(raw.get("endpoints", ())))
+
+
+def read_controller_epoch(data: bytes) -> int:
+    """Read the controller's term."""
+    with _Reading(CONTROLLER_EPOCH):
+        return int(data)
+
+
+class _Reading:
+    """Turns whatever a broken node makes go wrong into a `DecodeError` that names the node."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (ValueError, TypeError, KeyError, AttributeError)):
+            raise DecodeError(f"metadata node {self._path} is not what it should be: {error!r}") from error
+
+
+def _put(path: str, content: Mapping[str, Any]) -> PutNode:
+    return PutNode(path, json.dumps(content, separators=(",", ":")).encode())
+
+
+def _text(topic_id: UUID) -> str:
+    return urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")

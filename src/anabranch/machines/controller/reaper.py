@@ -1,0 +1,49 @@
+"""The reaper: a retiring partition that holds no record any more is removed (ordering.md, section 4, step 5).
+
+From the highest index downward, so that the partitions of a topic are always 0 .. n-1, which stock clients rely on.
+Intent first: the topic node remembers the partition's next offset and leader epoch, which hides it; then its replicas
+are deleted, then its nodes. No resize begins meanwhile, so that nothing opens again what is being deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from anabranch.machines.controller import nodes
+from anabranch.machines.controller.effects import Decision
+from anabranch.machines.controller.nodes import Removed
+from anabranch.machines.controller.plan import Plan
+from anabranch.machines.controller.state import State
+
+
+class LogRange(NamedTuple):
+    """The offsets that a partition's log holds: `end` exclusive."""
+
+    start: int
+    end: int
+
+
+def decide_reap(state: State, name: str, logs: Mapping[int, LogRange]) -> Decision[tuple[int, ...]]:
+    """Begin to remove the retiring partitions of a topic that are empty; the reply names them.
+
+    `logs` are the leaders' log starts and ends; a partition that is missing in it is taken to hold records.
+    """
+    topic = state.topics.get(name)
+    if topic is None or name in state.deleting or topic.resize is not None or topic.reaping:
+        return Decision(reply=())
+    plan = Plan(state, topic)
+    empty: dict[int, Removed] = {}
+    for partition in range(len(topic.partitions) - 1, topic.undeleted_partition_count - 1, -1):
+        log = logs.get(partition)
+        if log is None or log.start != log.end or not plan.confirmed(partition):
+            break
+        empty[partition] = Removed(next_offset=log.end, leader_epoch=plan.epoch(partition))
+    if not empty:
+        return Decision(reply=())
+    plan.topic = replace(topic, removed={**topic.removed, **empty})
+    plan.records.append(nodes.put_topic(plan.topic))
+    plan.publish()
+    plan.send_stops(sorted(empty))
+    return plan.decision(tuple(sorted(empty)))

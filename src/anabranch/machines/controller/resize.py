@@ -1,0 +1,174 @@
+"""Resizing a topic: the command that begins it, the answers that carry it on (ordering.md, section 4).
+
+One change of a topic at a time: a resize that comes while another runs, or while empty partitions are being removed,
+is told to `Wait` and is decided anew when the topic is idle, so that it sees the counts it really starts from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from anabranch.base.errors import ErrorCode
+from anabranch.base.limits import LAYOUTS_PER_TOPIC_MAX, PARTITIONS_PER_TOPIC_MAX
+from anabranch.machines.controller.effects import (
+    Accepted,
+    CommandReply,
+    Decision,
+    Refused,
+    SendLeaderAndIsr,
+    Validated,
+    Wait,
+)
+from anabranch.machines.controller.nodes import Resize, Topic
+from anabranch.machines.controller.plan import Plan
+from anabranch.machines.controller.roles import phases
+from anabranch.machines.controller.state import State
+from anabranch.machines.controller.topics import INTERNAL_TOPICS, refuse_replicas, spread, unknown_topic
+from anabranch.machines.lineage import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeTopic:
+    """One topic of a CreatePartitions request; a smaller count shrinks the topic."""
+
+    name: str
+    count: int
+    assignments: Sequence[Sequence[int]] | None = None
+    """Brokers of the partitions from the present count to the new one, when the caller chooses."""
+    validate_only: bool = False
+
+
+def decide_resize_topic(state: State, command: ResizeTopic) -> Decision[CommandReply]:
+    """Begin a resize: its intent, and everything that must be the same whoever carries it on, becomes durable."""
+    topic = state.topics.get(command.name)
+    if topic is None or command.name in state.deleting:
+        return Decision(reply=unknown_topic(command.name))
+    refusal = _refuse_count(topic, command.count)
+    if refusal is not None:
+        return Decision(reply=refusal)
+    if topic.resize is not None or topic.reaping:
+        doing = "removing its empty partitions" if topic.resize is None else f"being resized to {topic.resize.to}"
+        message = f"Topic {topic.name!r} is still {doing}; try again."
+        return Decision(reply=Wait(topic.name, ErrorCode.REASSIGNMENT_IN_PROGRESS, message))
+    refusal = _refuse_change(topic, command.count)
+    if refusal is not None:
+        return Decision(reply=refusal)
+    assignment = _assign(state, topic, command)
+    if isinstance(assignment, Refused):
+        return Decision(reply=assignment)
+    if command.validate_only:
+        return Decision(reply=Validated())
+    plan = Plan(state, topic)
+    old = topic.undeleted_partition_count
+    closed = {p: plan.epoch(p) for p in sorted(topic.partitions) if p >= min(old, command.count)}
+    first = phases(old, command.count)[0]
+    plan.topic = replace(
+        topic,
+        layouts=(*topic.layouts[:-1], Layout(old, closed), Layout(command.count)),
+        resize=Resize(to=command.count, phase=first, assignment=assignment),
+    )
+    plan.enter(first)
+    return plan.decision(Accepted(topic.name, topic.topic_id, layout=len(topic.layouts)))
+
+
+def decide_leader_and_isr_answered(
+    state: State, effect: SendLeaderAndIsr, errors: Mapping[int, ErrorCode], now_ms: int
+) -> Decision[None]:
+    """A broker answered a LeaderAndIsr: an error code for each partition; one that is missing was not answered."""
+    topic = state.topics.get(effect.topic)
+    broker = state.brokers.get(effect.broker_id)
+    if (
+        topic is None
+        or topic.topic_id != effect.topic_id
+        or topic.name in state.deleting
+        or broker is None
+        or broker.epoch != effect.broker_epoch
+        or effect.controller_epoch != state.controller_epoch
+    ):
+        return Decision(reply=None)
+    plan = Plan(state, topic)
+    taken = {
+        role.partition: (role.layout, role.leader_epoch)
+        for role in effect.roles
+        if errors.get(role.partition) is ErrorCode.NONE and role.partition in topic.partitions
+    }
+    if taken:
+        plan.note_confirmed(taken)
+        plan.advance()
+    if len(taken) < len(effect.roles):
+        plan.retry_later(now_ms)
+    return plan.decision(None)
+
+
+def decide_retry(state: State, name: str) -> Decision[None]:
+    """Say again what was not answered well, or not at all. The timer ("retry", name) calls it; so may anybody."""
+    topic = state.topics.get(name)
+    if topic is None:
+        return Decision(reply=None)
+    plan = Plan(state, topic)
+    plan.send_all(unconfirmed_only=True)
+    return plan.decision(None)
+
+
+def _refuse_count(topic: Topic, count: int) -> Refused | None:
+    """What is wrong with a count whatever else is going on."""
+    least = topic.initial_partition_count
+    if topic.name in INTERNAL_TOPICS:
+        return Refused(
+            ErrorCode.INVALID_PARTITIONS,
+            f"Topic {topic.name!r} is internal: what it holds is placed by its partition count, which must stay.",
+        )
+    if count < least:
+        return Refused(
+            ErrorCode.INVALID_PARTITIONS,
+            f"Topic {topic.name!r} was created with {least} partitions and cannot go below that; {count} were asked "
+            f"for. Ask for {least} or more.",
+        )
+    if count > PARTITIONS_PER_TOPIC_MAX:
+        return Refused(
+            ErrorCode.INVALID_PARTITIONS,
+            f"A topic has at most {PARTITIONS_PER_TOPIC_MAX} partitions; {count} were asked for.",
+        )
+    return None
+
+
+def _refuse_change(topic: Topic, count: int) -> Refused | None:
+    """What is wrong with a count given the topic's present one."""
+    if count == topic.undeleted_partition_count:
+        return Refused(ErrorCode.INVALID_PARTITIONS, f"Topic {topic.name!r} already has {count} partitions.")
+    if len(topic.layouts) >= LAYOUTS_PER_TOPIC_MAX:
+        return Refused(
+            ErrorCode.INVALID_PARTITIONS,
+            f"Topic {topic.name!r} has been resized {LAYOUTS_PER_TOPIC_MAX - 1} times, which is the most that its "
+            "lineage can hold. Copy it to a new topic.",
+        )
+    return None
+
+
+def _assign(state: State, topic: Topic, command: ResizeTopic) -> dict[int, tuple[int, ...]] | Refused:
+    """Choose replicas for the partitions that do not exist yet; those that open again stay where they are."""
+    grown = range(topic.undeleted_partition_count, command.count)
+    missing = [p for p in grown if p not in topic.partitions]
+    if command.assignments is None:
+        chosen = spread(state, len(missing)) if missing else []
+        return chosen if isinstance(chosen, Refused) else dict(zip(missing, chosen, strict=True))
+    if len(command.assignments) != len(grown):
+        return Refused(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"Resizing topic {topic.name!r} to {command.count} adds {len(grown)} partitions, but "
+            f"{len(command.assignments)} assignments were given.",
+        )
+    given = {p: tuple(replicas) for p, replicas in zip(grown, command.assignments, strict=True)}
+    for partition, replicas in given.items():
+        stays = topic.partitions.get(partition)
+        if stays is not None and stays != replicas:
+            return Refused(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"Partition {partition} of topic {topic.name!r} still exists and opens again where it is, on "
+                f"{list(stays)}, not on {list(replicas)}.",
+            )
+        refusal = None if stays is not None else refuse_replicas(state, replicas)
+        if refusal is not None:
+            return refusal
+    return {p: given[p] for p in missing}

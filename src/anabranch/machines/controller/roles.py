@@ -1,0 +1,96 @@
+"""The steps of a resize, and what they make of every partition: the table that ordering.md, section 4 is.
+
+A resize moves a topic from layout v-1 (C partitions) to v (C'). Its phases run strictly one after the other, each
+ends when every leader in it has confirmed its new role, and each partition changes its role in exactly one of them:
+
+    expand   CUT    p < C            ends its epoch, starts the next one, adopts C'
+             OPEN   C <= p < C'      is made, or opens again, under C'
+    shrink   CLOSE  C' <= p < C      takes no more appends
+             CUT    p < C'           ends its epoch, starts the next one, adopts C'
+    either   last   p >= C and C'    retires on, adopts C'
+
+CLOSE before CUT is what keeps order: were a survivor to take appends under C' while a retiring partition still took
+them under C, a reader could find the retiring one finished too early. The role of a partition follows from the topic
+node and its own state node alone, so whoever reads the tree knows what every leader is to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from anabranch.machines.controller.effects import Role
+from anabranch.machines.controller.nodes import PartitionNode, Phase, Topic
+
+EXPAND = "expand"
+SHRINK = "shrink"
+PHASES: Mapping[str, tuple[Phase, ...]] = {EXPAND: (Phase.CUT, Phase.OPEN), SHRINK: (Phase.CLOSE, Phase.CUT)}
+
+
+def direction(old: int, new: int) -> str:
+    """Name the direction of a resize."""
+    return EXPAND if new > old else SHRINK
+
+
+def phases(old: int, new: int) -> tuple[Phase, ...]:
+    """The phases of a resize, in order."""
+    return PHASES[direction(old, new)]
+
+
+def phase_of(partition: int, old: int, new: int) -> Phase:
+    """The phase in which a partition changes its role."""
+    if partition < min(old, new):
+        return Phase.CUT
+    if partition >= max(old, new):
+        return phases(old, new)[-1]
+    return Phase.OPEN if new > old else Phase.CLOSE
+
+
+def counts(topic: Topic) -> tuple[int, int]:
+    """The counts (C, C') of the resize that runs."""
+    return topic.layouts[-2].count, topic.layouts[-1].count
+
+
+def layout_of(topic: Topic, partition: int) -> int:
+    """The number of the layout that the leader of `partition` is to serve."""
+    newest = len(topic.layouts) - 1
+    if topic.resize is None:
+        return newest
+    old, new = counts(topic)
+    order = phases(old, new)
+    entered = order.index(phase_of(partition, old, new)) <= order.index(topic.resize.phase)
+    return newest if entered else newest - 1
+
+
+def role_of(topic: Topic, partition: int, node: PartitionNode) -> Role:
+    """What the leader of `partition` is to be."""
+    layout = layout_of(topic, partition)
+    return Role(
+        partition=partition,
+        leader=node.leader,
+        leader_epoch=node.leader_epoch,
+        layout=layout,
+        retiring=partition >= topic.layouts[layout].count,
+        replicas=topic.partitions[partition],
+        isr=node.isr,
+        start_offset=node.start_offset,
+    )
+
+
+def due_node(topic: Topic, partition: int, node: PartitionNode | None, controller_epoch: int) -> PartitionNode:
+    """What the state node of `partition` must be, given what it is: the same whoever asks, and however often."""
+    if node is None:
+        replicas = topic.partitions[partition]
+        gone = topic.removed.get(partition)
+        return PartitionNode(
+            leader=replicas[0],
+            leader_epoch=0 if gone is None else gone.leader_epoch + 1,
+            isr=replicas,
+            controller_epoch=controller_epoch,
+            start_offset=0 if gone is None else gone.next_offset,
+        )
+    if topic.resize is not None and layout_of(topic, partition) == len(topic.layouts) - 1:
+        ended = topic.layouts[-2].ended_epochs.get(partition, -1)
+        if partition < topic.undeleted_partition_count and node.leader_epoch <= ended:
+            return replace(node, leader_epoch=ended + 1, controller_epoch=controller_epoch)
+    return node

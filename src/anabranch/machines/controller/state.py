@@ -1,0 +1,125 @@
+"""What the controller knows: a fold over changes of the metadata tree, and what its own term has confirmed.
+
+`apply` is the only code that changes a `State`, live and on reload. It changes it in place (a topic may have 100,000
+partitions) and gives it back, so that `reduce(apply, journal, State())` reads as it should; decisions only look.
+A node that came into being without its parent (a crash between two writes) is kept and waits for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from anabranch.machines.controller import nodes
+from anabranch.machines.controller.nodes import (
+    BrokerNode,
+    Confirmed,
+    DeleteNode,
+    PartitionNode,
+    PutNode,
+    Record,
+    Stopped,
+    Topic,
+)
+
+
+@dataclass
+class State:
+    """Everything that is durable, and below it what dies with the controller's term."""
+
+    controller_epoch: int = 0
+    brokers: dict[int, BrokerNode] = field(default_factory=dict)
+    topics: dict[str, Topic] = field(default_factory=dict)
+    partitions: dict[str, dict[int, PartitionNode]] = field(default_factory=dict)
+    configs: dict[str, dict[str, str]] = field(default_factory=dict)
+    deleting: set[str] = field(default_factory=set)
+    names: dict[UUID, str] = field(default_factory=dict)
+    """Topic names by id."""
+
+    confirmed: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict, compare=False)
+    """(layout, leader epoch) of the newest role that each leader has taken, as far as this term has heard."""
+    stopped: dict[str, set[tuple[int, int]]] = field(default_factory=dict, compare=False)
+    """(partition, broker) of the replicas that are gone, as far as this term has heard."""
+
+
+def apply(state: State, record: Record) -> State:
+    """Fold one record into the state; the tree is loaded by applying a `PutNode` for each of its nodes."""
+    match record:
+        case PutNode(path, data):
+            _put(state, path, data)
+        case DeleteNode(path):
+            _delete(state, path)
+        case Confirmed(name, topic_id, roles):
+            topic = state.topics.get(name)
+            if topic is not None and topic.topic_id == topic_id:
+                known = state.confirmed.setdefault(name, {})
+                known.update((p, role) for p, role in roles.items() if role > known.get(p, (-1, -1)))
+        case Stopped(name, topic_id, replicas):
+            topic = state.topics.get(name)
+            if topic is not None and topic.topic_id == topic_id:
+                state.stopped.setdefault(name, set()).update(replicas)
+    return state
+
+
+def _put(state: State, path: str, data: bytes) -> None:
+    match path.split("/")[1:]:
+        case ["controller_epoch"]:
+            state.controller_epoch = nodes.read_controller_epoch(data)
+        case ["brokers", "ids", broker]:
+            _put_broker(state, nodes.read_broker(int(broker), data))
+        case ["brokers", "topics", name]:
+            _put_topic(state, nodes.read_topic(name, data))
+        case ["brokers", "topics", name, "partitions", partition, "state"]:
+            state.partitions.setdefault(name, {})[int(partition)] = nodes.read_partition(path, data)
+        case ["config", "topics", name]:
+            state.configs[name] = nodes.read_configs(path, data)
+        case ["admin", "delete_topics", name]:
+            state.deleting.add(name)
+
+
+def _delete(state: State, path: str) -> None:
+    match path.split("/")[1:]:
+        case ["brokers", "ids", broker]:
+            _forget_roles(state, int(broker))
+            state.brokers.pop(int(broker), None)
+        case ["brokers", "topics", name]:
+            gone = state.topics.pop(name, None)
+            if gone is not None:
+                state.names.pop(gone.topic_id, None)
+            state.confirmed.pop(name, None)
+            state.stopped.pop(name, None)
+        case ["brokers", "topics", name, "partitions", partition, "state"]:
+            siblings = state.partitions.get(name, {})
+            siblings.pop(int(partition), None)
+            if not siblings:
+                state.partitions.pop(name, None)
+        case ["config", "topics", name]:
+            state.configs.pop(name, None)
+        case ["admin", "delete_topics", name]:
+            state.deleting.discard(name)
+
+
+def _put_topic(state: State, topic: Topic) -> None:
+    before = state.topics.get(topic.name)
+    state.topics[topic.name] = topic
+    state.names[topic.topic_id] = topic.name
+    if before is not None:
+        for gone in before.partitions.keys() - topic.partitions.keys():
+            state.confirmed.get(topic.name, {}).pop(gone, None)
+            stopped = state.stopped.get(topic.name, set())
+            stopped.difference_update({replica for replica in stopped if replica[0] == gone})
+
+
+def _put_broker(state: State, broker: BrokerNode) -> None:
+    before = state.brokers.get(broker.broker_id)
+    if before is None or before.epoch != broker.epoch:
+        _forget_roles(state, broker.broker_id)
+    state.brokers[broker.broker_id] = broker
+
+
+def _forget_roles(state: State, broker_id: int) -> None:
+    """A broker that starts again has itself forgotten which roles it took."""
+    for name, known in state.confirmed.items():
+        siblings = state.partitions.get(name, {})
+        for partition in [p for p in known if p in siblings and siblings[p].leader == broker_id]:
+            del known[partition]

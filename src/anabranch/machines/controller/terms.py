@@ -1,0 +1,86 @@
+"""Who controls, and which brokers are there: whatever was going on is taken up again here.
+
+A controller's term begins with the whole tree folded. It writes what a crash left unwritten, then says everything
+again: its predecessor's effects may have been performed, or not, or performed and their answers lost. A broker that
+starts knows no role before it is told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from anabranch.machines.controller import nodes
+from anabranch.machines.controller.effects import Decision, Effect, InspectRetiring, PublishMetadata
+from anabranch.machines.controller.nodes import BrokerNode, DeleteNode, Record
+from anabranch.machines.controller.plan import Plan
+from anabranch.machines.controller.roles import role_of
+from anabranch.machines.controller.state import State
+from anabranch.machines.controller.topics import deleted_nodes
+
+
+def decide_elected(state: State) -> Decision[int]:
+    """Begin a term: the first decision after loading the tree. The reply is the controller epoch."""
+    epoch = state.controller_epoch + 1
+    records: list[Record] = [nodes.put_controller_epoch(epoch)]
+    effects: list[Effect] = []
+    term = replace(state, controller_epoch=epoch)
+    for name in sorted(state.deleting - state.topics.keys()):
+        records.extend(deleted_nodes(state, name))
+    retiring: list[str] = []
+    for name in sorted(state.topics):
+        plan = Plan(term, state.topics[name])
+        if name not in state.deleting:
+            plan.write_due()
+            if len(plan.topic.partitions) > plan.topic.undeleted_partition_count:
+                retiring.append(name)
+        plan.send_all()
+        records.extend(plan.records)
+        effects.extend(plan.effects)
+    effects.append(PublishMetadata(tuple(sorted(state.topics))))
+    if retiring:
+        effects.append(InspectRetiring(tuple(retiring)))
+    return Decision(reply=epoch, records=tuple(records), effects=tuple(effects))
+
+
+def decide_register_broker(state: State, broker: BrokerNode, *, unclean: bool = False) -> Decision[None]:
+    """A broker started, with an epoch higher than that of its last start: tell it everything it is to be.
+
+    `unclean`: it may have lost records that readers saw (it was killed under `durability=os`). Its open partitions
+    then go on under a new leader epoch, so that readers notice (KIP-320).
+    """
+    before = state.brokers.get(broker.broker_id)
+    assert before is None or broker.epoch >= before.epoch, "a broker's epoch grows with each start"
+    records: list[Record] = [nodes.put_broker(broker)]
+    effects: list[Effect] = []
+    there = replace(state, brokers={**state.brokers, broker.broker_id: broker})
+    for name in sorted(state.topics):
+        plan = Plan(there, state.topics[name])
+        if unclean and name not in state.deleting:
+            _restart_epochs(plan, broker.broker_id)
+        plan.send_all(broker.broker_id)
+        records.extend(plan.records)
+        effects.extend(plan.effects)
+    effects.append(PublishMetadata(tuple(sorted(state.topics))))
+    return Decision(reply=None, records=tuple(records), effects=tuple(effects))
+
+
+def decide_broker_left(state: State, broker_id: int) -> Decision[None]:
+    """A broker is gone: its partitions have no leader until it is back. Nothing that waits for it is given up."""
+    if broker_id not in state.brokers:
+        return Decision(reply=None)
+    names = tuple(
+        name for name in sorted(state.topics) if any(n.leader == broker_id for n in state.partitions[name].values())
+    )
+    return Decision(reply=None, records=(DeleteNode(nodes.broker_path(broker_id)),), effects=(PublishMetadata(names),))
+
+
+def _restart_epochs(plan: Plan, broker_id: int) -> None:
+    reaping = frozenset(plan.topic.reaping)
+    for partition in sorted(plan.topic.partitions.keys() - reaping):
+        node = plan.node(partition)
+        if node is None or node.leader != broker_id or role_of(plan.topic, partition, node).retiring:
+            continue
+        plan.write_node(
+            partition,
+            replace(node, leader_epoch=node.leader_epoch + 1, controller_epoch=plan.state.controller_epoch),
+        )

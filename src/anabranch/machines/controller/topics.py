@@ -1,0 +1,251 @@
+"""Making and deleting topics.
+
+A topic is there once its node is durable, with its configs before it, so that it never serves with others; a
+missing state node is made good by whoever comes next. A deletion is decided once its mark is durable: the topic is
+hidden from then on, its replicas are deleted, then its nodes, the mark last. Topic ids are given in and never reused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from uuid import UUID
+
+from anabranch.base.errors import ErrorCode
+from anabranch.base.limits import PARTITIONS_PER_TOPIC_MAX, TOPIC_NAME_LENGTH_MAX
+from anabranch.machines.controller import nodes
+from anabranch.machines.controller.configs import refuse_configs
+from anabranch.machines.controller.effects import (
+    Accepted,
+    CommandReply,
+    Decision,
+    Refused,
+    SendStopReplica,
+    Validated,
+    Wait,
+)
+from anabranch.machines.controller.nodes import DeleteNode, Record, Topic
+from anabranch.machines.controller.plan import Plan
+from anabranch.machines.controller.state import State
+from anabranch.machines.lineage import Layout
+
+REPLICATION_FACTOR_MAX = 1
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
+LEGAL = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTopic:
+    """One topic of a CreateTopics request."""
+
+    name: str
+    topic_id: UUID
+    """Made by the shell, never used before."""
+    partition_count: int = -1
+    """-1: the default."""
+    replication_factor: int = -1
+    assignments: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Partition to brokers, when the caller chooses; the two counts are -1 then."""
+    configs: Mapping[str, str | None] = field(default_factory=dict)
+    validate_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopic:
+    """One topic of a DeleteTopics request, by name or by id."""
+
+    name: str | None = None
+    topic_id: UUID | None = None
+
+
+def decide_create_topic(state: State, command: CreateTopic, default_count: int = 1) -> Decision[CommandReply]:
+    """Make a topic. `default_count` is the broker's `num.partitions`."""
+    refusal = refuse_name(state, command.name)
+    if refusal is not None:
+        return Decision(reply=refusal)
+    placed = _place(state, command, default_count)
+    if isinstance(placed, Refused):
+        return Decision(reply=placed)
+    overrides = {name: value for name, value in command.configs.items() if value is not None}
+    refusal = refuse_configs(overrides)
+    if refusal is not None:
+        return Decision(reply=refusal)
+    if command.validate_only:
+        return Decision(reply=Validated())
+    topic = Topic(
+        name=command.name,
+        topic_id=command.topic_id,
+        partitions=dict(enumerate(placed)),
+        initial_partition_count=len(placed),
+        layouts=(Layout(len(placed)),),
+    )
+    plan = Plan(state, topic)
+    plan.records.append(nodes.put_configs(topic.name, overrides))
+    plan.write(topic)
+    plan.send_roles(range(len(placed)))
+    plan.publish()
+    return plan.decision(Accepted(topic.name, topic.topic_id))
+
+
+def decide_delete_topic(state: State, command: DeleteTopic) -> Decision[CommandReply]:
+    """Delete a topic, whatever else is going on with it."""
+    name = command.name if command.topic_id is None else state.names.get(command.topic_id)
+    topic = state.topics.get(name) if name is not None else None
+    if topic is None:
+        if command.topic_id is not None:
+            return Decision(reply=Refused(ErrorCode.UNKNOWN_TOPIC_ID, f"There is no topic with id {command.topic_id}."))
+        return Decision(reply=unknown_topic(str(name)))
+    plan = Plan(state, topic)
+    if topic.name not in state.deleting:
+        plan.records.append(nodes.put_deletion(topic))
+        plan.publish()
+        plan.send_stops(sorted(topic.partitions))
+    return plan.decision(Accepted(topic.name, topic.topic_id, layout=None))
+
+
+def decide_stop_replica_answered(
+    state: State, effect: SendStopReplica, errors: Mapping[int, ErrorCode], now_ms: int
+) -> Decision[None]:
+    """A broker answered a StopReplica: an error code for each partition; one that is missing was not answered."""
+    topic = state.topics.get(effect.topic)
+    if topic is None or topic.topic_id != effect.topic_id or effect.controller_epoch != state.controller_epoch:
+        return Decision(reply=None)
+    plan = Plan(state, topic)
+    going = topic.partitions if topic.name in state.deleting else dict.fromkeys(topic.reaping)
+    asked = {p for p, epoch in effect.partitions if p in going and epoch >= plan.last_epoch(p)}
+    gone = frozenset((p, effect.broker_id) for p in asked if errors.get(p) is ErrorCode.NONE)
+    if gone:
+        plan.note_stopped(gone)
+    if len(gone) < len(asked):
+        plan.retry_later(now_ms)
+    if gone and all(plan.stopped(p) for p in going):
+        if topic.name in state.deleting:
+            plan.records.extend(deleted_nodes(state, topic.name))
+        else:
+            plan.forget_reaped()
+    return plan.decision(None)
+
+
+def deleted_nodes(state: State, name: str) -> list[Record]:
+    """The records that remove everything of a topic whose replicas are gone, its deletion mark last."""
+    path = nodes.topic_path(name)
+    topic = state.topics.get(name)
+    partitions = set(state.partitions.get(name, ())) | set(topic.partitions if topic is not None else ())
+    records: list[Record] = []
+    for partition in sorted(partitions):
+        state_path = nodes.partition_path(name, partition)
+        records += (DeleteNode(state_path), DeleteNode(state_path.removesuffix("/state")))
+    records += (DeleteNode(f"{path}/partitions"), DeleteNode(path))
+    records += (DeleteNode(nodes.config_path(name)), DeleteNode(nodes.deletion_path(name)))
+    return records
+
+
+def refuse_name(state: State, name: str) -> Refused | Wait | None:
+    """Say why a topic of this name cannot be made, if it cannot."""
+    if not name or name in (".", "..") or len(name) > TOPIC_NAME_LENGTH_MAX or not LEGAL.issuperset(name):
+        return Refused(
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+            f"The topic name {name[: TOPIC_NAME_LENGTH_MAX + 1]!r} is not valid: a name has 1 to "
+            f"{TOPIC_NAME_LENGTH_MAX} characters out of letters, digits, '.', '_' and '-', and is not '.' or '..'.",
+        )
+    if name in state.deleting:
+        return Wait(name, ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic {name!r} is still being deleted; try again.")
+    if name in state.topics:
+        return Refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic {name!r} already exists.")
+    collapsed = name.replace(".", "_")
+    if "_" in collapsed:
+        for other in state.topics:
+            if other.replace(".", "_") == collapsed:
+                return Refused(
+                    ErrorCode.INVALID_TOPIC_EXCEPTION,
+                    f"The topic name {name!r} collides with the existing topic {other!r}: names that differ in "
+                    "'.' and '_' alone cannot be told apart in metrics.",
+                )
+    return None
+
+
+def unknown_topic(name: str) -> Refused:
+    """The refusal for a topic that is not there."""
+    return Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic {name!r}.")
+
+
+def spread(state: State, count: int) -> list[tuple[int, ...]] | Refused:
+    """Choose replicas for `count` new partitions: each time the live broker that leads the fewest."""
+    if not state.brokers:
+        return Refused(ErrorCode.INVALID_REPLICATION_FACTOR, "No broker is there to hold the partitions.")
+    if len(state.brokers) == 1:
+        return [tuple(state.brokers)] * count
+    leads = dict.fromkeys(state.brokers, 0)
+    for siblings in state.partitions.values():
+        for node in siblings.values():
+            if node.leader in leads:
+                leads[node.leader] += 1
+    heap = [(led, broker) for broker, led in leads.items()]
+    heapify(heap)
+    chosen: list[tuple[int, ...]] = []
+    for _ in range(count):
+        led, broker = heappop(heap)
+        chosen.append((broker,))
+        heappush(heap, (led + 1, broker))
+    return chosen
+
+
+def refuse_replicas(state: State, replicas: Sequence[int]) -> Refused | None:
+    """Say why a caller's choice of brokers for one partition cannot be taken, if it cannot."""
+    if not replicas or len(set(replicas)) != len(replicas):
+        return Refused(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"An assignment needs brokers, each once; it has {list(replicas)}."
+        )
+    if len(replicas) > REPLICATION_FACTOR_MAX:
+        return Refused(ErrorCode.INVALID_REPLICATION_FACTOR, _too_many_replicas(state, len(replicas)))
+    unknown = sorted(set(replicas) - state.brokers.keys())
+    if unknown:
+        return Refused(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The assignment names brokers that are not there: {unknown}."
+        )
+    return None
+
+
+def _place(state: State, command: CreateTopic, default_count: int) -> list[tuple[int, ...]] | Refused:
+    if command.assignments:
+        return _placed_by_caller(state, command)
+    count = default_count if command.partition_count == -1 else command.partition_count
+    if not 1 <= count <= PARTITIONS_PER_TOPIC_MAX:
+        return Refused(
+            ErrorCode.INVALID_PARTITIONS, f"A topic has 1 to {PARTITIONS_PER_TOPIC_MAX} partitions, not {count}."
+        )
+    factor = command.replication_factor
+    if factor == 0 or factor < -1:
+        return Refused(ErrorCode.INVALID_REPLICATION_FACTOR, "The replication factor must be at least 1.")
+    if factor > REPLICATION_FACTOR_MAX or max(factor, 1) > len(state.brokers):
+        return Refused(ErrorCode.INVALID_REPLICATION_FACTOR, _too_many_replicas(state, max(factor, 1)))
+    return spread(state, count)
+
+
+def _placed_by_caller(state: State, command: CreateTopic) -> list[tuple[int, ...]] | Refused:
+    if command.partition_count != -1 or command.replication_factor != -1:
+        return Refused(
+            ErrorCode.INVALID_REQUEST,
+            "Give either a partition count and a replication factor, or the assignment of every partition, not both.",
+        )
+    if sorted(command.assignments) != list(range(len(command.assignments))):
+        return Refused(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, "An assignment names the partitions 0, 1, 2, ... without a gap."
+        )
+    if len(command.assignments) > PARTITIONS_PER_TOPIC_MAX:
+        return Refused(ErrorCode.INVALID_PARTITIONS, f"A topic has at most {PARTITIONS_PER_TOPIC_MAX} partitions.")
+    for replicas in command.assignments.values():
+        refusal = refuse_replicas(state, replicas)
+        if refusal is not None:
+            return refusal
+    return [tuple(command.assignments[p]) for p in range(len(command.assignments))]
+
+
+def _too_many_replicas(state: State, factor: int) -> str:
+    if factor > len(state.brokers):
+        return f"The replication factor {factor} is larger than the number of live brokers, {len(state.brokers)}."
+    return (
+        f"The replication factor {factor} is not supported: each partition has {REPLICATION_FACTOR_MAX} replica, "
+        "on the disk of its leader. Use 1, or -1 for the default."
+    )

@@ -1,0 +1,193 @@
+"""What the state says to others: the metadata of a topic, its lineage, its description. Pure reading.
+
+Nobody ever sees half a layout: while a resize runs, counts, layouts and partitions are those from before it, and when
+its last step is durable they are all the new ones. Leader epochs are shown as they are at the leaders.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+from uuid import UUID
+
+from anabranch.machines.controller.effects import Accepted
+from anabranch.machines.controller.nodes import PartitionNode, Phase, Topic
+from anabranch.machines.controller.plan import Plan
+from anabranch.machines.controller.state import State
+from anabranch.machines.controller.topics import INTERNAL_TOPICS
+from anabranch.machines.lineage import Layout
+
+NO_LEADER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionView:
+    """One partition in a Metadata answer."""
+
+    partition: int
+    leader: int
+    """-1 while its broker is not there."""
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    offline_replicas: tuple[int, ...]
+    retiring: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TopicView:
+    """One topic in a Metadata answer."""
+
+    name: str
+    topic_id: UUID
+    internal: bool
+    initial_partition_count: int
+    undeleted_partition_count: int
+    layouts: tuple[Layout, ...]
+    """Oldest first; the last one rules, its `ended_epochs` are empty."""
+    partitions: tuple[PartitionView, ...]
+    """0 .. n-1 without a hole, live ones first, then retiring ones."""
+
+
+class EndedEpoch(NamedTuple):
+    """A leader epoch that ended when `layout` began: the proposal's map, one entry of one layout."""
+
+    layout: int
+    partition: int
+    leader_epoch: int
+
+
+class LeaderEpochs(NamedTuple):
+    """The answer of PartitionLeaderEpochsForPartitions for one partition."""
+
+    creation: tuple[EndedEpoch, ...]
+    """`leader_epoch_after_creation`: for each layout that made the partition, or opened it again."""
+    deletion: tuple[EndedEpoch, ...]
+    """`leader_epoch_before_deletion`: for each layout in which it began to retire."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """Everything about a topic's shape, for people and consoles."""
+
+    view: TopicView
+    resizing_to: int | None
+    phase: Phase | None
+    waiting_for: tuple[int, ...]
+    """Partitions whose leader has not confirmed the role that it is to take."""
+    reaping: tuple[int, ...]
+    removed: tuple[tuple[int, int, int], ...]
+    """(partition, next offset, leader epoch) of those that were removed and may be made again."""
+    deleting: bool
+
+
+def topic_view(state: State, name: str) -> TopicView | None:
+    """What Metadata says of a topic; None where there is none, or it is being deleted."""
+    topic = state.topics.get(name)
+    if topic is None or name in state.deleting:
+        return None
+    layouts = topic.published
+    count = layouts[-1].count
+    return TopicView(
+        name=name,
+        topic_id=topic.topic_id,
+        internal=name in INTERNAL_TOPICS,
+        initial_partition_count=topic.initial_partition_count,
+        undeleted_partition_count=count,
+        layouts=layouts,
+        partitions=tuple(
+            _partition_view(state, topic, partition, node, retiring=partition >= count)
+            for partition, node in _visible(state, topic)
+        ),
+    )
+
+
+def layouts(state: State, name: str) -> tuple[Layout, ...]:
+    """The layouts of a topic that the world may see, oldest first: what a `Lineage` is made of."""
+    return state.topics[name].published
+
+
+def leader_epochs(topic: Topic, partition: int) -> LeaderEpochs:
+    """The epochs that ended when `partition` was made, opened again, or began to retire (KIP-253, Protocol 5).
+
+    For a partition that has been removed too: its lists are the only place that tells some layouts' ends, and the
+    layouts outlive it. So a reader learns the whole lineage by asking, for every layout v > 0, for the partition
+    `max(count[v-1], count[v]) - 1`, which v made or retired.
+    """
+    creation: list[EndedEpoch] = []
+    deletion: list[EndedEpoch] = []
+    published = topic.published
+    for layout in range(1, len(published)):
+        old, new = published[layout - 1].count, published[layout].count
+        if min(old, new) <= partition < max(old, new):
+            into = creation if new > old else deletion
+            into.extend(EndedEpoch(layout, q, epoch) for q, epoch in published[layout - 1].ended_epochs.items())
+    return LeaderEpochs(tuple(creation), tuple(deletion))
+
+
+def describe(state: State, name: str) -> Description | None:
+    """Everything about a topic's shape, also while it is being deleted; None where there is none."""
+    topic = state.topics.get(name)
+    if topic is None:
+        return None
+    deleting = name in state.deleting
+    view = topic_view(state, name)
+    if view is None:
+        view = TopicView(name, topic.topic_id, name in INTERNAL_TOPICS, topic.initial_partition_count, 0, (), ())
+    plan = Plan(state, topic)
+    gone = frozenset(topic.reaping)
+    return Description(
+        view=view,
+        resizing_to=None if topic.resize is None else topic.resize.to,
+        phase=None if topic.resize is None else topic.resize.phase,
+        waiting_for=tuple(
+            p for p in sorted(topic.partitions) if not deleting and p not in gone and not plan.confirmed(p)
+        ),
+        reaping=topic.reaping,
+        removed=tuple((p, *topic.removed[p]) for p in sorted(topic.removed)),
+        deleting=deleting,
+    )
+
+
+def idle(state: State, name: str) -> bool:
+    """Whether nothing is going on with a topic: a command that was told to `Wait` can be submitted again."""
+    topic = state.topics.get(name)
+    return name not in state.deleting and (topic is None or (topic.resize is None and not topic.reaping))
+
+
+def settled(state: State, accepted: Accepted) -> bool:
+    """Whether an accepted command has been carried out: every leader serves what it asked for, or the topic is gone."""
+    topic = state.topics.get(accepted.topic)
+    if topic is None or topic.topic_id != accepted.topic_id:
+        return True
+    if accepted.layout is None:
+        return False
+    if accepted.topic in state.deleting or len(topic.published) - 1 > accepted.layout:
+        return True
+    if topic.resize is not None or topic.reaping:
+        return len(topic.published) - 1 >= accepted.layout
+    plan = Plan(state, topic)
+    return all(plan.confirmed(partition) for partition in topic.partitions)
+
+
+def _visible(state: State, topic: Topic) -> list[tuple[int, PartitionNode]]:
+    siblings = state.partitions.get(topic.name, {})
+    hidden = set(topic.reaping)
+    if topic.resize is not None:
+        hidden |= topic.resize.assignment.keys()
+    return [(p, siblings[p]) for p in sorted(topic.partitions.keys() - hidden) if p in siblings]
+
+
+def _partition_view(
+    state: State, topic: Topic, partition: int, node: PartitionNode, *, retiring: bool
+) -> PartitionView:
+    replicas = topic.partitions[partition]
+    return PartitionView(
+        partition=partition,
+        leader=node.leader if node.leader in state.brokers else NO_LEADER,
+        leader_epoch=node.leader_epoch,
+        replicas=replicas,
+        isr=node.isr,
+        offline_replicas=tuple(broker for broker in replicas if broker not in state.brokers),
+        retiring=retiring,
+    )
