@@ -53,6 +53,13 @@ def _parse_int(text: str) -> int:
         raise ValueError("expected a whole number") from None
 
 
+def _parse_ratio(text: str) -> float:
+    ratio = float(text)
+    if not 0.0 <= ratio <= 1.0:
+        raise ValueError("expected a number from 0 to 1")
+    return ratio
+
+
 def _parse_bool(text: str) -> bool:
     lowered = text.strip().lower()
     if lowered not in ("true", "false"):
@@ -62,15 +69,15 @@ def _parse_bool(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of a few words."""
+    """One of a few words, in upper or lower case; the value is spelt as it is here."""
 
     words: tuple[str, ...]
 
     def __call__(self, text: str) -> str:
-        word = text.strip().lower()
-        if word not in self.words:
-            raise ValueError(f"expected one of {', '.join(self.words)}")
-        return word
+        for word in self.words:
+            if word.lower() == text.strip().lower():
+                return word
+        raise ValueError(f"expected one of {', '.join(self.words)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +130,8 @@ def setting(name: str, parse: Parser, default: object, doc: str, *, kind: str = 
 def _kind(parse: Parser) -> str:
     if parse is _parse_bool:
         return "boolean"
+    if parse is _parse_ratio:
+        return "double"
     if isinstance(parse, Between):
         return "int" if parse.high <= INT32_MAX else "long"
     if isinstance(parse, Words):
@@ -132,7 +141,7 @@ def _kind(parse: Parser) -> str:
 
 COMPRESSION = Choice(("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"))
 CLEANUP = Words(("delete", "compact"))
-TIMESTAMP_TYPE = Choice(("createtime", "logappendtime"))
+TIMESTAMP_TYPE = Choice(("CreateTime", "LogAppendTime"))
 LONG_OR_UNLIMITED = Between(-1, INT64_MAX)
 
 
@@ -201,8 +210,26 @@ class Settings:
     log_retention_check_interval_ms: int = setting(
         "log.retention.check.interval.ms", Between(1, INT64_MAX), 300_000, "How often old segments are looked for."
     )
+    log_cleaner_min_cleanable_ratio: float = setting(
+        "log.cleaner.min.cleanable.ratio", _parse_ratio, 0.5, "How much of a compacted log must be dirty for a cleaning."
+    )
+    log_cleaner_min_compaction_lag_ms: int = setting(
+        "log.cleaner.min.compaction.lag.ms", Between(0, INT64_MAX), 0, "How long a record stays uncompacted at least."
+    )
     log_message_timestamp_type: str = setting(
-        "log.message.timestamp.type", TIMESTAMP_TYPE, "createtime", "Whose clock a record carries: CreateTime or LogAppendTime."
+        "log.message.timestamp.type", TIMESTAMP_TYPE, "CreateTime", "Whose clock a record carries: the producer's, or ours."
+    )
+    log_message_timestamp_before_max_ms: int = setting(
+        "log.message.timestamp.before.max.ms",
+        Between(0, INT64_MAX),
+        INT64_MAX,
+        "How far a producer's timestamp may lie behind the broker's clock.",
+    )
+    log_message_timestamp_after_max_ms: int = setting(
+        "log.message.timestamp.after.max.ms",
+        Between(0, INT64_MAX),
+        3_600_000,
+        "How far a producer's timestamp may lie ahead of the broker's clock.",
     )
     compression_type: str = setting(
         "compression.type", COMPRESSION, "producer", "Compression of stored batches; producer keeps what was sent."
@@ -213,9 +240,6 @@ class Settings:
     min_insync_replicas: int = setting(
         "min.insync.replicas", Between(1, INT32_MAX), 1, "Accepted; with one replica per partition it changes nothing."
     )
-    enable_ordered_delivery: bool = setting(
-        "enable.ordered.delivery", _parse_bool, True, "Whether consumers keep the order of a key through resizes."
-    )
     producer_id_expiration_ms: int = setting(
         "producer.id.expiration.ms",
         Between(1, INT32_MAX),
@@ -224,12 +248,6 @@ class Settings:
     )
     reaper_interval_ms: int = setting(
         "reaper.interval.ms", Between(10, INT32_MAX), 5_000, "How often emptied retiring partitions are looked for."
-    )
-    resize_timeout_ms: int = setting(
-        "resize.retry.backoff.ms",
-        Between(1, INT32_MAX),
-        1_000,
-        "How long a resize that the disk refused rests before its step is tried again.",
     )
 
     socket_request_max_bytes: int = setting(
@@ -378,6 +396,11 @@ def _described(item: Field[Any], value: object) -> Described:
     assert item.default is not MISSING
     metadata = item.metadata
     return Described(metadata["name"], metadata["kind"], as_text(value), as_text(item.default), metadata["doc"])
+
+
+def explicit(settings: Settings) -> dict[str, str]:
+    """The settings that differ from their defaults, as text by name."""
+    return {item.name: item.value for item in described(settings) if item.value != item.default}
 
 
 def as_text(value: object) -> str:
