@@ -179,6 +179,8 @@ class FrameChannel:
         self.sent = 0
         self.progress_at = 0.0
         """When bytes last moved in either direction, on the loop's clock."""
+        self.held_since = 0.0
+        """Since when a buffer has been held, if one is."""
 
     @property
     def unsent(self) -> int:
@@ -299,7 +301,7 @@ class FrameChannel:
         if self._paused and left:
             kept = self._pool.take(left)
             kept[:left] = data[position:]
-            self._give_kept()
+            self.held_since = self._loop.time()
             self._kept, self._kept_range = kept, (0, left)
         elif left:
             self._head = bytes(data[position:])
@@ -326,6 +328,7 @@ class FrameChannel:
             self._kept = None
 
     def _begin_frame(self, size: int, start: memoryview) -> None:
+        self.held_since = self._loop.time()
         self._buffer = self._pool.take(size)
         self._frame = memoryview(self._buffer)[:size]
         self._filled = len(start)
@@ -476,7 +479,10 @@ class Acceptor:
             self._sock.close()
             raise
         self.port: int = self._sock.getsockname()[1]
-        loop.add_reader(self._sock.fileno(), self._on_readable)
+
+    def start(self) -> None:
+        """Begin to hand over connections."""
+        self._loop.add_reader(self._sock.fileno(), self._on_readable)
 
     def _on_readable(self) -> None:
         for _ in range(ACCEPTS_PER_TURN_MAX):

@@ -65,6 +65,7 @@ class Controller:
         self._timers: dict[Hashable, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: set[asyncio.Future[None]] = set()
+        self._failures = 0
 
     # -- its term ----------------------------------------------------------------------------------------------------
 
@@ -230,14 +231,25 @@ class Controller:
             self._again(effect)
 
     def _again(self, effect: Effect) -> None:
-        handle = asyncio.get_running_loop().call_later(RETRY_AFTER_FAILURE_S, self._effects.put_nowait, effect)
-        self._timers[id(handle)] = handle
+        self._failures += 1
+        key = ("again", self._failures)
+
+        def again() -> None:
+            del self._timers[key]
+            self._effects.put_nowait(effect)
+
+        self._timers[key] = asyncio.get_running_loop().call_later(RETRY_AFTER_FAILURE_S, again)
 
     async def inspect_retiring(self, topic: str) -> None:
         """Have the retiring partitions of a topic removed that are empty."""
         ranges = self._replicas.retiring_ranges(topic)
         if ranges:
             await self.submit(lambda state: decide_reap(state, topic, ranges))
+
+    def inspect_soon(self, topic: str) -> None:
+        """Have a topic's retiring partitions looked at: some may be empty now."""
+        if any(partition.retiring for partition in self._replicas.of(topic)):
+            self._effects.put_nowait(InspectRetiring((topic,)))
 
     async def inspect_all_retiring(self) -> None:
         """The reaper's round."""

@@ -7,6 +7,7 @@ every change that a waiting fetch can see (append, high watermark, log start, ro
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Protocol
 from uuid import UUID
@@ -16,11 +17,12 @@ from anabranch.base.ids import NO_LEADER_EPOCH, TopicPartition
 from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.producers import ProducerTable
 from anabranch.records.batch import BatchHeader
-from anabranch.server.logs import Say
+from anabranch.server.logs import Say, Seldom
 from anabranch.server.topic_settings import TopicSettings
 from anabranch.storage.log.log import Appended, PartitionLog
 
 say = Say("partition")
+FAILURE_INTERVAL_S = 10.0
 Watcher = Callable[[], None]
 
 
@@ -34,6 +36,7 @@ class Partition:
     """A partition whose log is open, or offline with the reason why."""
 
     __slots__ = (
+        "_failures",
         "_watchers",
         "bytes_in",
         "bytes_out",
@@ -71,6 +74,7 @@ class Partition:
         self.bytes_in = bytes_in
         self.bytes_out = bytes_out
         self.messages_in = messages_in
+        self._failures = Seldom(FAILURE_INTERVAL_S)
         self._watchers: dict[Watcher, None] = {}
         log.on_truncate = self._on_truncate
 
@@ -101,6 +105,12 @@ class Partition:
         if not self.settings.fsync:
             self.changed()
         return appended
+
+    def storage_failed(self, error: OSError) -> None:
+        """An append was refused by the disk: say so, but not for every one of them."""
+        suppressed = self._failures.turn(time.monotonic())
+        if suppressed is not None:
+            say.error("append refused by the disk", partition=self.name, reason=error, suppressed=suppressed)
 
     def flushed(self) -> None:
         """The high watermark moved, because a sync is done."""
