@@ -69,7 +69,9 @@ def produce(replicas: Replicas, partition: Partition, data: memoryview, count_sa
         return Produced(refusal.error, message=str(refusal))
     first: Produced | None = None
     for position, header in batches:
-        produced = _produce_one(replicas, partition, data[position : position + header.size], header, count_said, now_ms)
+        produced = _produce_one(
+            replicas, partition, data[position : position + header.size], header, count_said, now_ms
+        )
         if produced.error is not ErrorCode.NONE:
             return produced
         first = first or produced
@@ -219,9 +221,7 @@ def _append(partition: Partition, target: Partition, data: memoryview, header: B
         target.table.refused(header)
         partition.storage_failed(error)
         return Produced(ErrorCode.KAFKA_STORAGE_ERROR, message=f"The disk refuses: {error.strerror}.")
-    return Produced(
-        ErrorCode.NONE, appended.base_offset, append_time, awaits=target if settings.fsync else None
-    )
+    return Produced(ErrorCode.NONE, appended.base_offset, append_time, awaits=target if settings.fsync else None)
 
 
 def _again(partition: Partition, duplicate: Duplicate) -> Produced:

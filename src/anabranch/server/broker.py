@@ -196,9 +196,7 @@ class Broker:
             "Partitions whose log is damaged.",
             lambda: sum(partition.offline_reason is not None for partition in node.replicas),
         )
-        gauge(
-            "kafka_controller_kafkacontroller_globaltopiccount", "Topics.", lambda: len(node.controller.state.topics)
-        )
+        gauge("kafka_controller_kafkacontroller_globaltopiccount", "Topics.", lambda: len(node.controller.state.topics))
         gauge(
             "anabranch_controller_resizing_topics",
             "Topics that are being resized.",

@@ -54,7 +54,7 @@ class Controller:
     def __init__(self, store: MetadataStore, replicas: Replicas, clock: Clock) -> None:
         self.state = State()
         self.version = 0
-        """Grows whenever metadata is published: whoever derives something from the state caches by it."""
+        """Grows with every change of the state: whoever derives something from the state caches by it."""
         self._store = store
         self._replicas = replicas
         self._clock = clock
@@ -121,6 +121,7 @@ class Controller:
             for effect in decision.effects:
                 self._effects.put_nowait(effect)
         if decision.records:
+            self.version += 1
             self._wake()
         return decision.reply
 
@@ -221,7 +222,6 @@ class Controller:
                 case ApplyConfigs(topic):
                     self._replicas.apply_settings(topic)
                 case PublishMetadata():
-                    self.version += 1
                     self._wake()
                 case InspectRetiring(topics):
                     for topic in topics:

@@ -88,7 +88,11 @@ class Connection:
             header, request = decode_request(frame)
         except UnsupportedVersion as error:
             if error.header.api_key == API_VERSIONS:
-                self._send(encode_response(supported(ErrorCode.UNSUPPORTED_VERSION), API_VERSIONS, 0, error.header.correlation_id))
+                self._send(
+                    encode_response(
+                        supported(ErrorCode.UNSUPPORTED_VERSION), API_VERSIONS, 0, error.header.correlation_id
+                    )
+                )
             else:
                 self.violate(str(error))
             return

@@ -1,8 +1,8 @@
 """The partitions that live on this broker: opened, given roles, flushed, retained, deleted.
 
 The controller's orders (`SendLeaderAndIsr`, `SendStopReplica`) are carried out here. Each role is taken in one step of
-the loop, so that no append is half under the old count and half under the new; the epochs that began are on disk
-before the order is answered. A log that is damaged takes its partition offline and no other.
+the loop, so that no append is half under the old count and half under the new. A log that is damaged takes its
+partition offline and no other.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ class Replicas:
         self._settings_of = settings_of
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._threads = ThreadPoolExecutor(RECOVERY_THREADS, thread_name_prefix="log")
-        self._retired: set[Partition] = set()
         self.commits = GroupCommit()
         self.recovering = False
         """Whether the last stop was not clean, so that logs are checked when they are opened."""
@@ -93,24 +92,19 @@ class Replicas:
         if missing:
             await self._open_all(order, missing)
         errors: dict[int, ErrorCode] = {}
-        begun: list[Partition] = []
         for role in order.roles:
             partition = self.get(order.topic, role.partition)
             if partition is None:
                 errors[role.partition] = ErrorCode.KAFKA_STORAGE_ERROR
                 continue
             try:
-                errors[role.partition] = self._take_role(partition, order, role, begun)
+                errors[role.partition] = self._take_role(partition, order, role)
             except OSError as error:
                 say.error("role not taken", partition=partition.name, reason=error)
                 errors[role.partition] = ErrorCode.KAFKA_STORAGE_ERROR
-        if begun:
-            await self._sync_epochs(begun, errors)
         return errors
 
-    def _take_role(
-        self, partition: Partition, order: SendLeaderAndIsr, role: Role, begun: list[Partition]
-    ) -> ErrorCode:
+    def _take_role(self, partition: Partition, order: SendLeaderAndIsr, role: Role) -> ErrorCode:
         if partition.offline_reason is not None:
             partition.topic_id = order.topic_id
             return ErrorCode.KAFKA_STORAGE_ERROR
@@ -119,27 +113,18 @@ class Replicas:
             return taken.error
         if taken.start_epoch is not None:
             partition.log.start_epoch(taken.start_epoch)
-            begun.append(partition)
         if partition.leadership != taken.leadership:
             partition.leadership = taken.leadership
             partition.changed()
         return ErrorCode.NONE
 
-    async def _sync_epochs(self, begun: Sequence[Partition], errors: dict[int, ErrorCode]) -> None:
-        loop = asyncio.get_running_loop()
-        syncs = [loop.run_in_executor(self._threads, partition.log.sync_epochs) for partition in begun]
-        for partition, outcome in zip(begun, await asyncio.gather(*syncs, return_exceptions=True), strict=True):
-            if isinstance(outcome, OSError):
-                say.error("leader epoch not durable", partition=partition.name, reason=outcome)
-                errors[partition.name.partition] = ErrorCode.KAFKA_STORAGE_ERROR
-            elif isinstance(outcome, BaseException):
-                raise outcome
-
     async def _open_all(self, order: SendLeaderAndIsr, roles: Sequence[Role]) -> None:
         settings = self._settings_of(order.topic)
         if not self.recovering:
             for role in roles:
-                self._adopt(order, role, settings, self._open(TopicPartition(order.topic, role.partition), role, settings))
+                self._adopt(
+                    order, role, settings, self._open(TopicPartition(order.topic, role.partition), role, settings)
+                )
             return
         loop = asyncio.get_running_loop()
         opened = await asyncio.gather(
@@ -153,7 +138,9 @@ class Replicas:
         for role, log in zip(roles, opened, strict=True):
             self._adopt(order, role, settings, log)
 
-    def _open(self, name: TopicPartition, role: Role, settings: TopicSettings) -> PartitionLog | OSError | OfflineLogError:
+    def _open(
+        self, name: TopicPartition, role: Role, settings: TopicSettings
+    ) -> PartitionLog | OSError | OfflineLogError:
         path = self._directory.log_path(name)
         try:
             log = PartitionLog.open(path, settings.log, disk=self._disk, start_offset=role.start_offset)
@@ -167,7 +154,11 @@ class Replicas:
         return log
 
     def _adopt(
-        self, order: SendLeaderAndIsr, role: Role, settings: TopicSettings, log: PartitionLog | OSError | OfflineLogError
+        self,
+        order: SendLeaderAndIsr,
+        role: Role,
+        settings: TopicSettings,
+        log: PartitionLog | OSError | OfflineLogError,
     ) -> None:
         name = TopicPartition(order.topic, role.partition)
         if isinstance(log, OSError):
@@ -184,7 +175,9 @@ class Replicas:
             settings,
             bytes_in=count("kafka_server_brokertopicmetrics_bytesin_total", "Bytes appended.", topic=order.topic),
             bytes_out=count("kafka_server_brokertopicmetrics_bytesout_total", "Bytes fetched.", topic=order.topic),
-            messages_in=count("kafka_server_brokertopicmetrics_messagesin_total", "Records appended.", topic=order.topic),
+            messages_in=count(
+                "kafka_server_brokertopicmetrics_messagesin_total", "Records appended.", topic=order.topic
+            ),
         )
         self._partitions[order.topic, role.partition] = partition
         if reason is not None:
@@ -211,7 +204,7 @@ class Replicas:
                 del self._partitions[order.topic, number]
                 partition.leadership = None
                 partition.changed()
-                await self.commits.drain_log(partition.log)
+                await asyncio.wait([self.commits.commit(partition.log)])
             name = TopicPartition(order.topic, number)
             try:
                 await loop.run_in_executor(self._threads, self._directory.remove_log, name)

@@ -211,13 +211,19 @@ class Settings:
         "log.retention.check.interval.ms", Between(1, INT64_MAX), 300_000, "How often old segments are looked for."
     )
     log_cleaner_min_cleanable_ratio: float = setting(
-        "log.cleaner.min.cleanable.ratio", _parse_ratio, 0.5, "How much of a compacted log must be dirty for a cleaning."
+        "log.cleaner.min.cleanable.ratio",
+        _parse_ratio,
+        0.5,
+        "How much of a compacted log must be dirty for a cleaning.",
     )
     log_cleaner_min_compaction_lag_ms: int = setting(
         "log.cleaner.min.compaction.lag.ms", Between(0, INT64_MAX), 0, "How long a record stays uncompacted at least."
     )
     log_message_timestamp_type: str = setting(
-        "log.message.timestamp.type", TIMESTAMP_TYPE, "CreateTime", "Whose clock a record carries: the producer's, or ours."
+        "log.message.timestamp.type",
+        TIMESTAMP_TYPE,
+        "CreateTime",
+        "Whose clock a record carries: the producer's, or ours.",
     )
     log_message_timestamp_before_max_ms: int = setting(
         "log.message.timestamp.before.max.ms",
@@ -272,7 +278,10 @@ class Settings:
         "When others wait for request memory, a connection that has held some this long without moving bytes is closed.",
     )
     socket_send_buffer_bytes: int = setting(
-        "socket.send.buffer.bytes", Between(-1, INT32_MAX), -1, "SO_SNDBUF of client sockets; -1 leaves it to the system."
+        "socket.send.buffer.bytes",
+        Between(-1, INT32_MAX),
+        -1,
+        "SO_SNDBUF of client sockets; -1 leaves it to the system.",
     )
     socket_receive_buffer_bytes: int = setting(
         "socket.receive.buffer.bytes",

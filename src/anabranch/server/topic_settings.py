@@ -38,13 +38,9 @@ class TopicSettings:
         return self.log.durability is Durability.FSYNC
 
 
-def topic_settings(
-    overrides: Mapping[str, str], broker_settings: Mapping[str, str], durability: str
-) -> TopicSettings:
+def topic_settings(overrides: Mapping[str, str], broker_settings: Mapping[str, str], durability: str) -> TopicSettings:
     """Read a topic's configs; `broker_settings` are those that were set, `durability` is what a topic inherits."""
-    value = {
-        name: effective(config, overrides, broker_settings).value for name, config in TOPIC_CONFIGS.items()
-    }
+    value = {name: effective(config, overrides, broker_settings).value for name, config in TOPIC_CONFIGS.items()}
     said = value["durability"]
     policies = split(value["cleanup.policy"])
     difference = int(value["message.timestamp.difference.max.ms"])

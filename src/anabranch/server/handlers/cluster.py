@@ -53,9 +53,7 @@ def handle_describe_cluster(node: Node, request: DescribeClusterRequest, call: C
 def handle_init_producer_id(node: Node, request: InitProducerIdRequest, call: Call) -> InitProducerIdResponse:
     """Give an idempotent producer its id; one that has an id already gets another, with epoch 0."""
     if request.transactional_id is not None:
-        return InitProducerIdResponse(
-            error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE, producer_id=-1, producer_epoch=-1
-        )
+        return InitProducerIdResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE, producer_id=-1, producer_epoch=-1)
     try:
         return InitProducerIdResponse(producer_id=node.producer_ids.take(), producer_epoch=0)
     except OSError as error:

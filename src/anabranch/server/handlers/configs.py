@@ -72,7 +72,9 @@ def _describe(node: Node, asked: DescribeConfigsResource, request: DescribeConfi
         found = _broker_configs(node, request)
     else:
         result.error_code = ErrorCode.INVALID_REQUEST
-        result.error_message = f"Resources of type {asked.resource_type} have no configs here; topics (2) and brokers (4) do."
+        result.error_message = (
+            f"Resources of type {asked.resource_type} have no configs here; topics (2) and brokers (4) do."
+        )
         return result
     keys = asked.configuration_keys
     result.configs = found if keys is None else [config for config in found if config.name in keys]
@@ -92,9 +94,7 @@ def _topic_configs(node: Node, topic: str, request: DescribeConfigsRequest) -> l
                 is_default=places[0].source is ConfigSource.DEFAULT_CONFIG,
                 config_type=int(config.type),
                 documentation=config.documentation if request.include_documentation else None,
-                synonyms=[
-                    DescribeConfigsSynonym(name=it.name, value=it.value, source=int(it.source)) for it in places
-                ]
+                synonyms=[DescribeConfigsSynonym(name=it.name, value=it.value, source=int(it.source)) for it in places]
                 if request.include_synonyms
                 else [],
             )
@@ -140,9 +140,7 @@ async def handle_incremental_alter_configs(
                 resource_type=resource.resource_type,
                 resource_name=resource.resource_name,
             )
-        return AlterConfigsResourceResponse(
-            resource_type=resource.resource_type, resource_name=resource.resource_name
-        )
+        return AlterConfigsResourceResponse(resource_type=resource.resource_type, resource_name=resource.resource_name)
 
     return IncrementalAlterConfigsResponse(responses=[await alter(it) for it in request.resources])
 

@@ -33,9 +33,7 @@ def _delete(node: Node, topic: str, asked: DeleteRecordsPartition) -> DeleteReco
     partition = node.replicas.get(topic, asked.partition_index)
     error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if partition is None else partition.unavailable()
     if partition is None or error is not ErrorCode.NONE:
-        return DeleteRecordsPartitionResult(
-            partition_index=asked.partition_index, low_watermark=-1, error_code=error
-        )
+        return DeleteRecordsPartitionResult(partition_index=asked.partition_index, low_watermark=-1, error_code=error)
     log = partition.log
     offset = log.high_watermark if asked.offset == TO_HIGH_WATERMARK else asked.offset
     try:

@@ -272,4 +272,3 @@ class _Fetch:
 def _finish(done: asyncio.Future[None]) -> None:
     if not done.done():
         done.set_result(None)
-

@@ -27,9 +27,7 @@ AUTO_CREATE_TIMEOUT_MS = 5_000
 UNKNOWN_OPERATIONS = -(2**31)
 
 
-def handle_metadata(
-    node: Node, request: MetadataRequest, call: Call
-) -> MetadataResponse | Awaitable[MetadataResponse]:
+def handle_metadata(node: Node, request: MetadataRequest, call: Call) -> MetadataResponse | Awaitable[MetadataResponse]:
     """Describe the topics that are asked for, or all; create those that are missing where that is wanted."""
     everything = request.topics is None or (call.api_version == 0 and not request.topics)
     if everything or request.topics is None:
@@ -43,9 +41,7 @@ def handle_metadata(
     return _response(node, [_asked(node, topic) for topic in request.topics])
 
 
-async def _create_and_answer(
-    node: Node, topics: list[MetadataRequestTopic], missing: list[str]
-) -> MetadataResponse:
+async def _create_and_answer(node: Node, topics: list[MetadataRequestTopic], missing: list[str]) -> MetadataResponse:
     refusals: dict[str, ErrorCode] = {}
 
     async def create(name: str) -> None:
@@ -135,4 +131,3 @@ def _described(view: TopicView) -> MetadataResponseTopic:
         undeleted_partition_count=view.undeleted_partition_count,
         layouts=[MetadataResponseLayout(count=layout.count) for layout in view.layouts],
     )
-

@@ -39,6 +39,10 @@ def _answer(node: Node, name: str, partition: int) -> PartitionLeaderEpochsForPa
     found = leader_epochs(topic, partition)
     return PartitionLeaderEpochsForPartitionsResponsePartition(
         partition=partition,
-        leader_epoch_after_creation=[EndedLeaderEpoch(layout=v, partition=q, leader_epoch=e) for v, q, e in found.creation],
-        leader_epoch_before_deletion=[EndedLeaderEpoch(layout=v, partition=q, leader_epoch=e) for v, q, e in found.deletion],
+        leader_epoch_after_creation=[
+            EndedLeaderEpoch(layout=v, partition=q, leader_epoch=e) for v, q, e in found.creation
+        ],
+        leader_epoch_before_deletion=[
+            EndedLeaderEpoch(layout=v, partition=q, leader_epoch=e) for v, q, e in found.deletion
+        ],
     )
