@@ -17,7 +17,7 @@ from typing import Any
 
 from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.base.limits import IN_FLIGHT_PER_CONNECTION_MAX
-from anabranch.protocol.frames import RequestHeader, UnsupportedVersion, decode_request, encode_response
+from anabranch.protocol.frames import RequestHeader, UnsupportedVersionError, decode_request, encode_response
 from anabranch.protocol.registry import API
 from anabranch.runtime.net import Acceptor, BufferPool, FrameChannel, Landing, Part
 from anabranch.server.handlers import HANDLERS
@@ -86,7 +86,7 @@ class Connection:
         began = perf_counter()
         try:
             header, request = decode_request(frame)
-        except UnsupportedVersion as error:
+        except UnsupportedVersionError as error:
             if error.header.api_key == API_VERSIONS:
                 self._send(
                     encode_response(

@@ -11,11 +11,13 @@ from anabranch.protocol.messages.list_offsets import (
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
 )
+from anabranch.server.logs import Say
 from anabranch.server.node import Call, Node
 from anabranch.server.partition import Partition
 from anabranch.server.timestamps import first_at_or_after, first_of_max
 from anabranch.storage.log.log import OfflineLogError
 
+say = Say("list_offsets")
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
 EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -4, -5, -6
 READ_COMMITTED = 1
@@ -47,7 +49,8 @@ def _answer(node: Node, topic: str, asked: ListOffsetsPartition, *, committed: b
         return _error(asked, error)
     try:
         timestamp, offset, epoch = _find(partition, asked.timestamp, committed=committed)
-    except (OSError, OfflineLogError, DecodeError):
+    except (OSError, OfflineLogError, DecodeError) as error:
+        say.error("timestamps not read", partition=partition.name, reason=error)
         return _error(asked, ErrorCode.KAFKA_STORAGE_ERROR)
     return ListOffsetsPartitionResponse(
         partition_index=asked.partition_index, timestamp=timestamp, offset=offset, leader_epoch=epoch
