@@ -1,9 +1,9 @@
 """Leader epochs of a partition log: which epoch began at which offset (KIP-101, KIP-279).
 
 The rule: epochs and their start offsets both grow strictly. An epoch that ends without a record is replaced by the
-next one, which starts where it did; asking for its end gives the same answer either way. The file is a convenience:
-it is not synced, because every epoch that has records is in their batches' headers, and one that has none is begun
-again at the same log end by whoever leads.
+next one, which starts where it did; asking for its end gives the same answer either way. The file is synced when the
+recovery point moves; above that point every epoch that has records is in their batches' headers, and one that has none
+is begun again at the same log end by whoever leads.
 """
 
 from __future__ import annotations

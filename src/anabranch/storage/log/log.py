@@ -134,19 +134,29 @@ class PartitionLog:
             self.log_start = recovery_point = bases[0]
         self.end = self.log_start if not bases else bases[0]
         self._load_epochs(rebuild=EPOCHS_FILE not in names and bool(bases))
+        self.epochs.truncate_from(recovery_point + 1)
         for index, base in enumerate(bases):
             segment = Segment(self._disk, self.directory, base)
             segment.size = self._disk.open(segment.path).size()
             following = bases[index + 1] if index + 1 < len(bases) else None
+            if following is not None and following <= self.log_start:
+                segment.remove()
+                continue
             if not self._load_segment(segment, following, recovery_point, visit):
                 for later in bases[index + 1 :]:
                     logger.warning("%s: removed, because the log was cut before it", self._path_of(later))
                     Segment(self._disk, self.directory, later).remove()
+                self._disk.sync_directory(self.directory)
                 break
+        if self.end < self.log_start == recovery_point:
+            self._start_over_at(self.log_start)
         if not self._segments:
             self._segments.append(Segment(self._disk, self.directory, self.end))
         self.log_start = max(self.log_start, self._segments[0].base_offset)
         self.epochs.truncate_from(self.end + 1)
+        if self._directory_unsynced:
+            self._disk.sync_directory(self.directory)
+            self._directory_unsynced = False
         self.flushed = self.end
         if self.end < recovery_point:
             raise OfflineLogError(
@@ -154,10 +164,18 @@ class PartitionLog:
                 "Files are missing or were cut; restore them, or delete the topic."
             )
 
+    def _start_over_at(self, offset: int) -> None:
+        """Drop files that a power loss brought back: all of their records were deleted."""
+        for segment in self._segments:
+            segment.remove()
+        self._disk.sync_directory(self.directory)
+        self._segments = []
+        self.end = offset
+
     def _load_segment(
         self, segment: Segment, following: int | None, recovery_point: int, visit: Callable[[BatchHeader], None]
     ) -> bool:
-        """Take a segment in; False when its tail was cut, so that what follows it is void."""
+        """Take a segment in; False when records are missing at its end, so that what follows it is void."""
         interval = self.config.index_interval_bytes
         try:
             if following is not None and following <= recovery_point:
@@ -186,6 +204,9 @@ class PartitionLog:
 
         tail = scan(segment.file, sound_size, segment.size, self.end, found)
         self._segments.append(segment)
+        if tail.size > sound_size:
+            segment.file.sync()
+            self._directory_unsynced = True
         if tail.reason is None:
             return True
         logger.warning(
@@ -194,7 +215,7 @@ class PartitionLog:
         )
         segment.truncate(tail.size)
         segment.file.sync()
-        return False
+        return following == self.end
 
     def _load_sound_part(self, segment: Segment, recovery_point: int) -> int:
         """Index what lies below the recovery point; say at which position it ends."""
@@ -241,6 +262,7 @@ class PartitionLog:
 
     def checkpoint(self) -> None:
         """Write down, durably, where the log starts and up to where it need not be checked again."""
+        self._disk.replace(self.directory / EPOCHS_FILE, self.epochs.to_bytes())
         data = _CHECKPOINT.pack(self.log_start, max(self.flushed, self.log_start))
         self._disk.replace(self.directory / CHECKPOINT_FILE, data)
 
@@ -270,6 +292,8 @@ class PartitionLog:
             self.end += header.last_offset_delta + 1
         end, self.end = self.end, base
         segment = self._segment_for(len(data), end, now_ms)
+        if not self._unsynced or self._unsynced[-1] is not segment:
+            self._unsynced.append(segment)
         position_in_file = segment.size
         segment.append(data)
         if segment.first_append_ms is None:
@@ -282,8 +306,6 @@ class PartitionLog:
             segment.note(stamped, position_in_file + position, self.config.index_interval_bytes)
             offset = stamped.next_offset
         self.end = end
-        if not self._unsynced or self._unsynced[-1] is not segment:
-            self._unsynced.append(segment)
         return Appended(base, end - 1)
 
     def _segment_for(self, size: int, end: int, now_ms: int) -> Segment:
@@ -491,6 +513,7 @@ class PartitionLog:
             gone = self._segments.pop()
             self._unsynced = [segment for segment in self._unsynced if segment is not gone]
             gone.remove()
+            self._disk.sync_directory(self.directory)
         segment = self._segments[-1]
         position = segment.locate(offset) if segment.exists else 0
         if position < segment.size:

@@ -29,11 +29,9 @@ def scan(file: File, position: int, size: int, next_offset: int, visit: Callable
         if position + HEADER_SIZE > start + len(window):
             start, window = position, file.read(min(SCAN_SIZE, size - position), position)
         try:
-            header = parse_header(window, position - start)
+            header = parse_header(window, position - start, size - position)
         except DecodeError as error:
             return Tail(position, str(error))
-        if position + header.size > size:
-            return Tail(position, f"the batch is {header.size} bytes long, but {size - position} are left")
         if header.base_offset < next_offset:
             return Tail(position, f"the batch begins at offset {header.base_offset}, expected {next_offset} or above")
         if position + header.size > start + len(window):

@@ -15,10 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from crc32c import crc32c
+
 from anabranch.records.batch import HEADER_SIZE, BatchHeader, parse_header
 from anabranch.runtime.disk import Disk, File
 
-_INDEX_HEADER = struct.Struct(">4sIqqq")
+_INDEX_HEADER = struct.Struct(">4sIIqqq")
 _INDEX_MAGIC = b"ANX1"
 _WALK_SIZE = 64 * 1024
 NO_TIMESTAMP = -1
@@ -128,7 +130,7 @@ class Segment:
 
     def header_at(self, position: int) -> BatchHeader:
         """Read the header of the batch at `position`."""
-        return parse_header(self.file.read(HEADER_SIZE, position))
+        return parse_header(self.file.read(HEADER_SIZE, position), 0, self.size - position)
 
     def walk(self, position: int) -> Iterator[tuple[int, BatchHeader]]:
         """Read the headers from `position` to the end; DecodeError where one is no header."""
@@ -138,7 +140,7 @@ class Segment:
             if position + HEADER_SIZE > start + len(window) or position < start:
                 start = position
                 window = self.file.read(min(_WALK_SIZE, self.size - position), position)
-            header = parse_header(window, position - start)
+            header = parse_header(window, position - start, self.size - position)
             yield position, header
             position += header.size
 
@@ -170,9 +172,10 @@ class Segment:
         self.max_timestamp = MaxTimestamp(NO_TIMESTAMP, -1)
 
     def save_index(self) -> None:
-        """Write the index beside the log; it is only a shortcut, so it is not synced."""
-        head = _INDEX_HEADER.pack(_INDEX_MAGIC, len(self._offsets), self.size, *self.max_timestamp)
-        data = head + self._offsets.tobytes() + self._positions.tobytes() + self._times.tobytes()
+        """Write the index beside the log; it is only a shortcut, so it is not synced, but has a checksum."""
+        body = self._offsets.tobytes() + self._positions.tobytes() + self._times.tobytes()
+        count = len(self._offsets)
+        data = _INDEX_HEADER.pack(_INDEX_MAGIC, crc32c(body), count, self.size, *self.max_timestamp) + body
         file = self._disk.open(self.index_path, create=True)
         file.write(data, 0)
         file.truncate(len(data))
@@ -185,16 +188,14 @@ class Segment:
         data = self._disk.read(self.index_path)
         if len(data) < _INDEX_HEADER.size:
             return 0
-        magic, count, size, timestamp, offset = _INDEX_HEADER.unpack_from(data)
-        if magic != _INDEX_MAGIC or size > self.size or len(data) != _INDEX_HEADER.size + count * 20:
-            return 0
+        magic, crc, count, size, timestamp, offset = _INDEX_HEADER.unpack_from(data)
         body = memoryview(data)[_INDEX_HEADER.size :]
+        if magic != _INDEX_MAGIC or size > self.size or len(body) != count * 20 or crc32c(body) != crc:
+            return 0
         offsets, positions, times = array("I"), array("Q"), array("q")
         offsets.frombytes(body[: count * 4])
         positions.frombytes(body[count * 4 : count * 12])
         times.frombytes(body[count * 12 :])
-        if count and positions[-1] >= size:
-            return 0
         self._offsets, self._positions, self._times = offsets, positions, times
         self.max_timestamp = MaxTimestamp(timestamp, offset)
         self._indexed_to = positions[-1] if count else 0
