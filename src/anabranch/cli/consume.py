@@ -45,9 +45,7 @@ def consume(
         Start.EARLIEST
     ),
     limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Stop after so many records.")] = None,
-    until_end: Annotated[
-        bool, typer.Option("--until-end", help="Stop at the end instead of waiting for more.")
-    ] = False,
+    until_end: Annotated[bool, typer.Option("--until-end", help="Stop at the end, instead of waiting.")] = False,
     partition: Annotated[list[int] | None, typer.Option("--partition", "-p", help="Only these partitions.")] = None,
     ordering: Annotated[str, typer.Option(help="key: across resizes too; none: as they come.")] = "key",
     servers: Servers = DEFAULT_SERVERS,

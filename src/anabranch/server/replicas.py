@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
