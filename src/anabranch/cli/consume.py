@@ -36,6 +36,13 @@ class Start(StrEnum):
     LATEST = "latest"
 
 
+class Ordering(StrEnum):
+    """What order is kept."""
+
+    KEY = "key"
+    NONE = "none"
+
+
 def consume(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to read.")],
     form: Annotated[
@@ -47,7 +54,7 @@ def consume(
     limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Stop after so many records.")] = None,
     until_end: Annotated[bool, typer.Option("--until-end", help="Stop at the end, instead of waiting.")] = False,
     partition: Annotated[list[int] | None, typer.Option("--partition", "-p", help="Only these partitions.")] = None,
-    ordering: Annotated[str, typer.Option(help="key: across resizes too; none: as they come.")] = "key",
+    ordering: Annotated[Ordering, typer.Option(help="key: across resizes too; none: as they come.")] = Ordering.KEY,
     servers: Servers = DEFAULT_SERVERS,
 ) -> None:
     """Print a topic's records, every key in order, and go on with what comes until Ctrl-C."""
@@ -55,7 +62,7 @@ def consume(
 
     printer = _PRINTERS[form]()
     printed = 0
-    with Consumer(bootstrap_servers=servers, auto_offset_reset=start.value, ordering=ordering) as consumer:
+    with Consumer(bootstrap_servers=servers, auto_offset_reset=start.value, ordering=ordering.value) as consumer:
         consumer.assign(topic if partition is None else [(topic, number) for number in partition])
         try:
             while limit is None or printed < limit:

@@ -44,7 +44,7 @@ def anabranch(
 def main() -> None:
     """Run the command line; every failure that can be expected is one sentence."""
     try:
-        app()
+        app(prog_name="anabranch")
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
