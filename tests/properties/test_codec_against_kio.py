@@ -23,7 +23,7 @@ from tests.support.messages import (
 )
 
 BRIEF = settings(
-    max_examples=7,
+    max_examples=5,
     deadline=None,
     derandomize=True,
     database=None,
