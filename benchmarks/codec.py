@@ -76,7 +76,7 @@ def measured(name: str, ours: Any, kio: type[Any], times: int, scale: Scale) -> 
     """Compare the decoding and the encoding of one message, which is the same bytes on both sides."""
     declared, version = type(ours), kio.__version__
     read, write = entity_reader(kio), entity_writer(kio)
-    encoded = b"".join(bytes(part) for part in encode(ours, version))  # type: ignore[arg-type]
+    encoded = b"".join(bytes(part) for part in encode(ours, version))
     view = memoryview(encoded)
     theirs, _ = read(encoded, 0)
     out = io.BytesIO()

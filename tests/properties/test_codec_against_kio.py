@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -55,7 +57,7 @@ def test_both_codecs_write_the_same_bytes_and_read_the_same_values(declared: typ
         as_kio = to_kio(message, theirs)
         assert read_by_kio(encoded, theirs) == as_kio
         assert written_by_kio(as_kio) == encoded
-        again = decode(declared, encoded, version)
+        again: Any = decode(declared, encoded, version)
         assert again == message
         assert joined(again, version) == encoded
 
@@ -72,7 +74,7 @@ def test_a_peer_that_does_not_know_our_fields_skips_and_keeps_them(declared: typ
         message = data.draw(messages(declared, version, with_ours=True))
         encoded = joined(message, version)
         assert decode(declared, encoded, version) == message
-        kept = decode(stock, encoded, version)
+        kept: Any = decode(stock, encoded, version)
         assert joined(kept, version) == encoded
         forget_unknown_tags(kept)
         assert read_by_kio(joined(kept, version), theirs) == to_kio(message, theirs)

@@ -96,7 +96,7 @@ def messages(declared: type, version: int, *, with_ours: bool) -> st.SearchStrat
 
 def joined(given: object, version: int) -> bytes:
     """The message as one bytes object."""
-    return b"".join(bytes(part) for part in encode(given, version))  # type: ignore[arg-type]
+    return b"".join(bytes(part) for part in encode(given, version))
 
 
 def kio_class(declared: type, version: int) -> type | None:
@@ -173,6 +173,7 @@ def written_by_kio(theirs: Any) -> bytes:
 
 def read_by_kio(data: bytes, theirs: type) -> Any:
     """What kio makes of bytes, all of which it must read."""
+    made: Any
     made, size = entity_reader(theirs)(data, 0)
     assert size == len(data)
     return made

@@ -19,7 +19,7 @@ from anabranch.protocol.messages.produce import PartitionProduceData, ProduceReq
 
 
 def joined(message: object, version: int) -> bytes:
-    return b"".join(bytes(part) for part in encode(message, version))  # type: ignore[arg-type]
+    return b"".join(bytes(part) for part in encode(message, version))
 
 
 HEARTBEAT = HeartbeatRequest(group_id="g", generation_id=5, member_id="m", group_instance_id="i")
