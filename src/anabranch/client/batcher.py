@@ -266,6 +266,8 @@ class _Topic:
     name: str
     placement: Placement | None = None
     leaders: Mapping[int, int] = field(default_factory=dict)
+    removed: frozenset[int] = frozenset()
+    """Partitions that are not there any more, while batches for them are in doubt; their last leaders are asked."""
     backlog: deque[_Chunk] = field(default_factory=deque)
     open: _Chunk | None = None
     """The last chunk of the backlog, while records may still join it."""
@@ -375,14 +377,16 @@ class Batcher:
         if topic is None:
             return
         topic.asked = topic.needs_metadata = False
-        topic.leaders = leaders
+        unresolved = {part.number for part in topic.partitions.values() if part.unresolved}
+        topic.removed = frozenset(unresolved - leaders.keys()) if placement.elastic else frozenset()
+        topic.leaders = {**{number: topic.leaders.get(number, -1) for number in topic.removed}, **leaders}
         topic.last_error = None
         if topic.placement is None:
             topic.placement = placement
         elif topic.moving or placement != topic.placement:
             topic.moving = True
             topic.target = placement
-        if any(part.number not in leaders for part in self._waiting(topic)):
+        if any(part.number not in topic.leaders for part in self._waiting(topic)):
             self._ask_later(topic, now_ms)
         else:
             topic.failures = 0
@@ -701,6 +705,11 @@ class Batcher:
             self._take_back(batch, partition)
             self._back_off(partition, now_ms)
             topic.needs_metadata = True
+        elif code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and batch.partition in topic.removed:
+            reason = (
+                "the partition was removed before it was known whether they were appended: look for them, or resend"
+            )
+            self._refuse(batch, partition, _refusal(batch, answer, reason))
         elif code in DEFINITE or not code.retriable:
             self._refuse(batch, partition, _refusal(batch, answer))
         else:

@@ -133,6 +133,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def send(self, message: Any, *, timeout_ms: int, version: int | None = None) -> asyncio.Future[Any]:
         """Send a request at once; the future is its answer."""
+        self._check()
         self._correlation_ids = (self._correlation_ids + 1) & 0x7FFFFFFF
         correlation_id = self._correlation_ids
         api = api_of(type(message))
@@ -145,13 +146,17 @@ class Connection(asyncio.BufferedProtocol):
 
     def send_unanswered(self, message: Any, *, version: int) -> None:
         """Send a request that has no answer: a produce with acks=0."""
+        self._check()
         self._correlation_ids = (self._correlation_ids + 1) & 0x7FFFFFFF
         self._write(encode_request(message, version, self._correlation_ids, self._client_id))
 
     def _write(self, parts: Sequence[Any]) -> None:
-        if self._reason is not None or self._transport is None:
-            raise DisconnectedError(f"the connection to {self.name} has ended ({self._reason})")
+        assert self._transport is not None
         self._transport.writelines(parts)
+
+    def _check(self) -> None:
+        if self._reason is not None:
+            raise DisconnectedError(f"the connection to {self.name} has ended ({self._reason})")
 
     async def drain(self) -> None:
         """Wait until the socket takes more."""

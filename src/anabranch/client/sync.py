@@ -157,8 +157,16 @@ class _LoopThread:
             self._stopped = True
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()
+            self.loop.run_until_complete(_end_tasks())
             self.loop.run_until_complete(self.loop.shutdown_default_executor())
             self.loop.close()
+
+
+async def _end_tasks() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _Synchronous(Generic[Inner]):
