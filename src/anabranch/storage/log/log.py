@@ -6,7 +6,7 @@
 - `flushed` moves only after a sync of every file with bytes below it, and of its name. After a failed sync the kernel
   may call the unsynced tail clean though it never reached the disk, so a later sync that succeeds proves nothing.
   Before the log takes appends again that tail is cut (fsync: nobody was promised it), or read back, checked, written
-  again and synced (os: readers have seen it); what does not pass is cut.
+  again and synced (os: readers may have seen it); what does not pass is cut.
 
 One thread calls everything, except `Flush.run`, which blocks and may run in another.
 """
@@ -74,10 +74,12 @@ class PartitionLog:
 
     def __init__(self, directory: Path, config: LogConfig, disk: Disk, checkpoints: Checkpoints | None = None) -> None:
         self.directory = directory
-        self.config = config
+        self._config = config
         self.log_start = 0
         self.end = 0
         self.flushed = 0
+        self._seen = 0
+        """Up to where readers may have seen unsynced records, before the log was told to sync first."""
         self.epochs = LeaderEpochs()
         self.on_truncate: Callable[[int], None] = lambda end: None
         """Called with the new end when an unsynced tail had to be cut."""
@@ -132,7 +134,7 @@ class PartitionLog:
             recovery_point=point,
             start_offset=start_offset,
             epochs=self.epochs,
-            index_interval=self.config.index_interval_bytes,
+            index_interval=self._config.index_interval_bytes,
             visit=visit,
         )
         if not self._segments:
@@ -181,6 +183,9 @@ class PartitionLog:
         self._points.save()
 
     def _record_points(self) -> None:
+        if not self._directory_durable:
+            self._disk.sync_directory(self.directory.parent)
+            self._directory_durable = True
         if not self._epochs_durable:
             self._disk.replace(self.directory / EPOCHS_FILE, self.epochs.to_bytes())
             self._epochs_durable = True
@@ -206,6 +211,16 @@ class PartitionLog:
             self._record_points()
             if not self._shared:
                 self._points.save()
+
+    @property
+    def config(self) -> LogConfig:
+        """The settings; to be replaced as a whole."""
+        return self._config
+
+    @config.setter
+    def config(self, config: LogConfig) -> None:
+        self._seen = self.high_watermark
+        self._config = config
 
     # -- appending -----------------------------------------------------------------------------------------------
 
@@ -243,8 +258,8 @@ class PartitionLog:
         if active.size == 0:
             return active
         began = active.first_append_ms
-        expired = began is not None and now_ms - began >= self.config.segment_ms
-        full = active.size + size > self.config.segment_bytes or end - active.base_offset > RELATIVE_OFFSET_MAX
+        expired = began is not None and now_ms - began >= self._config.segment_ms
+        full = active.size + size > self._config.segment_bytes or end - active.base_offset > RELATIVE_OFFSET_MAX
         return self._roll() if full or expired else active
 
     def _roll(self) -> Segment:
@@ -252,7 +267,7 @@ class PartitionLog:
         return self._add_segment()
 
     def _add_segment(self) -> Segment:
-        self._segments.append(Segment(self._disk, self.directory, self.end, self.config.index_interval_bytes))
+        self._segments.append(Segment(self._disk, self.directory, self.end, self._config.index_interval_bytes))
         return self._segments[-1]
 
     # -- durability ----------------------------------------------------------------------------------------------
@@ -260,7 +275,7 @@ class PartitionLog:
     @property
     def high_watermark(self) -> int:
         """The offset below which records may be read."""
-        return self.flushed if self.config.durability is Durability.FSYNC else self.end
+        return max(self.flushed, self._seen) if self._config.durability is Durability.FSYNC else self.end
 
     def begin_flush(self) -> Flush:
         """Say what has to be synced for everything appended so far to be durable; OSError after a failed sync."""
@@ -325,11 +340,12 @@ class PartitionLog:
                 raise self._failure
             self._resume_at_ms = now_ms + RESUME_INTERVAL_MS
         self._doubtful_end = max(self._doubtful_end, self.end)
-        first = self._segment_index(self.flushed)
-        if self.config.durability is Durability.FSYNC:
+        first, epoch = self._segment_index(self.flushed), self.epochs.latest
+        if self.high_watermark == self.flushed:
             self.truncate(self.flushed)
         else:
             self._write_tail_again()
+        self.epochs.start(epoch, self.end)
         for segment in self._segments[first:]:
             if segment.created:
                 segment.file.sync()
@@ -526,12 +542,12 @@ class PartitionLog:
     def _retained_from(self, now_ms: int) -> int:
         """The offset at which the log would start if retention were done now."""
         start = self.log_start
-        if not self.config.delete:
+        if not self._config.delete:
             return start
-        excess = self.size - self.config.retention_bytes if self.config.retention_bytes >= 0 else 0
+        excess = self.size - self._config.retention_bytes if self._config.retention_bytes >= 0 else 0
         for segment in self._segments:
             newest = segment.max_timestamp.timestamp
-            expired = newest >= 0 and 0 <= self.config.retention_ms < now_ms - newest
+            expired = newest >= 0 and 0 <= self._config.retention_ms < now_ms - newest
             too_much = segment is not self._segments[-1] and excess >= segment.size
             if not segment.size or segment.end > self.high_watermark or not (expired or too_much):
                 break
@@ -540,25 +556,38 @@ class PartitionLog:
         return start
 
     def truncate(self, offset: int) -> None:
-        """Cut the log so that it ends at `offset`, or at the start of the batch that holds it."""
+        """Cut the log so that it ends at `offset`, or at the start of the batch that holds it, but not below its start.
+
+        Blocks; after an OSError the cut may be half done, and can be done again.
+        """
         index = self._segment_index(offset)
         segment = self._segments[index]
         position = segment.locate(offset) if segment.size else 0
+        end = max(min(segment.end, offset), segment.base_offset)
         if position < segment.size:
-            offset = segment.header_at(position).base_offset
-        self.end = max(min(self.end, offset), segment.base_offset)
-        self.flushed = min(self.flushed, self.end)
+            end = segment.header_at(position).base_offset
+        if end < self.log_start:
+            index, position, end = 0, 0, self.log_start
+        self.end = end
+        self.flushed = min(self.flushed, end)
+        self._seen = min(self._seen, end)
         self._generation += 1
         if (self._points.recovery_point(self._name) or 0) > self.flushed:
             self.checkpoint()
         for gone in reversed(self._segments[index + 1 :]):
             self._segments.pop()
             self._remove(gone)
-        if position < segment.size or segment.sealed:
-            segment.truncate(position, self.end)
-        self._forget_snapshots_above(self.end)
+        segment = self._segments[index]
+        if position == 0 and end != segment.base_offset:
+            self._segments.pop()
+            self._remove(segment)
+            self._add_segment()
+        elif position < segment.size or segment.sealed:
+            segment.truncate(position, end)
+            segment.file.sync()
+        self._forget_snapshots_above(end)
         self._disk.sync_directory(self.directory)
-        self.epochs.truncate_from(self.end + 1)
+        self.epochs.truncate_from(end + 1)
         self._epochs_durable = False
 
     # -- snapshots of producer state -----------------------------------------------------------------------------

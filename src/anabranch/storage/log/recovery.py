@@ -66,7 +66,7 @@ def recover(
     start = bases[0] if bases and log_start is None else start_offset if log_start is None else log_start
     point = start if recovery_point is None else recovery_point
     scanner = _Opening(disk, directory, point, epochs, index_interval, visit)
-    scanner.gaps = recovery_point is None
+    scanner.gaps = recovery_point is None or point <= start
     bases = scanner.drop_below(bases, start)
     scanner.end = bases[0] if bases else start
     if point <= start:
@@ -155,9 +155,14 @@ class _Opening:
     def _take_old(self, segment: Segment, following: int) -> None:
         """Take in a segment that lies below the recovery point and was sealed there."""
         segment.sealed = True
-        segment.load_index()
+        size = segment.load_index(following)
         if segment.end != following:
             raise DecodeError(f"the file ends at offset {segment.end}, the next one begins at {following}")
+        if size < segment.size:
+            # An append that failed half-way, whose traces a power loss brought back. No offset of theirs was given.
+            logger.warning("%s: cut at position %d of %d, where its offsets end", segment.path, size, segment.size)
+            segment.truncate(size, following)
+            segment.sealed = True
         segment.release()
         self.segments.append(segment)
         self.end = following

@@ -230,10 +230,10 @@ class Segment:
         for position, header in self.walk():
             self.note_header(position, header)
             if end is not None and header.next_offset >= end:
-                return position + header.size
+                break
         if self.sealed:
             self.seal()
-        return self.size
+        return position + header.size
 
     def begin_anew(self) -> None:
         """Forget all that is known of the batches, to `note` them again."""
