@@ -70,12 +70,14 @@ class World:
         self.batcher = batcher_class(settings, Rows)
         self.now = 0
         self.sent = 0
+        self.poison = {self.chance.randint(1, 200) for _ in range(self.chance.choice([0, 0, 3]))}
+        """Records that the broker refuses for good."""
         self.logs = {partition: Log(INITIAL) for partition in range(INITIAL)}
         self.published = INITIAL
         self.resizing: Iterator[None] | None = None
         self.everything: list[Record] = []
         self.acknowledged: list[Record] = []
-        self.failed: list[Record] = []
+        self.failed: list[Rows] = []
         self.wires = {node: Wire() for node in range(NODES)}
         self.jobs: deque[Encode] = deque()
         self.refreshes = 0
@@ -116,6 +118,9 @@ class World:
         if log is None:
             return Answer(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         epoch = send.producer_epoch
+        trouble = self.chance.random()
+        if trouble < 0.02:
+            return Answer(ErrorCode.NOT_ENOUGH_REPLICAS)
         if (epoch, sequence, len(rows)) in log.remembered:
             return Answer()
         if send.counts[TOPIC] != log.count:
@@ -126,12 +131,14 @@ class World:
         expected = log.producer[1] if epoch == log.producer[0] else 0
         if sequence != expected:
             return Answer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+        if any(number in self.poison for _, number in rows):
+            return Answer(ErrorCode.MESSAGE_TOO_LARGE)
         log.producer = (epoch, sequence + len(rows))
         log.remembered.append((epoch, sequence, len(rows)))
         base = len(log.appended)
         log.appended.extend(rows)
         self.everything.extend(rows)
-        return Answer(base_offset=base)
+        return Answer(ErrorCode.REQUEST_TIMED_OUT) if trouble > 0.98 else Answer(base_offset=base)
 
     # -- the producer's side ------------------------------------------------------------------------------------------
 
@@ -149,7 +156,7 @@ class World:
             if isinstance(outcome, Delivered):
                 self.acknowledged.extend(outcome.batch.rows)  # type: ignore[call-overload]
             else:
-                self.failed.extend(outcome.rows)  # type: ignore[call-overload]
+                self.failed.append(Rows(outcome.rows))  # type: ignore[call-overload]
         if work.wake_at_ms is not None and work.wake_at_ms < self.now + 10_000 and self.chance.random() < 0.5:
             self.now = max(self.now, work.wake_at_ms)
 
@@ -244,8 +251,9 @@ class World:
         raise AssertionError("the producer did not come to rest")
 
     def check(self) -> None:
-        assert self.failed == []
-        assert len(self.everything) == self.sent and len(set(self.everything)) == self.sent, "lost or doubled"
+        assert all(any(number in self.poison for _, number in batch) for batch in self.failed), "failed for no reason"
+        failed = sum(map(len, self.failed))
+        assert len(self.everything) == len(set(self.everything)) == self.sent - failed, "lost or doubled"
         assert sorted(self.acknowledged) == sorted(self.everything)
         last: dict[int, int] = {}
         for key, number in self.everything:

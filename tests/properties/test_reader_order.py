@@ -124,6 +124,7 @@ class World:
         self.ends.append(ends)
 
     def view(self) -> TopicView:
+        """Layouts as they were published last, leader epochs as they are."""
         ends = tuple({p: end for p, end in layout.items() if p in self.logs} for layout in self.ends)
         lineage = Lineage(INITIAL, tuple(self.counts), ends)
         published = {p: log for p, log in self.logs.items() if p < max(self.counts)}

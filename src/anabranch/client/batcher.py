@@ -23,12 +23,13 @@ from typing import Any, Protocol
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
+from anabranch.base.limits import PRODUCER_BATCHES_REMEMBERED
 from anabranch.records.compression import Bytes
 
 SEQUENCES = 1 << 31
 """Sequence numbers wrap here, as every Kafka client and broker has it."""
-UNRESOLVED_PER_PARTITION_MAX = 5
-"""Batches of a partition whose outcome may be open: as many as a broker recognises when they come again."""
+SPAN_PER_PARTITION_MAX = PRODUCER_BATCHES_REMEMBERED
+"""Batches of a partition from the oldest without an outcome to the last one sent: a broker recognises that many."""
 REQUEST_SIZE_MIN = 4 * 1024 * 1024
 """A produce request takes on batches until it is this large."""
 
@@ -125,6 +126,7 @@ class Batch:
     deadline_ms: int
     state: State = State.FRESH
     sequence: int = NO_SEQUENCE
+    index: int = -1
     doubted: bool = False
     """An answer was lost once since the batch was last known not to be in the log."""
 
@@ -246,9 +248,17 @@ class _Partition:
     retry_at_ms: int = 0
     failures: int = 0
 
+    departed: int = 0
+    """Batches that left under a sequence of their own."""
+
     @property
     def unresolved(self) -> int:
         return len(self.sent) + len(self.doubtful)
+
+    @property
+    def span(self) -> int:
+        """Batches that left since, and with, the oldest one without an outcome."""
+        return self.departed - min((batch.index for batch in (*self.sent, *self.doubtful)), default=self.departed)
 
 
 @dataclass(slots=True)
@@ -632,8 +642,7 @@ class Batcher:
             return None
         if not self._settings.enable_idempotence:
             return None if partition.unresolved else partition.fresh[0]
-        first = partition.acked_sequence == NO_SEQUENCE
-        if self._new_epoch_needed or partition.unresolved >= (1 if first else UNRESOLVED_PER_PARTITION_MAX):
+        if self._new_epoch_needed or partition.span >= self._span_max(partition):
             return None
         if partition.rolling_back:
             if partition.unresolved:
@@ -642,12 +651,18 @@ class Batcher:
             partition.next_sequence = (partition.acked_sequence + 1) % SEQUENCES
         return partition.fresh[0]
 
+    @staticmethod
+    def _span_max(partition: _Partition) -> int:
+        return 1 if partition.acked_sequence == NO_SEQUENCE else SPAN_PER_PARTITION_MAX
+
     def _depart(self, partition: _Partition, batch: Batch) -> None:
         if batch.state is State.DOUBTFUL:
             partition.doubtful.remove(batch)
         else:
             assert partition.fresh[0] is batch
             partition.fresh.popleft()
+            batch.index = partition.departed
+            partition.departed += 1
             if self._settings.enable_idempotence:
                 batch.sequence = partition.next_sequence
                 partition.next_sequence = (batch.sequence + batch.rows.record_count) % SEQUENCES

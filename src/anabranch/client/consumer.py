@@ -52,16 +52,17 @@ class Record(NamedTuple):
     timestamp_type: int
     key: bytes | None
     value: bytes | None
-    headers: list[tuple[str, bytes | None]]
+    headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
 @dataclass(slots=True)
 class _Decoded:
-    """Records of a part that was decoded and not handed out to its end."""
+    """A part that was decoded and not handed out to its end: `rows` from `first` on are left, `position` is theirs."""
 
     part: Ready
-    records: list[Record]
-    index: int = 0
+    rows: pa.Table
+    first: int
+    position: int
 
 
 class Consumer:
@@ -219,23 +220,29 @@ class Consumer:
         room = self._max_poll_records if max_records is None else max_records
         found: list[Record] = []
         for part in await self._gather(timeout_s):
-            if len(found) == room:
+            if len(found) >= room:
                 break
-            tp = TopicPartition(part.topic, part.partition)
-            decoded = self._decoded.get(tp)
-            if decoded is None or decoded.part.fetched is not part.fetched or _next_of(decoded) != part.start:
-                decoded = _Decoded(part, _records(part, self._check_crcs))
-            until = min(len(decoded.records), decoded.index + room - len(found))
-            found += decoded.records[decoded.index : until]
-            decoded.index = until
-            if until == len(decoded.records):
-                self._decoded.pop(tp, None)
-                self._fetcher.handed_out(part, min(decoded.part.end, part.end))
-            else:
-                self._decoded[tp] = decoded
-                self._fetcher.handed_out(part, decoded.records[until].offset)
+            self._hand_out_some(part, room - len(found), found)
         self._pump()
         return found
+
+    def _hand_out_some(self, part: Ready, room: int, found: list[Record]) -> None:
+        """Append at most `room` records of a part to `found`; what is left is kept as it was decoded."""
+        from anabranch.client.tables import RECORD_COLUMNS, records_of
+
+        tp = TopicPartition(part.topic, part.partition)
+        left = self._decoded.pop(tp, None)
+        if left is None or left.part.fetched is not part.fetched or left.position != part.start:
+            left = _Decoded(part, self.table([part], RECORD_COLUMNS), 0, part.start)
+        rows = left.rows.slice(left.first, room)
+        found += records_of(part, rows)
+        left.first += rows.num_rows
+        if left.first == left.rows.num_rows:
+            self._fetcher.handed_out(part, left.part.end)
+        else:
+            left.position = left.rows.column("offset")[left.first].as_py()
+            self._decoded[tp] = left
+            self._fetcher.handed_out(part, left.position)
 
     async def poll_arrow(
         self,
@@ -534,16 +541,6 @@ class Consumer:
             self._lineages[name] = view.lineage
             self._fetcher.topic_known(view, _now_ms())
         self._happened()
-
-
-def _next_of(decoded: _Decoded) -> int:
-    return decoded.records[decoded.index].offset if decoded.index < len(decoded.records) else decoded.part.end
-
-
-def _records(part: Ready, check_crcs: bool) -> list[Record]:
-    from anabranch.client.tables import records_of
-
-    return records_of(part, check_crcs=check_crcs)
 
 
 def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:

@@ -4,9 +4,10 @@ Every assigned partition has a position, the next offset to hand out, and holds 
 move as records are handed out, and the gates of `machines.lineage` are asked with the positions of all partitions that
 are read: at a closed gate a partition stops at exactly the first record that must wait, and keeps what it holds.
 
-The rule it keeps: nothing is handed out whose layout is not known. A broker that fences our epoch or refuses our count,
-and a fetched batch of a later leader epoch than metadata told, make the topic stale; what is held waits until the topic
-is known anew. Positions outlive all of it. Partitions that appear start at their log start; removed ones leave.
+The rule it keeps: nothing is handed out whose layout is not known. A fetch says leader epoch and count; a leader that
+accepts both rules by our last layout, so of its answer the batches up to that epoch are taken, and no later ones (a
+resize may have come before the answer). A refusal, and a later epoch, make the topic stale: it is looked at again, and
+positions outlive that. Partitions that appear start at their log start; removed ones leave.
 
 Fetching is incremental (KIP-227), one request per broker at a time, sent while what came before is still being read.
 """
@@ -28,6 +29,7 @@ EARLIEST, LATEST = -2, -1
 BEYOND = 1 << 62
 """Where partitions stand that this reader does not read: it waits for none of them."""
 PARTITION_SIZE_MIN = 1024 * 1024
+EPOCH_MAX = (1 << 31) - 1
 SESSION_EPOCH_MAX = (1 << 31) - 1
 
 STALE = frozenset(
@@ -130,7 +132,6 @@ class Fetched:
 
     data: memoryview
     next_offset: int
-    leader_epoch: int
     aborted: tuple[tuple[int, int], ...] = ()
     """(producer id, first offset) of aborted transactions, whose records are to be left out."""
 
@@ -381,7 +382,7 @@ class Fetcher:
                 continue
             said = asked.get(tp)
             if said is not None and partition.position is not None and said.offset == partition.fetch_offset:
-                self._take(partition, answer, now_ms)
+                self._take(partition, said, answer, now_ms)
                 if answer.error is not ErrorCode.NONE:
                     session.known.pop(tp, None)
 
@@ -490,30 +491,12 @@ class Fetcher:
             if topic.limits is None:
                 topic.limits = _limits(topic, topic.view)
             for partition in topic.partitions.values():
-                group = self._ready(topic, topic.view, partition, topic.limits.get(partition.number))
+                group = _ready(partition, topic.limits.get(partition.number))
                 if group:
                     groups.append(group)
         self._turn += 1
         first = self._turn % len(groups) if groups else 0
         return [part for group in (*groups[first:], *groups[:first]) for part in group]
-
-    def _ready(self, topic: _Topic, view: TopicView, partition: _Partition, limit: int | None) -> list[Ready]:
-        found: list[Ready] = []
-        if partition.paused or partition.position is None:
-            return found
-        gated = view.elastic and view.ordered
-        known = view.epochs.get(partition.number, NO_LEADER_EPOCH)
-        start = partition.position
-        for fetched in partition.held:
-            if gated and fetched.leader_epoch > known:
-                topic.stale = True
-                break
-            end = fetched.next_offset if limit is None else min(limit, fetched.next_offset)
-            if end <= start:
-                break
-            found.append(Ready(topic.name, partition.number, fetched, start, end))
-            start = end
-        return found
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -620,7 +603,7 @@ class Fetcher:
         self._requests[session.busy] = (node, wanted)
         return Fetch(session.busy, node, session.session_id, session.epoch, told, forgotten)
 
-    def _take(self, partition: _Partition, answer: Answer, now_ms: int) -> None:
+    def _take(self, partition: _Partition, said: FetchFrom, answer: Answer, now_ms: int) -> None:
         """Hold what was fetched, or note why nothing was."""
         code = answer.error
         if code is ErrorCode.NONE:
@@ -628,7 +611,7 @@ class Fetcher:
             partition.high_watermark = answer.high_watermark
             partition.log_start = answer.log_start_offset
             if answer.data is not None and len(answer.data) > 0:
-                self._hold(partition, answer)
+                self._hold(partition, said, answer)
         elif code is ErrorCode.OFFSET_OUT_OF_RANGE:
             self._out_of_range(partition)
         elif code in STALE:
@@ -640,17 +623,20 @@ class Fetcher:
             self._errors.append(ApiError(code, f"{partition.name} cannot be read at offset {partition.fetch_offset}"))
             partition.retry_at_ms = now_ms + self._settings.retry_backoff_max_ms
 
-    def _hold(self, partition: _Partition, answer: Answer) -> None:
+    def _hold(self, partition: _Partition, said: FetchFrom, answer: Answer) -> None:
         assert answer.data is not None
-        data = answer.data
-        next_offset, leader_epoch = _reach(data)
-        if next_offset <= partition.fetch_offset:
+        elastic = said.count != COUNT_NOT_SAID
+        size, next_offset, later = _reach(answer.data, said.leader_epoch if elastic else EPOCH_MAX)
+        if later:
+            partition.topic.stale = True
+        if next_offset > partition.fetch_offset:
+            data = answer.data[:size]
+            partition.held.append(Fetched(data, next_offset, tuple(answer.aborted)))
+            partition.held_size += size
+            partition.fetch_offset = next_offset
+        elif not later:
             text = f"{partition.name} has no whole record batch at offset {partition.fetch_offset}"
             self._errors.append(ApiError(ErrorCode.CORRUPT_MESSAGE, f"{text}, as far as the broker sent it"))
-            return
-        partition.held.append(Fetched(data, next_offset, leader_epoch, tuple(answer.aborted)))
-        partition.held_size += len(data)
-        partition.fetch_offset = next_offset
 
     def _out_of_range(self, partition: _Partition) -> None:
         """The offset is gone or never was: begin again where `auto.offset.reset` says, once what is held is read."""
@@ -667,6 +653,20 @@ class Fetcher:
         partition.paused = True
 
 
+def _ready(partition: _Partition, limit: int | None) -> list[Ready]:
+    found: list[Ready] = []
+    if partition.paused or partition.position is None:
+        return found
+    start = partition.position
+    for fetched in partition.held:
+        end = fetched.next_offset if limit is None else min(limit, fetched.next_offset)
+        if end <= start:
+            break
+        found.append(Ready(partition.topic.name, partition.number, fetched, start, end))
+        start = end
+    return found
+
+
 def _limits(topic: _Topic, view: TopicView) -> dict[int, int | None]:
     """How far each partition of the topic may be read at the positions of all of them."""
     if not view.ordered or view.lineage.current == 0:
@@ -679,16 +679,23 @@ def _limits(topic: _Topic, view: TopicView) -> dict[int, int | None]:
     return view.lineage.deliverable(positions)
 
 
-def _reach(data: memoryview) -> tuple[int, int]:
-    """The offset after the last whole batch of `data`, and that batch's leader epoch."""
+def _reach(data: memoryview, epoch_max: int) -> tuple[int, int, bool]:
+    """Walk over the whole batches of leader epochs up to `epoch_max`.
+
+    Returns their size, the offset after the last of them, and whether one of a later epoch follows.
+    """
     at, last, size = 0, -1, len(data)
+    later = False
     while at + _BATCH_HEADER_SIZE <= size:
-        length: int = _BATCH.unpack_from(data, at)[1]
+        _, length, leader_epoch, _, _, _, _ = _BATCH.unpack_from(data, at)
         if at + _LENGTH_END + length > size or length < _BATCH_HEADER_SIZE - _LENGTH_END:
+            break
+        if leader_epoch > epoch_max:
+            later = True
             break
         last = at
         at += _LENGTH_END + length
     if last < 0:
-        return -1, NO_LEADER_EPOCH
-    base_offset, _, leader_epoch, _, _, _, last_delta = _BATCH.unpack_from(data, last)
-    return base_offset + last_delta + 1, leader_epoch
+        return 0, -1, later
+    base_offset, _, _, _, _, _, last_delta = _BATCH.unpack_from(data, last)
+    return at, base_offset + last_delta + 1, later

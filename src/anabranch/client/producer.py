@@ -653,5 +653,5 @@ def _fail(promise: Any, error: Exception) -> None:
 
 def _retrieved(promise: Any) -> None:
     """The error is told by `flush` and `close` too: asyncio need not complain when nobody asks this future."""
-    if promise.done() and not promise.cancelled():
+    if isinstance(promise, asyncio.Future) and promise.done() and not promise.cancelled():
         promise.exception()

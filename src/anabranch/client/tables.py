@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -116,26 +116,23 @@ _MADE: dict[str, Callable[[Ready, Any, int, Mapping[str, Lineage]], Any]] = {
 }
 
 
-def records_of(part: Ready, *, check_crcs: bool) -> list[Record]:
-    """Decode a part into records."""
-    records: list[Record] = []
-    for batch in _decoded(part, RECORD_COLUMNS, None, check_crcs=check_crcs):
-        count = batch.num_rows
-        columns = {name: batch.column(name) for name in RECORD_COLUMNS}
-        entries: list[list[tuple[str, bytes | None]]]
-        if len(columns["headers"].values):
-            entries = [[(entry["key"], entry["value"]) for entry in row] for row in columns["headers"].to_pylist()]
-        else:
-            entries = [[] for _ in range(count)]
-        records += map(
+def records_of(part: Ready, rows: pa.Table) -> list[Record]:
+    """Make records of some rows of a part, given in `RECORD_COLUMNS`."""
+    count = rows.num_rows
+    headers = rows.column("headers")
+    entries: Iterable[tuple[tuple[str, bytes | None], ...]] = repeat((), count)
+    if any(len(chunk.flatten()) for chunk in headers.chunks):
+        entries = (tuple((entry["key"], entry["value"]) for entry in row) for row in headers.to_pylist())
+    return list(
+        map(
             Record,
             repeat(part.topic, count),
             repeat(part.partition, count),
-            columns["offset"].to_pylist(),
-            columns["timestamp"].to_pylist(),
-            columns["timestamp_type"].to_pylist(),
-            columns["key"].to_pylist(),
-            columns["value"].to_pylist(),
+            rows.column("offset").to_pylist(),
+            rows.column("timestamp").cast(pa.int64()).to_pylist(),
+            rows.column("timestamp_type").to_pylist(),
+            rows.column("key").to_pylist(),
+            rows.column("value").to_pylist(),
             entries,
         )
-    return records
+    )
