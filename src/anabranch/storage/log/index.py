@@ -5,14 +5,15 @@ Two files with an entry each per indexed batch: `.index` (offset - base offset, 
 int32; -1 and 0 where there is none). The newest entries are kept in memory until there is a page of them, the older
 ones are searched in the files, so that an index costs the same memory whatever the size of its segment.
 
-An index is a shortcut, not a source: it is not synced with the log, whoever follows an entry checks what he finds
-there, and builds the index anew from the batches when it is wrong.
+An index is a shortcut, not a source. It is synced when its segment is finished, and believed at the next start as
+far as the recovery point has passed it; whoever follows an entry checks what is there, and builds it anew if he must.
 """
 
 from __future__ import annotations
 
 import contextlib
 import struct
+from array import array
 from bisect import bisect_right
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from anabranch.runtime.disk import Disk, File
 INDEX_SUFFIX = ".index"
 TIME_INDEX_SUFFIX = ".timeindex"
 PAGE_ENTRIES = 512
+PAGES_MAX = 4
 NO_TIMESTAMP = -1
 
 
@@ -33,6 +35,7 @@ class _Entries:
         self._layout = struct.Struct(layout)
         self._stored = 0
         self._newest: list[tuple[int, int]] = []
+        self._pages: dict[int, tuple[array[int], array[int]]] = {}
         self._file: File | None = None
 
     def __len__(self) -> int:
@@ -41,9 +44,22 @@ class _Entries:
     def __getitem__(self, index: int) -> tuple[int, int]:
         if index >= self._stored:
             return self._newest[index - self._stored]
-        data = self.file.read(self._layout.size, index * self._layout.size)
-        first, second = self._layout.unpack(data) if len(data) == self._layout.size else (0, 0)
-        return first, second
+        page = self._page(index // PAGE_ENTRIES)
+        return page[0][index % PAGE_ENTRIES], page[1][index % PAGE_ENTRIES]
+
+    def _page(self, number: int) -> tuple[array[int], array[int]]:
+        """Read a page of the file: the two columns of its entries. The last few are kept."""
+        first = number * PAGE_ENTRIES
+        count = min(PAGE_ENTRIES, self._stored - first)
+        page = self._pages.get(number)
+        if page is None or len(page[0]) != count:
+            data = self.file.read(count * self._layout.size, first * self._layout.size)
+            data += bytes(count * self._layout.size - len(data))
+            first_column, second_column = zip(*self._layout.iter_unpack(data), strict=True)
+            page = self._pages[number] = array("q", first_column), array("q", second_column)
+            if len(self._pages) > PAGES_MAX:
+                del self._pages[next(iter(self._pages))]
+        return page
 
     @property
     def file(self) -> File:
@@ -68,17 +84,29 @@ class _Entries:
         """The number of the last entry whose `item` is not above `value`; -1 if there is none."""
         if self._newest and self._newest[0][item] <= value:
             return self._stored + bisect_right(self._newest, value, key=lambda entry: entry[item]) - 1
-        low, high = 0, self._stored
+        for number, page in self._pages.items():
+            if page[item][0] <= value < page[item][-1]:
+                return number * PAGE_ENTRIES + bisect_right(page[item], value) - 1
+        low, high = 0, (self._stored + PAGE_ENTRIES - 1) // PAGE_ENTRIES
         while low < high:
             middle = (low + high) // 2
-            if self[middle][item] <= value:
+            if self._first_of(middle)[item] <= value:
                 low = middle + 1
             else:
                 high = middle
-        return low - 1
+        if low == 0:
+            return -1
+        return (low - 1) * PAGE_ENTRIES + bisect_right(self._page(low - 1)[item], value) - 1
+
+    def _first_of(self, page: int) -> tuple[int, int]:
+        size = self._layout.size
+        data = self.file.read(size, page * PAGE_ENTRIES * size)
+        first, second = self._layout.unpack(data) if len(data) == size else (0, 0)
+        return first, second
 
     def load(self) -> None:
         self._newest = []
+        self._pages.clear()
         self._stored = self.file.size() // self._layout.size if self._disk.exists(self.path) else 0
 
     def cut(self, count: int) -> None:
@@ -86,11 +114,13 @@ class _Entries:
             del self._newest[count - self._stored :]
         else:
             self._newest = []
+            self._pages.clear()
             self.file.truncate(count * self._layout.size)
             self._stored = count
 
     def release(self) -> None:
         self._file = None
+        self._pages.clear()
 
 
 class SparseIndex:

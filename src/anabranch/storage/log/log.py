@@ -58,6 +58,8 @@ class Flush:
     files: tuple[File, ...]
     directories: tuple[Path, ...]
     segments: tuple[Segment, ...]
+    indexed: tuple[Segment, ...]
+    """Those whose index is among the files."""
     generation: int
     disk: Disk
 
@@ -89,6 +91,9 @@ class PartitionLog:
         self._segments: list[Segment] = []
         self._directory_durable = False
         self._epochs_durable = False
+        self._epochs_written = False
+        self._late_indexes: list[Segment] = []
+        """Finished segments whose index is to be synced."""
         self._generation = 0
         """Grows when the log is cut or a sync fails: a sync that began before says nothing about what came after."""
         self._failure: OSError | None = None
@@ -139,7 +144,11 @@ class PartitionLog:
         )
         if not self._segments:
             self._add_segment()
+        self._late_indexes = [segment for segment in self._segments if segment.sealed and segment.index.unsynced]
         self.epochs.truncate_from(self.end + 1)
+        if loaded:
+            # The newest epoch was begun, whatever became of its records.
+            self.epochs.start(loaded[-1][0], self.end)
         self.epochs.truncate_before(self.log_start)
         self.flushed = self.end
         self._forget_snapshots_above(self.end)
@@ -147,6 +156,7 @@ class PartitionLog:
         # What began at the recovery point or after it may have been written without a sync.
         settled = sound and (not loaded or loaded[-1][1] < (point or 0))
         self._epochs_durable = settled and self.epochs.entries == loaded
+        self._epochs_written = self.epochs.entries == loaded and (sound or not loaded)
 
     def _load_epochs(self) -> bool:
         """Read the epochs, from the batches if need be; whether the file tells them."""
@@ -188,8 +198,14 @@ class PartitionLog:
             self._directory_durable = True
         if not self._epochs_durable:
             self._disk.replace(self.directory / EPOCHS_FILE, self.epochs.to_bytes())
-            self._epochs_durable = True
-        self._points.record(self._name, log_start=self.log_start, recovery_point=self.flushed)
+            self._epochs_durable = self._epochs_written = True
+        self._points.record(self._name, log_start=self.log_start, recovery_point=self._recovery_point)
+
+    @property
+    def _recovery_point(self) -> int:
+        """The offset below which batches, and what the index says of them, are durable."""
+        point = next((segment.base_offset for segment in self._segments if segment.index.unsynced), self.flushed)
+        return min(self.flushed, max(point, self._points.recovery_point(self._name) or 0))
 
     def close(self) -> None:
         """Sync, write what the next opening needs to check nothing, and let go of the files. Blocks; OSError.
@@ -200,6 +216,8 @@ class PartitionLog:
             self._segments[-1].seal()
             self.flush()
             self._note_checkpoint()
+            if not self._epochs_written:
+                self._save_epochs()
         self._segments = []
         self._open_for_reading = None
 
@@ -244,7 +262,7 @@ class PartitionLog:
             segment.first_append_ms = now_ms
         if leader_epoch > self.epochs.latest:
             self.epochs.start(leader_epoch, base)
-            self._epochs_durable = False
+            self._epochs_durable = self._epochs_written = False
         offset = base
         for position, header in found:
             following = offset + header.last_offset_delta + 1
@@ -264,6 +282,7 @@ class PartitionLog:
 
     def _roll(self) -> Segment:
         self._segments[-1].seal()
+        self._late_indexes.append(self._segments[-1])
         return self._add_segment()
 
     def _add_segment(self) -> Segment:
@@ -282,23 +301,37 @@ class PartitionLog:
         if self._failure is not None:
             raise self._failure
         segments: list[Segment] = []
+        indexed: list[Segment] = []
         files: list[File] = []
         directories: list[Path] = []
-        for segment in reversed(self._segments):
+        late, self._late_indexes = self._late_indexes, []
+        unsynced = self._segments[self._segment_index(self.flushed) :]
+        for segment in [*(segment for segment in late if segment not in unsynced), *unsynced]:
             index_due = segment.sealed and segment.index.unsynced
-            if segment.size and segment.end <= self.flushed and not index_due:
-                break
-            if segment.created:
-                segments.append(segment)
-                files.append(segment.file)
-                if index_due:
-                    with contextlib.suppress(OSError):  # Without its end it still is an index, only a slower one.
-                        files += segment.index.store()
-                if not segment.durable_name:
-                    directories = [self.directory]
+            if not segment.created or (segment.size and segment.end <= self.flushed and not index_due):
+                continue
+            segments.append(segment)
+            files.append(segment.file)
+            if not segment.durable_name:
+                directories = [self.directory]
+            if index_due:
+                try:
+                    files += segment.index.store()
+                    indexed.append(segment)
+                except OSError:
+                    # Without its end it still is an index, only a slower one.
+                    self._late_indexes.append(segment)
         if directories and not self._directory_durable:
             directories.append(self.directory.parent)
-        return Flush(self.end, tuple(files), tuple(directories), tuple(segments), self._generation, self._disk)
+        return Flush(
+            end=self.end,
+            files=tuple(files),
+            directories=tuple(directories),
+            segments=tuple(segments),
+            indexed=tuple(indexed),
+            generation=self._generation,
+            disk=self._disk,
+        )
 
     def end_flush(self, flush: Flush, error: OSError | None = None) -> None:
         """Take note of what a flush has done."""
@@ -310,10 +343,12 @@ class PartitionLog:
             self.flushed = max(self.flushed, flush.end)
             for segment in flush.segments:
                 segment.durable_name = True
-                if segment.sealed and segment.end <= flush.end:
-                    segment.index.unsynced = False
+            for segment in flush.indexed:
+                segment.index.unsynced = False
             if self.directory.parent in flush.directories:
                 self._directory_durable = True
+            return
+        self._late_indexes += [segment for segment in flush.indexed if segment in self._segments]
 
     def flush(self) -> None:
         """Make everything appended so far durable. Blocks; raises OSError."""
@@ -445,7 +480,7 @@ class PartitionLog:
             self.flush()
             if not self._epochs_durable:
                 self._disk.replace(self.directory / EPOCHS_FILE, self.epochs.to_bytes())
-                self._epochs_durable = True
+                self._epochs_durable = self._epochs_written = True
 
     def _save_epochs(self) -> None:
         """Write the epochs so that a crash of the process loses neither them nor those before."""
@@ -455,6 +490,7 @@ class PartitionLog:
         file.truncate(0)
         file.write(self.epochs.to_bytes(), 0)
         self._disk.rename(temporary, self.directory / EPOCHS_FILE)
+        self._epochs_written = True
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """Answer OffsetForLeaderEpoch: the largest epoch not above `epoch`, and its end; (-1, -1) where unknown."""
@@ -516,12 +552,14 @@ class PartitionLog:
             self._remove(segment)
         before = self.epochs.entries
         self.epochs.truncate_before(self.log_start)
-        self._epochs_durable = self._epochs_durable and self.epochs.entries == before
+        if self.epochs.entries != before:
+            self._epochs_durable = self._epochs_written = False
         return dropped
 
     def _remove(self, segment: Segment) -> None:
         if segment is self._open_for_reading:
             self._open_for_reading = None
+        self._late_indexes = [other for other in self._late_indexes if other is not segment]
         self._disk.discard(segment.remove())
 
     def retain(self, now_ms: int) -> int:
@@ -588,7 +626,7 @@ class PartitionLog:
         self._forget_snapshots_above(end)
         self._disk.sync_directory(self.directory)
         self.epochs.truncate_from(end + 1)
-        self._epochs_durable = False
+        self._epochs_durable = self._epochs_written = False
 
     # -- snapshots of producer state -----------------------------------------------------------------------------
 

@@ -163,6 +163,10 @@ class _Opening:
             logger.warning("%s: cut at position %d of %d, where its offsets end", segment.path, size, segment.size)
             segment.truncate(size, following)
             segment.sealed = True
+        if segment.index.unsynced:
+            for file in segment.index.store():
+                file.sync()
+            segment.index.unsynced = False
         segment.release()
         self.segments.append(segment)
         self.end = following
