@@ -138,7 +138,9 @@ class _Columns:
 
     def batch(self, records: pa.RecordBatch, read: Read) -> pa.RecordBatch:
         """The record batch that Spark is given."""
-        return pa.RecordBatch.from_arrays([self._column(name, records, read) for name in self._names], schema=self._schema)
+        return pa.RecordBatch.from_arrays(
+            [self._column(name, records, read) for name in self._names], schema=self._schema
+        )
 
     def _column(self, name: str, records: pa.RecordBatch, read: Read) -> pa.Array:
         match name:
@@ -165,8 +167,8 @@ def _rounded(count: int) -> int:
 @lru_cache(maxsize=16)
 def _repeated_text(text: str, count: int) -> pa.Array:
     data = text.encode()
-    ends = np.arange(0, (count + 1) * len(data), len(data) or 1, np.int32) if data else np.zeros(count + 1, np.int32)
-    return pa.StringArray.from_buffers(count, pa.py_buffer(ends[: count + 1]), pa.py_buffer(data * count))
+    ends = np.arange(count + 1, dtype=np.int32) * np.int32(len(data))
+    return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(data * count))
 
 
 @lru_cache(maxsize=64)

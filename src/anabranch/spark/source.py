@@ -256,7 +256,7 @@ class _Range:
 
 def _range_of(filter_: Filter) -> _Range | None:
     """Read a filter that says where to read; None for any other."""
-    path = getattr(filter_, "attribute", ())
+    path: tuple[str, ...] = getattr(filter_, "attribute", ())
     column = path[0] if len(path) == 1 else ""
     if column not in ("partition", "offset", "timestamp"):
         return None
