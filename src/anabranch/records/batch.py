@@ -116,14 +116,16 @@ class EndTransactionMarker(NamedTuple):
     timestamp_ms: int
 
 
-def parse_header(buffer: Bytes, position: int = 0) -> BatchHeader:
-    """Read and check the header of the batch at `position`; all of the batch must be in the buffer.
+def parse_header(buffer: Bytes, position: int = 0, left: int | None = None) -> BatchHeader:
+    """Read and check the header of the batch at `position`.
 
-    What it checks holds for everyone after it: the size, magic 2, a known codec, offsets that fit, a record count
-    that the size allows. The checksum it does not look at (`check`).
+    All of the batch must be in the buffer or, when only a part of a file was read, in the `left` bytes of the file.
+    What it checks holds for everyone after it: the size, magic 2, a known codec, offsets that fit, a record count that
+    the size allows. The checksum it does not look at (`check`).
     """
-    left = len(buffer) - position
-    if left <= _MAGIC_AT:
+    read = len(buffer) - position
+    left = read if left is None else left
+    if min(left, read) <= _MAGIC_AT:
         raise DecodeError(f"a record batch is cut off: {left} bytes are left, its header has {HEADER_SIZE}")
     magic = buffer[position + _MAGIC_AT]
     if magic != MAGIC:
@@ -132,7 +134,7 @@ def parse_header(buffer: Bytes, position: int = 0) -> BatchHeader:
                 f"records in message format {magic}: only format 2 (Kafka 0.11 and newer) is read"
             )
         raise DecodeError(f"a record batch of magic {magic}, expected {MAGIC}")
-    if left < HEADER_SIZE:
+    if min(left, read) < HEADER_SIZE:
         raise DecodeError(f"a record batch is cut off: {left} bytes are left, its header has {HEADER_SIZE}")
     fields = _HEADER.unpack_from(buffer, position)
     header = BatchHeader(fields[0], fields[1] + LENGTH_END, *fields[2:])
