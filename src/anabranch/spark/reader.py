@@ -138,7 +138,9 @@ class _Columns:
 
     def batch(self, records: pa.RecordBatch, read: Read) -> pa.RecordBatch:
         """The record batch that Spark is given."""
-        return pa.RecordBatch.from_arrays([self._column(name, records, read) for name in self._names], self._schema)
+        return pa.RecordBatch.from_arrays(
+            [self._column(name, records, read) for name in self._names], schema=self._schema
+        )
 
     def _column(self, name: str, records: pa.RecordBatch, read: Read) -> pa.Array:
         match name:
@@ -246,7 +248,7 @@ class _Pool:
 
     async def _ask(self, read: Read, offset: int, size: int) -> _Found | None:
         info = self._topics.get(read.topic)
-        if info is None:
+        if info is None or read.partition not in info.partitions:
             info = self._topics[read.topic] = await self._cluster.topic(read.topic)
         partition = info.partitions.get(read.partition)
         if partition is None:
