@@ -101,7 +101,7 @@ def _fetched(reads: Sequence[Read], pool: _Pool) -> Iterator[tuple[Read, int, me
         return
     size_per_offset: float = RECORD_SIZE_GUESS
     offset = read.start
-    pending = pool.fetch(read, offset, size_per_offset)
+    pending: Future[_Found] | None = pool.fetch(read, offset, size_per_offset)
     try:
         while pending is not None:
             found = pending.result()
