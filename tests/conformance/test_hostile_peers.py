@@ -196,7 +196,7 @@ BROKEN_BATCHES: dict[str, tuple[bytes, ErrorCode]] = {
     "more offsets than records": (broken(patched(23, struct.pack(">i", 5))), ErrorCode.INVALID_RECORD),
     "no records": (broken(patched(57, struct.pack(">i", 0))), ErrorCode.INVALID_RECORD),
     "a timestamp far ahead": (bytes(batch([b"one"], timestamp=2**60)), ErrorCode.INVALID_TIMESTAMP),
-    "a producer nobody was given": (bytes(batch([b"x"], producer=(1 << 41, 0, 0))), ErrorCode.INVALID_PRODUCER_ID_MAPPING),
+    "an unknown producer": (bytes(batch([b"x"], producer=(1 << 41, 0, 0))), ErrorCode.INVALID_PRODUCER_ID_MAPPING),
     "a producer without a sequence": (bytes(batch([b"x"], producer=(5, 0, -1))), ErrorCode.INVALID_RECORD),
     "too large": (bytes(batch([b"x" * 2 * MIB])), ErrorCode.MESSAGE_TOO_LARGE),
     "nothing": (b"", ErrorCode.INVALID_RECORD),
@@ -257,7 +257,7 @@ def test_memory_stays_bounded_when_many_peers_begin_large_requests(tmp_path: Pat
             with contextlib.suppress(BlockingIOError):
                 hostile.send(data)
                 for _ in range(50):
-                    hostile.send(data[: MIB])
+                    hostile.send(data[:MIB])
         time.sleep(1)
         assert broker.resident_bytes() - before < (32 + 20 + 40) * MIB
 
