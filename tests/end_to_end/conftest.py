@@ -1,4 +1,4 @@
-"""Brokers for the conformance tests: real processes."""
+"""Brokers for the end-to-end tests: real processes."""
 
 from __future__ import annotations
 
