@@ -126,12 +126,12 @@ class _Entries:
 class SparseIndex:
     """The index of the segment `<base offset>.log` in `directory`."""
 
-    def __init__(self, disk: Disk, directory: Path, base_offset: int) -> None:
+    def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
         self.unsynced = False
         """Whether there is more in it than was synced."""
         self._base = base_offset
-        self._places = _Entries(disk, directory / f"{base_offset:020d}{INDEX_SUFFIX}", ">ii")
-        self._times = _Entries(disk, directory / f"{base_offset:020d}{TIME_INDEX_SUFFIX}", ">qi")
+        self._places = _Entries(disk, directory / f"{base_offset:020d}{INDEX_SUFFIX}{suffix}", ">ii")
+        self._times = _Entries(disk, directory / f"{base_offset:020d}{TIME_INDEX_SUFFIX}{suffix}", ">qi")
 
     def __len__(self) -> int:
         return len(self._places)
