@@ -239,6 +239,7 @@ class World:
         elif way == "answer":
             self.batcher.answered(*wires[node].answers.popleft(), self.now)
         elif way == "encode":
+            self.jobs.rotate(self.chance.randint(0, 1))
             self.encode(self.jobs.popleft())
         elif way == "refresh":
             self.refreshes -= 1

@@ -107,7 +107,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def is_open(self) -> bool:
         """Whether requests can be sent."""
-        return self._reason is None
+        return self._reason is None and self._transport is not None and not self._transport.is_closing()
 
     def serves(self, request_class: type[Any]) -> bool:
         """Whether the broker knows this request in a version that we know."""
@@ -155,8 +155,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.writelines(parts)
 
     def _check(self) -> None:
-        if self._reason is not None:
-            raise DisconnectedError(f"the connection to {self.name} has ended ({self._reason})")
+        if not self.is_open:
+            raise DisconnectedError(f"the connection to {self.name} has ended ({self._reason or 'lost'})")
 
     async def drain(self) -> None:
         """Wait until the socket takes more."""
