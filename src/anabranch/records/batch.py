@@ -119,9 +119,9 @@ class EndTransactionMarker(NamedTuple):
 def parse_header(buffer: Bytes, position: int = 0, left: int | None = None) -> BatchHeader:
     """Read and check the header of the batch at `position`.
 
-    All of the batch must be in the buffer or, when only a part of a file was read, in the `left` bytes of the file. What
-    it checks holds for everyone after it: the size, magic 2, a known codec, offsets that fit, a record count that the
-    size allows. The checksum it does not look at (`check`).
+    All of the batch must be in the buffer or, when only a part of a file was read, in the `left` bytes of the file.
+    What it checks holds for everyone after it: the size, magic 2, a known codec, offsets that fit, a record count that
+    the size allows. The checksum it does not look at (`check`).
     """
     read = len(buffer) - position
     left = read if left is None else left
