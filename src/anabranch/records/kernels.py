@@ -68,6 +68,9 @@ _MASK_32 = 0xFFFF_FFFF
 _INT64_MAX = 0x7FFF_FFFF_FFFF_FFFF
 _MULTIPLIER = 0x5BD1_E995
 _SEED = 0x9747_B28C
+_LOW_31 = 0x7FFF_FFFF
+_MIX_1 = 0xFF51_AFD7_ED55_8CCD - (1 << 64)
+_MIX_2 = 0xC4CE_B9FE_1A85_EC53 - (1 << 64)
 _CODEC_MAX = 4
 _NOWHERE = 1 << 62
 _PROLOGUE = 48
@@ -255,14 +258,17 @@ def _murmur2(at: int, size: int) -> int:
 
 @_inlined
 def _range_hash(murmur: int) -> int:
-    """Where in the key range a murmur2, or an offset, lies (`hashing.range_hash`)."""
-    value = np.uint64(murmur)
-    value ^= value >> np.uint64(33)
-    value *= np.uint64(0xFF51_AFD7_ED55_8CCD)
-    value ^= value >> np.uint64(33)
-    value *= np.uint64(0xC4CE_B9FE_1A85_EC53)
-    value ^= value >> np.uint64(33)
-    return int(value & np.uint64(_INT64_MAX))
+    """Where in the key range a murmur2, or an offset, lies (`hashing.range_hash`).
+
+    In signed numbers throughout: Numba compares a signed one with an unsigned one as floats.
+    """
+    value = murmur
+    value ^= (value >> 33) & _LOW_31
+    value *= _MIX_1
+    value ^= (value >> 33) & _LOW_31
+    value *= _MIX_2
+    value ^= (value >> 33) & _LOW_31
+    return value & _INT64_MAX
 
 
 @_inlined
