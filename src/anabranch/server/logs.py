@@ -87,7 +87,11 @@ class JsonLines(_Lines):
     """One JSON object on a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(self._pairs(record), default=str)
+        return json.dumps({name: _plain(value) for name, value in self._pairs(record).items()})
+
+
+def _plain(value: object) -> object:
+    return value if value is None or isinstance(value, (bool, int, float)) else str(value)
 
 
 def _logfmt(value: object) -> str:

@@ -17,7 +17,7 @@ from anabranch.protocol.messages.metadata import (
     MetadataRequestTopic,
     MetadataResponse,
     MetadataResponseBroker,
-    MetadataResponseLayout,
+    TopicLayout,
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
@@ -129,5 +129,5 @@ def _described(view: TopicView) -> MetadataResponseTopic:
         topic_authorized_operations=UNKNOWN_OPERATIONS,
         initial_partition_count=view.initial_partition_count,
         undeleted_partition_count=view.undeleted_partition_count,
-        layouts=[MetadataResponseLayout(count=layout.count) for layout in view.layouts],
+        layouts=[TopicLayout(count=layout.count) for layout in view.layouts],
     )

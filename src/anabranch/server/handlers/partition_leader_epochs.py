@@ -5,7 +5,7 @@ from __future__ import annotations
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller.views import leader_epochs
 from anabranch.protocol.messages.partition_leader_epochs_for_partitions import (
-    EndedLeaderEpoch,
+    LayoutLeaderEpoch,
     PartitionLeaderEpochsForPartitionsRequest,
     PartitionLeaderEpochsForPartitionsResponse,
     PartitionLeaderEpochsForPartitionsResponsePartition,
@@ -40,9 +40,9 @@ def _answer(node: Node, name: str, partition: int) -> PartitionLeaderEpochsForPa
     return PartitionLeaderEpochsForPartitionsResponsePartition(
         partition=partition,
         leader_epoch_after_creation=[
-            EndedLeaderEpoch(layout=v, partition=q, leader_epoch=e) for v, q, e in found.creation
+            LayoutLeaderEpoch(layout=v, partition=q, leader_epoch=e) for v, q, e in found.creation
         ],
         leader_epoch_before_deletion=[
-            EndedLeaderEpoch(layout=v, partition=q, leader_epoch=e) for v, q, e in found.deletion
+            LayoutLeaderEpoch(layout=v, partition=q, leader_epoch=e) for v, q, e in found.deletion
         ],
     )
