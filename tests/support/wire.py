@@ -116,7 +116,7 @@ class WireClient:
     def send(self, message: Any, version: int | None = None) -> tuple[int, int]:
         """Send a request; answers what `receive` must know."""
         api = api_of(type(message))
-        chosen = api.versions[-1] if version is None else version
+        chosen = api.served[-1] if version is None else version
         self._correlation += 1
         self.sock.sendall(b"".join(bytes(it) for it in encode_request(message, chosen, self._correlation, "wire")))
         return api.key, chosen
@@ -169,7 +169,9 @@ class WireClient:
 
     def producer_id(self) -> int:
         """A new producer id."""
-        asked = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0, producer_id=-1, producer_epoch=-1)
+        asked = InitProducerIdRequest(
+            transactional_id=None, transaction_timeout_ms=0, producer_id=-1, producer_epoch=-1
+        )
         return int(self.call(asked).producer_id)
 
     def produce_request(
@@ -256,9 +258,7 @@ class WireClient:
 
     def offset_at(self, topic: str, partition: int, timestamp: int, leader_epoch: int = -1) -> Any:
         """ListOffsets for one partition."""
-        asked = ListOffsetsPartition(
-            partition_index=partition, current_leader_epoch=leader_epoch, timestamp=timestamp
-        )
+        asked = ListOffsetsPartition(partition_index=partition, current_leader_epoch=leader_epoch, timestamp=timestamp)
         request = ListOffsetsRequest(
             replica_id=-1, isolation_level=0, topics=[ListOffsetsTopic(name=topic, partitions=[asked])]
         )

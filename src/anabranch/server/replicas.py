@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
@@ -227,9 +226,11 @@ class Replicas:
     def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
         """The log starts and ends of a topic's retiring partitions."""
         return {
-            partition.name.partition: LogRange(partition.log.log_start, partition.log.end)
+            partition.name.partition: LogRange(
+                partition.log.log_start, partition.log.end, partition.leadership.leader_epoch
+            )
             for partition in self.of(topic)
-            if partition.retiring and partition.offline_reason is None
+            if partition.leadership is not None and partition.retiring and partition.offline_reason is None
         }
 
     # -- durability and upkeep ---------------------------------------------------------------------------------------

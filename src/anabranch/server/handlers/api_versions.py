@@ -7,9 +7,6 @@ from anabranch.protocol.messages.api_versions import ApiVersion, ApiVersionsRequ
 from anabranch.protocol.registry import API
 from anabranch.server.node import Call, Node
 
-BROKERS_ONLY = frozenset({4, 5, 6})
-"""Spoken between controller and brokers: refused when a client sends them, so not advertised."""
-
 
 def handle_api_versions(node: Node, request: ApiVersionsRequest, call: Call) -> ApiVersionsResponse:
     """List every API with its versions."""
@@ -17,10 +14,12 @@ def handle_api_versions(node: Node, request: ApiVersionsRequest, call: Call) -> 
 
 
 def supported(error: ErrorCode) -> ApiVersionsResponse:
-    """The list, with an error code."""
+    """The list of what has a handler, with an error code."""
+    from anabranch.server.handlers import HANDLERS
+
     keys = [
-        ApiVersion(api_key=api.key, min_version=api.versions[0], max_version=api.versions[-1])
+        ApiVersion(api_key=api.key, min_version=api.served[0], max_version=api.served[-1])
         for api in API.values()
-        if api.key not in BROKERS_ONLY
+        if api.key in HANDLERS and api.served
     ]
     return ApiVersionsResponse(error_code=error, api_keys=sorted(keys, key=lambda api: api.api_key))

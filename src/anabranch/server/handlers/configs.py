@@ -91,7 +91,6 @@ def _topic_configs(node: Node, topic: str, request: DescribeConfigsRequest) -> l
                 name=config.name,
                 value=places[0].value,
                 config_source=int(places[0].source),
-                is_default=places[0].source is ConfigSource.DEFAULT_CONFIG,
                 config_type=int(config.type),
                 documentation=config.documentation if request.include_documentation else None,
                 synonyms=[DescribeConfigsSynonym(name=it.name, value=it.value, source=int(it.source)) for it in places]
@@ -108,7 +107,6 @@ def _broker_configs(node: Node, request: DescribeConfigsRequest) -> list[Describ
             name=it.name,
             value=it.value,
             read_only=True,
-            is_default=it.value == it.default,
             config_source=int(
                 ConfigSource.DEFAULT_CONFIG if it.value == it.default else ConfigSource.STATIC_BROKER_CONFIG
             ),

@@ -208,7 +208,7 @@ class _Fetch:
         watchers: list[tuple[Partition, Callable[[], None]]] = []
         for index, read in enumerate(self._reads):
             if read.partition is not None:
-                watcher = partial(changed, index)
+                watcher: Callable[[], None] = partial(changed, index)
                 read.partition.watch(watcher)
                 watchers.append((read.partition, watcher))
         timer = loop.call_later(self._wait_ms / 1000, _finish, done)
@@ -243,8 +243,11 @@ class _Fetch:
             if session is not None and read.size:
                 session.to_the_back(target)
             if not topics or topics[-1].topic != target.topic or topics[-1].topic_id != target.topic_id:
-                topics.append(FetchableTopicResponse(topic=target.topic, topic_id=target.topic_id, partitions=[]))
-            topics[-1].partitions.append(self._partition(read))
+                partitions: list[PartitionData] = []
+                topics.append(
+                    FetchableTopicResponse(topic=target.topic, topic_id=target.topic_id, partitions=partitions)
+                )
+            partitions.append(self._partition(read))
         return FetchResponse(session_id=self._context.session_id, responses=topics)
 
     def _partition(self, read: Read) -> PartitionData:
