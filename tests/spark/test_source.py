@@ -129,7 +129,11 @@ def test_a_batch_read_has_every_record_once_and_sequence_orders_it(
     flow.send(1_000)
     reader = spark.read.format("anabranch").option("kafka.bootstrap.servers", address)
     df = reader.options(subscribe=flow.topic, split=split, minPartitions="6").load()
-    rows = df.orderBy("sequence").selectExpr("cast(key as string) key", "cast(cast(value as string) as int) value").collect()
+    rows = (
+        df.orderBy("sequence")
+        .selectExpr("cast(key as string) key", "cast(cast(value as string) as int) value")
+        .collect()
+    )
     found: dict[str, list[int]] = defaultdict(list)
     for row in rows:
         found[row.key].append(row.value)
