@@ -47,12 +47,13 @@ def scene(broker: BrokerProcess, warnings: int = 1) -> Iterator[socket.socket]:
     with WireClient(broker.port) as friend:
         friend.create(f"friends-{time.monotonic_ns()}")
         before = len(broker.said("warning"))
+        closed_before = len(broker.said("warning", "connection closed"))
         hostile = socket.create_connection(("127.0.0.1", broker.port), 20)
         with hostile:
             yield hostile
         served_soon(friend)
         if warnings:
-            broker.until_said("warning", "connection closed", before + warnings)
+            broker.until_said("warning", "connection closed", closed_before + warnings)
         said = broker.said("warning")[before:]
         assert len(said) == warnings, said
         assert all("127.0.0.1:" in it["peer"] and it["reason"] for it in said)
