@@ -36,6 +36,7 @@ def install() -> Path:
 class KafkaJs(Client, Admin):
     name = "KafkaJS"
     can_alter_configs = False
+    can_delete_records = False
     sends_null_headers = False
 
     def __init__(self, bootstrap: str) -> None:
