@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Literal, TextIO, TypeVar
+from typing import Literal, TypeVar
 
 RESULTS = Path(__file__).with_name("results")
 Value = TypeVar("Value")
