@@ -13,7 +13,7 @@ import pytest
 from tests.conformance.clients import COMPRESSIONS, Fetched, Record
 from tests.conformance.conftest import KINDS, Broker, Clients
 from tests.conformance.corpus import corpus
-from tests.support.wire import stored_batches
+from tests.support.oracle import stored_batches
 
 Case = tuple[str, bool]
 

@@ -19,16 +19,21 @@ from anabranch.machines.controller.state import State
 
 
 class LogRange(NamedTuple):
-    """The offsets that a partition's log holds: `end` exclusive."""
+    """The offsets that the log of a retiring partition holds, `end` exclusive, as its leader saw them.
+
+    Taken only while the leader's role is retiring. The leader epoch tells a report that comes late, after the
+    partition opened and retired again, from one that still holds: at one epoch a closed log never grows again.
+    """
 
     start: int
     end: int
+    leader_epoch: int
 
 
 def decide_reap(state: State, name: str, logs: Mapping[int, LogRange]) -> Decision[tuple[int, ...]]:
     """Begin to remove the retiring partitions of a topic that are empty; the reply names them.
 
-    `logs` are the leaders' log starts and ends; a partition that is missing in it is taken to hold records.
+    `logs` is what the leaders report; a partition that is missing in it is taken to hold records.
     """
     topic = state.topics.get(name)
     if topic is None or name in state.deleting or topic.resize is not None or topic.reaping:
@@ -37,7 +42,9 @@ def decide_reap(state: State, name: str, logs: Mapping[int, LogRange]) -> Decisi
     empty: dict[int, Removed] = {}
     for partition in range(len(topic.partitions) - 1, topic.undeleted_partition_count - 1, -1):
         log = logs.get(partition)
-        if log is None or log.start != log.end or not plan.confirmed(partition):
+        if log is None or log.start != log.end or log.leader_epoch != plan.epoch(partition):
+            break
+        if not plan.confirmed(partition):
             break
         empty[partition] = Removed(next_offset=log.end, leader_epoch=plan.epoch(partition))
     if not empty:

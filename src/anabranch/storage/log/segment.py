@@ -1,0 +1,283 @@
+"""A segment: one file of record batches as they came from the wire, with a sparse index over it.
+
+Positions of the newest batches are remembered one by one, so that those who read at the tail search nothing. Older
+ones are found through the index and, from there, by reading headers. Files are made at the first append, so that an
+empty partition costs nothing. What is read is checked as far as it is needed: DecodeError where no batch is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from anabranch.base.errors import DecodeError
+from anabranch.records.batch import HEADER_SIZE, BatchHeader, parse_header
+from anabranch.runtime.disk import Disk, File
+from anabranch.storage.log.index import NO_TIMESTAMP, SparseIndex
+
+LOG_SUFFIX = ".log"
+DELETED_SUFFIX = ".deleted"
+RECENT_MAX = 256
+_WALK_SIZE = 4096
+
+
+class LogSlice:
+    """Whole batches in a segment file, to be sent from there or mapped; keeps the file open for as long as it lives."""
+
+    __slots__ = ("_file", "position", "size")
+
+    def __init__(self, file: File, position: int, size: int) -> None:
+        self._file = file
+        self.position = position
+        self.size = size
+
+    @property
+    def fd(self) -> int:
+        """The segment's file descriptor."""
+        return self._file.fd
+
+    def __len__(self) -> int:
+        return self.size
+
+    def view(self) -> memoryview:
+        """Map the bytes."""
+        return self._file.map(self.size, self.position)
+
+
+class MaxTimestamp(NamedTuple):
+    """The largest timestamp of some batches, and the last offset of the first batch that has it."""
+
+    timestamp: int
+    offset: int
+
+
+class Segment:
+    """The batches from `base_offset` to `end`, where the next segment begins."""
+
+    def __init__(self, disk: Disk, directory: Path, base_offset: int, index_interval: int) -> None:
+        self.base_offset = base_offset
+        self.end = base_offset
+        self.size = 0
+        self.created = False
+        """Whether there is a file."""
+        self.durable_name = False
+        """Whether the file's name was synced."""
+        self.sealed = False
+        """Whether nothing will be appended any more."""
+        self.max_timestamp = MaxTimestamp(NO_TIMESTAMP, -1)
+        self.first_append_ms: int | None = None
+        self.path = path_of(directory, base_offset)
+        self.index = SparseIndex(disk, directory, base_offset)
+        self._disk = disk
+        self._index_interval = index_interval
+        self._file: File | None = None
+        self._indexed_to = 0
+        self._recent_offsets = array("q")
+        self._recent_positions = array("q")
+
+    @property
+    def file(self) -> File:
+        """The open file; made if there is none."""
+        if self._file is None:
+            self._file = self._disk.open(self.path, create=not self.created)
+            self.created = True
+        return self._file
+
+    def release(self) -> None:
+        """Let go of the files until they are needed again; slices keep theirs."""
+        self._file = None
+        self.index.release()
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def append(self, data: bytes | bytearray | memoryview) -> None:
+        """Write batches at the end; `note` each of them afterwards. After an error the segment is what it was."""
+        file = self.file
+        try:
+            file.write(data, self.size)
+        except OSError:
+            with contextlib.suppress(OSError):  # What is left behind the end is written over, or cut by recovery.
+                file.truncate(self.size)
+            raise
+        self.size += len(data)
+
+    def note(self, base_offset: int, position: int, size: int, next_offset: int, timestamp: int) -> None:
+        """Take a batch that is in the file into the index; `timestamp` is the largest of its records'."""
+        if position == 0 or position + size - self._indexed_to > self._index_interval:
+            self.index.append(base_offset, position, *self.max_timestamp)
+            self._indexed_to = position + size
+        if timestamp > self.max_timestamp.timestamp:
+            self.max_timestamp = MaxTimestamp(timestamp, next_offset - 1)
+        self.end = next_offset
+        self._recent_offsets.append(base_offset)
+        self._recent_positions.append(position)
+        if len(self._recent_offsets) > RECENT_MAX:
+            del self._recent_offsets[: RECENT_MAX // 2], self._recent_positions[: RECENT_MAX // 2]
+
+    def note_header(self, position: int, header: BatchHeader) -> None:
+        """Take a batch that was read into the index."""
+        self.note(header.base_offset, position, header.size, header.next_offset, header.max_timestamp)
+
+    def seal(self) -> None:
+        """Nothing will be appended any more: forget what only the tail needs, write the index if the disk lets us."""
+        self.sealed = True
+        self._recent_offsets, self._recent_positions = array("q"), array("q")
+        with contextlib.suppress(OSError):
+            self.index.store()
+        self.release()
+
+    def truncate(self, size: int, end: int) -> None:
+        """Cut the file to `size` bytes, a batch boundary, where the next offset is `end`."""
+        self._clear_recent()
+        self.index.cut_from_position(size)
+        if self.created:
+            self.file.truncate(size)
+        self.size, self.end, self.sealed = size, end, False
+        self._restore_from_index()
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def locate(self, offset: int) -> int:
+        """The position of the batch that holds `offset`, or of the first one behind it; the size if there is none."""
+        if offset >= self.end:
+            return self.size
+        recent = self._recent_offsets
+        if recent and recent[0] <= offset:
+            return self._recent_positions[bisect_right(recent, offset) - 1]
+        try:
+            return self._find(offset)
+        except DecodeError:
+            self.rebuild_index()
+            return self._find(offset)
+
+    def _find(self, offset: int) -> int:
+        begin, position = self.index.floor(offset)
+        for at, header in self.walk(position):
+            if at == position and header.base_offset != begin and position:
+                raise DecodeError(f"the index has offset {begin} at position {position}, found {header.base_offset}")
+            if header.last_offset >= offset:
+                return at
+        return self.size
+
+    def cut(self, position: int, size_max: int) -> int:
+        """The last known batch boundary that is at most `size_max` bytes behind `position`."""
+        limit = position + size_max
+        if limit >= self.size:
+            return self.size
+        recent = self._recent_positions
+        if recent and recent[0] <= limit:
+            return recent[bisect_right(recent, limit) - 1]
+        return self.index.floor_of_position(limit)
+
+    def header_at(self, position: int) -> BatchHeader:
+        """Read the header of the batch at `position`."""
+        return parse_header(self.file.read(HEADER_SIZE, position), 0, self.size - position)
+
+    def walk(self, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
+        """Read the headers from `position` to the end."""
+        window, start = b"", 0
+        while position < self.size:
+            if not start <= position <= start + len(window) - HEADER_SIZE:
+                start = position
+                window = self.file.read(min(_WALK_SIZE, self.size - position), position)
+            header = parse_header(window, position - start, self.size - position)
+            yield position, header
+            position += header.size
+
+    def batch_for_timestamp(self, timestamp: int, log_start: int) -> tuple[int, BatchHeader] | None:
+        """The first batch that has a record of `timestamp` or later and does not end before `log_start`."""
+        if self.max_timestamp.timestamp < timestamp:
+            return None
+        for position, header in self.walk(self.index.floor_of_timestamp(timestamp)[1]):
+            if header.max_timestamp >= timestamp and header.last_offset >= log_start:
+                return position, header
+        return None
+
+    # -- opening -------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Learn the size of the file; the rest is for `load_index` or recovery to find out."""
+        self.created = self.durable_name = True
+        self.size = self.file.size()
+
+    def load_index(self, end: int | None = None) -> int:
+        """Take in the batches before the offset `end`, by default all: from the index, or all headers if it is wrong.
+
+        Answer the position at which they end. DecodeError where there is no batch.
+        """
+        if self.size == 0 or (end is not None and end <= self.base_offset):
+            self.begin_anew()
+            return 0
+        try:
+            if self.index.load():
+                offset, position = self.index.floor(self.base_offset if end is None else end - 1)
+                if end is None:
+                    offset, position, _, _ = self.index.last()
+                if position < self.size and self.header_at(position).base_offset == offset:
+                    self.index.cut_from_position(position + 1)
+                    return self._restore_from_index(end)
+        except DecodeError:
+            pass
+        return self.rebuild_index(end)
+
+    def rebuild_index(self, end: int | None = None) -> int:
+        """Build the index from the headers of the batches before the offset `end`; answer where they end."""
+        self.begin_anew()
+        for position, header in self.walk():
+            self.note_header(position, header)
+            if end is not None and header.next_offset >= end:
+                break
+        if self.sealed:
+            self.seal()
+        return position + header.size
+
+    def begin_anew(self) -> None:
+        """Forget all that is known of the batches, to `note` them again."""
+        self._clear_recent()
+        self.index.clear()
+        self._indexed_to = 0
+        self.end = self.base_offset
+        self.max_timestamp = MaxTimestamp(NO_TIMESTAMP, -1)
+
+    def _restore_from_index(self, end: int | None = None) -> int:
+        """Find `end` and the largest timestamp: from the index's last entry, and the batches from there on."""
+        self.max_timestamp = MaxTimestamp(NO_TIMESTAMP, -1)
+        self._indexed_to = 0
+        if not len(self.index):
+            return 0
+        _, last, timestamp, timestamp_offset = self.index.last()
+        if timestamp != NO_TIMESTAMP:
+            self.max_timestamp = MaxTimestamp(timestamp, timestamp_offset)
+        for position, header in self.walk(last):
+            if position == last:
+                self._indexed_to = position + header.size
+            if header.max_timestamp > self.max_timestamp.timestamp:
+                self.max_timestamp = MaxTimestamp(header.max_timestamp, header.last_offset)
+            self.end = header.next_offset
+            if end is not None and self.end >= end:
+                return position + header.size
+        return self.size
+
+    def _clear_recent(self) -> None:
+        self._recent_offsets, self._recent_positions = array("q"), array("q")
+
+    # -- removing ------------------------------------------------------------------------------------------------
+
+    def remove(self) -> list[Path]:
+        """Take the files out of the log, under names that say so; answer these, to be removed for good."""
+        doomed = []
+        for path in (self.path, *self.index.paths):
+            if self._disk.exists(path):
+                away = path.with_name(path.name + DELETED_SUFFIX)
+                self._disk.rename(path, away)
+                doomed.append(away)
+        return doomed
+
+
+def path_of(directory: Path, base_offset: int) -> Path:
+    """Where the segment's batches are."""
+    return directory / f"{base_offset:020d}{LOG_SUFFIX}"

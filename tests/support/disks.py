@@ -1,0 +1,200 @@
+"""A disk in memory that fails as real ones do: it loses what was not synced, tears it, fills up, lies, and flips bits.
+
+Every file has the bytes that programs see and the bytes that are safe. A power loss (`crash`) gives the disk as the
+next start finds it: of everything that was not synced (sectors of files, names of files, directories) some is there
+and some is not, as chance has it. A sync that fails may have saved anything or nothing, and the next one will not try
+again what it has left; only that a file was cut is not forgotten (file systems keep a journal of sizes).
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from anabranch.runtime.disk import Disk, File
+
+SECTOR = 64
+
+
+class Node:
+    """The content of a file: as seen, as it is safe, and the changes between the two (`(size, b"")` cuts)."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.safe = bytearray()
+        self.pending: list[tuple[int, bytes]] = []
+
+
+class MemoryFile(File):
+    """A file of a `FaultyDisk`."""
+
+    __slots__ = ("_disk", "_node")
+
+    def __init__(self, disk: FaultyDisk, node: Node, path: Path) -> None:
+        super().__init__(path, -1)
+        self._disk = disk
+        self._node = node
+
+    def size(self) -> int:
+        return len(self._node.data)
+
+    def write(self, data: bytes | bytearray | memoryview, position: int) -> None:
+        self._disk.write(self._node, bytes(data), position)
+
+    def read(self, size: int, position: int) -> bytes:
+        return bytes(self._node.data[position : position + size])
+
+    def map(self, size: int, position: int) -> memoryview:
+        return memoryview(self.read(size, position))
+
+    def truncate(self, size: int) -> None:
+        if size != len(self._node.data):
+            self._node.data[size:] = bytes(max(0, size - len(self._node.data)))
+            self._node.pending.append((size, b""))
+
+    def sync(self) -> None:
+        self._disk.sync(self._node)
+
+
+class FaultyDisk(Disk):
+    """Files by path."""
+
+    def __init__(self, seed: int, capacity: int | None = None) -> None:
+        self.chance = random.Random(seed)
+        self.capacity = capacity
+        self.fail_sync = False
+        self.syncs = 0
+        self.nodes: dict[Path, Node] = {}
+        self.safe_names: dict[Path, Node] = {}
+        self.directories: set[Path] = set()
+        self.safe_directories: set[Path] = set()
+
+    @property
+    def used(self) -> int:
+        return sum(len(node.data) for node in self.nodes.values())
+
+    # -- faults
+
+    def write(self, node: Node, data: bytes, position: int) -> None:
+        if self.capacity is not None:
+            room = max(0, self.capacity - self.used + max(0, len(node.data) - position))
+            if len(data) > room:
+                if room:
+                    _put(node.data, position, data[:room])
+                    node.pending.append((position, data[:room]))
+                raise OSError(errno.ENOSPC, "No space left on device")
+        _put(node.data, position, data)
+        if data:
+            node.pending.append((position, data))
+
+    def sync(self, node: Node) -> None:
+        self.syncs += 1
+        if self.fail_sync:
+            self._save_some(node)
+            node.pending = [(size, data) for size, data in node.pending if not data]
+            raise OSError(errno.EIO, "Input/output error")
+        for position, data in node.pending:
+            _apply(node.safe, position, data)
+        node.pending.clear()
+
+    def crash(self) -> FaultyDisk:
+        """Lose the power; answer the disk as it is found afterwards."""
+        after = FaultyDisk(self.chance.randrange(2**32))
+        directories = {path for path in self.directories if path in self.safe_directories or self.chance.random() < 0.5}
+        names = dict(self.safe_names)
+        for path in sorted(set(self.nodes) | set(self.safe_names)):
+            if self.nodes.get(path) is not self.safe_names.get(path) and self.chance.random() < 0.5:
+                names.pop(path, None)
+                if path in self.nodes:
+                    names[path] = self.nodes[path]
+        after.directories = directories
+        after.safe_directories = set(directories)
+        for path, node in sorted(names.items()):
+            if path.parent in directories:
+                self._save_some(node)
+                found = Node()
+                found.data[:] = found.safe[:] = node.safe
+                after.nodes[path] = after.safe_names[path] = found
+        return after
+
+    def _save_some(self, node: Node) -> None:
+        """Make some of the unsynced changes safe, sector by sector."""
+        share = self.chance.choice((0.0, 0.5, 0.9, 1.0))
+        for position, data in node.pending:
+            if not data:
+                if self.chance.random() < share:
+                    _apply(node.safe, position, data)
+                continue
+            for start in range(0, len(data), SECTOR):
+                if self.chance.random() < share:
+                    _put(node.safe, position + start, data[start : start + SECTOR])
+
+    def flip_bit(self, path: Path, position: int) -> None:
+        node = self.nodes[path]
+        node.data[position] ^= 1 << self.chance.randrange(8)
+        node.safe[:] = node.data
+
+    # -- the disk
+
+    def open(self, path: Path, *, create: bool = False) -> File:
+        if path not in self.nodes:
+            if not create:
+                raise FileNotFoundError(errno.ENOENT, "No such file", str(path))
+            self.nodes[path] = Node()
+        return MemoryFile(self, self.nodes[path], path)
+
+    def read(self, path: Path) -> bytes:
+        return self.open(path).read(1 << 62, 0)
+
+    def replace(self, path: Path, data: bytes) -> None:
+        if self.capacity is not None and self.used + len(data) > self.capacity:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if self.fail_sync:
+            raise OSError(errno.EIO, "Input/output error")
+        node = Node()
+        node.data[:] = node.safe[:] = data
+        self.nodes[path] = node
+        self.sync_directory(path.parent)
+
+    def exists(self, path: Path) -> bool:
+        return path in self.nodes or path in self.directories
+
+    def names(self, directory: Path) -> Sequence[str]:
+        inside = [path for path in (*self.nodes, *self.directories) if directory in path.parents]
+        return sorted({path.relative_to(directory).parts[0] for path in inside})
+
+    def make_directory(self, path: Path) -> None:
+        self.directories |= {path, *path.parents}
+
+    def rename(self, old: Path, new: Path) -> None:
+        self.nodes[new] = self.nodes.pop(old)
+
+    def unlink(self, path: Path) -> None:
+        self.nodes.pop(path, None)
+
+    def discard(self, paths: Sequence[Path]) -> None:
+        for path in paths:
+            self.unlink(path)
+
+    def sync_directory(self, path: Path) -> None:
+        self.syncs += 1
+        if self.fail_sync:
+            raise OSError(errno.EIO, "Input/output error")
+        for known in [known for known in self.safe_names if known.parent == path]:
+            del self.safe_names[known]
+        self.safe_names.update({name: node for name, node in self.nodes.items() if name.parent == path})
+        self.safe_directories |= {known for known in self.directories if known.parent == path}
+
+
+def _put(target: bytearray, position: int, data: bytes) -> None:
+    target.extend(bytes(max(0, position - len(target))))
+    target[position : position + len(data)] = data
+
+
+def _apply(target: bytearray, position: int, data: bytes) -> None:
+    if data:
+        _put(target, position, data)
+    else:
+        target[position:] = bytes(max(0, position - len(target)))
