@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -24,7 +24,7 @@ from tests.conformance.clients.javascript import KafkaJs, Platformatic
 from tests.conformance.clients.kcat import KcatCommand
 from tests.conformance.clients.python import KafkaPython
 
-KINDS: dict[str, Callable[[str], Client]] = {
+KINDS: dict[str, type[Client]] = {
     kind.name: kind for kind in (ConfluentKafka, Aiokafka, KafkaPython, KcatCommand, KafkaJs, Platformatic, JavaClient)
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tests.conformance.clients import Client, Record
 
@@ -36,4 +37,10 @@ def corpus(client: Client) -> Sequence[Record]:
         records += [Record(b"", b"", TIME), Record(b"", None, TIME), Record(None, b"", TIME)]
     if client.sends_null_headers:
         records.append(Record(b"headers", b"n", TIME, (("nothing", None), ("something", b"s"))))
-    return [record if client.chooses_timestamps else Record(record.key, record.value, None, record.headers) for record in records]
+    return [replace(record, timestamp=_timestamp(client, record)) for record in records]
+
+
+def _timestamp(client: Client, record: Record) -> int | None:
+    if not client.chooses_timestamps or record.timestamp is None:
+        return None
+    return record.timestamp if client.sends_falling_timestamps else max(record.timestamp, TIME)

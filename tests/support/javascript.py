@@ -63,11 +63,11 @@ class Worker:
         )
         self._calls = 0
 
-    def call(self, name: str, **arguments: object) -> Any:
+    def call(self, call: str, **arguments: object) -> Any:
         """Make one call and return its result; WorkerError when it threw."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._calls += 1
-        request = {"id": self._calls, "call": name, **arguments}
+        request = {"id": self._calls, "call": call, **arguments}
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -52,6 +53,19 @@ def ask(address: str, request: Any) -> Any:
     response, size_read = entity_reader(response_kind)(answer, position)
     assert position + size_read == len(answer), "the response is longer than its schema says"
     return response
+
+
+def wait_until_served(address: str, topic: str, partitions: int) -> None:
+    """Wait until a new topic's partitions can be fetched: some brokers answer for the topic before they lead it."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        at = tuple(FetchPartition(partition=p, fetch_offset=0, partition_max_bytes=1) for p in range(partitions))
+        request = FetchRequest(max_wait=timedelta(0), min_bytes=0, topics=(FetchTopic(topic=topic, partitions=at),))
+        errors = [each.error_code for each in ask(address, request).responses[0].partitions]
+        if not any(errors):
+            return
+        assert time.monotonic() < deadline, f"{topic} is not served: {errors}"
+        time.sleep(0.05)
 
 
 def stored_batches(address: str, topic: str, partition: int) -> list[StoredBatch]:

@@ -116,7 +116,7 @@ class WireClient:
     def send(self, message: Any, version: int | None = None) -> tuple[int, int]:
         """Send a request; answers what `receive` must know."""
         api = api_of(type(message))
-        chosen = api.versions[-1] if version is None else version
+        chosen = api.served[-1] if version is None else version
         self._correlation += 1
         self.sock.sendall(b"".join(bytes(it) for it in encode_request(message, chosen, self._correlation, "wire")))
         return api.key, chosen

@@ -14,7 +14,7 @@ COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
 FETCH_TIMEOUT_S = 30.0
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """The broker said no; the message carries what the client made of it."""
 
 
@@ -48,6 +48,13 @@ class Client(ABC):
     """Whether a key or value may be empty, which is not the same as absent."""
     sends_null_headers = True
     """Whether a header may have no value at all, rather than an empty one."""
+    sends_falling_timestamps = True
+    """Whether a record may be older than the one before it."""
+    frames_snappy = False
+    """Whether it writes Xerial's frames around snappy, as the Java client does."""
+    reads_framed_snappy = True
+    shows_header = staticmethod(lambda value: value)
+    """What a reader gets to see of a header's value."""
 
     @abstractmethod
     def produce(
@@ -65,9 +72,15 @@ class Client(ABC):
     def close(self) -> None:
         """Close what is open."""
 
+    @classmethod
+    def reads(cls, writer: type[Client], compression: str) -> bool:
+        """Tell whether this client can decompress what that one writes."""
+        framed = compression == "snappy" and writer.frames_snappy
+        return compression in cls.compressions and (cls.reads_framed_snappy or not framed)
+
 
 class Admin(ABC):
-    """What a client can administer; each call raises Refused when the broker says no."""
+    """What a client can administer; each call raises RefusedError when the broker says no."""
 
     can_create_partitions = True
     can_delete_records = True

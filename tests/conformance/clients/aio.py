@@ -12,7 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, Records
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, for_code
 
-from tests.conformance.clients import Admin, Client, Fetched, Record, Refused, Waiting
+from tests.conformance.clients import Admin, Client, Fetched, Record, RefusedError, Waiting
 
 TIMEOUT_S = 30
 Answer = TypeVar("Answer")
@@ -20,6 +20,7 @@ Answer = TypeVar("Answer")
 
 class Aiokafka(Client, Admin):
     name = "aiokafka"
+    frames_snappy = True
     can_alter_configs = False  # it knows only AlterConfigs, which replaces all configs and is deprecated
 
     def __init__(self, bootstrap: str) -> None:
@@ -42,7 +43,7 @@ class Aiokafka(Client, Admin):
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop).result(2 * TIMEOUT_S)
         except KafkaError as error:
-            raise Refused(f"{type(error).__name__}: {error}") from error
+            raise RefusedError(f"{type(error).__name__}: {error}") from error
 
     def produce(
         self, topic: str, partition: int, records: Sequence[Record], *, compression: str, idempotent: bool
@@ -150,4 +151,4 @@ class Aiokafka(Client, Admin):
 
 def _check(code: int, message: str | None = None) -> None:
     if code:
-        raise Refused(f"{for_code(code).__name__}: {message}")
+        raise RefusedError(f"{for_code(code).__name__}: {message}")

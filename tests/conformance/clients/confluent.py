@@ -18,7 +18,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from tests.conformance.clients import Admin, Client, Fetched, Record, Refused, Waiting
+from tests.conformance.clients import Admin, Client, Fetched, Record, RefusedError, Waiting
 
 TIMEOUT_S = 30
 
@@ -60,16 +60,16 @@ class ConfluentKafka(Client, Admin):
         for index, record in enumerate(records):
             producer.produce(
                 topic,
-                record.value,
-                record.key,
-                partition,
-                delivered(index),
-                0 if record.timestamp is None else record.timestamp,
-                list(record.headers),
+                value=record.value,
+                key=record.key,
+                partition=partition,
+                on_delivery=delivered(index),
+                timestamp=0 if record.timestamp is None else record.timestamp,
+                headers=list(record.headers),
             )
         assert producer.flush(TIMEOUT_S) == 0, "confluent-kafka did not deliver all records"
         if errors:
-            raise Refused(errors[0])
+            raise RefusedError(errors[0])
         return [offsets[index] for index in range(len(records))]
 
     def fetch(
@@ -80,7 +80,7 @@ class ConfluentKafka(Client, Admin):
         while waiting.missing:
             for message in self._consumer.consume(1000, 0.2):
                 if message.error() is not None:
-                    raise Refused(message.error().str())
+                    raise RefusedError(message.error().str())
                 _, timestamp = message.timestamp()
                 record = Record(message.key(), message.value(), timestamp, tuple(message.headers() or ()))
                 waiting.add(message.partition(), message.offset(), record)
@@ -139,4 +139,4 @@ def _result(futures: Mapping[Any, Future[Any]]) -> Any:
     try:
         return future.result(TIMEOUT_S)
     except KafkaException as error:
-        raise Refused(error.args[0].str()) from error
+        raise RefusedError(error.args[0].str()) from error

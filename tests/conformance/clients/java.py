@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 from py4j.protocol import Py4JJavaError
 
 from benchmarks.peers.java import JavaMachine
-from tests.conformance.clients import Admin, Client, Fetched, Record, Refused, Waiting
+from tests.conformance.clients import Admin, Client, Fetched, Record, RefusedError, Waiting
 
 Answer = TypeVar("Answer")
 
 
 class JavaClient(Client, Admin):
     name = "java"
+    frames_snappy = True
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -53,7 +54,9 @@ class JavaClient(Client, Admin):
         for partition, at in waiting.next.items():
             self._consumer.seek(self._java.partition(topic, partition), at)
         while waiting.missing:
-            for each in self._consumer.poll(self._java.jvm.java.time.Duration.ofMillis(200)):
+            found = self._consumer.poll(self._java.jvm.java.time.Duration.ofMillis(200)).iterator()
+            while found.hasNext():
+                each = found.next()
                 headers = tuple((header.key(), header.value()) for header in each.headers().toArray())
                 record = Record(each.key(), each.value(), each.timestamp(), headers)
                 waiting.add(each.partition(), each.offset(), record)
@@ -85,7 +88,7 @@ class JavaClient(Client, Admin):
         _refusals(lambda: self._admin.createPartitions(asked).all().get())
 
     def delete_records(self, topic: str, partition: int, before: int) -> None:
-        at, records = self._java.partition(topic, partition), self._api.RecordsToDelete.beforeOffset(before)
+        at, records = self._java.partition(topic, partition), self._java.records_before(before)
         _refusals(lambda: self._admin.deleteRecords(self._java.map({at: records})).all().get())
 
     def _topic_resource(self, topic: str) -> Any:
@@ -95,7 +98,7 @@ class JavaClient(Client, Admin):
     def configs(self, topic: str) -> Mapping[str, str | None]:
         resource = self._topic_resource(topic)
         described = _refusals(lambda: self._admin.describeConfigs(self._java.list([resource])).all().get())
-        return {entry.name(): entry.value() for entry in described[resource].entries()}
+        return {entry.name(): entry.value() for entry in described[resource].entries().toArray()}
 
     def alter_config(self, topic: str, name: str, value: str) -> None:
         operation = self._api.AlterConfigOp(self._api.ConfigEntry(name, value), self._api.AlterConfigOp.OpType.SET)
@@ -124,4 +127,4 @@ def _refusals(work: Callable[[], Answer]) -> Answer:
         return work()
     except Py4JJavaError as error:
         cause = error.java_exception.getCause() or error.java_exception
-        raise Refused(str(cause.toString())) from error
+        raise RefusedError(str(cause.toString())) from error

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.conformance.clients import Admin, Client, Fetched, Record, Refused, Waiting
+from tests.conformance.clients import Admin, Client, Fetched, Record, RefusedError, Waiting
 from tests.support.javascript import Worker, WorkerError
 
 FETCH_SIZE_MAX = 16 << 20
@@ -20,11 +20,11 @@ class JavaScript(Client, Admin):
     def __init__(self, bootstrap: str) -> None:
         self._worker = Worker(self.script, bootstrap)
 
-    def _call(self, name: str, **arguments: object) -> Any:
+    def _call(self, call: str, **arguments: object) -> Any:
         try:
-            return self._worker.call(name, **arguments)
+            return self._worker.call(call, **arguments)
         except WorkerError as error:
-            raise Refused(str(error)) from error
+            raise RefusedError(str(error)) from error
 
     def produce(
         self, topic: str, partition: int, records: Sequence[Record], *, compression: str, idempotent: bool
@@ -88,6 +88,7 @@ class JavaScript(Client, Admin):
 
 class KafkaJs(JavaScript):
     name = "kafkajs"
+    sends_null_headers = False
     script = "kafkajs.js"
     can_alter_configs = False  # it knows only AlterConfigs, which replaces all configs and is deprecated
 
@@ -96,6 +97,8 @@ class Platformatic(JavaScript):
     name = "platformatic"
     script = "platformatic.js"
     compressions = ("none", "gzip", "snappy", "lz4")  # its zstd is that of Node.js 22 and newer
+    sends_falling_timestamps = False
+    reads_framed_snappy = False
 
 
 def _text(data: bytes | None) -> str | None:

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from tests.conformance.clients import Client, Fetched, Record, Refused, Waiting
+from tests.conformance.clients import Client, Fetched, Record, RefusedError, Waiting
 from tests.support.kcat import kcat
 
 TIMEOUT_S = 30
@@ -20,6 +20,7 @@ class KcatCommand(Client):
     chooses_timestamps = False
     sends_binary = False  # it splits its input at marks, and takes headers from its command line
     sends_empty_bytes = False  # it makes nulls of them
+    shows_header = staticmethod(lambda value: value and value.partition(b"\0")[0])  # it prints them as C strings
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -27,14 +28,14 @@ class KcatCommand(Client):
 
     def _run(self, arguments: Sequence[str], data: bytes = b"") -> bytes:
         done = subprocess.run(
-            [self._kcat.path, "-b", self._bootstrap, "-q", *arguments],
+            [self._kcat.path, "-b", self._bootstrap, *arguments],
             input=data,
             capture_output=True,
             timeout=TIMEOUT_S,
             env={**os.environ, **self._kcat.environment},
         )
         if done.returncode:
-            raise Refused(done.stderr.decode(errors="replace").strip())
+            raise RefusedError(done.stderr.decode(errors="replace").strip())
         return done.stdout
 
     def produce(
@@ -59,7 +60,7 @@ class KcatCommand(Client):
         while missing := waiting.missing:
             partition, start = next(iter(missing.items()))
             count = ends[partition] - start
-            arguments = ["-C", "-t", topic, "-p", str(partition), "-o", str(start), "-c", str(count), "-f", print_as]
+            arguments = ["-C", "-q", "-t", topic, "-p", str(partition), "-o", str(start), "-c", str(count), "-f", print_as]
             printed = self._run([*arguments, "-X", "fetch.wait.max.ms=100", "-X", "receive.message.max.bytes=100000000"])
             for at, offset, record in _records(printed):
                 waiting.add(at, offset, record)

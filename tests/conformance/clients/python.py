@@ -9,7 +9,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, OffsetSpec, To
 from kafka.admin import ConfigResource, ConfigResourceType, NewPartitions, NewTopic
 from kafka.errors import KafkaError
 
-from tests.conformance.clients import Admin, Client, Fetched, Record, Refused, Waiting
+from tests.conformance.clients import Admin, Client, Fetched, Record, RefusedError, Waiting
 
 TIMEOUT_S = 30
 Answer = TypeVar("Answer")
@@ -17,6 +17,8 @@ Answer = TypeVar("Answer")
 
 class KafkaPython(Client, Admin):
     name = "kafka-python"
+    frames_snappy = True
+    sends_null_headers = False
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -98,11 +100,14 @@ class KafkaPython(Client, Admin):
 
     def configs(self, topic: str) -> Mapping[str, str | None]:
         resource = ConfigResource(ConfigResourceType.TOPIC, topic)
-        return _refusals(lambda: self._admin.describe_configs([resource], config_filter="all"))
+        found = _refusals(lambda: self._admin.describe_configs([resource], config_filter="all"))
+        return {name: entry["value"] for name, entry in found["topic"][topic].items()}
 
     def alter_config(self, topic: str, name: str, value: str) -> None:
         resource = ConfigResource(ConfigResourceType.TOPIC, topic, configs={name: value})
-        _refusals(lambda: self._admin.alter_configs([resource]))
+        answer = _refusals(lambda: self._admin.alter_configs([resource]))["topic"][topic]
+        if answer != "OK":
+            raise RefusedError(str(answer))
 
     def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
         at = [TopicPartition(topic, partition) for partition in self.partitions(topic)]
@@ -119,4 +124,4 @@ def _refusals(work: Callable[[], Answer]) -> Answer:
     try:
         return work()
     except KafkaError as error:
-        raise Refused(f"{type(error).__name__}: {error}") from error
+        raise RefusedError(f"{type(error).__name__}: {error}") from error

@@ -51,7 +51,7 @@ const producers = new Map()
 
 async function producer(idempotent) {
   if (!producers.has(idempotent)) {
-    const made = kafka.producer({ idempotent, allowAutoTopicCreation: false, createPartitioner: () => () => 0 })
+    const made = kafka.producer({ idempotent, allowAutoTopicCreation: false, createPartitioner: () => ({ message }) => message.partition })
     await made.connect()
     producers.set(idempotent, made)
   }
@@ -96,7 +96,9 @@ serve({
 
   async fetch({ topic, positions, maxBytes }) {
     await connected
+    cluster.targetTopics.clear()
     await cluster.addTargetTopic(topic)
+    await cluster.refreshMetadata()
     const byLeader = cluster.findLeaderForPartitions(topic, positions.map(([partition]) => partition))
     const at = new Map(positions)
     const found = []
@@ -118,11 +120,16 @@ serve({
   async createTopic({ topic, partitions, configs }) {
     await connected
     const configEntries = Object.entries(configs).map(([name, value]) => ({ name, value }))
-    return admin.createTopics({ topics: [{ topic, numPartitions: partitions, replicationFactor: 1, configEntries }] })
+    // It answers false, and does not throw, when there is such a topic.
+    const made = await admin.createTopics({ topics: [{ topic, numPartitions: partitions, replicationFactor: 1, configEntries }] })
+    if (!made) throw new Error(`${topic} exists`)
   },
   async createPartitions({ topic, count }) {
     await connected
-    return admin.createPartitions({ topicPartitions: [{ topic, count }] })
+    await admin.createPartitions({ topicPartitions: [{ topic, count }] })
+    // Its producers would know of the new partitions only when their metadata is five minutes old.
+    for (const made of producers.values()) await made.disconnect()
+    producers.clear()
   },
   async deleteTopic({ topic }) {
     await connected
@@ -149,6 +156,7 @@ serve({
   },
   async deleteRecords({ topic, partition, offset }) {
     await connected
+    await admin.fetchTopicOffsets(topic) // else it does not know the partition's leader
     return admin.deleteTopicRecords({ topic, partitions: [{ partition, offset: String(offset) }] })
   },
   async configs({ topic }) {

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -627,6 +627,36 @@ class PartitionLog:
         self._disk.sync_directory(self.directory)
         self.epochs.truncate_from(end + 1)
         self._epochs_durable = self._epochs_written = False
+
+    # -- compaction ----------------------------------------------------------------------------------------------
+
+    @property
+    def disk(self) -> Disk:
+        """Where it is."""
+        return self._disk
+
+    def finished_segments(self) -> list[Segment]:
+        """The segments that nothing will change any more, and that no recovery will look at. Blocks; OSError."""
+        self._note_checkpoint()
+        self._points.save()
+        point = self._points.recovery_point(self._name) or 0
+        return [segment for segment in self._segments[:-1] if segment.sealed and segment.end <= point]
+
+    def let_go_of(self, bases: Sequence[int]) -> None:
+        """Close the files of segments that are about to be replaced; slices keep theirs."""
+        for segment in self._segments:
+            if segment.base_offset in bases:
+                segment.release()
+
+    def put_in_place(self, bases: Sequence[int], segment: Segment) -> None:
+        """Use a compacted segment, whose files are in place, instead of those with these base offsets."""
+        segment.load()
+        segment.sealed = True
+        segment.load_index()
+        segment.release()
+        first = next(index for index, old in enumerate(self._segments) if old.base_offset == bases[0])
+        self._segments[first : first + len(bases)] = [segment]
+        self._open_for_reading = None
 
     # -- snapshots of producer state -----------------------------------------------------------------------------
 
