@@ -30,7 +30,7 @@ CONFIG = LogConfig(durability=Durability.OS)
 
 def append(scale: Scale) -> Iterable[Result]:
     """Append batches of 1 MiB and 16 KiB against pwrite of the same bytes to a file."""
-    for size, bound in ((MIB, 1.15), (16 * KIB, None)):
+    for size, bound in ((MIB, 1.25), (16 * KIB, None)):
         count = scale.choose(512 * MIB, 4 * MIB) // size
         with _directory() as directory:
             yield from compare(

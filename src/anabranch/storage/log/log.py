@@ -24,7 +24,7 @@ from typing import NamedTuple
 from anabranch.base.errors import DecodeError
 from anabranch.records.batch import BatchHeader, headers, stamp
 from anabranch.runtime.disk import Disk, File
-from anabranch.storage.checkpoints import Checkpoints
+from anabranch.storage.checkpoints import CheckpointError, Checkpoints
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.epochs import LeaderEpochs
 from anabranch.storage.log.errors import OfflineLogError, OffsetOutOfRangeError
@@ -180,7 +180,10 @@ class PartitionLog:
     @property
     def _points(self) -> Checkpoints:
         if self._checkpoints is None:
-            self._checkpoints = Checkpoints(self._disk, self.directory)
+            try:
+                self._checkpoints = Checkpoints(self._disk, self.directory)
+            except CheckpointError as error:
+                raise OfflineLogError(str(error)) from error
         return self._checkpoints
 
     @property
@@ -224,8 +227,7 @@ class PartitionLog:
     def _note_checkpoint(self) -> None:
         """Record what a checkpoint would say, if that is news; save it if nobody else does."""
         known = self._points.log_start(self._name), self._points.recovery_point(self._name)
-        point = max(self.flushed, self.log_start)
-        if (known != (self.log_start, point) and known != (None, None)) or point:
+        if known != (self.log_start, self._recovery_point) and (self.flushed > 0 or known != (None, None)):
             self._record_points()
             if not self._shared:
                 self._points.save()

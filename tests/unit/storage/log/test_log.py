@@ -472,3 +472,27 @@ def test_logs_share_their_checkpoints_in_a_data_directory(tmp_path: Path) -> Non
     directory = DataDirectory(tmp_path, Disk())
     assert not directory.stopped_cleanly
     directory.release()
+
+
+def test_a_damaged_checkpoint_takes_the_log_offline_and_may_be_removed(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    fill(log, 10)
+    log.close()
+    path = tmp_path / "t-0" / "recovery-point-offset-checkpoint"
+    path.write_bytes(b"0\n1\nt 0 2")
+    with pytest.raises(OfflineLogError, match="Remove it"):
+        open_log(tmp_path)
+    path.unlink()
+    assert open_log(tmp_path).end == 20
+
+
+def test_an_idle_log_syncs_nothing_when_it_is_closed() -> None:
+    disk = FaultyDisk(1)
+    log = PartitionLog.open(HERE, LogConfig(), disk=disk)
+    log.start_epoch(0)
+    fill(log, 3)
+    log.close()
+    log = PartitionLog.open(HERE, LogConfig(), disk=disk)
+    before = disk.syncs
+    log.close()
+    assert disk.syncs == before
