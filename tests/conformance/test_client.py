@@ -331,6 +331,9 @@ def test_what_cannot_be_done_is_said_in_a_sentence(address: str, topic: str) -> 
         consumer.assign([(topic, 9)])
         with pytest.raises(ApiError, match=rf"topic {topic} has no partition 9"):
             consumer.poll(10)
+        consumer.assign("no-such-topic")
+        with pytest.raises(ApiError, match=r"there is no topic 'no-such-topic'; create it first"):
+            consumer.poll(10)
     with sync.Admin(address) as admin, pytest.raises(ApiError, match=r"there is no topic 'nope'; create it first"):
         admin.describe_topics("nope")
 

@@ -19,7 +19,10 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.protocol.frames import encode_request
 from anabranch.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from anabranch.protocol.messages.leader_and_isr import LeaderAndIsrRequest
 from anabranch.protocol.messages.metadata import MetadataRequest
+from anabranch.protocol.messages.stop_replica import StopReplicaRequest
+from anabranch.protocol.messages.update_metadata import UpdateMetadataRequest
 from tests.support.broker import BrokerProcess, running
 from tests.support.wire import WireClient, batch
 
@@ -44,12 +47,13 @@ def scene(broker: BrokerProcess, warnings: int = 1) -> Iterator[socket.socket]:
     with WireClient(broker.port) as friend:
         friend.create(f"friends-{time.monotonic_ns()}")
         before = len(broker.said("warning"))
+        closed_before = len(broker.said("warning", "connection closed"))
         hostile = socket.create_connection(("127.0.0.1", broker.port), 20)
         with hostile:
             yield hostile
         served_soon(friend)
         if warnings:
-            broker.until_said("warning", "connection closed", before + warnings)
+            broker.until_said("warning", "connection closed", closed_before + warnings)
         said = broker.said("warning")[before:]
         assert len(said) == warnings, said
         assert all("127.0.0.1:" in it["peer"] and it["reason"] for it in said)
@@ -89,7 +93,6 @@ HOSTILE_BYTES: dict[str, bytes] = {
     "a version that is too old": request(1, 0),
     "a negative version": request(3, -1),
     "a body that is missing": request(3, 9),
-    "a body with bytes left over": frame(metadata()[4:] + b"more"),
     "an array that is longer than its bytes": request(3, 1, struct.pack(">i", 2**31 - 1)),
     "a compact array of 2^32 elements": request(3, 9, b"\x00\xff\xff\xff\xff\x0f"),
     "a varint without an end": request(3, 9, b"\x00" + b"\xff" * 20),
@@ -154,6 +157,19 @@ def test_an_unknown_version_of_api_versions_is_answered_in_version_0(shared: Bro
         assert any(it.api_key == 18 for it in answer.api_keys)
         hostile.sendall(b"".join(bytes(p) for p in encode_request(ApiVersionsRequest(), 0, 9, "hostile")))
         assert struct.unpack(">ii", hostile.recv(8))[1] == 9
+
+
+def test_bytes_behind_a_request_are_passed_over_because_librdkafka_sends_some(shared: BrokerProcess) -> None:
+    with scene(shared, warnings=0) as hostile:
+        hostile.sendall(frame(metadata()[4:] + b"more"))
+        assert struct.unpack(">ii", hostile.recv(8))[1] == 1
+
+
+def test_what_only_brokers_say_among_themselves_is_refused(shared: BrokerProcess) -> None:
+    with WireClient(shared.port) as client:
+        for message, version in ((LeaderAndIsrRequest(), 7), (StopReplicaRequest(), 4), (UpdateMetadataRequest(), 8)):
+            assert client.call(message, version).error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    shared.until_said("warning", "request refused", 3)
 
 
 def test_a_bad_checksum_is_told_and_the_connection_goes_on(shared: BrokerProcess) -> None:

@@ -28,6 +28,8 @@ from anabranch.server.node import Call, Node
 
 say = Say("listener")
 API_VERSIONS = 18
+BROKERS_ONLY = frozenset({4, 5, 6})
+"""LeaderAndIsr, StopReplica, UpdateMetadata: spoken between controller and brokers, which are one process here."""
 SWEEP_INTERVAL_S = 1.0
 WARNING_INTERVAL_S = 10.0
 
@@ -87,14 +89,7 @@ class Connection:
         try:
             header, request = decode_request(frame)
         except UnsupportedVersionError as error:
-            if error.header.api_key == API_VERSIONS:
-                self._send(
-                    encode_response(
-                        supported(ErrorCode.UNSUPPORTED_VERSION), API_VERSIONS, 0, error.header.correlation_id
-                    )
-                )
-            else:
-                self.violate(str(error))
+            self._refuse(error)
             return
         except DecodeError as error:
             self.violate(str(error))
@@ -118,6 +113,18 @@ class Connection:
             self._fail(header, error)
             return
         metrics.time.observe(perf_counter() - began)
+
+    def _refuse(self, error: UnsupportedVersionError) -> None:
+        key, version, correlation_id, _ = error.header
+        if key == API_VERSIONS:
+            answer = supported(ErrorCode.UNSUPPORTED_VERSION)
+            self._send(encode_response(answer, API_VERSIONS, 0, correlation_id))
+        elif key in BROKERS_ONLY and version in API[key].versions:
+            say.warning("request refused", peer=self.peer, reason=f"{API[key].name} is for brokers among themselves")
+            answer = API[key].response(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+            self._send(encode_response(answer, key, version, correlation_id))
+        else:
+            self.violate(str(error))
 
     def _await(self, answer: Awaitable[Any], header: RequestHeader, metrics: _ApiMetrics, began: float) -> None:
         place = _Answer()

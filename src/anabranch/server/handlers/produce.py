@@ -52,7 +52,10 @@ def handle_produce(
                 error_message=produced.message,
             )
             answers.append(answer)
-            if produced.awaits is not None:
+            if produced.awaits is None:
+                if partition is not None and produced.error is ErrorCode.NONE and partition.log.flush_due:
+                    replicas.commit(partition)
+            else:
                 durable = replicas.commit(produced.awaits)
                 if request.acks == ALL_ACKS:
                     waits.append((answer, durable))

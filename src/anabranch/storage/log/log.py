@@ -335,8 +335,8 @@ class PartitionLog:
             disk=self._disk,
         )
 
-    def end_flush(self, flush: Flush, error: OSError | None = None) -> None:
-        """Take note of what a flush has done."""
+    def end_flush(self, flush: Flush, error: OSError | None = None) -> bool:
+        """Take note of what a flush has done; False when it promises nothing, as it failed or the log was cut since."""
         if error is not None:
             self._failure = error
             self._resume_at_ms = 0
@@ -349,8 +349,9 @@ class PartitionLog:
                 segment.index.unsynced = False
             if self.directory.parent in flush.directories:
                 self._directory_durable = True
-            return
+            return True
         self._late_indexes += [segment for segment in flush.indexed if segment in self._segments]
+        return False
 
     def flush(self) -> None:
         """Make everything appended so far durable. Blocks; raises OSError."""

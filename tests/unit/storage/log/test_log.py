@@ -496,3 +496,38 @@ def test_an_idle_log_syncs_nothing_when_it_is_closed() -> None:
     before = disk.syncs
     log.close()
     assert disk.syncs == before
+
+
+def test_a_caller_that_goes_away_takes_nobody_with_it(tmp_path: Path) -> None:
+    log = open_log(tmp_path, LogConfig())
+
+    async def callers() -> None:
+        group = GroupCommit()
+        fill(log, 1)
+        gone, stays = group.commit(log), group.commit(log)
+        gone.cancel()
+        await stays
+        group.commit(log).cancel()
+        await group.drain()
+        group.close()
+
+    asyncio.run(callers())
+    assert log.flushed == 2
+
+
+def test_a_sync_that_succeeds_after_the_log_was_cut_is_a_failure_to_those_who_wait(tmp_path: Path) -> None:
+    log = open_log(tmp_path, LogConfig())
+
+    async def scenario() -> None:
+        group = GroupCommit()
+        fill(log, 2)
+        waiting = group.commit(log)
+        await asyncio.sleep(0)
+        log.truncate(0)
+        with pytest.raises(OSError, match="cut"):
+            await waiting
+        await group.drain()
+        group.close()
+
+    asyncio.run(scenario())
+    assert (log.end, log.flushed) == (0, 0)
