@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 
 import pytest
+from kio.schema.api_versions.v3.request import ApiVersionsRequest
+from kio.schema.metadata.v12.request import MetadataRequest
 
 from tests.conformance.clients import Admin, Client, Record, RefusedError
 from tests.conformance.conftest import KINDS, Broker, Clients
-from tests.support.oracle import wait_until_served
+from tests.support.oracle import ask, wait_until_served
 
 ADMINS = [name for name, kind in KINDS.items() if issubclass(kind, Admin)]
 RECORDS = [Record(b"k", b"%d" % number, 1_700_000_000_000 + 1_000 * number) for number in range(10)]
@@ -118,3 +120,17 @@ def test_kcat_lists_what_there_is_and_looks_up_times(clients: Clients, broker: B
     assert f'topic "{topic}" with 3 partitions' in kcat.listing()
     assert f"at {broker.address}" in kcat.listing()
     assert kcat.offset_at(topic, 2, 1_700_000_003_001) == 4
+
+
+def test_nothing_of_ours_is_said_to_who_did_not_ask(clients: Clients, broker: Broker, topic: str) -> None:
+    """The oracle fails on tagged fields it does not know, and so does, less plainly, one of the clients."""
+    with_records(clients["confluent-kafka"], broker, topic, 3)
+    asked = MetadataRequest(topics=None, include_topic_authorized_operations=False)
+    (shown,) = [each for each in ask(broker.address, asked).topics if each.name == topic]
+    assert [each.partition_index for each in shown.partitions] == [0, 1, 2]
+
+
+def test_the_oldest_produce_is_named_for_the_sake_of_older_librdkafka(broker: Broker) -> None:
+    answer = ask(broker.address, ApiVersionsRequest(client_software_name="oracle", client_software_version="1"))
+    (produce,) = [each for each in answer.api_keys if each.api_key == 0]
+    assert produce.min_version == 0

@@ -30,7 +30,9 @@ def install() -> Path:
     """Install what the lock names, once for each lock, and return the directory of the modules."""
     for command in ("node", "npm"):
         if shutil.which(command) is None:
-            raise RuntimeError(f"The JavaScript clients need Node.js {NODE_MIN} or newer with npm; {command} is missing.")
+            raise RuntimeError(
+                f"The JavaScript clients need Node.js {NODE_MIN} or newer with npm; {command} is missing."
+            )
     lock = SOURCE / "package-lock.json"
     version = hashlib.sha256(lock.read_bytes()).hexdigest()[:12]
     home = TOOLS / f"javascript-{version}"

@@ -106,19 +106,17 @@ class JavaClient(Client, Admin):
         _refusals(lambda: self._admin.incrementalAlterConfigs(asked).all().get())
 
     def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
-        found = {}
-        for partition in self.partitions(topic):
-            at = self._java.partition(topic, partition)
-            low, high = (
-                _refusals(lambda spec=spec: self._admin.listOffsets(self._java.map({at: spec})).all().get())[at].offset()
-                for spec in (self._api.OffsetSpec.earliest(), self._api.OffsetSpec.latest())
-            )
-            found[partition] = (low, high)
-        return found
+        earliest, latest = self._api.OffsetSpec.earliest(), self._api.OffsetSpec.latest()
+        return {
+            partition: (self._offset(topic, partition, earliest), self._offset(topic, partition, latest))
+            for partition in self.partitions(topic)
+        }
 
     def offset_at(self, topic: str, partition: int, timestamp: int) -> int:
+        return self._offset(topic, partition, self._api.OffsetSpec.forTimestamp(timestamp))
+
+    def _offset(self, topic: str, partition: int, spec: Any) -> int:
         at = self._java.partition(topic, partition)
-        spec = self._api.OffsetSpec.forTimestamp(timestamp)
         return int(_refusals(lambda: self._admin.listOffsets(self._java.map({at: spec})).all().get())[at].offset())
 
 

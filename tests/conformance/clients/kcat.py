@@ -41,7 +41,7 @@ class KcatCommand(Client):
     def produce(
         self, topic: str, partition: int, records: Sequence[Record], *, compression: str, idempotent: bool
     ) -> Sequence[int]:
-        """Run kcat once for each run of records with the same headers, which it takes as options. It tells no offsets."""
+        """Run kcat once for each run of records with the same headers, which are its options. It tells no offsets."""
         common = ["-P", "-t", topic, "-p", str(partition), "-X", f"compression.codec={compression}", "-X", "acks=all"]
         common += ["-X", f"enable.idempotence={str(idempotent).lower()}", "-K", KEY_END, "-D", RECORD_END, "-Z"]
         common += ["-X", f"message.max.bytes={16 << 20}", "-X", "linger.ms=5", "-X", "message.timeout.ms=20000"]
@@ -60,8 +60,23 @@ class KcatCommand(Client):
         while missing := waiting.missing:
             partition, start = next(iter(missing.items()))
             count = ends[partition] - start
-            arguments = ["-C", "-q", "-t", topic, "-p", str(partition), "-o", str(start), "-c", str(count), "-f", print_as]
-            printed = self._run([*arguments, "-X", "fetch.wait.max.ms=100", "-X", "receive.message.max.bytes=100000000"])
+            arguments = [
+                "-C",
+                "-q",
+                "-t",
+                topic,
+                "-p",
+                str(partition),
+                "-o",
+                str(start),
+                "-c",
+                str(count),
+                "-f",
+                print_as,
+            ]
+            printed = self._run(
+                [*arguments, "-X", "fetch.wait.max.ms=100", "-X", "receive.message.max.bytes=100000000"]
+            )
             for at, offset, record in _records(printed):
                 waiting.add(at, offset, record)
         return waiting.found

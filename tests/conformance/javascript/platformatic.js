@@ -29,6 +29,7 @@ async function listed(topic, timestamp) {
 serve({
   async produce({ topic, partition, records, compression, idempotent }) {
     const { producers } = await clients
+    await producers[idempotent].metadata({ topics: [topic], forceUpdate: true }) // else it wraps partitions it does not know
     const { offsets } = await producers[idempotent].send({
       acks: -1,
       compression,
