@@ -36,7 +36,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 layers: $(READY)
-	$(BIN)/lint-imports --no-timings
+	$(BIN)/lint-imports --no-logo
 
 unit: $(READY) java
 	$(BIN)/pytest $(PYTEST)

@@ -195,3 +195,22 @@ def test_killed_at_any_moment_of_produces_and_resizes_it_loses_and_doubles_nothi
         for _ in range(3):
             loop.round()
         loop.verify()
+
+
+def test_the_broker_starts_without_the_libraries_that_it_does_not_need() -> None:
+    code = (
+        "import sys; sys.argv = ['anabranch', 'serve', '--set', 'no.such=1']\n"
+        "from anabranch.cli.entry import main\n"
+        "import anabranch.server.broker\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'numpy', 'numba', 'pyarrow', 'typer', 'rich', 'pydantic'} & set(sys.modules)))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        check=True,
+    )
+    assert found.stdout.strip() == "[]"

@@ -194,6 +194,7 @@ class Producer:
         self._timer: asyncio.TimerHandle | None = None
         self._scheduled = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._kernels_loaded = False
         self._encoding: set[asyncio.Future[Any]] = set()
         self._connecting: dict[int, list[Send]] = {}
         self._column_order: dict[str, asyncio.Lock] = {}
@@ -506,7 +507,7 @@ class Producer:
         work = (encode.rows, encode.placement, self._encode_settings, self._any_hash)
         loop = self._start()
         encoding: asyncio.Future[Any]
-        if isinstance(encode.rows, Records):
+        if isinstance(encode.rows, Records) and self._kernels_loaded:
             encoding = loop.create_future()
             try:
                 encoding.set_result(encode_rows(*work))
@@ -514,7 +515,8 @@ class Producer:
                 encoding.set_exception(error)
             self._encoded(encode, encoding)
         else:
-            # At once, not in a task: kernels hold no interpreter lock, and work while sockets are written to.
+            # At once, not in a task: kernels hold no interpreter lock, and work while sockets are written to. The
+            # first time they have to be loaded, which takes a second.
             encoding = loop.run_in_executor(None, encode_rows, *work)
             self._encoding.add(encoding)
             encoding.add_done_callback(lambda done: self._encoded(encode, done))
@@ -524,6 +526,7 @@ class Producer:
         if encoding.cancelled():
             return
         error = encoding.exception()
+        self._kernels_loaded = True
         if error is None:
             parts, refused = encoding.result()
         else:

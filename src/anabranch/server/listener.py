@@ -8,7 +8,6 @@ an answer is still waiting to be read by the peer, so that a connection holds a 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import socket
 from collections import deque
 from collections.abc import Awaitable, Sequence
@@ -103,7 +102,7 @@ class Connection:
         call = Call(header.api_version, header.client_id, self.peer, self.number)
         try:
             answer = handler(self._node, request, call)
-            if inspect.isawaitable(answer):
+            if hasattr(answer, "__await__"):
                 self._await(answer, header, metrics, began)
                 return
             if answer is None:
