@@ -7,7 +7,9 @@ understand is left to the whole command line, which explains it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -81,8 +83,16 @@ def load_settings(options: Options) -> Settings:
     return Settings.of(properties)
 
 
+def raise_file_limit() -> None:
+    """Allow this process as many open files, which sockets are too, as it may allow itself."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def run(settings: Settings) -> int:
     """Run a broker until a signal; the exit code."""
+    raise_file_limit()
     import uvloop
 
     from anabranch.server import logs

@@ -253,7 +253,7 @@ class Controller:
 
     async def inspect_all_retiring(self) -> None:
         """The reaper's round."""
-        for topic in list(self.state.topics):
+        for topic in sorted({partition.name.topic for partition in self._replicas if partition.retiring}):
             await self.inspect_retiring(topic)
 
     def _set_timer(self, timer: SetTimer) -> None:

@@ -23,7 +23,7 @@ from anabranch.server.handlers import HANDLERS
 from anabranch.server.handlers.api_versions import supported
 from anabranch.server.logs import Say, Seldom
 from anabranch.server.metrics import Counter, Histogram
-from anabranch.server.node import Call, Node
+from anabranch.server.node import Call, CloseConnectionError, Node
 
 say = Say("listener")
 API_VERSIONS = 18
@@ -93,6 +93,10 @@ class Connection:
         except DecodeError as error:
             self.violate(str(error))
             return
+        except Exception as error:  # ours: this connection ends, the others go on
+            say.error("request not decoded", exception=error, peer=self.peer)
+            self.channel.close()
+            return
         handler = HANDLERS.get(header.api_key)
         if handler is None:
             self.violate(f"API key {header.api_key} is not served")
@@ -108,6 +112,10 @@ class Connection:
             if answer is None:
                 return
             self._send(encode_response(answer, header.api_key, header.api_version, header.correlation_id))
+        except CloseConnectionError as error:
+            say.debug("connection closed", peer=self.peer, reason=error)
+            self.channel.close()
+            return
         except Exception as error:  # ours: this connection ends, the others go on
             self._fail(header, error)
             return

@@ -98,17 +98,17 @@ def _asked(
 
 def _topic(node: Node, name: str, lineage: bool) -> MetadataResponseTopic | None:
     """Describe a topic; its lineage only to who asked for it, since some clients do not skip tagged fields rightly."""
-    version = node.controller.version
-    key = f"metadata/{name}/{lineage}"
-    cached = node.caches.get(key)
-    if cached is not None and cached[0] == version and isinstance(cached[1], MetadataResponseTopic):
-        return cached[1]
+    if node.metadata_version != node.controller.version:
+        node.metadata.clear()
+        node.metadata_version = node.controller.version
+    cached = node.metadata.get((name, lineage))
+    if isinstance(cached, MetadataResponseTopic):
+        return cached
     view = topic_view(node.controller.state, name)
     if view is None:
-        node.caches.pop(key, None)
         return None
     made = _described(view, lineage)
-    node.caches[key] = (version, made)
+    node.metadata[name, lineage] = made
     return made
 
 

@@ -370,6 +370,11 @@ class PartitionLog:
         """Whether a segment was finished and not synced yet: time for a flush also where nobody waits for one."""
         return self._failure is None and self.flushed < self._segments[-1].base_offset
 
+    def settle(self, now_ms: int) -> None:
+        """After a failed sync, cut what is in doubt and take appends again; OSError while the disk refuses."""
+        if self._failure is not None:
+            self._resume(now_ms)
+
     def _resume(self, now_ms: int | None) -> None:
         """Take appends again after a failed sync, if the disk lets us; raises OSError if not."""
         assert self._failure is not None
