@@ -1,7 +1,8 @@
 """Our broker against Apache Kafka: same clients, same durability, the machine's cores shared with the client.
 
-Producing is Kafka's own ProducerPerformance; consuming is librdkafka by assignment. What a broker costs is the CPU time
-of its process tree while the client works. Our `durability=os` is what Apache Kafka does by default.
+The clients are the Java one (ProducerPerformance, and a KafkaConsumer by assignment) and, as a second, librdkafka. What
+a broker costs is the CPU time of its process tree while the client works. Our `durability=os` is what Apache Kafka does
+by default.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ import pyarrow as pa
 from benchmarks.harness import Bar, Result, Round, Scale, compare
 from benchmarks.peers.anabranch import Anabranch
 from benchmarks.peers.artifacts import KAFKA_LOCK, fetch, java
+from benchmarks.peers.java import JavaMachine
 from benchmarks.peers.kafka import ApacheKafka
 from benchmarks.peers.process import ServerProcess
 
+Pair = Mapping[str, ServerProcess]
 RECORD_SIZE = 1024
 GB = 1e9
 REPORT = re.compile(
@@ -33,7 +36,13 @@ REPORT = re.compile(
 
 
 @contextmanager
-def _both(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[dict[str, ServerProcess]]:
+def both(
+    ours: Mapping[str, str], theirs: Mapping[str, str], running: Pair | None = None
+) -> Iterator[Mapping[str, ServerProcess]]:
+    """Run the two brokers with these settings, or use a pair that runs already."""
+    if running is not None:
+        yield running
+        return
     with ExitStack() as stack:
         yield {
             "anabranch": stack.enter_context(Anabranch(settings=ours)),
@@ -90,68 +99,155 @@ def _produced(server: ServerProcess, partitions: int, records: int, rate: int, *
     return once
 
 
-def produce(scale: Scale) -> list[Result]:
+BYTES_AND_CPU = (Bar("bytes_per_s", "B/s", "more", 1.0), Bar("cpu_s_per_gb", "s/GB", "less", 1.0))
+
+
+def produce(scale: Scale, running: Pair | None = None) -> list[Result]:
     """Bytes in per second, and what a GB in costs the broker."""
     records = scale.choose(400_000, 5_000)
-    with _both({"durability": "os"}, {}) as servers:
+    with both({"durability": "os"}, {}, running) as servers:
         return compare(
             "broker.produce",
             what=f"{records} records of 1 KiB into one partition by ProducerPerformance, acks=all, defaults otherwise",
             sides={name: _produced(server, 1, records, -1, acks="all") for name, server in servers.items()},
-            bars=[Bar("bytes_per_s", "B/s", "more", 1.0), Bar("cpu_s_per_gb", "s/GB", "less", 1.0)],
+            bars=BYTES_AND_CPU,
             scale=scale,
         )
 
 
-def consume(scale: Scale) -> list[Result]:
+def produce_librdkafka(scale: Scale, running: Pair | None = None) -> list[Result]:
+    """The same by librdkafka."""
+    from confluent_kafka import Producer
+
+    records = scale.choose(400_000, 5_000)
+    value = os.urandom(RECORD_SIZE)
+
+    def produced(server: ServerProcess) -> Round:
+        def once() -> Mapping[str, float]:
+            topic = _topic(server, 1)
+            errors: list[object] = []
+
+            def delivered(error: object, _: object) -> None:
+                if error is not None:
+                    errors.append(error)
+
+            producer = Producer(
+                {
+                    "bootstrap.servers": server.address,
+                    "acks": "all",
+                    "log_level": 0,
+                    "queue.buffering.max.kbytes": 65_536,
+                    "on_delivery": delivered,
+                }
+            )
+            with _measured(server, records) as figures:
+                for _ in range(records):
+                    while True:
+                        try:
+                            producer.produce(topic, value)
+                            break
+                        except BufferError:
+                            producer.poll(0.01)
+                while producer.flush(60):
+                    pass
+            assert not errors, errors[0]
+            _delete(server, topic)
+            return figures
+
+        return once
+
+    with both({"durability": "os"}, {}, running) as servers:
+        return compare(
+            "broker.produce_librdkafka",
+            what=f"{records} records of 1 KiB into one partition by librdkafka (confluent-kafka), acks=all, "
+            "64 MiB of queue, defaults otherwise",
+            sides={name: produced(server) for name, server in servers.items()},
+            bars=BYTES_AND_CPU,
+            scale=scale,
+        )
+
+
+def consume(scale: Scale, running: Pair | None = None) -> list[Result]:
     """Bytes out per second, and what a GB out costs the broker."""
+    records = scale.choose(400_000, 5_000)
+
+    def consumed(machine: JavaMachine, server: ServerProcess, topic: str) -> Round:
+        def once() -> Mapping[str, float]:
+            consumer = machine.consumer(server.address, {"max.poll.records": "100000"})
+            at = machine.list([machine.partition(topic, 0)])
+            consumer.assign(at)
+            consumer.seekToBeginning(at)
+            wait, count = machine.jvm.java.time.Duration.ofSeconds(1), 0
+            with _measured(server, records) as figures:
+                while count < records:
+                    count += consumer.poll(wait).count()
+            consumer.close()
+            return figures
+
+        return once
+
+    with both({"durability": "os"}, {}, running) as servers, JavaMachine("-Xmx512M") as machine:
+        return compare(
+            "broker.consume",
+            what=f"{records} records of 1 KiB from one partition by the Java client, by assignment, defaults otherwise",
+            sides={name: consumed(machine, server, _filled(server, records)) for name, server in servers.items()},
+            bars=BYTES_AND_CPU,
+            scale=scale,
+        )
+
+
+def consume_librdkafka(scale: Scale, running: Pair | None = None) -> list[Result]:
+    """The same by librdkafka."""
     from confluent_kafka import Consumer, TopicPartition
 
     records = scale.choose(400_000, 5_000)
 
     def consumed(server: ServerProcess, topic: str) -> Round:
         def once() -> Mapping[str, float]:
-            consumer = Consumer(
-                {
-                    "bootstrap.servers": server.address,
-                    "group.id": "unused",
-                    "enable.auto.commit": False,
-                    "auto.offset.reset": "earliest",
-                    "log_level": 0,
-                }
-            )
+            settings = {"group.id": "unused", "enable.auto.commit": False, "auto.offset.reset": "earliest"}
+            consumer = Consumer({"bootstrap.servers": server.address, "log_level": 0, **settings})
             consumer.assign([TopicPartition(topic, 0, 0)])
-            before, began, count = server.usage().cpu_s, time.perf_counter(), 0
-            while count < records:
-                count += len(consumer.consume(10_000, 1.0))
-            took_s = time.perf_counter() - began
-            cpu_s = server.usage().cpu_s - before
+            count = 0
+            with _measured(server, records) as figures:
+                while count < records:
+                    count += len(consumer.consume(10_000, 0.1))
             consumer.close()
-            size = records * RECORD_SIZE
-            return {"bytes_per_s": size / took_s, "cpu_s_per_gb": cpu_s / (size / GB)}
+            return figures
 
         return once
 
-    with _both({"durability": "os"}, {}) as servers:
-        sides = {}
-        for name, server in servers.items():
-            topic = _topic(server, 1)
-            _perform(server, topic, records, -1, acks="all")
-            sides[name] = consumed(server, topic)
+    with both({"durability": "os"}, {}, running) as servers:
         return compare(
-            "broker.consume",
+            "broker.consume_librdkafka",
             what=f"{records} records of 1 KiB from one partition by librdkafka (confluent-kafka), by assignment",
-            sides=sides,
-            bars=[Bar("bytes_per_s", "B/s", "more", 1.0), Bar("cpu_s_per_gb", "s/GB", "less", 1.0)],
+            sides={name: consumed(server, _filled(server, records)) for name, server in servers.items()},
+            bars=BYTES_AND_CPU,
             scale=scale,
         )
 
 
-def latency(scale: Scale) -> list[Result]:
+def _filled(server: ServerProcess, records: int) -> str:
+    topic = _topic(server, 1)
+    _perform(server, topic, records, -1, acks="all")
+    return topic
+
+
+@contextmanager
+def _measured(server: ServerProcess, records: int) -> Iterator[dict[str, float]]:
+    """Fill in the bytes a second and the broker's CPU seconds a GB of what is done inside."""
+    size = records * RECORD_SIZE
+    figures: dict[str, float] = {}
+    before, began = server.usage().cpu_s, time.perf_counter()
+    yield figures
+    figures["bytes_per_s"] = size / (time.perf_counter() - began)
+    figures["cpu_s_per_gb"] = (server.usage().cpu_s - before) / (size / GB)
+
+
+def latency(scale: Scale, running: Pair | None = None) -> list[Result]:
     """The 99th percentile of acks=all at 5,000 records a second."""
     rate = scale.choose(5_000, 500)
     records = rate * scale.choose(10, 2)
-    with _both({"durability": "os"}, {}) as servers:
+    with both({"durability": "os"}, {}, running) as servers:
         return compare(
             "broker.latency",
             what=f"ProducerPerformance at {rate} records/s of 1 KiB, acks=all, {records} records; its 99th percentile",
@@ -161,11 +257,11 @@ def latency(scale: Scale) -> list[Result]:
         )
 
 
-def durable(scale: Scale) -> list[Result]:
+def durable(scale: Scale, running: Pair | None = None) -> list[Result]:
     """Records a second that are on the disk when they are acknowledged."""
     records = scale.choose(20_000, 500)
     settings = {"acks": "all", "batch_size": "4096", "linger_ms": "0"}
-    with _both({"durability": "fsync"}, {"log.flush.interval.messages": "1"}) as servers:
+    with both({"durability": "fsync"}, {"log.flush.interval.messages": "1"}, running) as servers:
         return compare(
             "broker.durable",
             what=f"{records} records of 1 KiB over 16 partitions by ProducerPerformance, acks=all, batch.size=4096, "
@@ -275,7 +371,9 @@ def _resize_under_load(server: ServerProcess, producers: int, seconds: float) ->
 
 BENCHMARKS = {
     "produce": produce,
+    "produce_librdkafka": produce_librdkafka,
     "consume": consume,
+    "consume_librdkafka": consume_librdkafka,
     "latency": latency,
     "durable": durable,
     "start": start,
