@@ -85,6 +85,16 @@ class JavaMachine:
         """Return a TopicPartition."""
         return self.jvm.org.apache.kafka.common.TopicPartition(topic, partition)
 
+    def records_before(self, offset: int) -> Any:
+        """Return a RecordsToDelete; by reflection, since its static method shares its name with one that is not."""
+        lang = self.jvm.java.lang
+        types = self._gateway.new_array(lang.Class, 1)
+        types[0] = lang.Long.TYPE
+        arguments = self._gateway.new_array(lang.Object, 1)
+        arguments[0] = offset
+        kind = lang.Class.forName("org.apache.kafka.clients.admin.RecordsToDelete")
+        return kind.getMethod("beforeOffset", types).invoke(None, arguments)
+
     def close(self) -> None:
         """End the JVM."""
         self._gateway.shutdown()

@@ -164,7 +164,9 @@ class WireClient:
 
     def metadata(self, topic: str) -> Any:
         """What Metadata says of a topic."""
-        asked = MetadataRequest(topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False)
+        asked = MetadataRequest(
+            topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False, include_lineage=True
+        )
         return self.call(asked, 12).topics[0]
 
     def producer_id(self) -> int:

@@ -223,7 +223,7 @@ class Cluster:
 
     async def _metadata(self, topics: Sequence[str] | None, *, create: bool = False) -> MetadataResponse:
         asked = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
-        request = MetadataRequest(topics=asked, allow_auto_topic_creation=create)
+        request = MetadataRequest(topics=asked, allow_auto_topic_creation=create, include_lineage=True)
         response: MetadataResponse = await self.ask(request)
         nodes = {
             broker.node_id: Node(broker.node_id, broker.host, broker.port, broker.rack) for broker in response.brokers

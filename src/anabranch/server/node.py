@@ -33,7 +33,7 @@ class Node:
     controller: Controller
     fetch_sessions: FetchSessions
     producer_ids: ProducerIds
-    metadata: dict[str, object] = field(default_factory=dict)
+    metadata: dict[tuple[str, bool], object] = field(default_factory=dict)
     """What Metadata answers about topics, made of the controller's state at `metadata_version`."""
     metadata_version: int = -1
     parked: set[asyncio.Future[None]] = field(default_factory=set)

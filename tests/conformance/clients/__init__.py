@@ -42,10 +42,19 @@ class Client(ABC):
     name: str
     compressions: Sequence[str] = COMPRESSIONS
     chooses_timestamps = True
+    sends_binary = True
+    """Whether keys, values and headers may hold any byte."""
     sends_empty_bytes = True
+    """Whether a key or value may be empty, which is not the same as absent."""
     sends_null_headers = True
     """Whether a header may have no value at all, rather than an empty one."""
-    receives_null_headers = True
+    sends_falling_timestamps = True
+    """Whether a record may be older than the one before it."""
+    frames_snappy = False
+    """Whether it writes Xerial's frames around snappy, as the Java client does."""
+    reads_framed_snappy = True
+    shows_header = staticmethod(lambda value: value)
+    """What a reader gets to see of a header's value."""
 
     @abstractmethod
     def produce(
@@ -62,6 +71,12 @@ class Client(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close what is open."""
+
+    @classmethod
+    def reads(cls, writer: type[Client], compression: str) -> bool:
+        """Tell whether this client can decompress what that one writes."""
+        framed = compression == "snappy" and writer.frames_snappy
+        return compression in cls.compressions and (cls.reads_framed_snappy or not framed)
 
 
 class Admin(ABC):

@@ -20,6 +20,7 @@ Answer = TypeVar("Answer")
 
 class Aiokafka(Client, Admin):
     name = "aiokafka"
+    frames_snappy = True
     can_alter_configs = False  # it knows only AlterConfigs, which replaces all configs and is deprecated
 
     def __init__(self, bootstrap: str) -> None:

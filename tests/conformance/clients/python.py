@@ -17,6 +17,7 @@ Answer = TypeVar("Answer")
 
 class KafkaPython(Client, Admin):
     name = "kafka-python"
+    frames_snappy = True
     sends_null_headers = False
 
     def __init__(self, bootstrap: str) -> None:
@@ -104,7 +105,9 @@ class KafkaPython(Client, Admin):
 
     def alter_config(self, topic: str, name: str, value: str) -> None:
         resource = ConfigResource(ConfigResourceType.TOPIC, topic, configs={name: value})
-        _refusals(lambda: self._admin.alter_configs([resource]))
+        answer = _refusals(lambda: self._admin.alter_configs([resource]))["topic"][topic]
+        if answer != "OK":
+            raise RefusedError(str(answer))
 
     def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
         at = [TopicPartition(topic, partition) for partition in self.partitions(topic)]

@@ -120,7 +120,9 @@ serve({
   async createTopic({ topic, partitions, configs }) {
     await connected
     const configEntries = Object.entries(configs).map(([name, value]) => ({ name, value }))
-    return admin.createTopics({ topics: [{ topic, numPartitions: partitions, replicationFactor: 1, configEntries }] })
+    // It answers false, and does not throw, when there is such a topic.
+    const made = await admin.createTopics({ topics: [{ topic, numPartitions: partitions, replicationFactor: 1, configEntries }] })
+    if (!made) throw new Error(`${topic} exists`)
   },
   async createPartitions({ topic, count }) {
     await connected
@@ -154,6 +156,7 @@ serve({
   },
   async deleteRecords({ topic, partition, offset }) {
     await connected
+    await admin.fetchTopicOffsets(topic) // else it does not know the partition's leader
     return admin.deleteTopicRecords({ topic, partitions: [{ partition, offset: String(offset) }] })
   },
   async configs({ topic }) {

@@ -11,6 +11,12 @@ const text = buffer => (buffer === null || buffer === undefined ? null : Buffer.
 // BigInts are offsets and timestamps, well below 2^53 in these tests.
 const plain = (_, value) => (typeof value === 'bigint' ? Number(value) : value)
 
+// Clients wrap what the broker said; a test wants to know that too.
+function told(error) {
+  const causes = (error.errors ?? [error.cause]).filter(Boolean).map(told)
+  return [error.type ?? error.apiId ?? error.code ?? error.name, error.message, ...causes].join(': ')
+}
+
 function serve(calls) {
   const answer = message => process.stdout.write(`${JSON.stringify(message, plain)}\n`)
   const perform = async line => {
@@ -18,8 +24,7 @@ function serve(calls) {
     try {
       answer({ id, result: (await calls[call](given)) ?? null })
     } catch (error) {
-      const causes = (error.errors ?? [error.cause]).filter(Boolean).map(cause => cause.message)
-      answer({ id, error: [error.type ?? error.apiId ?? error.code ?? error.name, error.message, ...causes].join(': ') })
+      answer({ id, error: told(error) })
     }
   }
   let previous = Promise.resolve()
