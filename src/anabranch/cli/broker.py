@@ -22,6 +22,8 @@ from anabranch.server.settings import Settings
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+SWITCH_INTERVAL_S = 0.001
+"""How long a thread whose sync is done may wait for the busy loop: part of the latency of acks=all."""
 
 
 @dataclass(slots=True)
@@ -93,6 +95,7 @@ def raise_file_limit() -> None:
 def run(settings: Settings) -> int:
     """Run a broker until a signal; the exit code."""
     raise_file_limit()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     import uvloop
 
     from anabranch.server import logs
