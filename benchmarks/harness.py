@@ -125,7 +125,8 @@ def compare(
 ) -> list[Result]:
     """Measure the sides in turn and return a result for each bar; a single side is measured without comparison.
 
-    Small rounds are not warmed for: their figures mean nothing. `what` says in a sentence or two what work is done, with which client and settings.
+    `what` says in a sentence or two what work is done, with which client and settings. Small rounds are not warmed for:
+    their figures mean nothing.
     """
     if not scale.small:
         for measure in sides.values():
