@@ -32,6 +32,7 @@ from anabranch.client.group import (
     Group,
     GroupMetadata,
     GroupSettings,
+    Invoke,
     SubscriptionPattern,
     listener_of,
 )
@@ -248,6 +249,11 @@ class Consumer:
         self._start()
         if self._group is not None:
             await self._group.unsubscribe()
+
+    def call_back_with(self, invoke: Invoke) -> None:
+        """Have rebalance listeners called by `invoke(function, arguments)`; for clients that live in other threads."""
+        if self._group is not None:
+            self._group.invoke = invoke
 
     def _grouped(self, what: str) -> Group:
         if self._group is None:
