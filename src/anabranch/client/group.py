@@ -55,7 +55,10 @@ REGEX_VERSION = 1
 EPOCH_STALE = frozenset({ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.ILLEGAL_GENERATION})
 """The group has moved on, and this member may be about to hear of it."""
 OUT_OF_GROUP = frozenset({ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID})
-AGAIN = frozenset({ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
+TOPIC_GONE = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
+"""The topic was deleted, or its coordinator has yet to hear of it."""
+TOPIC_GONE_TIMEOUT_MS = 2_000
+AGAIN = TOPIC_GONE | {ErrorCode.REBALANCE_IN_PROGRESS}
 
 _log = logging.getLogger("anabranch.client")
 
@@ -548,6 +551,7 @@ class Group:
             await self._commit(dict(offsets), deadline)
 
     async def _commit(self, pending: dict[TopicPartition, OffsetAndMetadata], deadline: int) -> None:
+        began = _now_ms()
         while pending:
             identity = self.identity()
             failure: AnabranchError | OSError
@@ -569,6 +573,8 @@ class Group:
                     failure = ApiError(code, f"the offset of {tp} could not be committed")
                     if not (code.retriable or code in EPOCH_STALE or code in AGAIN):
                         raise failure
+                    if code in TOPIC_GONE:
+                        deadline = min(deadline, began + TOPIC_GONE_TIMEOUT_MS)
             if pending:
                 if _now_ms() > deadline:
                     raise failure
