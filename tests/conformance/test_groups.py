@@ -48,7 +48,7 @@ def address() -> Iterator[str]:
         yield kafka.address
 
 
-PROTOCOLS = ["consumer"]
+PROTOCOLS = ["consumer", "classic"]
 
 
 @pytest.fixture(params=PROTOCOLS)

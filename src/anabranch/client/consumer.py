@@ -38,6 +38,7 @@ from anabranch.client.group import (
 )
 from anabranch.client.membership.assignors import PartitionAssignor
 from anabranch.client.membership.steps import Subscription
+from anabranch.client.membership.strategies import COOPERATIVE_STICKY, RANGE, strategies_of
 from anabranch.client.metadata import Cluster, OffsetAndTimestamp, offsets_request
 from anabranch.client.offsets import OffsetAndMetadata
 from anabranch.client.settings import as_keywords
@@ -94,6 +95,9 @@ class Consumer:
         group_instance_id: str | None = None,
         group_remote_assignor: str | None = None,
         group_local_assignors: Iterable[PartitionAssignor] = (),
+        partition_assignment_strategy: str | Iterable[str] = (RANGE, COOPERATIVE_STICKY),
+        session_timeout_ms: int = 45_000,
+        heartbeat_interval_ms: int = 3_000,
         client_rack: str | None = None,
         enable_auto_commit: bool = True,
         auto_commit_interval_ms: int = 5_000,
@@ -120,6 +124,11 @@ class Consumer:
         _one_of("ordering", ordering, ("key", "none"))
         _one_of("isolation.level", isolation_level, ("read_uncommitted", "read_committed"))
         _one_of("group.protocol", group_protocol, ("consumer", "classic"))
+        strategies = strategies_of(partition_assignment_strategy)
+        assignors = tuple(group_local_assignors)
+        if assignors and (group_remote_assignor is not None or group_protocol != "consumer"):
+            text = "group.local.assignors cannot be used together with group.remote.assignor, nor with group.protocol"
+            raise ValueError(f"{text} 'classic': choose one")
         lanes = LaneSettings(
             client_id=client_id,
             request_timeout_ms=request_timeout_ms,
@@ -166,7 +175,10 @@ class Consumer:
                     group_protocol=group_protocol,
                     group_instance_id=group_instance_id,
                     group_remote_assignor=group_remote_assignor,
-                    group_local_assignors=tuple(group_local_assignors),
+                    group_local_assignors=assignors,
+                    partition_assignment_strategy=strategies,
+                    session_timeout_ms=session_timeout_ms,
+                    heartbeat_interval_ms=heartbeat_interval_ms,
                     client_rack=client_rack,
                     enable_auto_commit=enable_auto_commit,
                     auto_commit_interval_ms=auto_commit_interval_ms,

@@ -21,9 +21,11 @@ from uuid import UUID, uuid4
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
+from anabranch.client.connection import Connection
 from anabranch.client.coordinator import Coordinator
 from anabranch.client.fetcher import EARLIEST, LATEST, Fetcher, TopicView
 from anabranch.client.membership.assignors import PartitionAssignor
+from anabranch.client.membership.classic import ClassicMember
 from anabranch.client.membership.consumer import ConsumerMember
 from anabranch.client.membership.steps import (
     Assign,
@@ -41,11 +43,14 @@ from anabranch.client.membership.steps import (
     TopicFacts,
     WaitUntil,
 )
+from anabranch.client.membership.strategies import COOPERATIVE_STICKY, RANGE
 from anabranch.client.metadata import Cluster, TopicInfo
 from anabranch.client.offsets import MemberIdentity, OffsetAndMetadata, Offsets
 from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from anabranch.protocol.messages.leave_group import LeaveGroupRequest
 
-PURPOSE = "group"
+PURPOSE, LEAVING_PURPOSE = "group", "group-leave"
+"""A LeaveGroup must not wait behind a JoinGroup, which is answered when the whole group has joined."""
 GATE_INTERVAL_MS = 300
 """How often members that wait for others ask how far those have committed."""
 TOPICS_INTERVAL_MS = 200
@@ -124,6 +129,9 @@ class GroupSettings:
     group_instance_id: str | None = None
     group_remote_assignor: str | None = None
     group_local_assignors: tuple[PartitionAssignor, ...] = ()
+    partition_assignment_strategy: tuple[str, ...] = (RANGE, COOPERATIVE_STICKY)
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 3_000
     client_rack: str | None = None
     enable_auto_commit: bool = True
     auto_commit_interval_ms: int = 5_000
@@ -207,8 +215,7 @@ class Group:
         if "drive" in self._jobs:
             if first:
                 self._first_seen = None
-            self._member.subscribe(subscription)
-            self._changed.set()
+            self._join()
 
     def start(self) -> None:
         """Join, if something is subscribed to and this is not under way yet."""
@@ -368,7 +375,7 @@ class Group:
         assert self._subscription is not None
         if self.settings.auto_offset_reset == "latest":
             await self._look_first()
-        self._member.subscribe(self._subscription)
+        self._join()
         while True:
             step = self._member.next(_now_ms())
             match step:
@@ -386,12 +393,46 @@ class Group:
                         async with asyncio.timeout(None if at_ms is None else max(0, at_ms - _now_ms()) / 1000):
                             await self._changed.wait()
 
+    def _join(self) -> None:
+        """Tell the machine what is subscribed to; a classic one is told the names that match a pattern."""
+        assert self._subscription is not None
+        if self._subscription.pattern is not None and self.settings.group_protocol == "classic":
+            self._job("pattern", self._match)
+        else:
+            self._member.subscribe(self._subscription)
+        self._changed.set()
+
+    async def _match(self) -> None:
+        """Keep a classic member subscribed to the topics that match."""
+        import re2
+
+        matched: frozenset[str] = frozenset()
+        while (wanted := self._subscription) is not None and wanted.pattern is not None:
+            try:
+                pattern = re2.compile(wanted.pattern)
+            except re2.error as error:
+                text = f"'{wanted.pattern}' is not an RE2 regular expression: {error}"
+                raise ApiError(ErrorCode.INVALID_REGULAR_EXPRESSION, text) from None
+            with suppress(AnabranchError, OSError):
+                topics = await self._cluster.topics()
+                names = frozenset(
+                    name
+                    for name, info in topics.items()
+                    if isinstance(info, TopicInfo) and not info.is_internal and pattern.fullmatch(name)
+                )
+                if names and names != matched and wanted == self._subscription:
+                    matched = names
+                    self._member.subscribe(Subscription(matched))
+                    self._changed.set()
+            age_ms = self.settings.metadata_max_age_ms if matched else TOPICS_INTERVAL_MS
+            await asyncio.sleep(age_ms / 1000)
+
     async def _send(self, send: Send) -> None:
+        purpose = LEAVING_PURPOSE if isinstance(send.request, LeaveGroupRequest) else PURPOSE
         try:
-            connection = await self._coordinator.connection(PURPOSE)
-            version = _version(connection, send.request, self.settings)
+            version = _version(await self._coordinator.connection(purpose), send.request)
             timeout_ms = send.timeout_ms or self.settings.request_timeout_ms
-            response = await self._coordinator.ask(send.request, PURPOSE, timeout_ms=timeout_ms, version=version)
+            response = await self._coordinator.ask(send.request, purpose, timeout_ms=timeout_ms, version=version)
         except (AnabranchError, OSError) as error:
             self._member.on_error(send.ticket, error, _now_ms())
         else:
@@ -666,6 +707,14 @@ def _member(settings: GroupSettings) -> Member:
         settings.retry_backoff_ms,
         settings.retry_backoff_max_ms,
     )
+    if settings.group_protocol == "classic":
+        return ClassicMember(
+            common,
+            strategies=settings.partition_assignment_strategy,
+            session_timeout_ms=settings.session_timeout_ms,
+            heartbeat_interval_ms=settings.heartbeat_interval_ms,
+            metadata_max_age_ms=settings.metadata_max_age_ms,
+        )
     return ConsumerMember(
         common,
         str(uuid4()),
@@ -674,18 +723,17 @@ def _member(settings: GroupSettings) -> Member:
     )
 
 
-def _version(connection: Any, request: Any, settings: GroupSettings) -> int:
+def _version(connection: Connection, request: Any) -> int:
     if isinstance(request, ConsumerGroupHeartbeatRequest):
         if not connection.serves(ConsumerGroupHeartbeatRequest):
             text = f"{connection.name} does not serve the consumer group protocol (KIP-848)"
             raise ApiError(ErrorCode.UNSUPPORTED_VERSION, f"{text}; set group.protocol to 'classic'")
-        version: int = connection.version_of(ConsumerGroupHeartbeatRequest)
+        version = connection.version_of(ConsumerGroupHeartbeatRequest)
         if request.subscribed_topic_regex and version < REGEX_VERSION:
             text = f"{connection.name} knows no subscriptions by pattern in the consumer protocol"
             raise ApiError(ErrorCode.UNSUPPORTED_VERSION, f"{text}; subscribe to topics by their names")
         return version
-    found: int = connection.version_of(type(request))
-    return found
+    return connection.version_of(type(request))
 
 
 def _is_final(error: Exception) -> TypeGuard[ApiError]:
