@@ -1,0 +1,1 @@
+"""The group coordinator: pure state machines of the consumer and the classic group protocol."""
