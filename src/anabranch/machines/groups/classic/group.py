@@ -3,12 +3,12 @@
 The rule: `apply` alone makes a group STABLE or EMPTY, live and on reload; a decision may begin a rebalance and carry it
 on, since a coordinator that forgets one only makes the members join again.
 
-    state                 begun        joined        stored       emptied      dissolved
-    EMPTY                 PREPARING    -             STABLE (1)   EMPTY (1)    DEAD
-    PREPARING_REBALANCE   -            COMPLETING    PREPARING (2) EMPTY       DEAD
-    COMPLETING_REBALANCE  PREPARING    -             STABLE       -            DEAD
-    STABLE                PREPARING    -             STABLE (3)   EMPTY (1)    DEAD
-    DEAD                  -            -             -            -            -
+    state                 begun      joined      stored         emptied    dissolved
+    EMPTY                 PREPARING  -           STABLE (1)     EMPTY (1)  DEAD
+    PREPARING_REBALANCE   -          COMPLETING  PREPARING (2)  EMPTY      DEAD
+    COMPLETING_REBALANCE  PREPARING  -           STABLE         -          DEAD
+    STABLE                PREPARING  -           STABLE (3)     EMPTY (1)  DEAD
+    DEAD                  -          -           -              -          -
 
 begun: somebody joined, left, fell silent or changed; joined: all are there, or the time is up; stored: the record of a
 generation with its assignment; emptied: the record of a generation without members. `-` cannot happen.
