@@ -11,7 +11,6 @@ import io
 import json
 import sys
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -22,28 +21,11 @@ import pyarrow.json
 import pyarrow.parquet
 
 from anabranch.base.errors import AnabranchError
+from anabranch.cli.formats import Format
 
 ROWS_PER_BATCH = 65_536
 BLOCK_SIZE = 4 << 20
 LINE_SIZE_MAX = 64 << 20
-
-
-class Format(StrEnum):
-    """What a file holds; told by its ending where it is not said."""
-
-    CSV = "csv"
-    JSON = "json"
-    PARQUET = "parquet"
-
-
-ENDINGS = {
-    ".csv": Format.CSV,
-    ".json": Format.JSON,
-    ".jsonl": Format.JSON,
-    ".ndjson": Format.JSON,
-    ".parquet": Format.PARQUET,
-    ".pq": Format.PARQUET,
-}
 
 
 class Rows(NamedTuple):
@@ -55,21 +37,6 @@ class Rows(NamedTuple):
     """One JSON object a row, as UTF-8 text."""
     bytes_read: int
     """How far the file has been read, in bytes, to show progress by."""
-
-
-def format_of(source: str, said: Format | None) -> Format:
-    """Tell a file's format from what was said, else from its ending."""
-    if said is not None:
-        return said
-    if source == "-":
-        return Format.JSON
-    ending = Path(source).suffix.lower()
-    if ending not in ENDINGS:
-        raise AnabranchError(
-            f"Cannot tell what {source!r} holds from its ending {ending!r}: expected one of {', '.join(ENDINGS)}. "
-            "Say --format csv, json or parquet."
-        )
-    return ENDINGS[ending]
 
 
 def read_rows(source: str, file_format: Format, key: str | None) -> Iterator[Rows]:

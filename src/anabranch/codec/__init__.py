@@ -1,1 +1,57 @@
-"""Wire types, the declaration of a message, and compiled readers and writers per version (wire.md, section 2)."""
+"""Wire types, the declaration of a message (all versions in one class), compiled readers and writers (wire.md 2)."""
+
+from anabranch.codec.compile import Part, decode, decode_prefix, encode, encode_into, encoded_size, spliced
+from anabranch.codec.declaration import Schema, message, schema_of, struct, unknown_tags
+from anabranch.codec.primitives import EncodeError
+from anabranch.codec.types import (
+    NIL,
+    Blob,
+    Records,
+    array,
+    boolean,
+    bytes_,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    nested,
+    records,
+    string,
+    uint16,
+    uint32,
+    uuid,
+)
+
+__all__ = [
+    "NIL",
+    "Blob",
+    "EncodeError",
+    "Part",
+    "Records",
+    "Schema",
+    "array",
+    "boolean",
+    "bytes_",
+    "decode",
+    "decode_prefix",
+    "encode",
+    "encode_into",
+    "encoded_size",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "message",
+    "nested",
+    "records",
+    "schema_of",
+    "spliced",
+    "string",
+    "struct",
+    "uint16",
+    "uint32",
+    "unknown_tags",
+    "uuid",
+]

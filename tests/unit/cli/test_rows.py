@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.base.errors import AnabranchError
-from anabranch.cli.rows import Format, format_of, json_objects, read_rows
+from anabranch.cli.formats import Format, format_of
+from anabranch.cli.rows import json_objects, read_rows
 
 
 def read(source: str, file_format: Format, key: str | None) -> tuple[list[str | None], list[object]]:

@@ -1,1 +1,60 @@
-"""One module per API: translate, submit, translate back; decide nothing."""
+"""One function per API: translate, ask or submit, translate back. What is awaited must not look at the frame again.
+
+A handler answers with a message, with an awaitable of one, or, for acks=0, with None. Everything it does before its
+first await happens in the order in which the requests of a connection arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from anabranch.server.handlers.api_versions import handle_api_versions
+from anabranch.server.handlers.cluster import (
+    handle_describe_cluster,
+    handle_find_coordinator,
+    handle_init_producer_id,
+    handle_leader_and_isr,
+    handle_stop_replica,
+    handle_update_metadata,
+)
+from anabranch.server.handlers.configs import (
+    handle_alter_configs,
+    handle_describe_configs,
+    handle_incremental_alter_configs,
+)
+from anabranch.server.handlers.delete_records import handle_delete_records
+from anabranch.server.handlers.fetch import handle_fetch
+from anabranch.server.handlers.list_offsets import handle_list_offsets
+from anabranch.server.handlers.metadata import handle_metadata
+from anabranch.server.handlers.offset_for_leader_epoch import handle_offset_for_leader_epoch
+from anabranch.server.handlers.partition_leader_epochs import handle_partition_leader_epochs
+from anabranch.server.handlers.produce import handle_produce
+from anabranch.server.handlers.topics import handle_create_partitions, handle_create_topics, handle_delete_topics
+from anabranch.server.node import Call, Node
+
+Handler = Callable[[Node, Any, Call], Awaitable[Any] | Any]
+
+HANDLERS: dict[int, Handler] = {
+    0: handle_produce,
+    1: handle_fetch,
+    2: handle_list_offsets,
+    3: handle_metadata,
+    4: handle_leader_and_isr,
+    5: handle_stop_replica,
+    6: handle_update_metadata,
+    10: handle_find_coordinator,
+    18: handle_api_versions,
+    19: handle_create_topics,
+    20: handle_delete_topics,
+    21: handle_delete_records,
+    22: handle_init_producer_id,
+    23: handle_offset_for_leader_epoch,
+    32: handle_describe_configs,
+    33: handle_alter_configs,
+    37: handle_create_partitions,
+    44: handle_incremental_alter_configs,
+    60: handle_describe_cluster,
+    10000: handle_partition_leader_epochs,
+}
+"""By API key. What is not here is not advertised, and closes the connection that sends it."""

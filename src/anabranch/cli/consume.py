@@ -1,0 +1,171 @@
+"""`anabranch consume`: a topic's records to standard output, every key in order."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from anabranch.cli.output import DEFAULT_SERVERS, Servers, note
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMNS = ("partition", "offset", "timestamp", "key", "value")
+VALUE_WIDTH = 100
+
+
+class Form(StrEnum):
+    """How records are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    VALUE = "value"
+    ARROW = "arrow"
+
+
+class Start(StrEnum):
+    """Where reading begins."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+class Ordering(StrEnum):
+    """What order is kept."""
+
+    KEY = "key"
+    NONE = "none"
+
+
+def consume(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to read.")],
+    form: Annotated[
+        Form, typer.Option("--format", help="Lines, JSON lines, bare values, or an Arrow IPC stream.")
+    ] = Form.TABLE,
+    start: Annotated[Start, typer.Option("--from", help="The records that are there, or only those to come.")] = (
+        Start.EARLIEST
+    ),
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Stop after so many records.")] = None,
+    until_end: Annotated[bool, typer.Option("--until-end", help="Stop at the end, instead of waiting.")] = False,
+    partition: Annotated[list[int] | None, typer.Option("--partition", "-p", help="Only these partitions.")] = None,
+    ordering: Annotated[Ordering, typer.Option(help="key: across resizes too; none: as they come.")] = Ordering.KEY,
+    servers: Servers = DEFAULT_SERVERS,
+) -> None:
+    """Print a topic's records, every key in order, and go on with what comes until Ctrl-C."""
+    from anabranch.client.sync import Consumer
+
+    printer = _PRINTERS[form]()
+    printed = 0
+    with Consumer(bootstrap_servers=servers, auto_offset_reset=start.value, ordering=ordering.value) as consumer:
+        consumer.assign(topic if partition is None else [(topic, number) for number in partition])
+        try:
+            while limit is None or printed < limit:
+                table = consumer.poll_arrow(timeout_s=0.5, max_bytes=8 << 20, columns=COLUMNS)
+                if table.num_rows:
+                    table = table if limit is None else table.slice(0, limit - printed)
+                    printer.print(table)
+                    printed += table.num_rows
+                elif until_end and all(lag == 0 for lag in consumer.lag().values()):
+                    break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            printer.close()
+    note(f"{printed:,} records")
+
+
+class _Lines:
+    def print(self, table: pa.Table) -> None:
+        out = sys.stdout
+        for row in table.to_pylist():
+            out.write(self.line(row))
+        out.flush()
+
+    def line(self, row: dict[str, Any]) -> str:
+        raise AssertionError
+
+    def close(self) -> None:
+        pass
+
+
+class _Table(_Lines):
+    """Aligned columns, long values cut, for people."""
+
+    def __init__(self) -> None:
+        self._headed = False
+
+    def line(self, row: dict[str, Any]) -> str:
+        when = row["timestamp"].strftime("%Y-%m-%d %H:%M:%S") if row["timestamp"] else ""
+        value = _text(row["value"]).replace("\n", " ")
+        value = value if len(value) <= VALUE_WIDTH else value[: VALUE_WIDTH - 1] + "…"
+        line = f"{row['partition']:>9}  {row['offset']:>10}  {when:19}  {_text(row['key']):<16}  {value}\n"
+        if not self._headed:
+            self._headed = True
+            return f"{'partition':>9}  {'offset':>10}  {'time':19}  {'key':<16}  value\n{line}"
+        return line
+
+
+class _Json(_Lines):
+    """One JSON object a line; keys and values that are no text are `{"base64": ...}`."""
+
+    def line(self, row: dict[str, Any]) -> str:
+        when: datetime | None = row["timestamp"]
+        row["timestamp"] = None if when is None else when.astimezone(UTC).isoformat(timespec="milliseconds")
+        row["key"], row["value"] = _json_of(row["key"]), _json_of(row["value"])
+        return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+class _Value(_Lines):
+    """The value and a line end."""
+
+    def print(self, table: pa.Table) -> None:
+        out = sys.stdout.buffer
+        for value in table.column("value").to_pylist():
+            out.write((value or b"") + b"\n")
+        out.flush()
+
+
+class _Arrow:
+    """An Arrow IPC stream."""
+
+    def __init__(self) -> None:
+        self._writer: Any = None
+
+    def print(self, table: pa.Table) -> None:
+        import pyarrow as pa
+
+        if self._writer is None:
+            self._writer = pa.ipc.new_stream(sys.stdout.buffer, table.schema)
+        self._writer.write_table(table)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            sys.stdout.buffer.flush()
+
+
+_PRINTERS: dict[Form, type[_Lines] | type[_Arrow]] = {
+    Form.TABLE: _Table,
+    Form.JSON: _Json,
+    Form.VALUE: _Value,
+    Form.ARROW: _Arrow,
+}
+
+
+def _text(data: bytes | None) -> str:
+    return "" if data is None else data.decode("utf-8", "backslashreplace")
+
+
+def _json_of(data: bytes | None) -> object:
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}

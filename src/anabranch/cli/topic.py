@@ -1,0 +1,214 @@
+"""`anabranch topic`: create, resize, describe, list, delete, and configure topics."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
+from anabranch.cli.output import DEFAULT_SERVERS, AsJson, Servers, note, print_json, print_table, progress
+
+if TYPE_CHECKING:
+    from anabranch.client import TopicDescription
+    from anabranch.client.sync import Admin
+
+app = typer.Typer(no_args_is_help=True, help="Create, resize, describe, list, delete and configure topics.")
+
+Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
+Names = Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Names of topics.")]
+Partitions = Annotated[int, typer.Option("--partitions", "-p", min=1, help="How many partitions.")]
+
+
+def _admin(servers: str) -> Admin:
+    from anabranch.client.sync import Admin
+
+    return Admin(bootstrap_servers=servers)
+
+
+def pairs(given: list[str] | None) -> dict[str, str]:
+    """Read NAME=VALUE options."""
+    found: dict[str, str] = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"expected NAME=VALUE, found {text!r}")
+        found[name.strip()] = value.strip()
+    return found
+
+
+@app.command()
+def create(
+    topic: Name,
+    partitions: Partitions = 1,
+    config: Annotated[list[str] | None, typer.Option("--config", "-c", help="A setting, as NAME=VALUE.")] = None,
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="It is no error if it is there.")] = False,
+    servers: Servers = DEFAULT_SERVERS,
+    as_json: AsJson = False,
+) -> None:
+    """Create a topic. Its partition count is also the least that it can be resized to later."""
+    created = True
+    with _admin(servers) as admin:
+        try:
+            admin.create_topics(topic, partitions=partitions, configs=pairs(config))
+        except ApiError as error:
+            if not if_not_exists or error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                raise
+            created = False
+    if as_json:
+        print_json({"topic": topic, "partitions": partitions, "created": created})
+    else:
+        typer.echo(f"Created {topic}, partitions: {partitions}." if created else f"{topic} is there already.")
+
+
+@app.command()
+def resize(topic: Name, partitions: Partitions, servers: Servers = DEFAULT_SERVERS, as_json: AsJson = False) -> None:
+    """Give a topic more partitions, or fewer, while it is being written and read. Every key stays in order."""
+    with _admin(servers) as admin, progress(f"resizing {topic}", None):
+        before = admin.topics([topic])[topic].partition_count
+        began = time.perf_counter()
+        admin.resize(topic, partitions)
+        took_ms = (time.perf_counter() - began) * 1000
+        retiring = sorted(p.partition for p in admin.topics([topic])[topic].partitions.values() if p.retiring)
+    if as_json:
+        print_json({"topic": topic, "from": before, "to": partitions, "took_ms": took_ms, "retiring": retiring})
+        return
+    typer.echo(f"Resized {topic}: {before} → {partitions} partitions in {took_ms:.0f} ms.")
+    if retiring:
+        listed = ", ".join(map(str, retiring))
+        typer.echo(f"Retiring, to be removed when empty: {listed}. Readers drain them first; nothing is lost.")
+
+
+@app.command()
+def describe(topics: Names, servers: Servers = DEFAULT_SERVERS, as_json: AsJson = False) -> None:
+    """Show layouts, partitions, segments, epochs, and who waits on whom."""
+    with _admin(servers) as admin:
+        described = admin.describe_topics(topics)
+        configs = {name: admin.describe_configs("topic", name) for name in described}
+    if as_json:
+        print_json([_as_json(found, configs[name]) for name, found in described.items()])
+        return
+    for name, found in described.items():
+        own = [f"{entry.name}={entry.value}" for entry in configs[name].values() if not entry.is_default]
+        layouts = " → ".join(map(str, found.lineage.counts))
+        typer.echo(f"{name}  (id {found.info.topic_id})")
+        typer.echo(f"  partitions {found.lineage.count}, at creation {found.lineage.initial}, layouts {layouts}")
+        typer.echo(f"  key order {'kept across resizes' if found.ordered else 'not kept across resizes'}")
+        typer.echo(f"  settings {', '.join(own) if own else 'all at their defaults'}\n")
+        rows = []
+        for partition in found.partitions:
+            segments = [
+                f"{s.layout}: {s.start}..{'' if s.end is None else s.end}"
+                for s in partition.segments
+                if s.end is None or s.end > s.start
+            ]
+            waits = ", ".join(f"{wait.partition} to {wait.offset}" for wait in partition.waits)
+            state = "retiring" if partition.info.retiring else "live"
+            span = f"{partition.offsets.start}..{partition.offsets.end}"
+            info = partition.info
+            rows.append(
+                (info.partition, state, info.leader, info.leader_epoch, span, "  ".join(segments), waits or "nothing")
+            )
+        columns = ("partition", "state", "leader", "epoch", "offsets", "segments (layout: offsets)")
+        print_table((*columns, "a reader from the start waits on"), rows)
+        typer.echo()
+
+
+def _as_json(found: TopicDescription, configs: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "topic": found.info.name,
+        "topic_id": str(found.info.topic_id),
+        "initial_partition_count": found.lineage.initial,
+        "partition_count": found.lineage.count,
+        "layouts": list(found.lineage.counts),
+        "ordered": found.ordered,
+        "configs": {name: entry.value for name, entry in configs.items() if not entry.is_default},
+        "partitions": [
+            {
+                "partition": partition.info.partition,
+                "retiring": partition.info.retiring,
+                "leader": partition.info.leader,
+                "leader_epoch": partition.info.leader_epoch,
+                "log_start": partition.offsets.start,
+                "log_end": partition.offsets.end,
+                "segments": [
+                    {"layout": segment.layout, "start": segment.start, "end": segment.end}
+                    for segment in partition.segments
+                ],
+                "waits": [wait._asdict() for wait in partition.waits],
+            }
+            for partition in found.partitions
+        ],
+    }
+
+
+@app.command(name="list")
+def list_topics(
+    internal: Annotated[bool, typer.Option("--internal", help="Internal topics too.")] = False,
+    servers: Servers = DEFAULT_SERVERS,
+    as_json: AsJson = False,
+) -> None:
+    """List the topics."""
+    with _admin(servers) as admin:
+        found = [info for info in admin.topics().values() if internal or not info.is_internal]
+    rows = [
+        (
+            info.name,
+            info.partition_count,
+            sum(partition.retiring for partition in info.partitions.values()),
+            info.initial_partition_count,
+            len(info.layouts),
+        )
+        for info in sorted(found, key=lambda info: info.name)
+    ]
+    columns = ("topic", "partitions", "retiring", "at creation", "layouts")
+    if as_json:
+        print_json(
+            [dict(zip(("topic", "partitions", "retiring", "initial", "layouts"), row, strict=True)) for row in rows]
+        )
+    elif rows:
+        print_table(columns, rows)
+    else:
+        note("There are no topics. Make one: anabranch topic create NAME --partitions 2")
+
+
+@app.command()
+def delete(
+    topics: Names,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    servers: Servers = DEFAULT_SERVERS,
+    as_json: AsJson = False,
+) -> None:
+    """Delete topics with all their records."""
+    if not yes and not typer.confirm(f"Delete {', '.join(topics)} with all records?", err=True):
+        raise AnabranchError("Nothing was deleted.")
+    with _admin(servers) as admin:
+        admin.delete_topics(topics)
+    if as_json:
+        print_json({"deleted": topics})
+    else:
+        typer.echo(f"Deleted {', '.join(topics)}.")
+
+
+@app.command()
+def config(
+    topic: Name,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a setting, as NAME=VALUE.")] = None,
+    unset: Annotated[list[str] | None, typer.Option("--unset", help="Take a setting back to its default.")] = None,
+    servers: Servers = DEFAULT_SERVERS,
+    as_json: AsJson = False,
+) -> None:
+    """Show a topic's settings, or change them."""
+    changes: dict[str, str | None] = {**pairs(set_), **dict.fromkeys(unset or ())}
+    with _admin(servers) as admin:
+        if changes:
+            admin.alter_configs("topic", topic, changes)
+        entries = admin.describe_configs("topic", topic)
+    if as_json:
+        print_json(
+            {name: {"value": entry.value, "is_default": entry.is_default} for name, entry in sorted(entries.items())}
+        )
+        return
+    rows = [(name, entry.value, "" if entry.is_default else "set") for name, entry in sorted(entries.items())]
+    print_table(("setting", "value", ""), rows)

@@ -1,0 +1,552 @@
+"""The consumer by assignment: carries out on sockets what `fetcher` decides, and hands out records and Arrow tables.
+
+Records of a key come in the order they were produced in, through every resize of the topic, as long as one consumer
+reads all its partitions (`assign("topic")`). One that reads some of them waits for no partition that it does not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from uuid import UUID
+
+from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
+from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
+from anabranch.client.connection import DisconnectedError, LaneSettings
+from anabranch.client.fetcher import (
+    EARLIEST,
+    LATEST,
+    Answer,
+    Fetch,
+    Fetcher,
+    FetcherSettings,
+    Lookup,
+    Ready,
+)
+from anabranch.client.metadata import Cluster, OffsetAndTimestamp, offsets_request
+from anabranch.client.settings import as_keywords
+from anabranch.machines.lineage import Lineage
+from anabranch.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PURPOSE = "fetch"
+TOPIC_ID_VERSION = 13
+"""From this version on, Fetch names topics by their ids."""
+THREAD_SIZE_MIN = 256 * 1024
+"""Decoding more than this much is left to a thread: kernels hold no interpreter lock."""
+COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
+
+
+class Record(NamedTuple):
+    """A record, as it was read. `timestamp_type` is 0 for the producer's time and 1 for the broker's."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    timestamp_type: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+@dataclass(slots=True)
+class _Decoded:
+    """A part that was decoded and not handed out to its end: `rows` from `first` on are left, `position` is theirs."""
+
+    part: Ready
+    rows: pa.Table
+    first: int
+    position: int
+
+
+class Consumer:
+    """Reads the partitions that are assigned to it, in the order of their keys.
+
+    Use as `async with Consumer(bootstrap_servers=...) as consumer`, or call `close` at the end.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Iterable[str] = "localhost:9092",
+        *,
+        client_id: str = "anabranch-consumer",
+        auto_offset_reset: str = "latest",
+        ordering: str = "key",
+        isolation_level: str = "read_uncommitted",
+        fetch_min_bytes: int = 1,
+        fetch_max_wait_ms: int = 500,
+        fetch_max_bytes: int = 50 * 1024 * 1024,
+        max_partition_fetch_bytes: int = 8 * 1024 * 1024,
+        max_poll_records: int = 500,
+        check_crcs: bool = True,
+        metadata_max_age_ms: int = 300_000,
+        request_timeout_ms: int = 30_000,
+        retry_backoff_ms: int = 100,
+        retry_backoff_max_ms: int = 1_000,
+        socket_connection_setup_timeout_ms: int = 10_000,
+        reconnect_backoff_ms: int = 50,
+        reconnect_backoff_max_ms: int = 1_000,
+    ) -> None:
+        _one_of("auto.offset.reset", auto_offset_reset, ("earliest", "latest", "none"))
+        _one_of("ordering", ordering, ("key", "none"))
+        _one_of("isolation.level", isolation_level, ("read_uncommitted", "read_committed"))
+        lanes = LaneSettings(
+            client_id=client_id,
+            request_timeout_ms=request_timeout_ms,
+            socket_connection_setup_timeout_ms=socket_connection_setup_timeout_ms,
+            reconnect_backoff_ms=reconnect_backoff_ms,
+            reconnect_backoff_max_ms=reconnect_backoff_max_ms,
+        )
+        self._cluster = Cluster(bootstrap_servers, lanes)
+        self._read_committed = isolation_level == "read_committed"
+        self._fetcher = Fetcher(
+            FetcherSettings(
+                fetch_max_bytes=fetch_max_bytes,
+                max_partition_fetch_bytes=max_partition_fetch_bytes,
+                auto_offset_reset=auto_offset_reset,
+                retry_backoff_ms=retry_backoff_ms,
+                retry_backoff_max_ms=retry_backoff_max_ms,
+            )
+        )
+        self._ordered = ordering == "key"
+        self._fetch_min_bytes = fetch_min_bytes
+        self._fetch_max_wait_ms = fetch_max_wait_ms
+        self._fetch_max_bytes = fetch_max_bytes
+        self._max_poll_records = max_poll_records
+        self._check_crcs = check_crcs
+        self._metadata_max_age_ms = metadata_max_age_ms
+        self._request_timeout_ms = request_timeout_ms
+        self._names: dict[UUID, str] = {}
+        self._lineages: dict[str, Lineage] = {}
+        self._decoded: dict[TopicPartition, _Decoded] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._news: asyncio.Event | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._aging: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Make a consumer from settings by Kafka's dotted names, as in `{"bootstrap.servers": "..."}`."""
+        return cls(**as_keywords(cls, config))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    # -- what to read -------------------------------------------------------------------------------------------------
+
+    def assign(self, assignment: str | Iterable[str | tuple[str, int]]) -> None:
+        """Read exactly these: a topic by its name (all partitions, also those to come), or (topic, partition) pairs.
+
+        What was read before and stays keeps its position; the rest begins where `auto_offset_reset` says.
+        """
+        parts = [assignment] if isinstance(assignment, str) else list(assignment)
+        topics = [part for part in parts if isinstance(part, str)]
+        pairs = [TopicPartition(*part) for part in parts if not isinstance(part, str)]
+        self._fetcher.assign(pairs, topics)
+
+    def assignment(self) -> tuple[TopicPartition, ...]:
+        """The partitions that are read now."""
+        return self._fetcher.assignment
+
+    async def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Go on at `offset` in a partition that is assigned."""
+        tp = TopicPartition(topic, partition)
+        await self._assigned([tp])
+        self._decoded.pop(tp, None)
+        self._fetcher.seek(tp, offset)
+
+    async def seek_to_beginning(self, *partitions: tuple[str, int]) -> None:
+        """Go on at the log start of these partitions, by default of all."""
+        await self._seek_to(partitions, EARLIEST)
+
+    async def seek_to_end(self, *partitions: tuple[str, int]) -> None:
+        """Go on at the log end of these partitions, by default of all."""
+        await self._seek_to(partitions, LATEST)
+
+    async def seek_to_time(self, timestamp: int, *partitions: tuple[str, int]) -> None:
+        """Go on at the first record at or after `timestamp` (ms since 1970), by default in all partitions."""
+        await self._seek_to(partitions, timestamp)
+
+    async def _seek_to(self, partitions: Sequence[tuple[str, int]], timestamp: int) -> None:
+        wanted = [TopicPartition(*partition) for partition in partitions]
+        await self._assigned(wanted)
+        for tp in wanted or self._fetcher.assignment:
+            self._decoded.pop(tp, None)
+            self._fetcher.seek_to_timestamp(tp, timestamp)
+
+    async def position(self, topic: str, partition: int) -> int:
+        """The offset of the next record to hand out."""
+        tp = TopicPartition(topic, partition)
+        await self._assigned([tp])
+        while (position := self._fetcher.position(tp)) is None:
+            await self._wait(None)
+        return position
+
+    async def pause(self, *partitions: tuple[str, int]) -> None:
+        """Hand out nothing of these partitions until `resume`, by default of all."""
+        await self._assigned([TopicPartition(*partition) for partition in partitions])
+        for tp in [TopicPartition(*partition) for partition in partitions] or self._fetcher.assignment:
+            self._fetcher.pause(tp)
+
+    async def resume(self, *partitions: tuple[str, int]) -> None:
+        """Undo `pause`, by default of all partitions."""
+        await self._assigned([TopicPartition(*partition) for partition in partitions])
+        for tp in [TopicPartition(*partition) for partition in partitions] or self._fetcher.assignment:
+            self._fetcher.resume(tp)
+
+    def paused(self) -> tuple[TopicPartition, ...]:
+        """The partitions that are paused."""
+        return self._fetcher.paused
+
+    def lineage(self, topic: str) -> Lineage | None:
+        """The lineage by which records of the topic are handed out; None before it is known."""
+        return self._lineages.get(topic)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    async def poll(self, timeout_s: float | None = 1.0, max_records: int | None = None) -> list[Record]:
+        """Hand out the next records; wait for some at most `timeout_s` seconds, None for as long as it takes."""
+        room = self._max_poll_records if max_records is None else max_records
+        found: list[Record] = []
+        for part in await self._gather(timeout_s):
+            if len(found) >= room:
+                break
+            self._hand_out_some(part, room - len(found), found)
+        self._pump()
+        return found
+
+    def _hand_out_some(self, part: Ready, room: int, found: list[Record]) -> None:
+        """Append at most `room` records of a part to `found`; what is left is kept as it was decoded."""
+        from anabranch.client.tables import RECORD_COLUMNS, records_of
+
+        tp = TopicPartition(part.topic, part.partition)
+        left = self._decoded.pop(tp, None)
+        if left is None or left.part.fetched is not part.fetched or left.position != part.start:
+            left = _Decoded(part, self.table([part], RECORD_COLUMNS), 0, part.start)
+        rows = left.rows.slice(left.first, room)
+        found += records_of(part, rows)
+        left.first += rows.num_rows
+        if left.first == left.rows.num_rows:
+            self._fetcher.handed_out(part, left.part.end)
+        else:
+            left.position = left.rows.column("offset")[left.first].as_py()
+            self._decoded[tp] = left
+            self._fetcher.handed_out(part, left.position)
+
+    async def poll_arrow(
+        self,
+        timeout_s: float | None = 1.0,
+        max_bytes: int | None = None,
+        *,
+        columns: Sequence[str] = COLUMNS,
+        key_range: tuple[int, int] | None = None,
+    ) -> pa.Table:
+        """Hand out the next records as a table; wait for some at most `timeout_s`, None for as long as it takes.
+
+        `max_bytes` bounds the fetched bytes that are handed out at once, to whole fetches. Columns there are: topic,
+        partition, offset, timestamp, timestamp_type, key, value, headers, key_hash, leader_epoch, and sequence, which
+        grows with every record of a key. With `key_range`, only keys whose range hash is in it (both ends inclusive).
+        """
+        parts = await self.gather(timeout_s, max_bytes)
+        size = sum(len(part.fetched.data) for part in parts)
+        if size < THREAD_SIZE_MIN:
+            table = self.table(parts, columns, key_range)
+        else:
+            table = await self._start().run_in_executor(None, self.table, parts, columns, key_range)
+        self.hand_out(parts)
+        return table
+
+    async def gather(self, timeout_s: float | None, max_bytes: int | None) -> list[Ready]:
+        """Wait for parts of at most about `max_bytes` that may be handed out; say `hand_out` when they were."""
+        parts: list[Ready] = []
+        size = 0
+        limit = self._fetch_max_bytes if max_bytes is None else max_bytes
+        for part in await self._gather(timeout_s):
+            if parts and size + len(part.fetched.data) > limit:
+                break
+            parts.append(part)
+            size += len(part.fetched.data)
+        return parts
+
+    def table(
+        self, parts: Sequence[Ready], columns: Sequence[str] = COLUMNS, key_range: tuple[int, int] | None = None
+    ) -> pa.Table:
+        """Decode gathered parts; may run in any thread."""
+        from anabranch.client.tables import table_of
+
+        return table_of(parts, columns, key_range, self._lineages, check_crcs=self._check_crcs)
+
+    def hand_out(self, parts: Sequence[Ready]) -> None:
+        """Move the positions beyond gathered parts, and fetch on."""
+        for part in parts:
+            self._fetcher.handed_out(part, part.end)
+        self._pump()
+
+    async def __aiter__(self) -> AsyncIterator[Record]:
+        while not self._closed:
+            for record in await self.poll(timeout_s=None):
+                yield record
+
+    async def _gather(self, timeout_s: float | None) -> list[Ready]:
+        loop = self._start()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        if not self._fetcher.topics:
+            raise ApiError(ErrorCode.INVALID_REQUEST, "nothing is assigned to this consumer; assign a topic first")
+        while True:
+            self._pump()
+            self._raise()
+            parts = self._fetcher.ready()
+            if parts:
+                return parts
+            self._pump()
+            remaining = None if deadline is None else deadline - loop.time()
+            if remaining is not None and remaining <= 0:
+                return []
+            await self._wait(remaining)
+
+    # -- offsets ------------------------------------------------------------------------------------------------------
+
+    async def beginning_offsets(self, *partitions: tuple[str, int]) -> dict[TopicPartition, int]:
+        """The log start of partitions, by default of those assigned."""
+        return await self._offsets(partitions, EARLIEST)
+
+    async def end_offsets(self, *partitions: tuple[str, int]) -> dict[TopicPartition, int]:
+        """The log end (high watermark, or last stable offset under read_committed) of partitions."""
+        return await self._offsets(partitions, LATEST)
+
+    async def offsets_for_times(
+        self, timestamps: Mapping[tuple[str, int], int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record at or after a timestamp (ms) in each partition; None where there is none."""
+        wanted = {TopicPartition(*partition): timestamp for partition, timestamp in timestamps.items()}
+        found = await self._cluster.offsets(wanted, read_committed=self._read_committed)
+        return {tp: at if at.offset >= 0 else None for tp, at in found.items()}
+
+    async def lag(self) -> dict[TopicPartition, int]:
+        """How many offsets each assigned partition's position is behind its log end."""
+        ends = await self.end_offsets()
+        return {tp: max(0, end - await self.position(*tp)) for tp, end in ends.items()}
+
+    async def _offsets(self, partitions: Sequence[tuple[str, int]], timestamp: int) -> dict[TopicPartition, int]:
+        wanted = [TopicPartition(*partition) for partition in partitions]
+        if not wanted:
+            await self._assigned([])
+        asked = dict.fromkeys(wanted or self._fetcher.assignment, timestamp)
+        found = await self._cluster.offsets(asked, read_committed=self._read_committed)
+        return {tp: at.offset for tp, at in found.items()}
+
+    async def close(self) -> None:
+        """End; positions are not kept anywhere."""
+        if self._closed:
+            return
+        self._closed = True
+        for timer in (self._timer, self._aging):
+            if timer is not None:
+                timer.cancel()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._cluster.close()
+
+    # -- carrying out -------------------------------------------------------------------------------------------------
+
+    def _start(self) -> asyncio.AbstractEventLoop:
+        if self._closed:
+            raise ApiError(ErrorCode.INVALID_REQUEST, "this consumer is closed; make a new one")
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._news = asyncio.Event()
+            self._age()
+        return self._loop
+
+    def _age(self) -> None:
+        assert self._loop is not None
+        self._aging = self._loop.call_later(self._metadata_max_age_ms / 1000, self._grow_old)
+
+    def _grow_old(self) -> None:
+        self._fetcher.grow_old()
+        self._age()
+        self._pump()
+
+    async def _assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        """Wait until it is known what whole topics consist of."""
+        while not (partitions and all(tp in self._fetcher.assignment for tp in partitions)):
+            self._pump()
+            self._raise()
+            if self._fetcher.all_known:
+                return
+            await self._wait(None)
+
+    async def _wait(self, timeout_s: float | None) -> None:
+        """Wait until something has happened."""
+        self._start()
+        assert self._news is not None
+        self._pump()
+        self._raise()
+        self._news.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
+        except TimeoutError:
+            return
+
+    def _raise(self) -> None:
+        errors = self._fetcher.errors()
+        if errors:
+            for other in errors[1:]:
+                errors[0].add_note(str(other))
+            raise errors[0]
+
+    def _happened(self) -> None:
+        self._pump()
+        if self._news is not None:
+            self._news.set()
+
+    def _pump(self) -> None:
+        """Do what the fetcher says."""
+        if self._closed:
+            return
+        loop = self._start()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        work = self._fetcher.drain(_now_ms())
+        for fetch in work.fetches:
+            self._run(self._fetch(fetch))
+        for lookup in work.lookups:
+            self._run(self._lookup(lookup))
+        for topic in work.refresh:
+            self._run(self._refresh(topic))
+        if work.wake_at_ms is not None:
+            self._timer = loop.call_later(max(0, work.wake_at_ms - _now_ms()) / 1000, self._happened)
+
+    def _run(self, coroutine: Any) -> None:
+        task = self._start().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _fetch(self, fetch: Fetch) -> None:
+        try:
+            connection = await self._cluster.connection(fetch.node, PURPOSE)
+            version = connection.version_of(FetchRequest)
+            nameless = any(said.topic_id == NO_TOPIC_ID for said in fetch.partitions.values())
+            if version >= TOPIC_ID_VERSION and nameless:
+                version = TOPIC_ID_VERSION - 1
+            request = self._fetch_request(fetch, version)
+            timeout_ms = self._request_timeout_ms + self._fetch_max_wait_ms
+            response = await connection.send(request, timeout_ms=timeout_ms, version=version)
+        except (AnabranchError, OSError):
+            self._fetcher.lost(fetch.request_id, _now_ms())
+        else:
+            answers = {
+                TopicPartition(name, data.partition_index): Answer(
+                    ErrorCode.of(data.error_code),
+                    data.records,
+                    data.high_watermark,
+                    data.last_stable_offset,
+                    data.log_start_offset,
+                    [(entry.producer_id, entry.first_offset) for entry in data.aborted_transactions or ()],
+                )
+                for topic in response.responses
+                if (name := topic.topic or self._names.get(topic.topic_id))
+                for data in topic.partitions
+            }
+            error = ErrorCode.of(response.error_code)
+            self._fetcher.answered(fetch.request_id, error, response.session_id, answers, _now_ms())
+        self._happened()
+
+    def _fetch_request(self, fetch: Fetch, version: int) -> FetchRequest:
+        by_id = version >= TOPIC_ID_VERSION
+        ids = {name: topic_id for topic_id, name in self._names.items()}
+        topics: dict[str, list[FetchPartition]] = {}
+        counts: dict[str, int] = {}
+        for tp, said in fetch.partitions.items():
+            counts[tp.topic] = said.count
+            topics.setdefault(tp.topic, []).append(
+                FetchPartition(
+                    partition=tp.partition,
+                    current_leader_epoch=said.leader_epoch,
+                    fetch_offset=said.offset,
+                    partition_max_bytes=said.size_max,
+                )
+            )
+        forgotten: dict[str, list[int]] = {}
+        for tp in fetch.forgotten:
+            forgotten.setdefault(tp.topic, []).append(tp.partition)
+        return FetchRequest(
+            replica_id=-1,
+            max_wait_ms=self._fetch_max_wait_ms,
+            min_bytes=self._fetch_min_bytes,
+            max_bytes=self._fetch_max_bytes,
+            isolation_level=int(self._read_committed),
+            session_id=fetch.session_id,
+            session_epoch=fetch.session_epoch,
+            topics=[
+                FetchTopic(
+                    topic_id=ids[name] if by_id else NO_TOPIC_ID,
+                    topic="" if by_id else name,
+                    partitions=partitions,
+                    undeleted_partition_count=counts[name],
+                )
+                for name, partitions in topics.items()
+            ],
+            forgotten_topics_data=[
+                ForgottenTopic(
+                    topic_id=ids[name] if by_id else NO_TOPIC_ID, topic="" if by_id else name, partitions=partitions
+                )
+                for name, partitions in forgotten.items()
+            ],
+        )
+
+    async def _lookup(self, lookup: Lookup) -> None:
+        request = offsets_request(lookup.partitions, read_committed=self._read_committed)
+        try:
+            response = await self._cluster.ask(request, node_id=lookup.node)
+        except (AnabranchError, OSError):
+            self._fetcher.lost(lookup.request_id, _now_ms())
+        else:
+            answers = {
+                TopicPartition(topic.name, partition.partition_index): (
+                    ErrorCode.of(partition.error_code),
+                    partition.offset,
+                )
+                for topic in response.topics
+                for partition in topic.partitions
+            }
+            self._fetcher.found(lookup.request_id, answers, _now_ms())
+        self._happened()
+
+    async def _refresh(self, name: str) -> None:
+        try:
+            view = await self._cluster.view(name)
+        except ApiError as error:
+            self._fetcher.topic_unknown(name, error, _now_ms())
+        except (DisconnectedError, AnabranchError, OSError) as error:
+            self._fetcher.topic_unknown(name, ApiError(ErrorCode.NETWORK_EXCEPTION, str(error)), _now_ms())
+        else:
+            if not self._ordered:
+                view = replace(view, ordered=False)
+            self._names[view.topic_id] = name
+            self._lineages[name] = view.lineage
+            self._fetcher.topic_known(view, _now_ms())
+        self._happened()
+
+
+def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} is '{value}'; it can be {' or '.join(allowed)}")
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

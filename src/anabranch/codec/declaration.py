@@ -1,0 +1,144 @@
+"""The declaration of a message: one class for all versions, each field's version range, nullability and tag beside it.
+
+`@message` and `@struct` turn the class into a slotted one with keyword construction, equality and a repr. A struct's
+versions and flexibility are those of the message that it travels in. `unknown_tags` of every object holds, by tag, the
+tagged fields a reader did not know; a writer puts them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeVar, cast, dataclass_transform
+
+from anabranch.base.limits import NESTING_DEPTH_MAX
+from anabranch.codec.types import NOWHERE, Array, Field, Nested, Type, Versions
+
+T = TypeVar("T")
+
+NO_TAGS: Mapping[int, bytes] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What was declared of one class: its fields in wire order and, for a message, where it stands in the protocol."""
+
+    name: str
+    fields: dict[str, Field]
+    api_key: int | None
+    versions: Versions
+    flexible: Versions
+    depth: int
+
+
+def schema_of(declared: type) -> Schema:
+    """The declaration of a message or struct class."""
+    return cast(Schema, declared.__schema__)  # type: ignore[attr-defined]
+
+
+def is_declared(candidate: type) -> bool:
+    """Whether the class was made by `@message` or `@struct`."""
+    return hasattr(candidate, "__schema__")
+
+
+def unknown_tags(declared: object) -> Mapping[int, bytes]:
+    """Tagged fields of a decoded object that its declaration does not know, by tag."""
+    return cast(Any, declared).unknown_tags or NO_TAGS
+
+
+@dataclass_transform(kw_only_default=True)
+def message(*, versions: str, flexible: str = "none", api_key: int | None = None) -> Callable[[type[T]], type[T]]:
+    """Declare a request, a response or an embedded schema: `@message(api_key=12, versions="0-4", flexible="4+")`."""
+    return lambda declared: _declare(declared, api_key, Versions.parse(versions), Versions.parse(flexible))
+
+
+@dataclass_transform(kw_only_default=True)
+def struct() -> Callable[[type[T]], type[T]]:
+    """Declare a struct that messages are built from."""
+    return lambda declared: _declare(declared, None, NOWHERE, NOWHERE)
+
+
+def _declare(declared: type[T], api_key: int | None, versions: Versions, flexible: Versions) -> type[T]:
+    fields = {name: value for name, value in vars(declared).items() if isinstance(value, Field)}
+    assert fields.keys() == vars(declared).get("__annotations__", {}).keys(), declared
+    tags = [field.tag for field in fields.values() if field.tag is not None]
+    assert len(tags) == len(set(tags)), declared
+    depth = 1 + max((_depth(field.type) for field in fields.values()), default=0)
+    assert depth <= NESTING_DEPTH_MAX, declared
+    gone = {*fields, "__dict__", "__weakref__"}
+    body = {name: value for name, value in vars(declared).items() if name not in gone}
+    body["__slots__"] = (*fields, "unknown_tags")
+    body["__match_args__"] = ()
+    body["__schema__"] = Schema(declared.__name__, fields, api_key, versions, flexible, depth)
+    body["__init__"] = _initialise_later
+    body["__eq__"] = _equal
+    body["__hash__"] = None
+    body["__repr__"] = _show
+    return cast(type[T], type(declared.__name__, (), body))
+
+
+def _depth(kind: Type) -> int:
+    match kind:
+        case Array(of=element):
+            return _depth(element)
+        case Nested(of=inner):
+            return schema_of(inner).depth
+        case _:
+            return 0
+
+
+def _initialise_later(self: Any, **values: Any) -> None:
+    """Stand in for `__init__` until the first object of the class is made: declaring must cost start-up nothing."""
+    cls = type(self)
+    cls.__init__ = _initialiser(cls)
+    cls.__init__(self, **values)
+
+
+def _initialiser(declared: type) -> Callable[..., None]:
+    schema = schema_of(declared)
+    namespace: dict[str, Any] = {}
+    parameters, lines = [], []
+    for name, field in schema.fields.items():
+        match field:
+            case Field(type=Array(), default=()):
+                parameters.append(f"{name}=None" if field.nullable == NOWHERE else f"{name}=MADE")
+                missing = "None" if field.nullable == NOWHERE else "MADE"
+                lines.append(f"    self.{name} = [] if {name} is {missing} else {name}")
+            case Field(type=Nested(of=inner), default=default) if default is not None:
+                namespace[f"make_{name}"] = inner
+                parameters.append(f"{name}=None")
+                lines.append(f"    self.{name} = make_{name}() if {name} is None else {name}")
+            case Field(default=default):
+                namespace[f"default_{name}"] = default
+                parameters.append(f"{name}=default_{name}")
+                lines.append(f"    self.{name} = {name}")
+    namespace["MADE"] = object()
+    source = [f"def __init__(self, *, {', '.join([*parameters, 'unknown_tags=None'])}):"]
+    exec("\n".join([*source, *lines, "    self.unknown_tags = unknown_tags"]), namespace)
+    return cast(Callable[..., None], namespace["__init__"])
+
+
+def _equal(self: Any, other: Any) -> Any:
+    if type(other) is not type(self):
+        return NotImplemented
+    return all(_same(getattr(self, name), getattr(other, name)) for name in type(self).__slots__)
+
+
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, tuple):
+        one = list(one)
+    return one == (list(other) if isinstance(other, tuple) else other)
+
+
+def _show(self: Any) -> str:
+    """Name what differs from the defaults: messages are wide, and most of it is usual."""
+    shown = []
+    for name, field in schema_of(type(self)).fields.items():
+        value = getattr(self, name)
+        default = [] if field.default == () else field.default
+        if value != default:
+            shown.append(f"{name}={value!r}")
+    if self.unknown_tags:
+        shown.append(f"unknown_tags={self.unknown_tags!r}")
+    return f"{type(self).__name__}({', '.join(shown)})"

@@ -1,0 +1,107 @@
+"""What compiled readers and writers call for the rare cases: long varints, unknown tags, refusals."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from uuid import UUID
+
+from anabranch.base.errors import AnabranchError, DecodeError
+from anabranch.base.limits import TAGGED_FIELDS_MAX
+from anabranch.codec.types import Blob
+
+INLINE_SIZE_MAX = 1024
+"""Records up to this size are copied beside their neighbours; a gather list of tiny parts costs more than the copy."""
+
+
+class EncodeError(AnabranchError, ValueError):
+    """A message of ours that its version cannot carry: null where there is no null, a number out of range."""
+
+
+def refuse(what: str, length: int, left: int) -> DecodeError:
+    """Say which length was wrong."""
+    return DecodeError(f"{what}: length {length} where {left} bytes are left")
+
+
+def too_many(what: str) -> DecodeError:
+    """Say which array made the message too large in its number of elements."""
+    return DecodeError(f"{what}: the message has more array elements than one message may")
+
+
+def uvarint_rest(view: memoryview, position: int, first: int) -> tuple[int, int]:
+    """Read the rest of an unsigned varint whose first byte has its high bit set: value, position after it."""
+    value = first & 0x7F
+    for shift in (7, 14, 21, 28):
+        byte = view[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise DecodeError("a varint is longer than five bytes")
+
+
+def read_uvarint(view: memoryview, position: int) -> tuple[int, int]:
+    """Read an unsigned varint: value, position after it."""
+    byte = view[position]
+    return (byte, position + 1) if byte < 0x80 else uvarint_rest(view, position + 1, byte)
+
+
+def uvarint(value: int) -> bytes:
+    """Write an unsigned varint."""
+    if value < 0x80:
+        return bytes((value,))
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def check_tag_count(count: int) -> int:
+    """Bound the number of tagged fields of one struct."""
+    if count > TAGGED_FIELDS_MAX:
+        raise DecodeError(f"{count} tagged fields in one struct; at most {TAGGED_FIELDS_MAX} are read")
+    return count
+
+
+def read_tags(view: memoryview, position: int, count: int) -> tuple[dict[int, bytes], int]:
+    """Read the tagged fields of a struct that knows none, after their `count`'s first byte."""
+    if count > 127:
+        count, position = uvarint_rest(view, position, count)
+    tags: dict[int, bytes] = {}
+    for _ in range(check_tag_count(count)):
+        tag, position = read_uvarint(view, position)
+        size, position = read_uvarint(view, position)
+        keep_tag(tags, tag, view, position, size)
+        position += size
+    return tags, position
+
+
+def keep_tag(tags: dict[int, bytes], tag: int, view: memoryview, position: int, size: int) -> None:
+    """Keep an unknown tagged field as it is."""
+    if size > len(view) - position:
+        raise refuse(f"tagged field {tag}", size, len(view) - position)
+    if tag in tags:
+        raise DecodeError(f"tagged field {tag} appears twice")
+    tags[tag] = bytes(view[position : position + size])
+
+
+def write_tags(out: bytearray, tags: dict[int, bytes]) -> None:
+    """Write tagged fields in the order of their tags."""
+    out += uvarint(len(tags))
+    for tag in sorted(tags):
+        out += uvarint(tag) + uvarint(len(tags[tag])) + tags[tag]
+
+
+def put_records(out: bytearray, splices: list[tuple[int, object]], part: Blob, size: int) -> None:
+    """Copy small records into `out`; leave a mark where anything else is to be spliced in."""
+    if size <= INLINE_SIZE_MAX and isinstance(part, bytes | bytearray | memoryview):
+        out += part
+    else:
+        splices.append((len(out), part))
+
+
+@lru_cache(maxsize=4096)
+def uuid_of(raw: bytes) -> UUID:
+    """Make a UUID; topic ids come again and again, and `UUID()` is slow."""
+    return UUID(bytes=raw)

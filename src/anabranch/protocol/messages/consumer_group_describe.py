@@ -1,0 +1,72 @@
+"""ConsumerGroupDescribe (API 69). v1 adds `member_type`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from anabranch.codec import array, boolean, int8, int16, int32, message, nested, string, struct, uuid
+
+
+@message(api_key=69, versions="0-1", flexible="0+")
+class ConsumerGroupDescribeRequest:
+    """Ask about groups of the consumer protocol."""
+
+    group_ids: Sequence[str] = array(string)
+    include_authorized_operations: bool = boolean()
+
+
+@struct()
+class TopicPartitions:
+    """Partitions of one topic."""
+
+    topic_id: UUID = uuid()
+    topic_name: str = string()
+    partitions: Sequence[int] = array(int32)
+
+
+@struct()
+class Assignment:
+    """Partitions that a member owns, or is to own."""
+
+    topic_partitions: Sequence[TopicPartitions] = array(TopicPartitions)
+
+
+@struct()
+class Member:
+    """A member, its subscription, what it owns and what it is to own."""
+
+    member_id: str = string()
+    instance_id: str | None = string(nullable=True, default=None)
+    rack_id: str | None = string(nullable=True, default=None)
+    member_epoch: int = int32()
+    client_id: str = string()
+    client_host: str = string()
+    subscribed_topic_names: Sequence[str] = array(string)
+    subscribed_topic_regex: str | None = string(nullable=True, default=None)
+    assignment: Assignment = nested(Assignment)
+    target_assignment: Assignment = nested(Assignment)
+    member_type: int = int8(since=1, default=-1)
+
+
+@struct()
+class DescribedGroup:
+    """A group of the consumer protocol and its members."""
+
+    error_code: int = int16()
+    error_message: str | None = string(nullable=True, default=None)
+    group_id: str = string()
+    group_state: str = string()
+    group_epoch: int = int32()
+    assignment_epoch: int = int32()
+    assignor_name: str = string()
+    members: Sequence[Member] = array(Member)
+    authorized_operations: int = int32(default=-2147483648)
+
+
+@message(api_key=69, versions="0-1", flexible="0+")
+class ConsumerGroupDescribeResponse:
+    """The groups asked about."""
+
+    throttle_time_ms: int = int32()
+    groups: Sequence[DescribedGroup] = array(DescribedGroup)

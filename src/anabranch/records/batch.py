@@ -1,0 +1,357 @@
+"""The record batch (magic 2): its 61-byte header, the checksum over the rest, and batches one after another.
+
+    base offset 8 | length 4 | leader epoch 4 | magic 1 | crc 4 | attributes 2 | last offset delta 4
+    | base timestamp 8 | max timestamp 8 | producer id 8 | epoch 2 | base sequence 4 | record count 4 | records
+
+Length counts what follows it. The CRC-32C covers everything from the attributes on, so base offset and leader epoch
+can be stamped without touching it. Nothing here looks inside records, except for a transaction's end marker, and
+nothing here needs NumPy. Functions named `stamp*` write in place, functions named `with_*` answer a copy.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from anabranch.base.errors import DecodeError
+from anabranch.base.ids import NO_LEADER_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
+from anabranch.records.compression import COMPRESSION_MASK, Bytes, Compression, compress, decompress
+
+MAGIC = 2
+HEADER_SIZE = 61
+LENGTH_END = 12
+"""Base offset and length: what must be there to know where a batch ends."""
+RECORD_OVERHEAD_MAX = 36
+"""A record's bytes in a batch beside its key, value and headers, at most."""
+OFFSET_MAX = (1 << 63) - 1
+
+LOG_APPEND_TIME = 1 << 3
+TRANSACTIONAL = 1 << 4
+CONTROL = 1 << 5
+
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_CRC = struct.Struct(">I")
+_CRC_AT = 17
+_ATTRIBUTES_AT = 21
+_MAX_TIMESTAMP_AT = 35
+_PRODUCER_AT = 43
+_BASE_OFFSET = struct.Struct(">q")
+_LENGTH = struct.Struct(">i")
+_ATTRIBUTES = struct.Struct(">h")
+_PRODUCER = struct.Struct(">qhi")
+_LEADER_EPOCH_AT = 12
+_MAGIC_AT = 16
+_CODEC_MAX = max(Compression)
+_CONTROL_KEY = struct.Struct(">hh")
+_CONTROL_VALUE = struct.Struct(">hi")
+_ABORT, _COMMIT = 0, 1
+
+
+class UnsupportedFormatError(DecodeError):
+    """Records in the formats of before Kafka 0.11 (UNSUPPORTED_FOR_MESSAGE_FORMAT)."""
+
+
+class UnsupportedCompressionError(DecodeError):
+    """A codec that Kafka does not have (UNSUPPORTED_COMPRESSION_TYPE)."""
+
+
+class ChecksumError(DecodeError):
+    """A batch whose bytes are not those its CRC was made of (CORRUPT_MESSAGE)."""
+
+
+class BatchHeader(NamedTuple):
+    """The header of one batch. `size` is the whole batch's, header and length field included."""
+
+    base_offset: int
+    size: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def compression(self) -> Compression:
+        return Compression(self.attributes & COMPRESSION_MASK)
+
+    @property
+    def log_append_time(self) -> bool:
+        """Whether every record's timestamp is `max_timestamp`, the broker's clock at the append."""
+        return bool(self.attributes & LOG_APPEND_TIME)
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL)
+
+    @property
+    def is_control(self) -> bool:
+        """Whether the batch marks the end of a transaction instead of holding records of users."""
+        return bool(self.attributes & CONTROL)
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta + 1
+
+
+class EndTransactionMarker(NamedTuple):
+    """What a control batch says: the producer's transaction ended here."""
+
+    producer_id: int
+    producer_epoch: int
+    commit: bool
+    coordinator_epoch: int
+    timestamp_ms: int
+
+
+def parse_header(buffer: Bytes, position: int = 0, left: int | None = None) -> BatchHeader:
+    """Read and check the header of the batch at `position`.
+
+    All of the batch must be in the buffer or, when only a part of a file was read, in the `left` bytes of the file.
+    What it checks holds for everyone after it: the size, magic 2, a known codec, offsets that fit, a record count that
+    the size allows. The checksum it does not look at (`check`).
+    """
+    read = len(buffer) - position
+    left = read if left is None else left
+    if min(left, read) <= _MAGIC_AT:
+        raise DecodeError(f"a record batch is cut off: {left} bytes are left, its header has {HEADER_SIZE}")
+    magic = buffer[position + _MAGIC_AT]
+    if magic != MAGIC:
+        if magic < MAGIC:
+            raise UnsupportedFormatError(
+                f"records in message format {magic}: only format 2 (Kafka 0.11 and newer) is read"
+            )
+        raise DecodeError(f"a record batch of magic {magic}, expected {MAGIC}")
+    if min(left, read) < HEADER_SIZE:
+        raise DecodeError(f"a record batch is cut off: {left} bytes are left, its header has {HEADER_SIZE}")
+    fields = _HEADER.unpack_from(buffer, position)
+    header = BatchHeader(fields[0], fields[1] + LENGTH_END, *fields[2:])
+    if not HEADER_SIZE <= header.size <= left:
+        raise DecodeError(f"a record batch of {header.size} bytes where {left} are left, header {HEADER_SIZE}")
+    if header.attributes & COMPRESSION_MASK > _CODEC_MAX:
+        raise UnsupportedCompressionError(f"compression codec {header.attributes & COMPRESSION_MASK} is unknown")
+    if not 0 <= header.base_offset <= OFFSET_MAX - header.last_offset_delta or header.last_offset_delta < 0:
+        raise DecodeError(f"a record batch from offset {header.base_offset}, last one {header.last_offset_delta} on")
+    if not 0 <= header.record_count <= header.last_offset_delta + 1:
+        raise DecodeError(
+            f"the record batch at offset {header.base_offset} claims {header.record_count} records"
+            f" in {header.last_offset_delta + 1} offsets"
+        )
+    return header
+
+
+def headers(buffer: Bytes) -> Iterator[tuple[int, BatchHeader]]:
+    """Walk over batches one after another: position and header of each; an incomplete last batch ends the walk."""
+    position = 0
+    total = len(buffer)
+    while total - position >= LENGTH_END:
+        size = _LENGTH.unpack_from(buffer, position + 8)[0] + LENGTH_END
+        if size >= HEADER_SIZE and size > total - position:
+            return
+        yield position, (header := parse_header(buffer, position))
+        position += header.size
+
+
+def check(buffer: Bytes, position: int, header: BatchHeader) -> None:
+    """Compare the batch at `position` with its checksum."""
+    found = crc32c(memoryview(buffer)[position + _ATTRIBUTES_AT : position + header.size])
+    if found != header.crc:
+        raise ChecksumError(
+            f"the record batch at offset {header.base_offset} ({header.size} bytes) has checksum {found:#010x},"
+            f" its header says {header.crc:#010x}"
+        )
+
+
+def stamp(buffer: Bytes, position: int, base_offset: int, leader_epoch: int) -> None:
+    """Give the batch at `position` its place in the log, in place; the checksum does not cover these fields."""
+    _BASE_OFFSET.pack_into(buffer, position, base_offset)
+    _LENGTH.pack_into(buffer, position + _LEADER_EPOCH_AT, leader_epoch)
+
+
+def stamp_crc(buffer: Bytes, position: int = 0) -> None:
+    """Write the checksum of the batch at `position`, in place."""
+    size = _LENGTH.unpack_from(buffer, position + 8)[0] + LENGTH_END
+    _CRC.pack_into(buffer, position + _CRC_AT, crc32c(memoryview(buffer)[position + _ATTRIBUTES_AT : position + size]))
+
+
+def stamp_log_append_time(buffer: Bytes, position: int, now_ms: int) -> None:
+    """Make `now_ms` the timestamp of every record of the batch at `position`, in place."""
+    attributes = _ATTRIBUTES.unpack_from(buffer, position + _ATTRIBUTES_AT)[0]
+    _ATTRIBUTES.pack_into(buffer, position + _ATTRIBUTES_AT, attributes | LOG_APPEND_TIME)
+    _BASE_OFFSET.pack_into(buffer, position + _MAX_TIMESTAMP_AT, now_ms)
+    stamp_crc(buffer, position)
+
+
+def stamp_producer(
+    buffer: Bytes,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    position: int = 0,
+    *,
+    transactional: bool = False,
+) -> None:
+    """Write who sent the batch at `position`, and as which in his sequence, in place."""
+    _PRODUCER.pack_into(buffer, position + _PRODUCER_AT, producer_id, producer_epoch, base_sequence)
+    attributes = _ATTRIBUTES.unpack_from(buffer, position + _ATTRIBUTES_AT)[0] & ~TRANSACTIONAL
+    _ATTRIBUTES.pack_into(buffer, position + _ATTRIBUTES_AT, attributes | (TRANSACTIONAL if transactional else 0))
+    stamp_crc(buffer, position)
+
+
+def with_log_append_time(batch: Bytes, now_ms: int) -> bytearray:
+    """Copy a batch and make `now_ms` the timestamp of all its records."""
+    copy = bytearray(batch)
+    stamp_log_append_time(copy, 0, now_ms)
+    return copy
+
+
+def with_producer(
+    batch: Bytes, producer_id: int, producer_epoch: int, base_sequence: int, *, transactional: bool = False
+) -> bytearray:
+    """Copy a batch and write another producer into it."""
+    copy = bytearray(batch)
+    stamp_producer(copy, producer_id, producer_epoch, base_sequence, transactional=transactional)
+    return copy
+
+
+def build(
+    records: Bytes,
+    *,
+    record_count: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    attributes: int = 0,
+    base_offset: int = 0,
+    last_offset_delta: int | None = None,
+    leader_epoch: int = NO_LEADER_EPOCH,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+) -> bytearray:
+    """Put a header before records that are encoded, and compressed as `attributes` say."""
+    batch = bytearray(HEADER_SIZE)
+    batch += records
+    _HEADER.pack_into(
+        batch,
+        0,
+        base_offset,
+        len(batch) - LENGTH_END,
+        leader_epoch,
+        MAGIC,
+        0,
+        attributes,
+        record_count - 1 if last_offset_delta is None else last_offset_delta,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        record_count,
+    )
+    stamp_crc(batch)
+    return batch
+
+
+def recompress(batch: Bytes, codec: Compression, size_max: int, level: int | None = None) -> bytearray:
+    """Copy one batch into another codec; `size_max` bounds its records while they are not compressed."""
+    header = parse_header(batch)
+    view = memoryview(batch)[HEADER_SIZE : header.size]
+    plain = view if header.compression is Compression.NONE else decompress(header.compression, view, size_max)
+    return build(
+        plain if codec is Compression.NONE else compress(codec, plain, level),
+        attributes=header.attributes & ~COMPRESSION_MASK | codec,
+        **{name: getattr(header, name) for name in _KEPT},
+    )
+
+
+_KEPT = (
+    "record_count",
+    "base_timestamp",
+    "max_timestamp",
+    "base_offset",
+    "last_offset_delta",
+    "leader_epoch",
+    "producer_id",
+    "producer_epoch",
+    "base_sequence",
+)
+
+
+def end_transaction_marker(
+    producer_id: int, producer_epoch: int, *, commit: bool, coordinator_epoch: int, timestamp_ms: int
+) -> bytearray:
+    """Make the control batch that ends a producer's transaction in one partition (KIP-98)."""
+    key = _CONTROL_KEY.pack(0, _COMMIT if commit else _ABORT)
+    value = _CONTROL_VALUE.pack(0, coordinator_epoch)
+    # Attributes, timestamp and offset delta are 0; lengths this small are one zigzag byte.
+    record = bytes((0, 0, 0, len(key) << 1)) + key + bytes((len(value) << 1,)) + value + b"\0"
+    return build(
+        bytes((len(record) << 1,)) + record,
+        record_count=1,
+        base_timestamp=timestamp_ms,
+        max_timestamp=timestamp_ms,
+        attributes=TRANSACTIONAL | CONTROL,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+    )
+
+
+def parse_end_transaction_marker(buffer: Bytes, position: int = 0) -> EndTransactionMarker | None:
+    """Read the control batch at `position`; None when it marks something else than the end of a transaction."""
+    header = parse_header(buffer, position)
+    assert header.is_control
+    reader = _Reader(memoryview(buffer)[position + HEADER_SIZE : position + header.size])
+    reader.varint()
+    reader.take(1)
+    reader.varint()
+    reader.varint()
+    key = reader.take(reader.varint())
+    value = reader.take(reader.varint())
+    if len(key) < _CONTROL_KEY.size:
+        raise DecodeError(f"the control batch at offset {header.base_offset} has a key of {len(key)} bytes")
+    _, kind = _CONTROL_KEY.unpack_from(key)
+    if kind not in (_ABORT, _COMMIT):
+        return None
+    if len(value) < _CONTROL_VALUE.size:
+        raise DecodeError(f"the control batch at offset {header.base_offset} has a value of {len(value)} bytes")
+    _, coordinator_epoch = _CONTROL_VALUE.unpack_from(value)
+    return EndTransactionMarker(
+        header.producer_id, header.producer_epoch, kind == _COMMIT, coordinator_epoch, header.max_timestamp
+    )
+
+
+class _Reader:
+    """Takes a record apart, with every length checked."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._position = 0
+
+    def take(self, size: int) -> memoryview:
+        end = self._position + size
+        if size < 0 or end > len(self._data):
+            raise DecodeError(f"a field of {size} bytes where {len(self._data) - self._position} are left")
+        piece = self._data[self._position : end]
+        self._position = end
+        return piece
+
+    def varint(self) -> int:
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = self.take(1)[0]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value >> 1 ^ -(value & 1)
+        raise DecodeError("a variable-length number of more than 10 bytes")

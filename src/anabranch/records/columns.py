@@ -1,0 +1,754 @@
+"""Between record batches and Arrow: `decode` bytes into columns, `encode` columns into batches, a partition each.
+
+Many batches become one Arrow record batch in one pass of a compiled kernel; compressed ones are expanded first, once,
+within a bound. The memory of results comes from slabs that return to a shelf when the last Arrow buffer (or
+memoryview) of theirs is gone: touching fresh memory costs more than decoding into it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from anabranch.base.errors import DecodeError
+from anabranch.base.limits import DECOMPRESSION_RATIO_MAX, MESSAGE_SIZE_MAX
+from anabranch.records import kernels
+from anabranch.records.batch import (
+    CONTROL,
+    HEADER_SIZE,
+    OFFSET_MAX,
+    RECORD_OVERHEAD_MAX,
+    TRANSACTIONAL,
+    ChecksumError,
+    build,
+    parse_end_transaction_marker,
+    parse_header,
+    stamp_crc,
+)
+from anabranch.records.compression import (
+    COMPRESSION_MASK,
+    Bytes,
+    Compression,
+    OutputTooSmallError,
+    compress,
+    decompress_into,
+    grown,
+    size_hint,
+)
+
+Header: TypeAlias = tuple[str, bytes | None]
+Record: TypeAlias = tuple[bytes | None, bytes | None, int, Sequence[Header]]
+"""Key, value, timestamp in ms, headers."""
+
+COLUMN_TYPES: dict[str, pa.DataType] = {
+    "offset": pa.int64(),
+    "timestamp": pa.int64(),
+    "timestamp_type": pa.int8(),
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "headers": pa.list_(pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])),
+    "key_hash": pa.int32(),
+    "leader_epoch": pa.int32(),
+}
+"""What `decode` can answer: timestamps in ms, their type (0 create time, 1 log append time), the placement hash."""
+
+COLUMNS_DEFAULT = ("offset", "timestamp", "key", "value", "headers")
+EXPANDED_SIZE_MAX = MESSAGE_SIZE_MAX * DECOMPRESSION_RATIO_MAX
+"""Default bound of one batch's records while they are not compressed."""
+DECODED_SIZE_MAX = 256 * 1024 * 1024
+"""Bytes of records after which `decode` stops at the end of a batch."""
+
+_INT32_MAX = (1 << 31) - 1
+_ALIGNMENT = 64
+_SLAB_SIZE_MIN = 64 * 1024
+_SLAB_SIZE_MAX = 64 * 1024 * 1024
+_SHELF_SIZE_MAX = 64 * 1024 * 1024
+_SCRATCH_SIZE_MIN = 1024 * 1024
+_NULLABLE_ONLY_IF_NEEDED = frozenset({"offset", "timestamp", "timestamp_type", "leader_epoch"})
+
+
+class Decoded(NamedTuple):
+    """The records of some batches, as columns."""
+
+    records: pa.RecordBatch
+    next_offset: int
+    """Where to go on: everything before it was looked at."""
+    complete: bool
+    """Whether all of the buffer's batches were; if not, decode the same buffer again from `next_offset`."""
+
+
+class EncodedBatch(NamedTuple):
+    """One batch that is ready to send, but for its producer (`batch.stamp_producer`)."""
+
+    partition: int
+    data: memoryview
+    """The whole batch with its checksum; writable."""
+    record_count: int
+    first_row: int
+    """The row of the input that became the batch's first record."""
+
+
+class _Shelf:
+    """Slabs of memory that nobody uses at the moment, by size."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[NDArray[np.uint8]]] = {}
+
+    def take(self, size: int) -> NDArray[np.uint8]:
+        """Lend at least `size` bytes, of any content, for as long as someone refers to the array or a view of it."""
+        if size > _SLAB_SIZE_MAX:
+            return np.empty(size, np.uint8)
+        shelf_size = max(_SLAB_SIZE_MIN, 1 << (size - 1).bit_length())
+        free = self._free.setdefault(shelf_size, [])
+        try:
+            slab = free.pop()
+        except IndexError:
+            slab = np.empty(shelf_size, np.uint8)
+        # A memoryview in between, so that views of what is lent lead to it and not past it to the slab.
+        lent = np.frombuffer(slab.data, np.uint8)
+        weakref.finalize(lent, self._give_back, slab).atexit = False
+        return lent
+
+    def _give_back(self, slab: NDArray[np.uint8]) -> None:
+        held = sum(size * len(free) for size, free in list(self._free.items()))
+        if held + len(slab) <= _SHELF_SIZE_MAX:
+            self._free[len(slab)].append(slab)
+
+
+_shelf = _Shelf()
+
+
+class _Layout:
+    """Carves the buffers of one result out of one slab."""
+
+    def __init__(self) -> None:
+        self.size = _ALIGNMENT
+
+    def reserve(self, size: int) -> int:
+        position = self.size
+        self.size = (position + size + kernels.SLACK + _ALIGNMENT - 1) & -_ALIGNMENT
+        return position
+
+
+def _address(array: NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+# --- decode
+
+
+def decode(
+    buffer: Bytes,
+    *,
+    columns: Sequence[str] = COLUMNS_DEFAULT,
+    start_offset: int = 0,
+    end_offset: int | None = None,
+    key_range: tuple[int, int] | None = None,
+    aborted: Sequence[tuple[int, int]] = (),
+    check_crc: bool = True,
+    size_max: int = EXPANDED_SIZE_MAX,
+    decoded_size_max: int = DECODED_SIZE_MAX,
+) -> Decoded:
+    """Turn concatenated batches into one Arrow record batch with the `columns` asked for, in their order.
+
+    Kept are records with `start_offset <= offset < end_offset` whose place in the key range (wire.md, section 4) lies
+    in `key_range`, both ends included. An incomplete last batch is ignored, control batches are passed over. With
+    `aborted` (producer id and first offset of every aborted transaction, as a fetch answers them) so are the records
+    of those. `size_max` bounds each batch's records while they are not compressed. Anything malformed in what is
+    looked at raises DecodeError naming the offset of its batch.
+    """
+    assert decoded_size_max <= _INT32_MAX
+    size_max = min(size_max, _INT32_MAX - kernels.SLACK)
+    end = OFFSET_MAX if end_offset is None else end_offset
+    source = pa.py_buffer(buffer)
+    table = _read_table(buffer, source)
+    table, next_offset, complete, _scratch = _choose(
+        buffer, table, start_offset, end, aborted, check_crc=check_crc, size_max=size_max, stop=decoded_size_max
+    )
+    records = _gather(table, columns, start_offset, end, key_range)
+    return Decoded(records, next_offset, complete)
+
+
+def decode_all(buffer: Bytes, *, start_offset: int = 0, **options: Any) -> Iterator[Decoded]:
+    """Decode all of a buffer, however large, in pieces; options as for `decode`."""
+    while True:
+        decoded = decode(buffer, start_offset=start_offset, **options)
+        yield decoded
+        if decoded.complete:
+            return
+        start_offset = decoded.next_offset
+
+
+def _read_table(buffer: Bytes, source: pa.Buffer) -> NDArray[np.int64]:
+    count = kernels.count_batches(source.address, source.size)
+    table = np.empty((count, kernels.BATCH_FIELDS), np.int64)
+    sound = kernels.read_headers(source.address, source.size, table)
+    if sound < count:
+        position = int(table[sound - 1, kernels.POSITION] + table[sound - 1, kernels.SIZE]) if sound else 0
+        parse_header(buffer, position)
+        raise AssertionError("the kernel refuses a header that parse_header accepts")
+    return table
+
+
+def _choose(
+    buffer: Bytes,
+    table: NDArray[np.int64],
+    start_offset: int,
+    end_offset: int,
+    aborted: Sequence[tuple[int, int]],
+    *,
+    check_crc: bool,
+    size_max: int,
+    stop: int,
+) -> tuple[NDArray[np.int64], int, bool, list[NDArray[np.uint8]]]:
+    """Pick the batches to decode, checked and expanded, and say how far that is.
+
+    The rows of expanded batches point into the arrays that come last, which must live as long as the rows are used.
+    """
+    scratch: list[NDArray[np.uint8]] = []
+    if not len(table):
+        return table, start_offset, True, scratch
+    last = table[:, kernels.BASE_OFFSET] + table[:, kernels.LAST_OFFSET_DELTA]
+    wanted = (last >= start_offset) & (table[:, kernels.BASE_OFFSET] < end_offset)
+    wanted &= table[:, kernels.ATTRIBUTES] & CONTROL == 0
+    if aborted:
+        wanted &= ~_aborted_batches(buffer, table, last, aborted)
+    rows = np.flatnonzero(wanted)
+    if len(rows) == len(table):
+        chosen = table
+    else:
+        chosen = table[rows]
+    view = memoryview(buffer).cast("B")
+    if check_crc:
+        _check(view, chosen)
+    next_offset = max(start_offset, min(int(last.max()) + 1, end_offset))
+    sizes = chosen[:, kernels.SIZE]
+    if (chosen[:, kernels.ATTRIBUTES] & COMPRESSION_MASK).any():
+        count = _expand(view, chosen, scratch, size_max, stop)
+    else:
+        count = len(chosen)
+        if count and int(sizes.sum()) > stop:
+            count = max(1, int(np.searchsorted(np.cumsum(sizes), stop, side="right")))
+    if count == len(chosen):
+        return chosen, next_offset, True, scratch
+    return chosen[:count], max(start_offset, int(chosen[count, kernels.BASE_OFFSET])), False, scratch
+
+
+def _check(view: memoryview, table: NDArray[np.int64]) -> None:
+    for position, size, crc in table[:, [kernels.POSITION, kernels.SIZE, kernels.CRC]].tolist():
+        if crc32c(view[position + 21 : position + size]) != crc:
+            raise ChecksumError(
+                f"the record batch at offset {parse_header(view, position).base_offset} ({size} bytes)"
+                f" is not what its checksum was made of"
+            )
+
+
+def _aborted_batches(
+    buffer: Bytes, table: NDArray[np.int64], last: NDArray[np.int64], aborted: Sequence[tuple[int, int]]
+) -> NDArray[np.bool_]:
+    """Say which batches belong to aborted transactions, as consumers that read what is committed tell them (KIP-98)."""
+    starts = sorted((first_offset, producer_id) for producer_id, first_offset in aborted)
+    begun = 0
+    active: set[int] = set()
+    answer = np.zeros(len(table), np.bool_)
+    for row in np.flatnonzero(table[:, kernels.ATTRIBUTES] & TRANSACTIONAL).tolist():
+        while begun < len(starts) and starts[begun][0] <= last[row]:
+            active.add(starts[begun][1])
+            begun += 1
+        producer_id = int(table[row, kernels.PRODUCER_ID])
+        if producer_id not in active:
+            continue
+        if table[row, kernels.ATTRIBUTES] & CONTROL:
+            marker = parse_end_transaction_marker(buffer, int(table[row, kernels.POSITION]))
+            if marker is not None and not marker.commit:
+                active.remove(producer_id)
+        else:
+            answer[row] = True
+    return answer
+
+
+def _expand(
+    view: memoryview, table: NDArray[np.int64], scratch: list[NDArray[np.uint8]], size_max: int, stop: int
+) -> int:
+    """Expand compressed batches into scratch memory until `stop` bytes are out; answers how many rows are ready."""
+    total = 0
+    room: NDArray[np.uint8] = np.empty(0, np.uint8)
+    used = 0
+    for row, (position, size, attributes) in enumerate(
+        table[:, [kernels.POSITION, kernels.SIZE, kernels.ATTRIBUTES]].tolist()
+    ):
+        codec = Compression(attributes & COMPRESSION_MASK)
+        records = view[position + HEADER_SIZE : position + size]
+        if codec is Compression.NONE:
+            expanded = len(records)
+        else:
+            needed = min(size_hint(codec, records), size_max)
+            while True:
+                if used + needed + kernels.SLACK > len(room):
+                    room = _shelf.take(max(needed + kernels.SLACK, _SCRATCH_SIZE_MIN))
+                    used = 0
+                    scratch.append(room)
+                # All the room that is left, so that a hint too low costs nothing as long as there is some.
+                allowed = min(len(room) - kernels.SLACK - used, size_max)
+                try:
+                    expanded = decompress_into(codec, records, room[used : used + allowed])
+                    break
+                except OutputTooSmallError:
+                    base_offset = table[row, kernels.BASE_OFFSET]
+                    if allowed == size_max:
+                        raise DecodeError(
+                            f"the record batch at offset {base_offset} expands to more than {size_max} bytes"
+                        ) from None
+                    needed = grown(max(needed, allowed), size_max)
+                except DecodeError as error:
+                    raise DecodeError(
+                        f"the record batch at offset {table[row, kernels.BASE_OFFSET]} has {error}"
+                    ) from None
+            start = _address(room) + used
+            table[row, kernels.START] = start
+            table[row, kernels.END] = start + expanded
+            table[row, kernels.LIMIT] = start + expanded + kernels.SLACK
+            used += expanded
+        total += expanded
+        if total > stop:
+            return max(row, 1)
+    return len(table)
+
+
+def _gather(
+    table: NDArray[np.int64],
+    columns: Sequence[str],
+    start_offset: int,
+    end_offset: int,
+    key_range: tuple[int, int] | None,
+) -> pa.RecordBatch:
+    record_count = int(table[:, kernels.RECORD_COUNT].sum())
+    size = int((table[:, kernels.END] - table[:, kernels.START]).sum())
+    if record_count * kernels.RECORD_SIZE_MIN > size:
+        for row in table:
+            if row[kernels.RECORD_COUNT] * kernels.RECORD_SIZE_MIN > row[kernels.END] - row[kernels.START]:
+                raise DecodeError(f"the record batch at offset {row[kernels.BASE_OFFSET]} is too small for its records")
+    wanted = frozenset(columns)
+    layout = _Layout()
+    places: dict[int, int] = {}
+
+    def want(field: int, bytes_: int) -> None:
+        places[field] = layout.reserve(bytes_)
+
+    bitmap_size = (record_count + 7) // 8
+    if "offset" in wanted:
+        want(kernels.TO_OFFSETS, 8 * record_count)
+    if "timestamp" in wanted:
+        want(kernels.TO_TIMESTAMPS, 8 * record_count)
+    if "timestamp_type" in wanted:
+        want(kernels.TO_TIMESTAMP_TYPES, record_count)
+    if "leader_epoch" in wanted:
+        want(kernels.TO_LEADER_EPOCHS, 4 * record_count)
+    if "key_hash" in wanted:
+        want(kernels.TO_HASHES, 4 * record_count)
+    if "key" in wanted or "key_hash" in wanted:
+        want(kernels.TO_KEY_VALIDITY, bitmap_size)
+    if "headers" in wanted:
+        want(kernels.TO_HEADERS_AT, 24 * record_count)
+    if "value" in wanted:
+        want(kernels.TO_VALUE_VALIDITY, bitmap_size)
+        want(kernels.TO_VALUE_ENDS, 4 * record_count + 4)
+    if "key" in wanted:
+        want(kernels.TO_KEY_ENDS, 4 * record_count + 4)
+        want(kernels.TO_KEY_DATA, size)
+    # Last what is largest and of a size not known before: what is not needed of it is never touched.
+    if "value" in wanted:
+        want(kernels.TO_VALUE_DATA, size)
+
+    slab = _shelf.take(layout.size)
+    whole = pa.py_buffer(slab)
+    # Places begin at _ALIGNMENT, so that there is room to move all of them down to aligned addresses.
+    shift = -(whole.address % _ALIGNMENT)
+    base = whole.address + shift
+    plan = np.zeros(kernels.DECODE_FIELDS, np.int64)
+    for field, position in places.items():
+        plan[field] = base + position
+    for field in (kernels.TO_KEY_VALIDITY, kernels.TO_VALUE_VALIDITY):
+        if field in places:
+            slab[shift + places[field] : shift + places[field] + bitmap_size] = 0xFF
+    for field in (kernels.TO_KEY_ENDS, kernels.TO_VALUE_ENDS):
+        if field in places:
+            slab[shift + places[field] : shift + places[field] + 4] = 0
+            plan[field] += 4
+    plan[kernels.FROM_OFFSET] = start_offset
+    plan[kernels.TO_OFFSET] = end_offset
+    if key_range is not None:
+        plan[kernels.RANGED] = 1
+        plan[kernels.RANGE_START], plan[kernels.RANGE_END] = key_range
+    answer = np.zeros(kernels.DECODED_FIELDS, np.int64)
+    rows = kernels.decode_records(table, plan, answer)
+    if rows == kernels.MALFORMED:
+        offset = table[answer[kernels.AT_BATCH], kernels.BASE_OFFSET]
+        raise DecodeError(f"the record batch at offset {offset} holds a malformed record")
+
+    def piece(field: int, bytes_: int) -> pa.Buffer:
+        return whole.slice(shift + places[field], bytes_)
+
+    def fixed(name: str, field: int, width: int, validity: pa.Buffer | None = None, nulls: int = 0) -> pa.Array:
+        return pa.Array.from_buffers(COLUMN_TYPES[name], rows, [validity, piece(field, width * rows)], nulls)
+
+    key_nulls, value_nulls = int(answer[kernels.KEY_NULLS]), int(answer[kernels.VALUE_NULLS])
+    arrays = []
+    for name in columns:
+        match name:
+            case "offset":
+                array = fixed(name, kernels.TO_OFFSETS, 8)
+            case "timestamp":
+                array = fixed(name, kernels.TO_TIMESTAMPS, 8)
+            case "timestamp_type":
+                array = fixed(name, kernels.TO_TIMESTAMP_TYPES, 1)
+            case "leader_epoch":
+                array = fixed(name, kernels.TO_LEADER_EPOCHS, 4)
+            case "key_hash":
+                validity = piece(kernels.TO_KEY_VALIDITY, (rows + 7) // 8) if key_nulls else None
+                array = fixed(name, kernels.TO_HASHES, 4, validity, key_nulls)
+            case "key":
+                validity = piece(kernels.TO_KEY_VALIDITY, (rows + 7) // 8) if key_nulls else None
+                ends = piece(kernels.TO_KEY_ENDS, 4 * rows + 4)
+                data = piece(kernels.TO_KEY_DATA, int(answer[kernels.KEY_SIZE]))
+                array = pa.Array.from_buffers(COLUMN_TYPES[name], rows, [validity, ends, data], key_nulls)
+            case "value":
+                validity = piece(kernels.TO_VALUE_VALIDITY, (rows + 7) // 8) if value_nulls else None
+                ends = piece(kernels.TO_VALUE_ENDS, 4 * rows + 4)
+                data = piece(kernels.TO_VALUE_DATA, int(answer[kernels.VALUE_SIZE]))
+                array = pa.Array.from_buffers(COLUMN_TYPES[name], rows, [validity, ends, data], value_nulls)
+            case "headers":
+                array = _gather_headers(table, rows, int(plan[kernels.TO_HEADERS_AT]), answer)
+            case _:
+                raise ValueError(f"there is no column {name!r}: choose from {', '.join(COLUMN_TYPES)}")
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=_schema(tuple(columns)))
+
+
+_schemas: dict[tuple[str, ...], pa.Schema] = {}
+
+
+def _schema(columns: tuple[str, ...]) -> pa.Schema:
+    schema = _schemas.get(columns)
+    if schema is None:
+        schema = pa.schema(
+            [pa.field(name, COLUMN_TYPES[name], nullable=name not in _NULLABLE_ONLY_IF_NEEDED) for name in columns]
+        )
+        _schemas[columns] = schema
+    return schema
+
+
+def _gather_headers(table: NDArray[np.int64], rows: int, headers_at: int, answer: NDArray[np.int64]) -> pa.Array:
+    count, size = int(answer[kernels.HEADER_COUNT]), int(answer[kernels.HEADER_SIZES])
+    kind = COLUMN_TYPES["headers"]
+    list_offsets = np.zeros(rows + 1, np.int32)
+    key_offsets = np.zeros(count + 1, np.int32)
+    value_offsets = np.zeros(count + 1, np.int32)
+    validity = np.full((count + 7) // 8, 0xFF, np.uint8)
+    nulls = 0
+    keys, values = np.empty(0, np.uint8), np.empty(0, np.uint8)
+    if count:
+        sizes = np.zeros(kernels.DECODED_FIELDS, np.int64)
+        keys = np.empty(size + kernels.SLACK, np.uint8)
+        values = np.empty(size + kernels.SLACK, np.uint8)
+        found = kernels.decode_headers(
+            headers_at,
+            rows,
+            _address(list_offsets) + 4,
+            _address(key_offsets) + 4,
+            _address(keys),
+            _address(value_offsets) + 4,
+            _address(values),
+            _address(validity),
+            sizes,
+        )
+        if found == kernels.MALFORMED:
+            raise DecodeError(f"the record batches from offset {table[0, kernels.BASE_OFFSET]} hold a malformed header")
+        nulls = int(sizes[kernels.VALUE_NULLS])
+        keys, values = keys[: sizes[kernels.KEY_SIZE]], values[: sizes[kernels.VALUE_SIZE]]
+    key_array = _text(pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(key_offsets), pa.py_buffer(keys)]))
+    value_array = pa.Array.from_buffers(
+        pa.binary(),
+        count,
+        [pa.py_buffer(validity) if nulls else None, pa.py_buffer(value_offsets), pa.py_buffer(values)],
+        nulls,
+    )
+    entries = pa.StructArray.from_arrays([key_array, value_array], fields=list(kind.value_type))
+    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(list_offsets)], 0, 0, [entries])
+
+
+def _text(keys: pa.StringArray) -> pa.StringArray:
+    """Header keys are text; bytes of a peer that are none are replaced as Java's client does."""
+    try:
+        keys.validate(full=True)
+    except pa.ArrowInvalid:
+        return pa.array([key.decode(errors="replace") for key in keys.view(pa.binary()).to_pylist()], pa.string())
+    return keys
+
+
+# --- encode
+
+
+def hash_keys(keys: pa.Array | pa.ChunkedArray) -> NDArray[np.int32]:
+    """Hash a column of keys for placement: `murmur2 & 0x7fffffff`, and -1 where there is no key."""
+    column = _Column.of(keys, "keys")
+    hashes = np.empty(column.rows, np.int32)
+    if column.fields is None:
+        hashes.fill(-1)
+    else:
+        kernels.hash_keys(column.fields, column.rows, _address(hashes))
+    return hashes
+
+
+def encode_partitioned(
+    keys: pa.Array | pa.ChunkedArray | None,
+    values: pa.Array | pa.ChunkedArray,
+    timestamps: NDArray[np.int64] | int,
+    headers: pa.Array | pa.ChunkedArray | None = None,
+    partitions: NDArray[np.int32] | int = 0,
+    *,
+    compression: Compression = Compression.NONE,
+    compression_level: int | None = None,
+    batch_size_max: int = MESSAGE_SIZE_MAX,
+) -> list[EncodedBatch]:
+    """Turn rows into record batches for their partitions, partition by partition, keeping the rows' order in each.
+
+    Keys and values are of a binary or string type, or null; headers are lists of structs of key and value;
+    timestamps are ms, one for all or one each; partitions likewise. No batch grows over `batch_size_max` bytes
+    before compression, but a record that is larger by itself makes a batch alone.
+    """
+    columns = np.zeros((4, kernels.COLUMN_FIELDS), np.int64)
+    key_column, value_column = _Column.of(keys, "keys"), _Column.of(values, "values")
+    rows = value_column.rows
+    if keys is not None and key_column.rows != rows:
+        raise ValueError(f"{key_column.rows} keys for {rows} values")
+    size = 0
+    for place, column in ((kernels.KEYS, key_column), (kernels.VALUES, value_column)):
+        if column.fields is not None:
+            columns[place] = column.fields
+            size += column.data_size
+    plan = np.zeros(kernels.ENCODE_FIELDS, np.int64)
+    held: list[Any] = [key_column, value_column]
+    if headers is not None:
+        size += _plan_headers(headers, rows, columns, plan, held)
+    if isinstance(timestamps, int):
+        plan[kernels.TIMESTAMP] = timestamps
+    else:
+        times = np.ascontiguousarray(timestamps, np.int64)
+        if times.shape != (rows,):
+            raise ValueError(f"{times.shape} timestamps for {rows} values")
+        held.append(times)
+        plan[kernels.TIMESTAMPS_AT] = _address(times)
+    starts, order, first_partition = _order(partitions, rows)
+    plan[kernels.ROW_ORDER] = order is not None
+    size += RECORD_OVERHEAD_MAX * rows
+    batches_max = rows
+    if batch_size_max >= 1024:
+        batches_max = min(rows, int((2 * size / batch_size_max + len(starts)) * 1.2) + 1)
+    table = np.empty((batches_max, kernels.ENCODED_FIELDS), np.int64)
+    slab = _shelf.take(size + HEADER_SIZE * batches_max + kernels.SLACK)
+    plan[kernels.TARGET] = _address(slab)
+    plan[kernels.BATCH_SIZE_MAX] = batch_size_max
+    count = kernels.encode_batches(columns, plan, starts, starts if order is None else order, table)
+    view = slab.data
+    batches = []
+    for at, length, partition, first, records in table[:count].tolist():
+        data = view[at : at + length]
+        if compression is Compression.NONE:
+            stamp_crc(data)
+        else:
+            data = _compressed(data, compression, compression_level)
+        first_row = first if order is None else int(order[first])
+        batches.append(EncodedBatch(first_partition + partition, data, records, first_row))
+    return batches
+
+
+def encode_records(
+    records: Sequence[Record],
+    *,
+    compression: Compression = Compression.NONE,
+    compression_level: int | None = None,
+) -> memoryview:
+    """Turn records, at least one, into a single batch, whatever its size becomes; writable."""
+    keys, values, timestamps, headers = zip(*records, strict=True)
+    (batch,) = encode_partitioned(
+        _joined(keys),
+        _joined(values),
+        np.array(timestamps, np.int64),
+        _listed(headers) if any(headers) else None,
+        compression=compression,
+        compression_level=compression_level,
+        batch_size_max=_INT32_MAX,
+    )
+    return batch.data
+
+
+def _compressed(data: memoryview, codec: Compression, level: int | None) -> memoryview:
+    header = parse_header(data)
+    return memoryview(
+        build(
+            compress(codec, data[HEADER_SIZE:], level),
+            record_count=header.record_count,
+            base_timestamp=header.base_timestamp,
+            max_timestamp=header.max_timestamp,
+            attributes=header.attributes | codec,
+        )
+    )
+
+
+class _Column(NamedTuple):
+    """Variable-length values as the kernels read them; `fields` is None when all of them are null."""
+
+    rows: int
+    fields: NDArray[np.int64] | None
+    data_size: int
+    held: pa.Array | None
+
+    @classmethod
+    def of(cls, array: pa.Array | pa.ChunkedArray | None, name: str) -> _Column:
+        if array is None:
+            return cls(0, None, 0, None)
+        if isinstance(array, pa.ChunkedArray):
+            array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
+            if isinstance(array, pa.ChunkedArray):
+                array = pa.concat_arrays([chunk.cast(pa.large_binary()) for chunk in array.chunks])
+        kind = array.type
+        if pa.types.is_null(kind):
+            return cls(len(array), None, 0, None)
+        if not _is_binary(kind):
+            try:
+                array = array.cast(pa.large_binary())
+            except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+                raise TypeError(f"{name} of type {kind}: expected binary or string") from None
+            kind = array.type
+        rows, first = len(array), array.offset
+        if not rows:
+            return cls(0, None, 0, None)
+        validity, offsets, data = array.buffers()
+        wide = pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)
+        ends = np.frombuffer(offsets, np.int64 if wide else np.int32, rows + 1, first * (8 if wide else 4))
+        data_address = data.address if data is not None else 0
+        data_size = data.size if data is not None else 0
+        fields = np.array(
+            (
+                offsets.address + first * (8 if wide else 4),
+                wide,
+                data_address,
+                data_address + data_size,
+                validity.address if validity is not None and array.null_count else 0,
+                first,
+            ),
+            np.int64,
+        )
+        return cls(rows, fields, int(ends[-1] - ends[0]), array)
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_large_string(kind)
+    )
+
+
+def _plan_headers(
+    headers: pa.Array | pa.ChunkedArray,
+    rows: int,
+    columns: NDArray[np.int64],
+    plan: NDArray[np.int64],
+    held: list[Any],
+) -> int:
+    """Describe the headers to the kernel; answers how many bytes they may take."""
+    if isinstance(headers, pa.ChunkedArray):
+        headers = headers.combine_chunks() if headers.num_chunks != 1 else headers.chunk(0)
+    kind = headers.type
+    if len(headers) != rows:
+        raise ValueError(f"headers of {len(headers)} records for {rows} values")
+    if pa.types.is_null(kind) or not rows:
+        return 0
+    entries = headers.values if pa.types.is_list(kind) or pa.types.is_large_list(kind) else None
+    if entries is None or not pa.types.is_struct(entries.type) or entries.type.num_fields != 2:
+        raise TypeError(f"headers of type {kind}: expected list<struct<key: string, value: binary>>")
+    wide = pa.types.is_large_list(kind)
+    validity, offsets = headers.buffers()[:2]
+    # `field` takes the struct's own slice into account; a struct that is null itself is no header at all.
+    keys = _Column.of(entries.field(0), "header keys")
+    values = _Column.of(entries.field(1), "header values")
+    if entries.null_count or (keys.held is not None and keys.held.null_count):
+        raise ValueError("a header without a key: expected list<struct<key: string not null, value: binary>>")
+    if keys.fields is None:
+        if entries.null_count != len(entries) and len(entries):
+            raise ValueError("a header without a key: expected list<struct<key: string not null, value: binary>>")
+        return 0
+    columns[kernels.HEADER_KEYS] = keys.fields
+    if values.fields is not None:
+        columns[kernels.HEADER_VALUES] = values.fields
+    held += [headers, keys, values]
+    plan[kernels.LISTS_AT] = offsets.address + headers.offset * (8 if wide else 4)
+    plan[kernels.LISTS_WIDE] = wide
+    plan[kernels.LISTS_VALIDITY] = validity.address if validity is not None and headers.null_count else 0
+    plan[kernels.LISTS_FIRST] = headers.offset
+    return keys.data_size + values.data_size + kernels.HEADER_OVERHEAD_MAX * len(entries)
+
+
+def _order(partitions: NDArray[np.int32] | int, rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None, int]:
+    """Group rows by partition: where each one's rows begin, their order (None: as they are), the first partition."""
+    if isinstance(partitions, int):
+        return np.array((0, rows, rows), np.int64), None, partitions
+    wanted = np.ascontiguousarray(partitions, np.int32)
+    if wanted.shape != (rows,):
+        raise ValueError(f"{wanted.shape} partitions for {rows} values")
+    if not rows:
+        return np.zeros(2, np.int64), None, 0
+    lowest, highest = int(wanted.min()), int(wanted.max())
+    if lowest < 0:
+        raise ValueError(f"partition {lowest}: expected none below 0")
+    if lowest == highest:
+        return np.array((0, rows, rows), np.int64), None, lowest
+    starts = np.zeros(highest + 3, np.int64)
+    order = np.empty(rows, np.int64)
+    kernels.sort_rows(wanted, starts, order)
+    return starts, order, 0
+
+
+def _joined(items: Sequence[bytes | None]) -> pa.Array:
+    """Lay bytes of Python side by side as a column."""
+    validity = None
+    nulls = 0
+    if None in items:
+        present = np.fromiter((item is not None for item in items), np.bool_, len(items))
+        nulls = len(items) - int(present.sum())
+        validity = pa.py_buffer(np.packbits(present, bitorder="little"))
+        items = [item or b"" for item in items]
+    offsets = np.zeros(len(items) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, items), np.int64, len(items)), out=offsets[1:])  # type: ignore[arg-type]
+    data = b"".join(items)  # type: ignore[arg-type]
+    return pa.Array.from_buffers(
+        pa.large_binary(), len(items), [validity, pa.py_buffer(offsets), pa.py_buffer(data)], nulls
+    )
+
+
+def _listed(headers: Sequence[Sequence[Header]]) -> pa.Array:
+    offsets = np.zeros(len(headers) + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, headers), np.int32, len(headers)), out=offsets[1:])
+    entries = [entry for entry_list in headers for entry in entry_list]
+    keys = _joined([key.encode() for key, _ in entries])
+    values = _joined([value for _, value in entries])
+    structs = pa.StructArray.from_arrays([keys, values], ["key", "value"])
+    return pa.Array.from_buffers(pa.list_(structs.type), len(headers), [None, pa.py_buffer(offsets)], 0, 0, [structs])
+
+
+def warm() -> None:
+    """Load every kernel from the cache, or compile it, so that nobody waits for it later."""
+    keys = pa.array([b"a", None])
+    headers = pa.array([[{"key": "k", "value": b"v"}], []], COLUMN_TYPES["headers"])
+    hash_keys(keys)
+    batches = encode_partitioned(keys, keys, 0, headers, np.array((1, 0), np.int32))
+    decode(batches[0].data, columns=tuple(COLUMN_TYPES), key_range=(0, OFFSET_MAX))

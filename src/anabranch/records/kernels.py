@@ -1,0 +1,688 @@
+"""Loops over the bytes of records, compiled by Numba: scan, hash, filter, gather, encode.
+
+Kernels take plain addresses: the caller owns the memory, keeps it alive, and says how far it may be read and written.
+The rule they keep: no byte outside those bounds is touched, whatever the bytes inside say. A kernel raises nothing; it
+answers a negative number, and the caller finds the words.
+
+`copy` may write up to `SLACK` bytes beyond the end, so targets are followed by that much room. Bytes are moved
+before the next ones are, in ascending order, so what is written too far is overwritten in its turn.
+Nothing is compiled at import: the first call loads from the cache or compiles, `warm` does it for all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from anabranch.records.batch import HEADER_SIZE, LENGTH_END, LOG_APPEND_TIME, MAGIC
+from anabranch.records.compression import COMPRESSION_MASK
+
+SLACK = 64
+"""Room that must follow every target, in bytes."""
+RECORD_SIZE_MIN = 7
+"""The fewest bytes of a record: six fields of one byte and the attributes."""
+HEADER_OVERHEAD_MAX = 10
+"""A record header's bytes beside its key and value, at most."""
+
+MALFORMED = -1
+"""The answer of a kernel that met bytes that cannot be."""
+
+# Columns of the table of batches, one row each: where its records lie in memory, and its header.
+START, END, LIMIT, BASE_OFFSET, LAST_OFFSET_DELTA, LEADER_EPOCH, ATTRIBUTES = 0, 1, 2, 3, 4, 5, 6
+BASE_TIMESTAMP, MAX_TIMESTAMP, PRODUCER_ID, RECORD_COUNT, POSITION, SIZE, CRC = 7, 8, 9, 10, 11, 12, 13
+BATCH_FIELDS = 14
+
+# What `decode_records` is told: bounds, and the address of every column it fills (0: not wanted).
+FROM_OFFSET, TO_OFFSET, RANGED, RANGE_START, RANGE_END = 0, 1, 2, 3, 4
+TO_OFFSETS, TO_TIMESTAMPS, TO_TIMESTAMP_TYPES, TO_LEADER_EPOCHS, TO_HASHES = 5, 6, 7, 8, 9
+TO_KEY_ENDS, TO_KEY_DATA, TO_KEY_VALIDITY, TO_VALUE_ENDS, TO_VALUE_DATA, TO_VALUE_VALIDITY = 10, 11, 12, 13, 14, 15
+TO_HEADERS_AT = 16
+DECODE_FIELDS = 17
+
+# What `decode_records` answers.
+ROWS, KEY_SIZE, KEY_NULLS, VALUE_SIZE, VALUE_NULLS, HEADER_COUNT, HEADER_SIZES, AT_BATCH = 0, 1, 2, 3, 4, 5, 6, 7
+DECODED_FIELDS = 8
+
+# A column of variable-length values, as `encode_batches` and `hash_keys` read it: 8 numbers each.
+OFFSETS_AT, OFFSETS_WIDE, DATA_AT, DATA_END, VALIDITY_AT, VALIDITY_FIRST = 0, 1, 2, 3, 4, 5
+COLUMN_FIELDS = 6
+
+# What `encode_batches` is told beside the columns (keys, values, header keys, header values).
+ROW_ORDER, TIMESTAMPS_AT, TIMESTAMP, LISTS_AT, LISTS_WIDE, LISTS_VALIDITY, LISTS_FIRST, TARGET, BATCH_SIZE_MAX = range(
+    9
+)
+ENCODE_FIELDS = 9
+KEYS, VALUES, HEADER_KEYS, HEADER_VALUES = 0, 1, 2, 3
+
+# Columns of the table of batches that `encode_batches` answers.
+AT, BYTES, PARTITION, FIRST, COUNT = 0, 1, 2, 3, 4
+ENCODED_FIELDS = 5
+
+_MASK_32 = 0xFFFF_FFFF
+_INT64_MAX = 0x7FFF_FFFF_FFFF_FFFF
+_MULTIPLIER = 0x5BD1_E995
+_SEED = 0x9747_B28C
+_CODEC_MAX = 4
+
+_Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
+
+
+def _kernel(function: _Kernel) -> _Kernel:
+    return cast(_Kernel, njit(nogil=True, cache=True, error_model="numpy")(function))
+
+
+def _inlined(function: _Kernel) -> _Kernel:
+    return cast(_Kernel, njit(nogil=True, error_model="numpy", forceinline=True)(function))
+
+
+def _reader(bits: int, *, big: bool, signed: bool) -> Callable[[int], int]:
+    """Make a function that reads `bits` at an address, unaligned, as an int64."""
+
+    def read(_: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            kind = ir.IntType(bits)
+            value = builder.load(builder.inttoptr(arguments[0], kind.as_pointer()), align=1)
+            if big and bits > 8:
+                value = builder.bswap(value)
+            wide = ir.IntType(64)
+            if bits == 64:
+                return value
+            return builder.sext(value, wide) if signed else builder.zext(value, wide)
+
+        return types.int64(types.int64), generate
+
+    return cast(Callable[[int], int], intrinsic(read))
+
+
+def _writer(bits: int, *, big: bool) -> Callable[[int, int], None]:
+    """Make a function that writes the low `bits` of an int64 at an address, unaligned."""
+
+    def write(_: Any, address: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            kind = ir.IntType(bits)
+            value = arguments[1] if bits == 64 else builder.trunc(arguments[1], kind)
+            if big and bits > 8:
+                value = builder.bswap(value)
+            builder.store(value, builder.inttoptr(arguments[0], kind.as_pointer()), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), generate
+
+    return cast(Callable[[int, int], None], intrinsic(write))
+
+
+_u8 = _reader(8, big=False, signed=False)
+_u32 = _reader(32, big=False, signed=False)
+_i32 = _reader(32, big=False, signed=True)
+_i64 = _reader(64, big=False, signed=True)
+_be16 = _reader(16, big=True, signed=True)
+_be32 = _reader(32, big=True, signed=True)
+_be64 = _reader(64, big=True, signed=True)
+_put8 = _writer(8, big=False)
+_put32 = _writer(32, big=False)
+_put64 = _writer(64, big=False)
+_put_be16 = _writer(16, big=True)
+_put_be32 = _writer(32, big=True)
+_put_be64 = _writer(64, big=True)
+
+
+def _move_block(_: Any, target: Any, source: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.VectorType(ir.IntType(8), 32)
+        value = builder.load(builder.inttoptr(arguments[1], kind.as_pointer()), align=1)
+        builder.store(value, builder.inttoptr(arguments[0], kind.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+def _move_bytes(_: Any, target: Any, source: Any, size: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer, size, flag = ir.IntType(8).as_pointer(), ir.IntType(64), ir.IntType(1)
+        memcpy = builder.module.declare_intrinsic("llvm.memcpy", [pointer, pointer, size])
+        addresses = [builder.inttoptr(address, pointer) for address in arguments[:2]]
+        builder.call(memcpy, [*addresses, arguments[2], ir.Constant(flag, 0)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+def _count_leading_zeros(_: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.int64), generate
+
+
+_copy_32 = cast(Callable[[int, int], None], intrinsic(_move_block))
+_copy_bytes = cast(Callable[[int, int, int], None], intrinsic(_move_bytes))
+_leading_zeros = cast(Callable[[int], int], intrinsic(_count_leading_zeros))
+
+
+@_inlined
+def _copy(target: int, source: int, size: int, limit: int) -> None:
+    """Copy `size` bytes; up to `SLACK` more are written, and none at or above `limit` is read."""
+    if size <= 512 and source + size + 32 <= limit:
+        moved = 0
+        while moved < size:
+            _copy_32(target + moved, source + moved)
+            moved += 32
+    else:
+        _copy_bytes(target, source, size)
+
+
+@_inlined
+def _varint(at: int, end: int) -> tuple[int, int]:
+    """Read a zigzag number: value and the address behind it, which is 0 when the number does not end."""
+    if at >= end:
+        return 0, 0
+    byte = _u8(at)
+    at += 1
+    if byte < 0x80:
+        return (byte >> 1) ^ -(byte & 1), at
+    value = byte & 0x7F
+    shift = 7
+    while at < end and shift < 70:
+        byte = _u8(at)
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return ((value >> 1) & _INT64_MAX) ^ -(value & 1), at
+        shift += 7
+    return 0, 0
+
+
+@_inlined
+def _murmur2(at: int, size: int) -> int:
+    """Kafka's hash of a key, as an unsigned 32-bit number (`hashing.murmur2`)."""
+    value = (_SEED ^ size) & _MASK_32
+    whole = at + (size & ~3)
+    while at < whole:
+        word = (_u32(at) * _MULTIPLIER) & _MASK_32
+        word = ((word ^ (word >> 24)) * _MULTIPLIER) & _MASK_32
+        value = ((value * _MULTIPLIER) & _MASK_32) ^ word
+        at += 4
+    rest = size & 3
+    if rest:
+        if rest == 3:
+            value ^= _u8(at + 2) << 16
+        if rest >= 2:
+            value ^= _u8(at + 1) << 8
+        value = ((value ^ _u8(at)) * _MULTIPLIER) & _MASK_32
+    value = ((value ^ (value >> 13)) * _MULTIPLIER) & _MASK_32
+    return value ^ (value >> 15)
+
+
+@_inlined
+def _range_hash(murmur: int) -> int:
+    """Where in the key range a murmur2, or an offset, lies (`hashing.range_hash`)."""
+    value = np.uint64(murmur)
+    value ^= value >> np.uint64(33)
+    value *= np.uint64(0xFF51_AFD7_ED55_8CCD)
+    value ^= value >> np.uint64(33)
+    value *= np.uint64(0xC4CE_B9FE_1A85_EC53)
+    value ^= value >> np.uint64(33)
+    return int(value & np.uint64(_INT64_MAX))
+
+
+@_inlined
+def _clear_bit(bitmap: int, bit: int) -> None:
+    at = bitmap + (bit >> 3)
+    _put8(at, _u8(at) & ~(1 << (bit & 7)))
+
+
+@_inlined
+def _is_valid(bitmap: int, bit: int) -> bool:
+    return bitmap == 0 or (_u8(bitmap + (bit >> 3)) >> (bit & 7)) & 1 == 1
+
+
+@_kernel
+def count_batches(address: int, size: int) -> int:
+    """Count the whole batches in `size` bytes; a length that cannot be counts as one, for `read_headers` to find."""
+    position = 0
+    count = 0
+    while size - position >= LENGTH_END:
+        batch_size = _be32(address + position + 8) + LENGTH_END
+        if batch_size < HEADER_SIZE:
+            return count + 1
+        if batch_size > size - position:
+            break
+        position += batch_size
+        count += 1
+    return count
+
+
+@_kernel
+def read_headers(address: int, size: int, table: NDArray[np.int64]) -> int:
+    """Fill the table of batches; answers how many are sound, which is fewer than its rows if one is not."""
+    position = 0
+    limit = address + size
+    for row in range(len(table)):
+        if size - position < HEADER_SIZE:
+            return row
+        at = address + position
+        batch_size = _be32(at + 8) + LENGTH_END
+        attributes = _be16(at + 21)
+        last_offset_delta = _be32(at + 23)
+        base_offset = _be64(at)
+        count = _be32(at + 57)
+        if (
+            batch_size < HEADER_SIZE
+            or batch_size > size - position
+            or _u8(at + 16) != MAGIC
+            or attributes & COMPRESSION_MASK > _CODEC_MAX
+            or base_offset < 0
+            or last_offset_delta < 0
+            or base_offset > _INT64_MAX - last_offset_delta
+            or count < 0
+            or count > last_offset_delta + 1
+        ):
+            return row
+        table[row, START] = at + HEADER_SIZE
+        table[row, END] = at + batch_size
+        table[row, LIMIT] = limit
+        table[row, BASE_OFFSET] = base_offset
+        table[row, LAST_OFFSET_DELTA] = last_offset_delta
+        table[row, LEADER_EPOCH] = _be32(at + 12)
+        table[row, ATTRIBUTES] = attributes
+        table[row, BASE_TIMESTAMP] = _be64(at + 27)
+        table[row, MAX_TIMESTAMP] = _be64(at + 35)
+        table[row, PRODUCER_ID] = _be64(at + 43)
+        table[row, RECORD_COUNT] = count
+        table[row, POSITION] = position
+        table[row, SIZE] = batch_size
+        table[row, CRC] = _be32(at + 17) & _MASK_32
+        position += batch_size
+    return len(table)
+
+
+@_kernel
+def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: NDArray[np.int64]) -> int:
+    """Read the records of all batches of the table, keep those within the bounds, and gather them into columns.
+
+    The ends of keys and values (int32) go one place further than the row, so that with a zero before them they are
+    Arrow's offsets. Validity bitmaps must come filled with ones.
+    """
+    from_offset = plan[FROM_OFFSET]
+    to_offset = plan[TO_OFFSET]
+    ranged = plan[RANGED] != 0
+    range_start = plan[RANGE_START]
+    range_end = plan[RANGE_END]
+    to_offsets = plan[TO_OFFSETS]
+    to_timestamps = plan[TO_TIMESTAMPS]
+    to_timestamp_types = plan[TO_TIMESTAMP_TYPES]
+    to_leader_epochs = plan[TO_LEADER_EPOCHS]
+    to_hashes = plan[TO_HASHES]
+    to_key_ends = plan[TO_KEY_ENDS]
+    to_key_data = plan[TO_KEY_DATA]
+    to_key_validity = plan[TO_KEY_VALIDITY]
+    to_value_ends = plan[TO_VALUE_ENDS]
+    to_value_data = plan[TO_VALUE_DATA]
+    to_value_validity = plan[TO_VALUE_VALIDITY]
+    to_headers_at = plan[TO_HEADERS_AT]
+    row = 0
+    key_size = 0
+    key_nulls = 0
+    value_size = 0
+    value_nulls = 0
+    header_count = 0
+    header_sizes = 0
+    for batch in range(len(table)):
+        answer[AT_BATCH] = batch
+        at = table[batch, START]
+        end = table[batch, END]
+        limit = table[batch, LIMIT]
+        base_offset = table[batch, BASE_OFFSET]
+        last_offset_delta = table[batch, LAST_OFFSET_DELTA]
+        leader_epoch = table[batch, LEADER_EPOCH]
+        base_timestamp = table[batch, BASE_TIMESTAMP]
+        max_timestamp = table[batch, MAX_TIMESTAMP]
+        append_time = table[batch, ATTRIBUTES] & LOG_APPEND_TIME != 0
+        previous = -1
+        for _ in range(table[batch, RECORD_COUNT]):
+            size, at = _varint(at, end)
+            if at == 0 or size < RECORD_SIZE_MIN - 1 or size > end - at:
+                return MALFORMED
+            record_end = at + size
+            timestamp_delta, at = _varint(at + 1, record_end)
+            if at == 0:
+                return MALFORMED
+            offset_delta, at = _varint(at, record_end)
+            if at == 0 or offset_delta <= previous or offset_delta > last_offset_delta:
+                return MALFORMED
+            previous = offset_delta
+            offset = base_offset + offset_delta
+            if offset < from_offset or offset >= to_offset:
+                at = record_end
+                continue
+            key_length, at = _varint(at, record_end)
+            if at == 0 or key_length < -1 or key_length > record_end - at:
+                return MALFORMED
+            if ranged:
+                place = _range_hash(_murmur2(at, key_length) if key_length >= 0 else offset)
+                if place < range_start or place > range_end:
+                    at = record_end
+                    continue
+            if to_hashes:
+                _put32(to_hashes + 4 * row, _murmur2(at, key_length) & 0x7FFF_FFFF if key_length >= 0 else -1)
+            if key_length >= 0:
+                if to_key_data:
+                    _copy(to_key_data + key_size, at, key_length, limit)
+                    key_size += key_length
+                at += key_length
+            else:
+                key_nulls += 1
+                if to_key_validity:
+                    _clear_bit(to_key_validity, row)
+            value_length, at = _varint(at, record_end)
+            if at == 0 or value_length < -1 or value_length > record_end - at:
+                return MALFORMED
+            if value_length >= 0:
+                if to_value_data:
+                    _copy(to_value_data + value_size, at, value_length, limit)
+                    value_size += value_length
+                at += value_length
+            else:
+                value_nulls += 1
+                if to_value_validity:
+                    _clear_bit(to_value_validity, row)
+            headers_at = at
+            headers, at = _varint(at, record_end)
+            if at == 0 or headers < 0 or headers > (record_end - at) >> 1 or (headers == 0 and at != record_end):
+                return MALFORMED
+            if to_offsets:
+                _put64(to_offsets + 8 * row, offset)
+            if to_timestamps:
+                _put64(to_timestamps + 8 * row, max_timestamp if append_time else base_timestamp + timestamp_delta)
+            if to_key_ends:
+                _put32(to_key_ends + 4 * row, key_size)
+            if to_value_ends:
+                _put32(to_value_ends + 4 * row, value_size)
+            if to_timestamp_types:
+                _put8(to_timestamp_types + row, 1 if append_time else 0)
+            if to_leader_epochs:
+                _put32(to_leader_epochs + 4 * row, leader_epoch)
+            if to_headers_at:
+                _put64(to_headers_at + 24 * row, headers_at)
+                _put64(to_headers_at + 24 * row + 8, record_end)
+                _put64(to_headers_at + 24 * row + 16, limit)
+                header_count += headers
+                header_sizes += record_end - at
+            row += 1
+            at = record_end
+        if at != end:
+            return MALFORMED
+    answer[ROWS] = row
+    answer[KEY_SIZE] = key_size
+    answer[KEY_NULLS] = key_nulls
+    answer[VALUE_SIZE] = value_size
+    answer[VALUE_NULLS] = value_nulls
+    answer[HEADER_COUNT] = header_count
+    answer[HEADER_SIZES] = header_sizes
+    return row
+
+
+@_kernel
+def decode_headers(
+    headers_at: int,
+    rows: int,
+    list_ends: int,
+    key_ends: int,
+    key_data: int,
+    value_ends: int,
+    value_data: int,
+    value_validity: int,
+    answer: NDArray[np.int64],
+) -> int:
+    """Gather the headers of the records that `decode_records` kept, from where it found them."""
+    count = 0
+    key_size = 0
+    value_size = 0
+    nulls = 0
+    for row in range(rows):
+        at = _i64(headers_at + 24 * row)
+        end = _i64(headers_at + 24 * row + 8)
+        limit = _i64(headers_at + 24 * row + 16)
+        headers, at = _varint(at, end)
+        for _ in range(headers):
+            length, at = _varint(at, end)
+            if at == 0 or length < 0 or length > end - at:
+                return MALFORMED
+            _copy(key_data + key_size, at, length, limit)
+            key_size += length
+            at += length
+            length, at = _varint(at, end)
+            if at == 0 or length < -1 or length > end - at:
+                return MALFORMED
+            if length >= 0:
+                _copy(value_data + value_size, at, length, limit)
+                value_size += length
+                at += length
+            else:
+                nulls += 1
+                _clear_bit(value_validity, count)
+            _put32(key_ends + 4 * count, key_size)
+            _put32(value_ends + 4 * count, value_size)
+            count += 1
+        if at != end:
+            return MALFORMED
+        _put32(list_ends + 4 * row, count)
+    answer[KEY_SIZE] = key_size
+    answer[VALUE_SIZE] = value_size
+    answer[VALUE_NULLS] = nulls
+    return count
+
+
+@_kernel
+def hash_keys(column: NDArray[np.int64], rows: int, target: int) -> None:
+    """Write the placement hash of every key, -1 for those that are null."""
+    for row in range(rows):
+        if _is_valid(column[VALIDITY_AT], column[VALIDITY_FIRST] + row):
+            start, end = _bounds(column[OFFSETS_AT], column[OFFSETS_WIDE], row)
+            _put32(target + 4 * row, _murmur2(column[DATA_AT] + start, end - start) & 0x7FFF_FFFF)
+        else:
+            _put32(target + 4 * row, -1)
+
+
+@_inlined
+def _bounds(offsets: int, wide: int, row: int) -> tuple[int, int]:
+    if wide:
+        return _i64(offsets + 8 * row), _i64(offsets + 8 * row + 8)
+    return _i32(offsets + 4 * row), _i32(offsets + 4 * row + 4)
+
+
+@_kernel
+def sort_rows(partitions: NDArray[np.int32], starts: NDArray[np.int64], order: NDArray[np.int64]) -> int:
+    """Sort row numbers by partition, keeping the order within each: `starts[p]` is where p's rows begin.
+
+    `starts` comes zeroed, with two places more than there are partitions. Answers MALFORMED for a partition that is
+    none of them.
+    """
+    count = starts.shape[0] - 2
+    for row in range(partitions.shape[0]):
+        partition = partitions[row]
+        if partition < 0 or partition >= count:
+            return MALFORMED
+        starts[partition + 2] += 1
+    for partition in range(count):
+        starts[partition + 2] += starts[partition + 1]
+    for row in range(partitions.shape[0]):
+        partition = partitions[row]
+        order[starts[partition + 1]] = row
+        starts[partition + 1] += 1
+    return 0
+
+
+@_inlined
+def _zigzag(value: int) -> int:
+    return (value << 1) ^ (value >> 63)
+
+
+@_inlined
+def _varint_size(zigzag: int) -> int:
+    return ((64 - _leading_zeros(zigzag | 1)) * 9 + 64) >> 6
+
+
+@_inlined
+def _put_varint(at: int, zigzag: int) -> int:
+    """Write a number that is zigzag already; answers the address behind it."""
+    while zigzag & ~0x7F:
+        _put8(at, (zigzag & 0x7F) | 0x80)
+        zigzag = (zigzag >> 7) & (_INT64_MAX >> 6)
+        at += 1
+    _put8(at, zigzag)
+    return at + 1
+
+
+@_inlined
+def _put_bytes(at: int, present: bool, source: int, size: int, limit: int) -> int:
+    """Write a length and that many bytes, or the length -1; answers the address behind them."""
+    if not present:
+        _put8(at, 1)
+        return at + 1
+    at = _put_varint(at, size << 1)
+    _copy(at, source, size, limit)
+    return at + size
+
+
+@_kernel
+def encode_batches(
+    columns: NDArray[np.int64],
+    plan: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    order: NDArray[np.int64],
+    table: NDArray[np.int64],
+) -> int:
+    """Write rows as batches, partition by partition, each at most BATCH_SIZE_MAX bytes unless one record is more.
+
+    Every batch gets its header, without the checksum. The target must have room for the sum of all bytes and the
+    overheads; the table has a row for every batch that can come out. Answers how many did.
+    """
+    ordered = plan[ROW_ORDER] != 0
+    timestamps_at = plan[TIMESTAMPS_AT]
+    lists_at = plan[LISTS_AT]
+    batch_size_max = plan[BATCH_SIZE_MAX]
+    key_offsets, key_wide, key_data = columns[KEYS, OFFSETS_AT], columns[KEYS, OFFSETS_WIDE], columns[KEYS, DATA_AT]
+    key_limit, key_bitmap = columns[KEYS, DATA_END], columns[KEYS, VALIDITY_AT]
+    key_first = columns[KEYS, VALIDITY_FIRST]
+    value_offsets, value_wide = columns[VALUES, OFFSETS_AT], columns[VALUES, OFFSETS_WIDE]
+    value_data, value_limit = columns[VALUES, DATA_AT], columns[VALUES, DATA_END]
+    value_bitmap, value_first = columns[VALUES, VALIDITY_AT], columns[VALUES, VALIDITY_FIRST]
+    at = plan[TARGET]
+    batches = 0
+    for partition in range(starts.shape[0] - 2):
+        batch_at = at
+        count = 0
+        base_timestamp = 0
+        max_timestamp = 0
+        for place in range(starts[partition], starts[partition + 1]):
+            row = order[place] if ordered else place
+            timestamp = _i64(timestamps_at + 8 * row) if timestamps_at else plan[TIMESTAMP]
+            has_key = key_offsets != 0 and _is_valid(key_bitmap, key_first + row)
+            has_value = value_offsets != 0 and _is_valid(value_bitmap, value_first + row)
+            key_start, key_size = 0, 0
+            if has_key:
+                key_start, key_end = _bounds(key_offsets, key_wide, row)
+                key_size = key_end - key_start
+            value_start, value_size = 0, 0
+            if has_value:
+                value_start, value_end = _bounds(value_offsets, value_wide, row)
+                value_size = value_end - value_start
+            payload = (_varint_size(key_size << 1) + key_size if has_key else 1) + (
+                _varint_size(value_size << 1) + value_size if has_value else 1
+            )
+            header_first, header_last = 0, 0
+            if lists_at and _is_valid(plan[LISTS_VALIDITY], plan[LISTS_FIRST] + row):
+                header_first, header_last = _bounds(lists_at, plan[LISTS_WIDE], row)
+            payload += _varint_size((header_last - header_first) << 1)
+            for header in range(header_first, header_last):
+                payload += _field_size(columns, HEADER_KEYS, header) + _field_size(columns, HEADER_VALUES, header)
+            if count == 0:
+                base_timestamp = timestamp
+                max_timestamp = timestamp
+                at = batch_at + HEADER_SIZE
+            delta = _zigzag(timestamp - base_timestamp)
+            size = 1 + _varint_size(delta) + _varint_size(count << 1) + payload
+            if count and at - batch_at + _varint_size(size << 1) + size > batch_size_max:
+                _put_header(batch_at, at, count, base_timestamp, max_timestamp)
+                _note(table, batches, batch_at - plan[TARGET], at - batch_at, partition, place - count, count)
+                batches += 1
+                batch_at = at
+                at += HEADER_SIZE
+                count = 0
+                base_timestamp = timestamp
+                max_timestamp = timestamp
+                delta = 0
+                size = 3 + payload
+            at = _put_varint(at, size << 1)
+            _put8(at, 0)
+            at = _put_varint(at + 1, delta)
+            at = _put_varint(at, count << 1)
+            at = _put_bytes(at, has_key, key_data + key_start, key_size, key_limit)
+            at = _put_bytes(at, has_value, value_data + value_start, value_size, value_limit)
+            at = _put_varint(at, (header_last - header_first) << 1)
+            for header in range(header_first, header_last):
+                at = _put_field(at, columns, HEADER_KEYS, header)
+                at = _put_field(at, columns, HEADER_VALUES, header)
+            max_timestamp = max(max_timestamp, timestamp)
+            count += 1
+        if count:
+            _put_header(batch_at, at, count, base_timestamp, max_timestamp)
+            place = starts[partition + 1]
+            _note(table, batches, batch_at - plan[TARGET], at - batch_at, partition, place - count, count)
+            batches += 1
+    return batches
+
+
+@_inlined
+def _field(columns: NDArray[np.int64], field: int, row: int) -> tuple[bool, int, int]:
+    """Find one value of a column: whether it is there, its start and its size; no offsets say that all are null."""
+    if columns[field, OFFSETS_AT] and _is_valid(columns[field, VALIDITY_AT], columns[field, VALIDITY_FIRST] + row):
+        start, end = _bounds(columns[field, OFFSETS_AT], columns[field, OFFSETS_WIDE], row)
+        return True, start, end - start
+    return False, 0, 0
+
+
+@_inlined
+def _field_size(columns: NDArray[np.int64], field: int, row: int) -> int:
+    present, _, size = _field(columns, field, row)
+    return _varint_size(size << 1) + size if present else 1
+
+
+@_inlined
+def _put_field(at: int, columns: NDArray[np.int64], field: int, row: int) -> int:
+    present, start, size = _field(columns, field, row)
+    return _put_bytes(at, present, columns[field, DATA_AT] + start, size, columns[field, DATA_END])
+
+
+@_inlined
+def _put_header(at: int, end: int, count: int, base_timestamp: int, max_timestamp: int) -> None:
+    """Write the header of the batch from `at` to `end`: no place in a log yet, no producer, no checksum."""
+    _put_be64(at, 0)
+    _put_be32(at + 8, end - at - LENGTH_END)
+    _put_be32(at + 12, -1)
+    _put8(at + 16, MAGIC)
+    _put_be32(at + 17, 0)
+    _put_be16(at + 21, 0)
+    _put_be32(at + 23, count - 1)
+    _put_be64(at + 27, base_timestamp)
+    _put_be64(at + 35, max_timestamp)
+    _put_be64(at + 43, -1)
+    _put_be16(at + 51, -1)
+    _put_be32(at + 53, -1)
+    _put_be32(at + 57, count)
+
+
+@_inlined
+def _note(table: NDArray[np.int64], row: int, at: int, size: int, partition: int, first: int, count: int) -> None:
+    table[row, AT] = at
+    table[row, BYTES] = size
+    table[row, PARTITION] = partition
+    table[row, FIRST] = first
+    table[row, COUNT] = count

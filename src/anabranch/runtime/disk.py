@@ -1,0 +1,148 @@
+"""Files, as the storage layer uses them: positional, explicit about durability, replaceable by a disk that fails.
+
+What is durable when: bytes of a file after `File.sync`, a name in a directory after `Disk.sync_directory`, both after
+`Disk.replace`. Everything else may be lost, in part, when the power is. Errors are the operating system's `OSError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class File:
+    """An open file; closed when the last reference goes, so that a slice of a deleted file stays readable."""
+
+    __slots__ = ("fd", "path")
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self.fd = fd
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file, once."""
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+    def size(self) -> int:
+        """The file's size in bytes."""
+        return os.fstat(self.fd).st_size
+
+    def write(self, data: bytes | bytearray | memoryview, position: int) -> None:
+        """Write all of `data` at `position`."""
+        view = memoryview(data)
+        written = os.pwrite(self.fd, view, position)
+        while written < len(view):
+            written += os.pwrite(self.fd, view[written:], position + written)
+
+    def read(self, size: int, position: int) -> bytes:
+        """Read up to `size` bytes from `position`; fewer only at the end of the file."""
+        return os.pread(self.fd, size, position)
+
+    def map(self, size: int, position: int) -> memoryview:
+        """Map a stretch of the file for reading; it stays valid for as long as the view lives."""
+        aligned = position - position % mmap.ALLOCATIONGRANULARITY
+        mapped = mmap.mmap(self.fd, position + size - aligned, prot=mmap.PROT_READ, offset=aligned)
+        return memoryview(mapped)[position - aligned :]
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to `size` bytes."""
+        os.ftruncate(self.fd, size)
+
+    def sync(self) -> None:
+        """Make the file's bytes durable (fdatasync). Blocks."""
+        os.fdatasync(self.fd)
+
+
+class Disk:
+    """The file system."""
+
+    def open(self, path: Path, *, create: bool = False) -> File:
+        """Open a file for reading and writing."""
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return File(path, os.open(path, flags, 0o644))
+
+    def read(self, path: Path) -> bytes:
+        """Read a small file whole."""
+        return path.read_bytes()
+
+    def replace(self, path: Path, data: bytes) -> None:
+        """Write a small file so that, whatever happens, the old content or the new is there, durably."""
+        temporary = path.with_name(path.name + ".tmp")
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+        self.sync_directory(path.parent)
+
+    def exists(self, path: Path) -> bool:
+        """Whether there is a file or directory of that name."""
+        return path.exists()
+
+    def names(self, directory: Path) -> Sequence[str]:
+        """The names in a directory, sorted."""
+        return sorted(os.listdir(directory))
+
+    def make_directory(self, path: Path) -> None:
+        """Make a directory, and those above it, if it is not there."""
+        path.mkdir(parents=True, exist_ok=True)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Rename within one directory; durable after `sync_directory`."""
+        os.replace(old, new)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file; one that is not there is no error."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def remove_tree(self, path: Path) -> None:
+        """Remove a directory with everything in it; one that is not there is no error."""
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
+    def sync_directory(self, path: Path) -> None:
+        """Make the names in a directory durable."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def lock(self, path: Path) -> DirectoryLock:
+        """Take the lock file `path` for this process; raises BlockingIOError while another process holds it."""
+        return DirectoryLock(path)
+
+
+class DirectoryLock:
+    """An advisory lock that ends with the process, however it ends. The file tells who holds it."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.release()
+            raise
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Give the lock back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

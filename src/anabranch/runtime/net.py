@@ -1,0 +1,512 @@
+"""Sockets: length-prefixed frames in, scattered parts out, without a copy where the kernel allows it.
+
+A `FrameChannel` owns one non-blocking socket. Bytes land in one buffer shared by all channels of a loop; frames that
+are whole there are handed over in place. A frame that is not goes into a buffer of its own from a bounded pool, and
+the rest of it is received straight into that buffer. The rule: a frame's memory belongs to its handler only until the
+handler returns. Parts are sent with `sendmsg`, file slices with `sendfile`; a writer is registered only while the
+socket is full, and whoever does not read its answers is not read either (the handler pauses the channel).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+LANDING_SIZE = 256 * 1024
+READ_TURN_SIZE_MAX = 2 * 1024 * 1024
+"""What one channel may receive before the other channels have their turn."""
+WRITE_TURN_SIZE_MAX = 4 * 1024 * 1024
+"""What one channel may send before the other channels have their turn."""
+PARTS_PER_CALL_MAX = 512
+LARGE_FRAME_SIZE = 64 * 1024
+"""After a frame of this size the next length is read alone, so that the next frame lands in its own buffer."""
+POOL_IDLE_SIZE_MAX = 32 * 1024 * 1024
+POOL_IDLE_BUFFER_SIZE_MAX = 8 * 1024 * 1024
+ACCEPTS_PER_TURN_MAX = 64
+
+_LENGTH = struct.Struct(">i")
+
+
+class FileSlice(Protocol):
+    """A stretch of an open file that can be sent without being read."""
+
+    @property
+    def fd(self) -> int: ...
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+Part = bytes | bytearray | memoryview | FileSlice
+_IN_MEMORY = (bytes, bytearray, memoryview)
+
+
+class FrameError(ValueError):
+    """A length that no frame may have."""
+
+
+class BufferPool:
+    """Receive buffers, bounded together (`queued.max.request.bytes`) and used again, because fresh pages are slow.
+
+    A channel may take a buffer for the frame it has begun while anything is left of the limit, so the limit is passed
+    by at most one frame; the others wait between two frames, in turn, until buffers come back.
+    """
+
+    def __init__(self, size_max: int) -> None:
+        self.size_max = size_max
+        self.in_use = 0
+        self._idle: dict[int, list[bytearray]] = {}
+        self._idle_size = 0
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether a channel that stands between two frames must wait."""
+        return self.in_use >= self.size_max
+
+    @property
+    def waiting(self) -> int:
+        """Channels that wait for memory."""
+        return len(self._waiting)
+
+    def take(self, size: int) -> bytearray:
+        """Give a buffer of at least `size` bytes."""
+        rounded = _rounded(size)
+        self.in_use += rounded
+        idle = self._idle.get(rounded)
+        if idle:
+            self._idle_size -= rounded
+            return idle.pop()
+        return bytearray(rounded)
+
+    def give(self, buffer: bytearray) -> None:
+        """Take a buffer back, and let those go on who wait for memory."""
+        size = len(buffer)
+        self.in_use -= size
+        assert self.in_use >= 0
+        if size <= POOL_IDLE_BUFFER_SIZE_MAX and self._idle_size + size <= POOL_IDLE_SIZE_MAX:
+            self._idle.setdefault(size, []).append(buffer)
+            self._idle_size += size
+        for _ in range(len(self._waiting)):
+            if self.exhausted:
+                break
+            self._waiting.popleft()()
+
+    def wait(self, resume: Callable[[], None]) -> None:
+        """Call `resume` once when memory is free again, in the order of asking."""
+        self._waiting.append(resume)
+
+    def forget(self, resume: Callable[[], None]) -> None:
+        """Take back a `wait`."""
+        with contextlib.suppress(ValueError):
+            self._waiting.remove(resume)
+
+
+def _rounded(size: int) -> int:
+    """Up to a power of two below 1 MiB, then to the next whole MiB: few sizes, so that buffers fit again."""
+    if size <= 1 << 20:
+        return max(4096, 1 << (size - 1).bit_length())
+    return -(-size // (1 << 20)) << 20
+
+
+class Landing:
+    """The buffer that all channels of a loop receive into first."""
+
+    def __init__(self, size: int = LANDING_SIZE) -> None:
+        self.view = memoryview(bytearray(size))
+
+
+class FrameHandler(Protocol):
+    """What a channel tells its owner. Everything is called from the loop."""
+
+    def on_frame(self, frame: memoryview) -> None:
+        """Handle one frame, without its length. The memory is only valid during the call."""
+
+    def on_drained(self) -> None:
+        """Everything written has been handed to the kernel, after some of it had to wait."""
+
+    def on_closed(self, error: Exception | None) -> None:
+        """The channel is closed: by the peer (None), by a `FrameError`, by an `OSError`."""
+
+
+class FrameChannel:
+    """One connected socket that carries frames of `int32 length, bytes`."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        handler: FrameHandler,
+        *,
+        pool: BufferPool,
+        landing: Landing,
+        frame_size_max: int,
+    ) -> None:
+        sock.setblocking(False)
+        self._loop = loop
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._handler = handler
+        self._pool = pool
+        self._landing = landing
+        self._frame_size_max = frame_size_max
+        self._head = b""
+        """The first bytes of a length, or whole frames that came while paused."""
+        self._kept: bytearray | None = None
+        self._kept_range = (0, 0)
+        self._buffer: bytearray | None = None
+        self._frame: memoryview | None = None
+        self._filled = 0
+        self._large = False
+        self._out: deque[Part] = deque()
+        self._unsent = 0
+        self._reading = False
+        self._writing = False
+        self._paused = False
+        self._consuming = False
+        self._awaits_memory = False
+        self.closed = False
+        self.received = 0
+        self.sent = 0
+        self.progress_at = 0.0
+        """When bytes last moved in either direction, on the loop's clock."""
+        self.held_since = 0.0
+        """Since when a buffer has been held, if one is."""
+
+    @property
+    def unsent(self) -> int:
+        """Bytes written that the kernel has not taken yet."""
+        return self._unsent
+
+    @property
+    def holds_memory(self) -> bool:
+        """Whether a frame that is not whole yet, or one that could not be handled yet, occupies a buffer."""
+        return self._buffer is not None or self._kept is not None
+
+    def start(self) -> None:
+        """Begin to read."""
+        self.progress_at = self._loop.time()
+        self._read_on()
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Hand over no further frame until `resume`."""
+        self._paused = True
+        self._read_off()
+
+    def resume(self) -> None:
+        """Go on after `pause`: first with what was received already."""
+        if not self._paused:
+            return
+        self._paused = False
+        if self.closed or self._consuming:
+            return
+        if self._kept is not None:
+            self._loop.call_soon(self._consume_kept)
+        else:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        if not (self._reading or self._paused or self._awaits_memory or self.closed):
+            self._reading = True
+            self._loop.add_reader(self._fd, self._on_readable)
+
+    def _read_off(self) -> None:
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._fd)
+
+    def _memory_is_back(self) -> None:
+        self._awaits_memory = False
+        self._read_on()
+
+    def _on_readable(self) -> None:
+        turn = READ_TURN_SIZE_MAX
+        try:
+            while turn > 0 and self._reading:
+                if self._frame is not None:
+                    got = self._sock.recv_into(self._frame[self._filled :])
+                    if got == 0:
+                        self.close()
+                        return
+                    self._filled += got
+                    self.received += got
+                    turn -= got
+                    if self._filled == len(self._frame):
+                        self._finish_frame()
+                    continue
+                if self._pool.exhausted and not self._head:
+                    self._awaits_memory = True
+                    self._read_off()
+                    self._pool.wait(self._memory_is_back)
+                    break
+                head = len(self._head)
+                view = self._landing.view
+                if head:
+                    view[:head] = self._head
+                asked = (4 if self._large else len(view)) - head
+                got = self._sock.recv_into(view[head : head + asked])
+                if got == 0:
+                    self.close()
+                    return
+                self.received += got
+                turn -= got
+                self._head = b""
+                self._consume(view[: head + got])
+                if got < asked:
+                    break
+        except (BlockingIOError, InterruptedError):
+            pass
+        except FrameError as error:
+            self.close(error)
+            return
+        except OSError as error:
+            self.close(error)
+            return
+        self.progress_at = self._loop.time()
+
+    def _consume(self, data: memoryview) -> None:
+        """Hand over the whole frames in `data`, and keep what is left."""
+        position = 0
+        end = len(data)
+        self._consuming = True
+        try:
+            while end - position >= 4 and not self._paused and not self.closed:
+                (size,) = _LENGTH.unpack_from(data, position)
+                if size < 0 or size > self._frame_size_max:
+                    raise FrameError(f"a frame of {size} bytes, where at most {self._frame_size_max} are allowed")
+                position += 4
+                self._large = size >= LARGE_FRAME_SIZE
+                if end - position < size:
+                    self._begin_frame(size, data[position:])
+                    return
+                with data[position : position + size] as frame:
+                    self._handler.on_frame(frame)
+                position += size
+        finally:
+            self._consuming = False
+        if self.closed:
+            return
+        left = end - position
+        if self._paused and left:
+            kept = self._pool.take(left)
+            kept[:left] = data[position:]
+            self.held_since = self._loop.time()
+            self._kept, self._kept_range = kept, (0, left)
+        elif left:
+            self._head = bytes(data[position:])
+            self._large = False
+
+    def _consume_kept(self) -> None:
+        if self.closed or self._paused or self._kept is None:
+            return
+        buffer, (start, end) = self._kept, self._kept_range
+        self._kept = None
+        try:
+            with memoryview(buffer) as view, view[start:end] as data:
+                self._consume(data)
+        except FrameError as error:
+            self.close(error)
+        finally:
+            self._pool.give(buffer)
+        if not self._paused:
+            self._read_on()
+
+    def _give_kept(self) -> None:
+        if self._kept is not None:
+            self._pool.give(self._kept)
+            self._kept = None
+
+    def _begin_frame(self, size: int, start: memoryview) -> None:
+        self.held_since = self._loop.time()
+        self._buffer = self._pool.take(size)
+        self._frame = memoryview(self._buffer)[:size]
+        self._filled = len(start)
+        self._frame[: self._filled] = start
+
+    def _finish_frame(self) -> None:
+        frame, buffer = self._frame, self._buffer
+        assert frame is not None and buffer is not None
+        self._frame = self._buffer = None
+        self._consuming = True
+        try:
+            self._handler.on_frame(frame)
+        finally:
+            self._consuming = False
+            frame.release()
+            self._pool.give(buffer)
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def write(self, parts: Sequence[Part]) -> None:
+        """Send `parts` in order, now as far as the socket takes them, and the rest as it drains."""
+        if self.closed:
+            return
+        for part in parts:
+            size = len(part) if isinstance(part, _IN_MEMORY) else part.size
+            if size:
+                self._out.append(part)
+                self._unsent += size
+        if not self._writing:
+            self._send()
+
+    def _send(self) -> None:
+        out = self._out
+        turn = WRITE_TURN_SIZE_MAX
+        try:
+            while out and turn > 0:
+                first = out[0]
+                if not isinstance(first, _IN_MEMORY):
+                    sent = os.sendfile(self._fd, first.fd, first.position, min(first.size, turn))
+                    if sent == 0:
+                        raise OSError("a file ends before the slice of it that was to be sent")
+                    if sent == first.size:
+                        out.popleft()
+                    else:
+                        out[0] = _RestOfFile(first, sent)
+                else:
+                    sent = self._send_bytes()
+                self._unsent -= sent
+                self.sent += sent
+                turn -= sent
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            self.close(error)
+            return
+        self.progress_at = self._loop.time()
+        if out:
+            if not self._writing:
+                self._writing = True
+                self._loop.add_writer(self._fd, self._send)
+        elif self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._fd)
+            self._handler.on_drained()
+
+    def _send_bytes(self) -> int:
+        out = self._out
+        batch: list[bytes | bytearray | memoryview] = []
+        more = 0
+        for part in out:
+            if not isinstance(part, _IN_MEMORY):
+                more = socket.MSG_MORE
+                break
+            if len(batch) == PARTS_PER_CALL_MAX:
+                break
+            batch.append(part)
+        sent = left = self._sock.send(batch[0], more) if len(batch) == 1 else self._sock.sendmsg(batch, (), more)
+        for part in batch:
+            if left < len(part):
+                if left:
+                    out[0] = memoryview(part)[left:]
+                break
+            left -= len(part)
+            out.popleft()
+        return sent
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def close(self, error: Exception | None = None) -> None:
+        """Close the socket at once; what was not sent is lost."""
+        if self.closed:
+            return
+        self.closed = True
+        self._read_off()
+        if self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._fd)
+        if self._awaits_memory:
+            self._pool.forget(self._memory_is_back)
+        self._out.clear()
+        self._unsent = 0
+        if self._buffer is not None and self._frame is not None:
+            self._frame.release()
+            self._pool.give(self._buffer)
+            self._frame = self._buffer = None
+        self._give_kept()
+        self._sock.close()
+        self._handler.on_closed(error)
+
+
+class _RestOfFile:
+    """What is left of a file slice after a part of it was sent; keeps the slice, and so the file, alive."""
+
+    __slots__ = ("_slice", "fd", "position", "size")
+
+    def __init__(self, whole: FileSlice, sent: int) -> None:
+        self._slice = whole
+        self.fd = whole.fd
+        self.position = whole.position + sent
+        self.size = whole.size - sent
+
+
+class Acceptor:
+    """A listening socket: hands over every connection that arrives."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        host: str,
+        port: int,
+        on_connected: Callable[[socket.socket, tuple[str, int]], None],
+        on_error: Callable[[OSError], None],
+    ) -> None:
+        """Bind and listen. OSError where the address cannot be had."""
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        self._loop = loop
+        self._on_connected = on_connected
+        self._on_error = on_error
+        self._sock = socket.socket(family, kind, protocol)
+        try:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._sock.setblocking(False)
+            self._sock.bind(address)
+            self._sock.listen(1024)
+        except OSError:
+            self._sock.close()
+            raise
+        self.port: int = self._sock.getsockname()[1]
+
+    def start(self) -> None:
+        """Begin to hand over connections."""
+        self._loop.add_reader(self._sock.fileno(), self._on_readable)
+
+    def _on_readable(self) -> None:
+        for _ in range(ACCEPTS_PER_TURN_MAX):
+            try:
+                sock, address = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                # Out of descriptors: the connection stays in the backlog, so rest a moment instead of spinning.
+                self._loop.remove_reader(self._sock.fileno())
+                self._loop.call_later(0.1, self._again)
+                self._on_error(error)
+                return
+            sock.setblocking(False)
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._on_connected(sock, (str(address[0]), int(address[1])))
+
+    def _again(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._loop.add_reader(self._sock.fileno(), self._on_readable)
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._sock.fileno() >= 0:
+            self._loop.remove_reader(self._sock.fileno())
+            self._sock.close()

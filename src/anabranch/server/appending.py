@@ -1,0 +1,231 @@
+"""What becomes of the records of one partition in a produce request (ordering.md, section 5).
+
+The order, which is what keeps a key's records once and in order:
+
+    1. the batch is what it says it is: whole, checksum, size, counts, timestamps
+    2. appended before: answered with the offsets it was given then, whatever the partition count says
+    3. the count that its sender used is not ours: INVALID_PARTITION_METADATA, nothing appended
+    4. its sequence does not follow: refused
+    5. append
+
+Nothing here awaits, so that no resize comes between. A sender that says no count and reaches a retiring partition is
+redirected to the partition that has its keys now, under a producer id that keeps its sequence apart.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from anabranch.base.errors import DecodeError, ErrorCode
+from anabranch.base.ids import COUNT_NOT_SAID
+from anabranch.base.limits import DECOMPRESSION_RATIO_MAX, PRODUCER_ID_BITS
+from anabranch.machines.controller.leadership import Leadership, refuse_produce
+from anabranch.machines.producers import Accept, Duplicate, Refuse, check_redirected, redirected
+from anabranch.records.batch import (
+    BatchHeader,
+    ChecksumError,
+    UnsupportedCompressionError,
+    UnsupportedFormatError,
+    check,
+    headers,
+    parse_header,
+    recompress,
+    stamp_log_append_time,
+    with_producer,
+)
+from anabranch.server.logs import Say
+from anabranch.server.partition import Partition
+from anabranch.server.replicas import Replicas
+from anabranch.server.topic_settings import TopicSettings
+
+say = Say("produce")
+BATCHES_PER_PARTITION_MAX = 1_000
+
+
+class Produced(NamedTuple):
+    """The answer for one partition."""
+
+    error: ErrorCode
+    base_offset: int = -1
+    log_append_time_ms: int = -1
+    message: str | None = None
+    awaits: Partition | None = None
+    """The partition whose log holds the records and has not synced them yet."""
+
+
+class _Refusal(Exception):
+    """A batch that is refused for what it is."""
+
+    def __init__(self, error: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.error = error
+
+
+def produce(replicas: Replicas, partition: Partition, data: memoryview, count_said: int, now_ms: int) -> Produced:
+    """Append the batches in `data` to `partition`, or to the one that its keys live in now."""
+    try:
+        batches = _checked(data, partition.settings, now_ms)
+    except _Refusal as refusal:
+        return Produced(refusal.error, message=str(refusal))
+    first: Produced | None = None
+    for position, header in batches:
+        produced = _produce_one(
+            replicas, partition, data[position : position + header.size], header, count_said, now_ms
+        )
+        if produced.error is not ErrorCode.NONE:
+            return produced
+        first = first or produced
+    assert first is not None
+    return first
+
+
+def _checked(data: memoryview, settings: TopicSettings, now_ms: int) -> list[tuple[int, BatchHeader]]:
+    """Step 1: every batch is sound, and they fill the data."""
+    batches: list[tuple[int, BatchHeader]] = []
+    position = 0
+    try:
+        for position, header in headers(data):
+            _check_batch(data, position, header, settings, now_ms)
+            batches.append((position, header))
+            position += header.size
+            if len(batches) > BATCHES_PER_PARTITION_MAX:
+                raise _Refusal(ErrorCode.INVALID_RECORD, f"more than {BATCHES_PER_PARTITION_MAX} batches")
+        if position != len(data) or not batches:
+            parse_header(data, position)
+            raise _Refusal(ErrorCode.CORRUPT_MESSAGE, "a batch is cut off")
+    except UnsupportedFormatError as error:
+        raise _Refusal(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, str(error)) from None
+    except UnsupportedCompressionError as error:
+        raise _Refusal(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, str(error)) from None
+    except DecodeError as error:
+        raise _Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from None
+    return batches
+
+
+def _check_batch(data: memoryview, position: int, header: BatchHeader, settings: TopicSettings, now_ms: int) -> None:
+    if header.size > settings.message_size_max:
+        raise _Refusal(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"The batch has {header.size} bytes, max.message.bytes allows {settings.message_size_max}.",
+        )
+    try:
+        check(data, position, header)
+    except ChecksumError as error:
+        raise _Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from None
+    if header.is_control:
+        raise _Refusal(ErrorCode.INVALID_RECORD, "Clients may not send control batches.")
+    if header.record_count < 1 or header.last_offset_delta != header.record_count - 1:
+        raise _Refusal(
+            ErrorCode.INVALID_RECORD,
+            f"The batch has {header.record_count} records, and {header.last_offset_delta} as its last offset delta.",
+        )
+    if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
+        raise _Refusal(ErrorCode.INVALID_RECORD, "The batch has a producer id, but no sequence.")
+    if header.producer_id >= 1 << PRODUCER_ID_BITS or header.producer_id < -1:
+        raise _Refusal(ErrorCode.INVALID_PRODUCER_ID_MAPPING, f"Nobody was given producer id {header.producer_id}.")
+    if header.is_transactional:
+        raise _Refusal(ErrorCode.INVALID_TXN_STATE, "No transaction was begun: this broker has no transactions yet.")
+    if not settings.log_append_time:
+        _check_timestamps(header, settings, now_ms)
+
+
+def _check_timestamps(header: BatchHeader, settings: TopicSettings, now_ms: int) -> None:
+    if header.max_timestamp - now_ms > settings.timestamp_after_max_ms:
+        raise _Refusal(
+            ErrorCode.INVALID_TIMESTAMP,
+            f"Timestamp {header.max_timestamp} is more than {settings.timestamp_after_max_ms} ms ahead of the broker's "
+            f"clock, {now_ms}.",
+        )
+    if header.base_timestamp >= 0 and now_ms - header.base_timestamp > settings.timestamp_before_max_ms:
+        raise _Refusal(
+            ErrorCode.INVALID_TIMESTAMP,
+            f"Timestamp {header.base_timestamp} is more than {settings.timestamp_before_max_ms} ms behind the broker's "
+            f"clock, {now_ms}.",
+        )
+
+
+def _produce_one(
+    replicas: Replicas, partition: Partition, data: memoryview, header: BatchHeader, count_said: int, now_ms: int
+) -> Produced:
+    role = partition.leadership
+    if role is None:
+        return Produced(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    ancestors: list[Partition] = []
+    if count_said == COUNT_NOT_SAID and role.layout and header.producer_id >= 0:
+        ancestors = replicas.ancestors(partition)
+    duplicate = partition.table.duplicate(header)
+    if duplicate is not None:
+        return _again(partition, duplicate)
+    error = refuse_produce(role, count_said)
+    if error is not ErrorCode.NONE and count_said != COUNT_NOT_SAID:
+        if isinstance(partition.table.check(header), Accept):
+            partition.table.refused(header)
+        return Produced(error, message=f"The topic has {role.undeleted_partition_count} partitions.")
+    if ancestors:
+        verdict = check_redirected(header, role.partition, partition.table, [other.table for other in ancestors])
+        if isinstance(verdict, Duplicate):
+            return _again(_holder(partition, ancestors, header), verdict)
+    else:
+        verdict = partition.table.check(header)
+    if isinstance(verdict, Refuse):
+        return Produced(verdict.error, message="The batch does not follow the last one of its producer.")
+    target = partition
+    if role.retiring:
+        survivor = replicas.get(partition.name.topic, role.survivor)
+        if survivor is None or not _serves(survivor, role):
+            return Produced(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        target = survivor
+        if header.producer_id >= 0:
+            rewritten = with_producer(
+                data, redirected(header.producer_id, role.partition), header.producer_epoch, header.base_sequence
+            )
+            data, header = memoryview(rewritten), parse_header(rewritten)
+    return _append(partition, target, data, header, now_ms)
+
+
+def _serves(survivor: Partition, role: Leadership) -> bool:
+    """Whether the survivor has taken the role that follows the retiring one's: before that, order could be lost."""
+    taken = survivor.leadership
+    return taken is not None and taken.layout >= role.layout and not taken.retiring
+
+
+def _holder(partition: Partition, ancestors: list[Partition], header: BatchHeader) -> Partition:
+    """The partition whose log holds a duplicate that was found among `ancestors`."""
+    alias = header._replace(producer_id=redirected(header.producer_id, partition.name.partition))
+    return next((other for other in ancestors if other.table.duplicate(alias) is not None), partition)
+
+
+def _append(partition: Partition, target: Partition, data: memoryview, header: BatchHeader, now_ms: int) -> Produced:
+    settings = target.settings
+    append_time = -1
+    wire: memoryview | bytearray = data
+    try:
+        if settings.compression is not None and settings.compression is not header.compression:
+            wire = recompress(data, settings.compression, settings.message_size_max * DECOMPRESSION_RATIO_MAX)
+            if len(wire) > settings.message_size_max:
+                message = f"Recompressed, the batch has {len(wire)} bytes; {settings.message_size_max} are allowed."
+                return Produced(ErrorCode.MESSAGE_TOO_LARGE, message=message)
+        if settings.log_append_time:
+            append_time = now_ms
+            stamp_log_append_time(wire, 0, now_ms)
+        if wire is not data or settings.log_append_time:
+            header = parse_header(wire)
+    except DecodeError as error:
+        return Produced(ErrorCode.CORRUPT_MESSAGE, message=str(error))
+    unavailable = target.unavailable()
+    if unavailable is not ErrorCode.NONE:
+        return Produced(unavailable)
+    try:
+        appended = target.append(wire, header, now_ms)
+    except OSError as error:
+        target.table.refused(header)
+        partition.storage_failed(error)
+        return Produced(ErrorCode.KAFKA_STORAGE_ERROR, message=f"The disk refuses: {error.strerror}.")
+    return Produced(ErrorCode.NONE, appended.base_offset, append_time, awaits=target if settings.fsync else None)
+
+
+def _again(partition: Partition, duplicate: Duplicate) -> Produced:
+    """The answer that the batch was given when it was appended; it must be as durable as that promised."""
+    append_time = duplicate.timestamp if partition.settings.log_append_time else -1
+    durable = not partition.settings.fsync or duplicate.last_offset < partition.log.flushed
+    return Produced(ErrorCode.NONE, duplicate.base_offset, append_time, awaits=None if durable else partition)

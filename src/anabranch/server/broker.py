@@ -1,0 +1,225 @@
+"""The broker: puts the parts together, starts them in order, stops them in the reverse order.
+
+Start: lock the data directory, open the metadata store, begin the controller's term, which opens every log and gives
+it its role, then listen. A stop answers what is in progress, syncs and closes the logs, and leaves a marker, so that
+the next start checks nothing. Without the marker every log is checked from its recovery point on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from base64 import urlsafe_b64encode
+from pathlib import Path
+
+from anabranch.base.errors import AnabranchError
+from anabranch.runtime.chance import Chance
+from anabranch.runtime.clock import Clock
+from anabranch.runtime.disk import Disk
+from anabranch.server.controller import Controller
+from anabranch.server.fetch_sessions import FetchSessions
+from anabranch.server.listener import Listener
+from anabranch.server.logs import Say
+from anabranch.server.metrics import Labels, Metrics, MetricsServer
+from anabranch.server.node import Node
+from anabranch.server.producer_ids import ProducerIds
+from anabranch.server.replicas import Replicas
+from anabranch.server.settings import Address, Settings, explicit
+from anabranch.server.topic_settings import TopicSettings, topic_settings
+from anabranch.storage.directory import METADATA_FILE, DataDirectory, Identity
+from anabranch.storage.metadata.embedded import EmbeddedMetadataStore
+
+say = Say("broker")
+CLEAN_STOP_FILE = "clean-stop"
+BOOT_FILE = "boot-id"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class StartError(AnabranchError):
+    """The broker cannot start; the text says why and what to do."""
+
+
+class Broker:
+    """One broker. `start` it, `stop` it, once."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        clock: Clock | None = None,
+        disk: Disk | None = None,
+        chance: Chance | None = None,
+    ) -> None:
+        self.settings = settings
+        self._clock = clock or Clock()
+        self._disk = disk or Disk()
+        self._chance = chance or Chance()
+        self._upkeep: list[asyncio.Task[None]] = []
+        self._closing = contextlib.ExitStack()
+        self.address = settings.advertised_listeners or settings.listeners
+        self.metrics_port: int | None = None
+        self.node: Node
+        self._listener: Listener
+        self._metrics_server: MetricsServer | None = None
+
+    async def start(self) -> None:
+        """Be ready to serve when this returns. AnabranchError says in a sentence why it cannot be."""
+        settings = self.settings
+        directory = DataDirectory(settings.log_dirs.absolute(), self._disk)
+        self._closing.callback(directory.release)
+        new_id = urlsafe_b64encode(self._chance.uuid().bytes).decode().rstrip("=")
+        identity = directory.identity(Identity(new_id, settings.node_id))
+        clean = self._disk.exists(directory.path / CLEAN_STOP_FILE)
+        store = EmbeddedMetadataStore(directory.path / METADATA_FILE)
+        self._closing.callback(store.close)
+        metrics = Metrics()
+        static = explicit(settings)
+
+        def settings_of(topic: str) -> TopicSettings:
+            return topic_settings(controller.state.configs.get(topic, {}), static, settings.durability)
+
+        replicas = Replicas(directory, disk=self._disk, clock=self._clock, metrics=metrics, settings_of=settings_of)
+        replicas.recovering = not clean
+        controller = Controller(store, replicas, self._clock)
+        self.node = Node(
+            settings=settings,
+            cluster_id=identity.cluster_id,
+            broker_settings=static,
+            address=self.address,
+            clock=self._clock,
+            chance=self._chance,
+            metrics=metrics,
+            replicas=replicas,
+            controller=controller,
+            fetch_sessions=FetchSessions(settings.fetch_sessions_max, self._chance.below),
+            producer_ids=ProducerIds(store),
+        )
+        self._directory = directory
+        self._describe_in_metrics()
+        loop = asyncio.get_running_loop()
+        self._listener = Listener(self.node, loop)
+        port = self._listen()
+        host = self.address.host
+        self.address = self.node.address = Address(host, self.address.port or port)
+        lost = not clean and self._may_have_lost_records(directory)
+        self._disk.unlink(directory.path / CLEAN_STOP_FILE)
+        await controller.start(
+            settings.node_id, settings.broker_rack or None, (f"PLAINTEXT://{self.address}",), unclean=lost
+        )
+        replicas.recovering = False
+        await self._serve_metrics()
+        self._listener.accept()
+        self._upkeep = [
+            asyncio.create_task(self._every(settings.log_retention_check_interval_ms, self._keep_up)),
+            asyncio.create_task(self._every(settings.reaper_interval_ms, controller.inspect_all_retiring)),
+        ]
+        if not clean and len(replicas):
+            say.info("logs checked after a stop that was not clean", partitions=len(replicas))
+
+    def _listen(self) -> int:
+        address = self.settings.listeners
+        try:
+            return self._listener.listen()
+        except OSError as error:
+            raise StartError(
+                f"The broker cannot listen on {address}: {error.strerror or error}. Stop what listens there, or set "
+                "listeners to another address."
+            ) from error
+
+    async def _serve_metrics(self) -> None:
+        address = self.settings.metrics_listener
+        if address is None:
+            return
+        server = MetricsServer(self.node.metrics)
+        try:
+            await server.start(address.host, address.port)
+        except OSError as error:
+            raise StartError(
+                f"Metrics cannot be served on {address}: {error.strerror or error}. Set metrics.listener to another "
+                "address, or to nothing to do without."
+            ) from error
+        self._metrics_server, self.metrics_port = server, server.port
+
+    def _may_have_lost_records(self, directory: DataDirectory) -> bool:
+        """Whether records that readers saw may be gone: not after a mere crash of the process, only of the machine."""
+        try:
+            now = self._disk.read(BOOT_ID)
+        except OSError:
+            return True
+        path = directory.path / BOOT_FILE
+        before = self._disk.read(path) if self._disk.exists(path) else None
+        if before != now:
+            self._disk.replace(path, now)
+        return before is not None and before != now
+
+    async def stop(self) -> bool:
+        """Stop cleanly; whether everything is on disk."""
+        for task in self._upkeep:
+            task.cancel()
+        await self._listener.close(self.settings.controlled_shutdown_timeout_ms / 1000)
+        if self._metrics_server is not None:
+            await self._metrics_server.stop()
+        await self.node.controller.stop()
+        sound = await self.node.replicas.close()
+        if sound:
+            self._disk.replace(self._directory.path / CLEAN_STOP_FILE, b"")
+        self._closing.close()
+        return sound
+
+    def abandon(self) -> None:
+        """Let go of the data directory after a start that failed."""
+        self._closing.close()
+
+    # -- upkeep ------------------------------------------------------------------------------------------------------
+
+    async def _every(self, interval_ms: int, work: object) -> None:
+        assert callable(work)
+        while True:
+            await asyncio.sleep(interval_ms / 1000)
+            try:
+                await work()
+            except OSError as error:
+                say.warning("upkeep failed", work=getattr(work, "__name__", "?"), reason=error)
+
+    async def _keep_up(self) -> None:
+        await self.node.replicas.keep_up(self.settings.producer_id_expiration_ms)
+        await self.node.controller.inspect_all_retiring()
+
+    # -- metrics -----------------------------------------------------------------------------------------------------
+
+    def _describe_in_metrics(self) -> None:
+        node = self.node
+        gauge, gauges = node.metrics.gauge, node.metrics.gauges
+        gauge("kafka_server_replicamanager_partitioncount", "Partitions.", lambda: len(node.replicas))
+        gauge(
+            "kafka_server_replicamanager_offlinereplicacount",
+            "Partitions whose log is damaged.",
+            lambda: sum(partition.offline_reason is not None for partition in node.replicas),
+        )
+        gauge("kafka_controller_kafkacontroller_globaltopiccount", "Topics.", lambda: len(node.controller.state.topics))
+        gauge(
+            "anabranch_controller_resizing_topics",
+            "Topics that are being resized.",
+            lambda: sum(topic.resize is not None for topic in node.controller.state.topics.values()),
+        )
+        gauge(
+            "anabranch_retiring_partitions",
+            "Partitions that take no more appends and are still read.",
+            lambda: sum(partition.retiring for partition in node.replicas),
+        )
+        gauge("kafka_server_fetchsessioncache_numfetchsessions", "Fetch sessions.", lambda: len(node.fetch_sessions))
+        gauge(
+            "kafka_server_fetchsessioncache_evictions", "Fetch sessions evicted.", lambda: node.fetch_sessions.evictions
+        )
+        gauge("anabranch_log_syncs", "Group commits so far.", lambda: node.replicas.commits.syncs)
+
+        def per_partition(read: str) -> list[tuple[Labels, float]]:
+            return [
+                ({"topic": it.name.topic, "partition": str(it.name.partition)}, float(getattr(it.log, read)))
+                for it in node.replicas
+                if it.offline_reason is None
+            ]
+
+        gauges("kafka_log_log_size_bytes", "Bytes of a partition's log.", lambda: per_partition("size"))
+        gauges("kafka_log_log_logstartoffset", "Where a log starts.", lambda: per_partition("log_start"))
+        gauges("kafka_log_log_logendoffset", "Where a log ends.", lambda: per_partition("end"))

@@ -1,0 +1,25 @@
+"""ApiVersions (API 18): what this broker speaks. A version of it that we do not have is answered in version 0."""
+
+from __future__ import annotations
+
+from anabranch.base.errors import ErrorCode
+from anabranch.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
+from anabranch.protocol.registry import API
+from anabranch.server.node import Call, Node
+
+
+def handle_api_versions(node: Node, request: ApiVersionsRequest, call: Call) -> ApiVersionsResponse:
+    """List every API with its versions."""
+    return supported(ErrorCode.NONE)
+
+
+def supported(error: ErrorCode) -> ApiVersionsResponse:
+    """The list of what has a handler, with an error code."""
+    from anabranch.server.handlers import HANDLERS
+
+    keys = [
+        ApiVersion(api_key=api.key, min_version=api.served[0], max_version=api.served[-1])
+        for api in API.values()
+        if api.key in HANDLERS and api.served
+    ]
+    return ApiVersionsResponse(error_code=error, api_keys=sorted(keys, key=lambda api: api.api_key))

@@ -1,0 +1,185 @@
+"""DescribeConfigs (32), AlterConfigs (33), IncrementalAlterConfigs (44), for topics; the broker's own are read only."""
+
+from __future__ import annotations
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.machines.controller.configs import (
+    TOPIC_CONFIGS,
+    AlterConfigs,
+    ConfigChange,
+    ConfigOperation,
+    ConfigSource,
+    ConfigType,
+    ReplaceConfigs,
+    decide_alter_configs,
+    decide_replace_configs,
+    synonyms,
+)
+from anabranch.protocol.messages.alter_configs import (
+    AlterConfigsRequest,
+    AlterConfigsResponse,
+)
+from anabranch.protocol.messages.alter_configs import AlterConfigsResource as Replaced
+from anabranch.protocol.messages.alter_configs import AlterConfigsResourceResponse as ReplacedResponse
+from anabranch.protocol.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+)
+from anabranch.protocol.messages.incremental_alter_configs import (
+    AlterConfigsResource,
+    AlterConfigsResourceResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from anabranch.server.node import Call, Node
+from anabranch.server.settings import described
+
+TOPIC, BROKER = 2, 4
+ALTER_TIMEOUT_MS = 30_000
+KINDS = {
+    "boolean": ConfigType.BOOLEAN,
+    "string": ConfigType.STRING,
+    "int": ConfigType.INT,
+    "long": ConfigType.LONG,
+    "double": ConfigType.DOUBLE,
+    "list": ConfigType.LIST,
+}
+
+
+def handle_describe_configs(node: Node, request: DescribeConfigsRequest, call: Call) -> DescribeConfigsResponse:
+    """Describe every config of each resource, or those that are named."""
+    return DescribeConfigsResponse(results=[_describe(node, it, request) for it in request.resources])
+
+
+def _describe(node: Node, asked: DescribeConfigsResource, request: DescribeConfigsRequest) -> DescribeConfigsResult:
+    result = DescribeConfigsResult(resource_type=asked.resource_type, resource_name=asked.resource_name, configs=[])
+    state = node.controller.state
+    if asked.resource_type == TOPIC:
+        if asked.resource_name not in state.topics or asked.resource_name in state.deleting:
+            result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            result.error_message = f"There is no topic {asked.resource_name!r}."
+            return result
+        found = _topic_configs(node, asked.resource_name, request)
+    elif asked.resource_type == BROKER:
+        if asked.resource_name not in ("", str(node.settings.node_id)):
+            result.error_code = ErrorCode.INVALID_REQUEST
+            result.error_message = f"This is broker {node.settings.node_id}, not {asked.resource_name!r}."
+            return result
+        found = _broker_configs(node, request)
+    else:
+        result.error_code = ErrorCode.INVALID_REQUEST
+        result.error_message = (
+            f"Resources of type {asked.resource_type} have no configs here; topics (2) and brokers (4) do."
+        )
+        return result
+    keys = asked.configuration_keys
+    result.configs = found if keys is None else [config for config in found if config.name in keys]
+    return result
+
+
+def _topic_configs(node: Node, topic: str, request: DescribeConfigsRequest) -> list[DescribeConfigsResourceResult]:
+    overrides = node.controller.state.configs.get(topic, {})
+    found = []
+    for config in TOPIC_CONFIGS.values():
+        places = synonyms(config, overrides, node.broker_settings)
+        found.append(
+            DescribeConfigsResourceResult(
+                name=config.name,
+                value=places[0].value,
+                config_source=int(places[0].source),
+                config_type=int(config.type),
+                documentation=config.documentation if request.include_documentation else None,
+                synonyms=[DescribeConfigsSynonym(name=it.name, value=it.value, source=int(it.source)) for it in places]
+                if request.include_synonyms
+                else [],
+            )
+        )
+    return found
+
+
+def _broker_configs(node: Node, request: DescribeConfigsRequest) -> list[DescribeConfigsResourceResult]:
+    return [
+        DescribeConfigsResourceResult(
+            name=it.name,
+            value=it.value,
+            read_only=True,
+            config_source=int(
+                ConfigSource.DEFAULT_CONFIG if it.value == it.default else ConfigSource.STATIC_BROKER_CONFIG
+            ),
+            config_type=int(KINDS[it.kind]),
+            documentation=it.doc if request.include_documentation else None,
+        )
+        for it in described(node.settings)
+    ]
+
+
+async def handle_incremental_alter_configs(
+    node: Node, request: IncrementalAlterConfigsRequest, call: Call
+) -> IncrementalAlterConfigsResponse:
+    """Change some configs of each topic; they apply to its logs at once."""
+
+    async def alter(resource: AlterConfigsResource) -> AlterConfigsResourceResponse:
+        try:
+            _refuse_resource(resource.resource_type)
+            changes = [ConfigChange(it.name, _operation(it.config_operation), it.value) for it in resource.configs]
+            command = AlterConfigs(resource.resource_name, changes, request.validate_only)
+            await node.controller.command(
+                lambda state: decide_alter_configs(state, command, node.broker_settings), ALTER_TIMEOUT_MS
+            )
+        except (ApiError, OSError) as error:
+            code, message = _explained(error)
+            return AlterConfigsResourceResponse(
+                error_code=code,
+                error_message=message,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+        return AlterConfigsResourceResponse(resource_type=resource.resource_type, resource_name=resource.resource_name)
+
+    return IncrementalAlterConfigsResponse(responses=[await alter(it) for it in request.resources])
+
+
+async def handle_alter_configs(node: Node, request: AlterConfigsRequest, call: Call) -> AlterConfigsResponse:
+    """Replace all configs of each topic."""
+
+    async def replace(resource: Replaced) -> ReplacedResponse:
+        try:
+            _refuse_resource(resource.resource_type)
+            given = {it.name: it.value for it in resource.configs}
+            command = ReplaceConfigs(resource.resource_name, given, request.validate_only)
+            await node.controller.command(lambda state: decide_replace_configs(state, command), ALTER_TIMEOUT_MS)
+        except (ApiError, OSError) as error:
+            code, message = _explained(error)
+            return ReplacedResponse(
+                error_code=code,
+                error_message=message,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+        return ReplacedResponse(resource_type=resource.resource_type, resource_name=resource.resource_name)
+
+    return AlterConfigsResponse(responses=[await replace(it) for it in request.resources])
+
+
+def _refuse_resource(kind: int) -> None:
+    if kind == BROKER:
+        raise ApiError(ErrorCode.INVALID_REQUEST, "A broker's settings are changed in its file, then it is restarted.")
+    if kind != TOPIC:
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"Resources of type {kind} have no configs here; topics (2) do.")
+
+
+def _operation(code: int) -> ConfigOperation:
+    try:
+        return ConfigOperation(code)
+    except ValueError:
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"There is no config operation {code}.") from None
+
+
+def _explained(error: ApiError | OSError) -> tuple[ErrorCode, str]:
+    if isinstance(error, ApiError):
+        return error.code, error.message
+    return ErrorCode.KAFKA_STORAGE_ERROR, str(error)

@@ -1,0 +1,54 @@
+"""DeleteRecords (API 21): move a partition's log start forward."""
+
+from __future__ import annotations
+
+from anabranch.base.errors import ErrorCode
+from anabranch.protocol.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+)
+from anabranch.server.node import Call, Node
+from anabranch.storage.log.log import OffsetOutOfRangeError
+
+TO_HIGH_WATERMARK = -1
+
+
+async def handle_delete_records(node: Node, request: DeleteRecordsRequest, call: Call) -> DeleteRecordsResponse:
+    """Delete what lies before each offset; a retiring partition that is empty now is removed soon after."""
+    topics = [
+        DeleteRecordsTopicResult(
+            name=topic.name, partitions=[_delete(node, topic.name, asked) for asked in topic.partitions]
+        )
+        for topic in request.topics
+    ]
+    for topic in request.topics:
+        node.controller.inspect_soon(topic.name)
+    return DeleteRecordsResponse(topics=topics)
+
+
+def _delete(node: Node, topic: str, asked: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+    partition = node.replicas.get(topic, asked.partition_index)
+    error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if partition is None else partition.unavailable()
+    if partition is None or error is not ErrorCode.NONE:
+        return DeleteRecordsPartitionResult(partition_index=asked.partition_index, low_watermark=-1, error_code=error)
+    log = partition.log
+    offset = log.high_watermark if asked.offset == TO_HIGH_WATERMARK else asked.offset
+    try:
+        if offset > log.log_start:
+            log.delete_before(offset)
+            partition.changed()
+        elif offset < 0:
+            raise OffsetOutOfRangeError(f"Offset {offset} is below 0.")
+    except OffsetOutOfRangeError:
+        return DeleteRecordsPartitionResult(
+            partition_index=asked.partition_index, low_watermark=-1, error_code=ErrorCode.OFFSET_OUT_OF_RANGE
+        )
+    except OSError as failure:
+        partition.storage_failed(failure)
+        return DeleteRecordsPartitionResult(
+            partition_index=asked.partition_index, low_watermark=-1, error_code=ErrorCode.KAFKA_STORAGE_ERROR
+        )
+    return DeleteRecordsPartitionResult(partition_index=asked.partition_index, low_watermark=log.log_start)

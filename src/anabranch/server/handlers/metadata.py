@@ -1,0 +1,133 @@
+"""Metadata (API 3): brokers, topics, partitions, and how a topic came to its partition count.
+
+Half a layout is never shown (`views.topic_view`). Answers about a topic are made once per version of the metadata.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.ids import NO_TOPIC_ID
+from anabranch.machines.controller.topics import CreateTopic, decide_create_topic
+from anabranch.machines.controller.views import TopicView, topic_view
+from anabranch.protocol.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseBroker,
+    TopicLayout,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from anabranch.server.node import Call, Node
+
+AUTO_CREATE_TIMEOUT_MS = 5_000
+UNKNOWN_OPERATIONS = -(2**31)
+
+
+def handle_metadata(node: Node, request: MetadataRequest, call: Call) -> MetadataResponse | Awaitable[MetadataResponse]:
+    """Describe the topics that are asked for, or all; create those that are missing where that is wanted."""
+    everything = request.topics is None or (call.api_version == 0 and not request.topics)
+    if everything or request.topics is None:
+        names = sorted(node.controller.state.topics.keys() - node.controller.state.deleting)
+        return _response(node, [topic for name in names if (topic := _topic(node, name)) is not None])
+    allowed = request.allow_auto_topic_creation or call.api_version < 4
+    if allowed and node.settings.auto_create_topics_enable:
+        missing = [it.name for it in request.topics if it.name and node.controller.state.topics.get(it.name) is None]
+        if missing:
+            return _create_and_answer(node, request.topics, missing)
+    return _response(node, [_asked(node, topic) for topic in request.topics])
+
+
+async def _create_and_answer(node: Node, topics: list[MetadataRequestTopic], missing: list[str]) -> MetadataResponse:
+    refusals: dict[str, ErrorCode] = {}
+
+    async def create(name: str) -> None:
+        command = CreateTopic(name, node.chance.uuid())
+        try:
+            await node.controller.command(
+                lambda state: decide_create_topic(state, command, node.settings.num_partitions), AUTO_CREATE_TIMEOUT_MS
+            )
+        except ApiError as error:
+            if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                refusals[name] = error.code
+        except OSError:
+            refusals[name] = ErrorCode.KAFKA_STORAGE_ERROR
+
+    await asyncio.gather(*(create(name) for name in dict.fromkeys(missing)))
+    return _response(node, [_asked(node, topic, refusals) for topic in topics])
+
+
+def _response(node: Node, topics: list[MetadataResponseTopic]) -> MetadataResponse:
+    settings = node.settings
+    broker = MetadataResponseBroker(
+        node_id=settings.node_id, host=node.address.host, port=node.address.port, rack=settings.broker_rack or None
+    )
+    return MetadataResponse(
+        brokers=[broker],
+        cluster_id=node.cluster_id,
+        controller_id=settings.node_id,
+        topics=topics,
+        cluster_authorized_operations=UNKNOWN_OPERATIONS,
+    )
+
+
+def _asked(
+    node: Node, asked: MetadataRequestTopic, refusals: dict[str, ErrorCode] | None = None
+) -> MetadataResponseTopic:
+    if asked.topic_id != NO_TOPIC_ID:
+        name = node.controller.state.names.get(asked.topic_id)
+        found = None if name is None else _topic(node, name)
+        if found is not None:
+            return found
+        return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=asked.topic_id)
+    name = asked.name or ""
+    found = _topic(node, name)
+    if found is not None:
+        return found
+    error = (refusals or {}).get(name)
+    if error is ErrorCode.REQUEST_TIMED_OUT:
+        error = ErrorCode.LEADER_NOT_AVAILABLE
+    return MetadataResponseTopic(error_code=error or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name)
+
+
+def _topic(node: Node, name: str) -> MetadataResponseTopic | None:
+    version = node.controller.version
+    key = f"metadata/{name}"
+    cached = node.caches.get(key)
+    if cached is not None and cached[0] == version and isinstance(cached[1], MetadataResponseTopic):
+        return cached[1]
+    view = topic_view(node.controller.state, name)
+    if view is None:
+        node.caches.pop(key, None)
+        return None
+    made = _described(view)
+    node.caches[key] = (version, made)
+    return made
+
+
+def _described(view: TopicView) -> MetadataResponseTopic:
+    return MetadataResponseTopic(
+        name=view.name,
+        topic_id=view.topic_id,
+        is_internal=view.internal,
+        partitions=[
+            MetadataResponsePartition(
+                error_code=ErrorCode.NONE if it.leader >= 0 else ErrorCode.LEADER_NOT_AVAILABLE,
+                partition_index=it.partition,
+                leader_id=it.leader,
+                leader_epoch=it.leader_epoch,
+                replica_nodes=list(it.replicas),
+                isr_nodes=list(it.isr),
+                offline_replicas=list(it.offline_replicas),
+                retiring=it.retiring,
+            )
+            for it in view.partitions
+        ],
+        topic_authorized_operations=UNKNOWN_OPERATIONS,
+        initial_partition_count=view.initial_partition_count,
+        undeleted_partition_count=view.undeleted_partition_count,
+        layouts=[TopicLayout(count=layout.count) for layout in view.layouts],
+    )

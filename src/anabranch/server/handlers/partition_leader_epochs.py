@@ -1,0 +1,48 @@
+"""PartitionLeaderEpochsForPartitions (API 10000): the epochs that cut a topic's partitions into layouts (KIP-253)."""
+
+from __future__ import annotations
+
+from anabranch.base.errors import ErrorCode
+from anabranch.machines.controller.views import leader_epochs
+from anabranch.protocol.messages.partition_leader_epochs_for_partitions import (
+    LayoutLeaderEpoch,
+    PartitionLeaderEpochsForPartitionsRequest,
+    PartitionLeaderEpochsForPartitionsResponse,
+    PartitionLeaderEpochsForPartitionsResponsePartition,
+    PartitionLeaderEpochsForPartitionsResponseTopic,
+)
+from anabranch.server.node import Call, Node
+
+
+def handle_partition_leader_epochs(
+    node: Node, request: PartitionLeaderEpochsForPartitionsRequest, call: Call
+) -> PartitionLeaderEpochsForPartitionsResponse:
+    """Answer for each partition, those that were removed included: the layouts outlive them."""
+    return PartitionLeaderEpochsForPartitionsResponse(
+        topics=[
+            PartitionLeaderEpochsForPartitionsResponseTopic(
+                topic=topic.topic,
+                partitions=[_answer(node, topic.topic, partition) for partition in topic.partitions],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def _answer(node: Node, name: str, partition: int) -> PartitionLeaderEpochsForPartitionsResponsePartition:
+    state = node.controller.state
+    topic = state.topics.get(name)
+    if topic is None or name in state.deleting:
+        return PartitionLeaderEpochsForPartitionsResponsePartition(
+            partition=partition, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        )
+    found = leader_epochs(topic, partition)
+    return PartitionLeaderEpochsForPartitionsResponsePartition(
+        partition=partition,
+        leader_epoch_after_creation=[
+            LayoutLeaderEpoch(layout=v, partition=q, leader_epoch=e) for v, q, e in found.creation
+        ],
+        leader_epoch_before_deletion=[
+            LayoutLeaderEpoch(layout=v, partition=q, leader_epoch=e) for v, q, e in found.deletion
+        ],
+    )

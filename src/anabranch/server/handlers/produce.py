@@ -1,0 +1,89 @@
+"""Produce (API 0). Everything up to the append happens before the handler returns; only durability is awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from anabranch.base.errors import ErrorCode
+from anabranch.protocol.messages.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceResponse,
+)
+from anabranch.server.appending import Produced, produce
+from anabranch.server.node import Call, Node
+
+NO_ACKS, LEADER_ACK, ALL_ACKS = 0, 1, -1
+
+
+def handle_produce(
+    node: Node, request: ProduceRequest, call: Call
+) -> ProduceResponse | Awaitable[ProduceResponse] | None:
+    """Append every partition's batches in order; None where the client wants no answer (acks=0)."""
+    now_ms = node.clock.now_ms()
+    replicas = node.replicas
+    waits: list[tuple[PartitionProduceResponse, asyncio.Future[None]]] = []
+    topics: list[TopicProduceResponse] = []
+    refusal = _refuse_request(request)
+    for topic in request.topic_data:
+        answers: list[PartitionProduceResponse] = []
+        for data in topic.partition_data:
+            if refusal is not None:
+                answers.append(PartitionProduceResponse(index=data.index, error_code=refusal, base_offset=-1))
+                continue
+            partition = replicas.get(topic.name, data.index)
+            if partition is None:
+                produced = Produced(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            elif partition.offline_reason is not None:
+                produced = Produced(ErrorCode.KAFKA_STORAGE_ERROR, message=partition.offline_reason)
+            elif data.records is None or not len(data.records):
+                produced = Produced(ErrorCode.INVALID_RECORD, message="There are no records.")
+            else:
+                produced = produce(replicas, partition, _view(data), topic.undeleted_partition_count, now_ms)
+            answer = PartitionProduceResponse(
+                index=data.index,
+                error_code=produced.error,
+                base_offset=produced.base_offset,
+                log_append_time_ms=produced.log_append_time_ms,
+                log_start_offset=-1 if partition is None else partition.log.log_start,
+                error_message=produced.message,
+            )
+            answers.append(answer)
+            if produced.awaits is not None:
+                durable = replicas.commit(produced.awaits)
+                if request.acks == ALL_ACKS:
+                    waits.append((answer, durable))
+        topics.append(TopicProduceResponse(name=topic.name, partition_responses=answers))
+    response = ProduceResponse(responses=topics)
+    if request.acks == NO_ACKS:
+        return None
+    return _when_durable(response, waits) if waits else response
+
+
+def _refuse_request(request: ProduceRequest) -> ErrorCode | None:
+    if request.acks not in (NO_ACKS, LEADER_ACK, ALL_ACKS):
+        return ErrorCode.INVALID_REQUIRED_ACKS
+    if request.transactional_id is not None:
+        return ErrorCode.INVALID_TXN_STATE
+    return None
+
+
+def _view(data: PartitionProduceData) -> memoryview:
+    assert isinstance(data.records, memoryview)
+    return data.records
+
+
+async def _when_durable(
+    response: ProduceResponse, waits: list[tuple[PartitionProduceResponse, asyncio.Future[None]]]
+) -> ProduceResponse:
+    for answer, durable in waits:
+        try:
+            await asyncio.shield(durable)
+        except OSError as error:
+            answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+            answer.base_offset = -1
+            answer.error_message = f"The disk refuses: {error.strerror}."
+    return response

@@ -1,0 +1,170 @@
+"""CreateTopics (19), DeleteTopics (20), CreatePartitions (37): commands to the controller, each topic on its own.
+
+CreatePartitions with a smaller count shrinks the topic. A command that is accepted is carried out, whatever happens;
+when that takes longer than the request's timeout, the answer is REQUEST_TIMED_OUT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from uuid import UUID
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.ids import NO_TOPIC_ID
+from anabranch.machines.controller.configs import TOPIC_CONFIGS, ConfigSource, effective
+from anabranch.machines.controller.effects import Accepted, CommandReply, Decision, Validated
+from anabranch.machines.controller.resize import ResizeTopic, decide_resize_topic
+from anabranch.machines.controller.state import State
+from anabranch.machines.controller.topics import CreateTopic, DeleteTopic, decide_create_topic, decide_delete_topic
+from anabranch.protocol.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
+)
+from anabranch.protocol.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from anabranch.protocol.messages.delete_topics import (
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+)
+from anabranch.server.node import Call, Node
+
+TIMEOUT_MAX_MS = 600_000
+
+
+async def handle_create_topics(node: Node, request: CreateTopicsRequest, call: Call) -> CreateTopicsResponse:
+    """Create each topic."""
+    twice = _twice(topic.name for topic in request.topics)
+
+    async def create(topic: CreatableTopic) -> CreatableTopicResult:
+        if topic.name in twice:
+            return CreatableTopicResult(
+                name=topic.name, error_code=ErrorCode.INVALID_REQUEST, error_message="The topic is given twice."
+            )
+        topic_id = node.chance.uuid()
+        command = CreateTopic(
+            topic.name,
+            topic_id,
+            topic.num_partitions,
+            topic.replication_factor,
+            {it.partition_index: list(it.broker_ids) for it in topic.assignments},
+            {it.name: it.value for it in topic.configs},
+            validate_only=request.validate_only,
+        )
+        try:
+            reply = await _command(
+                node,
+                lambda state: decide_create_topic(state, command, node.settings.num_partitions),
+                request.timeout_ms,
+            )
+        except ApiError as error:
+            return CreatableTopicResult(
+                name=topic.name,
+                error_code=error.code,
+                error_message=error.message,
+                topic_config_error_code=0,
+                num_partitions=-1,
+                replication_factor=-1,
+                configs=None,
+            )
+        count = len(topic.assignments) or (
+            node.settings.num_partitions if topic.num_partitions == -1 else topic.num_partitions
+        )
+        return CreatableTopicResult(
+            name=topic.name,
+            topic_id=topic_id if isinstance(reply, Accepted) else NO_TOPIC_ID,
+            num_partitions=count,
+            replication_factor=1,
+            configs=_configs(node, {name: value for name, value in command.configs.items() if value is not None}),
+        )
+
+    return CreateTopicsResponse(topics=list(await asyncio.gather(*(create(topic) for topic in request.topics))))
+
+
+def _configs(node: Node, overrides: dict[str, str]) -> list[CreatableTopicConfigs]:
+    found = []
+    for config in TOPIC_CONFIGS.values():
+        value = effective(config, overrides, node.broker_settings)
+        source = 1 if value.source is ConfigSource.TOPIC_CONFIG else int(value.source)
+        found.append(CreatableTopicConfigs(name=config.name, value=value.value, config_source=source))
+    return found
+
+
+async def handle_delete_topics(node: Node, request: DeleteTopicsRequest, call: Call) -> DeleteTopicsResponse:
+    """Delete each topic, by name or by id."""
+    asked: list[tuple[str | None, UUID]] = [(topic.name, topic.topic_id) for topic in request.topics]
+    asked += [(name, NO_TOPIC_ID) for name in request.topic_names]
+
+    async def delete(name: str | None, topic_id: UUID) -> DeletableTopicResult:
+        by_id = topic_id != NO_TOPIC_ID
+        known = node.controller.state.names.get(topic_id) if by_id else name
+        if by_id == (name is not None):
+            return DeletableTopicResult(
+                name=name,
+                topic_id=topic_id,
+                error_code=ErrorCode.INVALID_REQUEST,
+                error_message="Give either the topic's name or its id.",
+            )
+        topic = None if known is None else node.controller.state.topics.get(known)
+        if not node.settings.delete_topic_enable:
+            return DeletableTopicResult(
+                name=known,
+                topic_id=topic_id,
+                error_code=ErrorCode.TOPIC_DELETION_DISABLED,
+                error_message="This broker does not delete topics: delete.topic.enable is false.",
+            )
+        command = DeleteTopic(topic_id=topic_id) if by_id else DeleteTopic(name=name)
+        try:
+            await _command(node, lambda state: decide_delete_topic(state, command), request.timeout_ms)
+        except ApiError as error:
+            return DeletableTopicResult(
+                name=known, topic_id=topic_id, error_code=error.code, error_message=error.message
+            )
+        return DeletableTopicResult(name=known, topic_id=topic_id if topic is None else topic.topic_id)
+
+    return DeleteTopicsResponse(responses=list(await asyncio.gather(*(delete(*it) for it in asked))))
+
+
+async def handle_create_partitions(
+    node: Node, request: CreatePartitionsRequest, call: Call
+) -> CreatePartitionsResponse:
+    """Resize each topic to the count that is asked for, larger or smaller."""
+    twice = _twice(topic.name for topic in request.topics)
+
+    async def resize(topic: CreatePartitionsTopic) -> CreatePartitionsTopicResult:
+        if topic.name in twice:
+            return CreatePartitionsTopicResult(
+                name=topic.name, error_code=ErrorCode.INVALID_REQUEST, error_message="The topic is given twice."
+            )
+        assignments = None if topic.assignments is None else [list(it.broker_ids) for it in topic.assignments]
+        command = ResizeTopic(topic.name, topic.count, assignments, request.validate_only)
+        try:
+            await _command(node, lambda state: decide_resize_topic(state, command), request.timeout_ms)
+        except ApiError as error:
+            return CreatePartitionsTopicResult(name=topic.name, error_code=error.code, error_message=error.message)
+        return CreatePartitionsTopicResult(name=topic.name)
+
+    return CreatePartitionsResponse(results=list(await asyncio.gather(*(resize(it) for it in request.topics))))
+
+
+async def _command(
+    node: Node, decide: Callable[[State], Decision[CommandReply]], timeout_ms: int
+) -> Accepted | Validated:
+    try:
+        return await node.controller.command(decide, min(timeout_ms, TIMEOUT_MAX_MS))
+    except OSError as error:
+        raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+
+
+def _twice(names: object) -> set[str]:
+    counted = Counter(names)  # type: ignore[call-overload]
+    return {name for name, count in counted.items() if count > 1}

@@ -1,0 +1,269 @@
+"""The partitions that live on this broker: opened, given roles, flushed, retained, deleted.
+
+The controller's orders (`SendLeaderAndIsr`, `SendStopReplica`) are carried out here. Each role is taken in one step of
+the loop, so that no append is half under the old count and half under the new. A log that is damaged takes its
+partition offline and no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
+from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendStopReplica
+from anabranch.machines.controller.leadership import take_role
+from anabranch.machines.controller.reaper import LogRange
+from anabranch.machines.placement import level_size
+from anabranch.runtime.clock import Clock
+from anabranch.runtime.disk import Disk
+from anabranch.server.logs import Say
+from anabranch.server.metrics import Metrics
+from anabranch.server.partition import Partition
+from anabranch.server.topic_settings import TopicSettings
+from anabranch.storage.directory import DataDirectory
+from anabranch.storage.log.group_commit import GroupCommit
+from anabranch.storage.log.log import OfflineLogError, PartitionLog
+
+say = Say("replicas")
+RECOVERY_THREADS = 4
+SNAPSHOT_INTERVAL_RECORDS = 200_000
+"""Records after which the producers of a partition are kept anew, so that a restart reads few batches."""
+
+
+class Replicas:
+    """All partitions of this broker, by topic and number."""
+
+    def __init__(
+        self,
+        directory: DataDirectory,
+        *,
+        disk: Disk,
+        clock: Clock,
+        metrics: Metrics,
+        settings_of: Callable[[str], TopicSettings],
+    ) -> None:
+        self._directory = directory
+        self._disk = disk
+        self._clock = clock
+        self._metrics = metrics
+        self._settings_of = settings_of
+        self._partitions: dict[tuple[str, int], Partition] = {}
+        self._threads = ThreadPoolExecutor(RECOVERY_THREADS, thread_name_prefix="log")
+        self.commits = GroupCommit()
+        self.recovering = False
+        """Whether the last stop was not clean, so that logs are checked when they are opened."""
+
+    def get(self, topic: str, partition: int) -> Partition | None:
+        """The partition, if it lives here."""
+        return self._partitions.get((topic, partition))
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter(list(self._partitions.values()))
+
+    def __len__(self) -> int:
+        return len(self._partitions)
+
+    def of(self, topic: str) -> list[Partition]:
+        """The partitions of a topic that live here."""
+        return [partition for (name, _), partition in self._partitions.items() if name == topic]
+
+    def ancestors(self, partition: Partition) -> list[Partition]:
+        """The partitions that a stock producer's batches for this one may have been redirected to."""
+        role = partition.leadership
+        found: list[Partition] = []
+        if role is not None:
+            number = role.partition
+            while number >= role.initial_partition_count:
+                number -= level_size(number, role.initial_partition_count)
+                other = self.get(partition.name.topic, number)
+                if other is not None:
+                    found.append(other)
+        return found
+
+    # -- the controller's orders -----------------------------------------------------------------------------------
+
+    async def take_roles(self, order: SendLeaderAndIsr) -> dict[int, ErrorCode]:
+        """Carry out a LeaderAndIsr; an error code for each partition."""
+        missing = [role for role in order.roles if self.get(order.topic, role.partition) is None]
+        if missing:
+            await self._open_all(order, missing)
+        errors: dict[int, ErrorCode] = {}
+        for role in order.roles:
+            partition = self.get(order.topic, role.partition)
+            if partition is None:
+                errors[role.partition] = ErrorCode.KAFKA_STORAGE_ERROR
+                continue
+            try:
+                errors[role.partition] = self._take_role(partition, order, role)
+            except OSError as error:
+                say.error("role not taken", partition=partition.name, reason=error)
+                errors[role.partition] = ErrorCode.KAFKA_STORAGE_ERROR
+        return errors
+
+    def _take_role(self, partition: Partition, order: SendLeaderAndIsr, role: Role) -> ErrorCode:
+        if partition.offline_reason is not None:
+            partition.topic_id = order.topic_id
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        taken = take_role(partition.leadership, order, role, partition.log.epochs.latest)
+        if taken.error is not ErrorCode.NONE:
+            return taken.error
+        if taken.start_epoch is not None:
+            partition.log.start_epoch(taken.start_epoch)
+        if partition.leadership != taken.leadership:
+            partition.leadership = taken.leadership
+            partition.changed()
+        return ErrorCode.NONE
+
+    async def _open_all(self, order: SendLeaderAndIsr, roles: Sequence[Role]) -> None:
+        settings = self._settings_of(order.topic)
+        if not self.recovering:
+            for role in roles:
+                self._adopt(
+                    order, role, settings, self._open(TopicPartition(order.topic, role.partition), role, settings)
+                )
+            return
+        loop = asyncio.get_running_loop()
+        opened = await asyncio.gather(
+            *(
+                loop.run_in_executor(
+                    self._threads, self._open, TopicPartition(order.topic, role.partition), role, settings
+                )
+                for role in roles
+            )
+        )
+        for role, log in zip(roles, opened, strict=True):
+            self._adopt(order, role, settings, log)
+
+    def _open(
+        self, name: TopicPartition, role: Role, settings: TopicSettings
+    ) -> PartitionLog | OSError | OfflineLogError:
+        path = self._directory.log_path(name)
+        try:
+            log = PartitionLog.open(path, settings.log, disk=self._disk, start_offset=role.start_offset)
+            if log.log_start == log.end < role.start_offset:
+                # An empty log of an earlier life, or one that a crash left half made: it must go on where that ended.
+                log.close()
+                self._directory.remove_log(name)
+                log = PartitionLog.open(path, settings.log, disk=self._disk, start_offset=role.start_offset)
+        except (OSError, OfflineLogError) as error:
+            return error
+        return log
+
+    def _adopt(
+        self,
+        order: SendLeaderAndIsr,
+        role: Role,
+        settings: TopicSettings,
+        log: PartitionLog | OSError | OfflineLogError,
+    ) -> None:
+        name = TopicPartition(order.topic, role.partition)
+        if isinstance(log, OSError):
+            say.error("log not opened", partition=name, reason=log)
+            return
+        reason = None
+        if isinstance(log, OfflineLogError):
+            log, reason = PartitionLog(self._directory.log_path(name), settings.log, self._disk), str(log)
+        count = self._metrics.counter
+        partition = Partition(
+            name,
+            order.topic_id,
+            log,
+            settings,
+            bytes_in=count("kafka_server_brokertopicmetrics_bytesin_total", "Bytes appended.", topic=order.topic),
+            bytes_out=count("kafka_server_brokertopicmetrics_bytesout_total", "Bytes fetched.", topic=order.topic),
+            messages_in=count(
+                "kafka_server_brokertopicmetrics_messagesin_total", "Records appended.", topic=order.topic
+            ),
+        )
+        self._partitions[order.topic, role.partition] = partition
+        if reason is not None:
+            partition.abandon(reason)
+            return
+        try:
+            partition.rebuild_table(self._clock.now_ms())
+        except (OSError, OfflineLogError) as error:
+            partition.abandon(str(error))
+
+    async def stop(self, order: SendStopReplica) -> dict[int, ErrorCode]:
+        """Carry out a StopReplica: delete the logs; an error code for each partition."""
+        errors: dict[int, ErrorCode] = {}
+        loop = asyncio.get_running_loop()
+        for number, leader_epoch in order.partitions:
+            partition = self.get(order.topic, number)
+            if partition is not None and order.topic_id not in (partition.topic_id, NO_TOPIC_ID):
+                errors[number] = ErrorCode.NONE
+                continue
+            if partition is not None and partition.leader_epoch > leader_epoch >= 0:
+                errors[number] = ErrorCode.FENCED_LEADER_EPOCH
+                continue
+            if partition is not None:
+                del self._partitions[order.topic, number]
+                partition.leadership = None
+                partition.changed()
+                await asyncio.wait([self.commits.commit(partition.log)])
+            name = TopicPartition(order.topic, number)
+            try:
+                await loop.run_in_executor(self._threads, self._directory.remove_log, name)
+                errors[number] = ErrorCode.NONE
+            except OSError as error:
+                say.error("log not deleted", partition=name, reason=error)
+                errors[number] = ErrorCode.KAFKA_STORAGE_ERROR
+        if not self.of(order.topic):
+            self._metrics.forget(topic=order.topic)
+        return errors
+
+    def apply_settings(self, topic: str) -> None:
+        """The configs of a topic changed: its logs go on with the new ones."""
+        settings = self._settings_of(topic)
+        for partition in self.of(topic):
+            partition.settings = settings
+            partition.log.config = settings.log
+            partition.changed()
+
+    def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
+        """The log starts and ends of a topic's retiring partitions."""
+        return {
+            partition.name.partition: LogRange(
+                partition.log.log_start, partition.log.end, partition.leadership.leader_epoch
+            )
+            for partition in self.of(topic)
+            if partition.leadership is not None and partition.retiring and partition.offline_reason is None
+        }
+
+    # -- durability and upkeep ---------------------------------------------------------------------------------------
+
+    def commit(self, partition: Partition) -> asyncio.Future[None]:
+        """Make what was appended to a partition durable, together with whoever else asks."""
+        return self.commits.commit(partition.log, partition.flushed)
+
+    async def keep_up(self, producer_idle_max_ms: int) -> None:
+        """Delete what is past its retention, forget idle producers, keep the others."""
+        now_ms = self._clock.now_ms()
+        for partition in self:
+            if partition.offline_reason is not None or partition.leadership is None:
+                continue
+            partition.table.expire(now_ms, producer_idle_max_ms)
+            try:
+                if partition.log.retain(now_ms):
+                    partition.changed()
+                if partition.log.end - partition.snapshot_end >= SNAPSHOT_INTERVAL_RECORDS:
+                    partition.snapshot()
+            except OSError as error:
+                say.warning("retention or producer snapshot failed", partition=partition.name, reason=error)
+            await asyncio.sleep(0)
+
+    async def close(self) -> bool:
+        """Sync and close every log; whether all of them could be."""
+        await self.commits.drain()
+        loop = asyncio.get_running_loop()
+        closing = [loop.run_in_executor(self._threads, partition.close) for partition in self]
+        outcomes = await asyncio.gather(*closing, return_exceptions=True)
+        for partition, outcome in zip(self, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                say.error("log not closed", partition=partition.name, reason=outcome)
+        self.commits.close()
+        self._threads.shutdown()
+        return not any(isinstance(outcome, BaseException) for outcome in outcomes)

@@ -1,0 +1,421 @@
+"""Settings of a broker, by Kafka's names. A setting is a value: parsed and checked once, then handed around.
+
+They come, later ones winning, from the defaults below, a properties file (`--config`), the environment
+(`ANABRANCH_LOG_DIRS` is `log.dirs`), and the command line (`--set name=value`). A name that does not exist is refused
+with the nearest one that does. The table is also the documentation: `--help` and docs/settings.md are made from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from anabranch.base import limits
+from anabranch.base.errors import AnabranchError
+
+ENVIRONMENT_PREFIX = "ANABRANCH_"
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+
+
+class SettingsError(AnabranchError):
+    """A setting that does not exist, or a value that it cannot have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen, or where to be found."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """Read `HOST:PORT`, `PLAINTEXT://HOST:PORT` or `PLAINTEXT://:PORT`."""
+    scheme, separator, rest = text.strip().rpartition("://")
+    if separator and scheme.upper() != "PLAINTEXT":
+        raise ValueError(f"{scheme}:// is not supported, only PLAINTEXT://")
+    host, colon, port = rest.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise ValueError("expected HOST:PORT")
+    return Address(host.strip("[]"), int(port))
+
+
+def _parse_int(text: str) -> int:
+    try:
+        return int(text.strip().replace("_", ""))
+    except ValueError:
+        raise ValueError("expected a whole number") from None
+
+
+def _parse_ratio(text: str) -> float:
+    ratio = float(text)
+    if not 0.0 <= ratio <= 1.0:
+        raise ValueError("expected a number from 0 to 1")
+    return ratio
+
+
+def _parse_bool(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered not in ("true", "false"):
+        raise ValueError("expected true or false")
+    return lowered == "true"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of a few words, in upper or lower case; the value is spelt as it is here."""
+
+    words: tuple[str, ...]
+
+    def __call__(self, text: str) -> str:
+        for word in self.words:
+            if word.lower() == text.strip().lower():
+                return word
+        raise ValueError(f"expected one of {', '.join(self.words)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Several of a few words, separated by commas."""
+
+    words: tuple[str, ...]
+
+    def __call__(self, text: str) -> str:
+        chosen = [word.strip().lower() for word in text.split(",")]
+        if not chosen or any(word not in self.words for word in chosen):
+            raise ValueError(f"expected some of {', '.join(self.words)}")
+        return ",".join(chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """A whole number with bounds, both inclusive."""
+
+    low: int
+    high: int
+
+    def __call__(self, text: str) -> int:
+        number = _parse_int(text)
+        if not self.low <= number <= self.high:
+            raise ValueError(f"expected {self.low} to {self.high}")
+        return number
+
+
+def _parse_path(text: str) -> Path:
+    if not text.strip():
+        raise ValueError("expected a directory")
+    if "," in text:
+        raise ValueError("expected one directory: a broker keeps all its data in one place")
+    return Path(text.strip()).expanduser()
+
+
+def _parse_optional_address(text: str) -> Address | None:
+    return parse_address(text) if text.strip() else None
+
+
+Parser = Callable[[str], object]
+
+
+def setting(name: str, parse: Parser, default: object, doc: str, *, kind: str = "") -> Any:
+    """Declare a setting: its Kafka name, how its text is read, its default, one sentence about it."""
+    return field(default=default, metadata={"name": name, "parse": parse, "doc": doc, "kind": kind or _kind(parse)})
+
+
+def _kind(parse: Parser) -> str:
+    if parse is _parse_bool:
+        return "boolean"
+    if parse is _parse_ratio:
+        return "double"
+    if isinstance(parse, Between):
+        return "int" if parse.high <= INT32_MAX else "long"
+    if isinstance(parse, Words):
+        return "list"
+    return "string"
+
+
+COMPRESSION = Choice(("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"))
+CLEANUP = Words(("delete", "compact"))
+TIMESTAMP_TYPE = Choice(("CreateTime", "LogAppendTime"))
+LONG_OR_UNLIMITED = Between(-1, INT64_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Every setting of a broker."""
+
+    node_id: int = setting("node.id", Between(0, INT32_MAX), 1, "The id of this broker in its cluster.")
+    listeners: Address = setting(
+        "listeners", parse_address, Address("localhost", 9092), "Where clients connect; port 0 takes a free one."
+    )
+    advertised_listeners: Address | None = setting(
+        "advertised.listeners",
+        _parse_optional_address,
+        None,
+        "What clients are told to connect to, where it is not `listeners`; port 0 means the port that is listened on.",
+    )
+    log_dirs: Path = setting(
+        "log.dirs", _parse_path, Path("anabranch-data"), "The directory that holds everything this broker keeps."
+    )
+    durability: Literal["fsync", "os"] = setting(
+        "durability",
+        Choice(("fsync", "os")),
+        "fsync",
+        "When acks=all is answered: after the records are on disk (fsync, shared by concurrent produces), or after "
+        "they were written to the operating system (os, as Apache Kafka does by default).",
+    )
+    broker_rack: str = setting("broker.rack", str.strip, "", "The rack of this broker, told to clients.")
+
+    num_partitions: int = setting(
+        "num.partitions", Between(1, limits.PARTITIONS_PER_TOPIC_MAX), 1, "Partitions of a topic that does not say."
+    )
+    auto_create_topics_enable: bool = setting(
+        "auto.create.topics.enable", _parse_bool, True, "Create a topic when a client asks for it by name."
+    )
+    default_replication_factor: int = setting(
+        "default.replication.factor", Between(1, 1), 1, "Replicas of a topic that does not say."
+    )
+    delete_topic_enable: bool = setting("delete.topic.enable", _parse_bool, True, "Whether topics can be deleted.")
+
+    log_retention_ms: int = setting(
+        "log.retention.ms", LONG_OR_UNLIMITED, 7 * 24 * 3600 * 1000, "How long records are kept; -1 is for ever."
+    )
+    log_retention_bytes: int = setting(
+        "log.retention.bytes", LONG_OR_UNLIMITED, -1, "Bytes kept per partition; -1 is no limit."
+    )
+    log_segment_bytes: int = setting("log.segment.bytes", Between(14, INT32_MAX), 1 << 30, "Size of a log segment.")
+    log_roll_ms: int = setting(
+        "log.roll.ms", Between(1, INT64_MAX), 7 * 24 * 3600 * 1000, "Age at which a new log segment is begun."
+    )
+    log_index_interval_bytes: int = setting(
+        "log.index.interval.bytes", Between(0, INT32_MAX), 4096, "Bytes of log between two entries of its index."
+    )
+    log_index_size_max_bytes: int = setting(
+        "log.index.size.max.bytes", Between(4, INT32_MAX), 10 * 1024 * 1024, "Largest index of a log segment."
+    )
+    log_cleanup_policy: str = setting(
+        "log.cleanup.policy", CLEANUP, "delete", "What becomes of old segments: deleted, or compacted by key."
+    )
+    log_cleaner_delete_retention_ms: int = setting(
+        "log.cleaner.delete.retention.ms",
+        Between(0, INT64_MAX),
+        24 * 3600 * 1000,
+        "How long tombstones stay in a compacted log.",
+    )
+    log_retention_check_interval_ms: int = setting(
+        "log.retention.check.interval.ms", Between(1, INT64_MAX), 300_000, "How often old segments are looked for."
+    )
+    log_cleaner_min_cleanable_ratio: float = setting(
+        "log.cleaner.min.cleanable.ratio",
+        _parse_ratio,
+        0.5,
+        "How much of a compacted log must be dirty for a cleaning.",
+    )
+    log_cleaner_min_compaction_lag_ms: int = setting(
+        "log.cleaner.min.compaction.lag.ms", Between(0, INT64_MAX), 0, "How long a record stays uncompacted at least."
+    )
+    log_message_timestamp_type: str = setting(
+        "log.message.timestamp.type",
+        TIMESTAMP_TYPE,
+        "CreateTime",
+        "Whose clock a record carries: the producer's, or ours.",
+    )
+    log_message_timestamp_before_max_ms: int = setting(
+        "log.message.timestamp.before.max.ms",
+        Between(0, INT64_MAX),
+        INT64_MAX,
+        "How far a producer's timestamp may lie behind the broker's clock.",
+    )
+    log_message_timestamp_after_max_ms: int = setting(
+        "log.message.timestamp.after.max.ms",
+        Between(0, INT64_MAX),
+        3_600_000,
+        "How far a producer's timestamp may lie ahead of the broker's clock.",
+    )
+    compression_type: str = setting(
+        "compression.type", COMPRESSION, "producer", "Compression of stored batches; producer keeps what was sent."
+    )
+    message_max_bytes: int = setting(
+        "message.max.bytes", Between(0, INT32_MAX), limits.MESSAGE_SIZE_MAX, "The largest record batch."
+    )
+    min_insync_replicas: int = setting(
+        "min.insync.replicas", Between(1, INT32_MAX), 1, "Accepted; with one replica per partition it changes nothing."
+    )
+    producer_id_expiration_ms: int = setting(
+        "producer.id.expiration.ms",
+        Between(1, INT32_MAX),
+        24 * 3600 * 1000,
+        "How long the sequence numbers of a silent idempotent producer are remembered.",
+    )
+    reaper_interval_ms: int = setting(
+        "reaper.interval.ms", Between(10, INT32_MAX), 5_000, "How often emptied retiring partitions are looked for."
+    )
+
+    socket_request_max_bytes: int = setting(
+        "socket.request.max.bytes", Between(1024, 1 << 30), limits.REQUEST_SIZE_MAX, "The largest request."
+    )
+    queued_max_request_bytes: int = setting(
+        "queued.max.request.bytes",
+        Between(1 << 20, INT64_MAX),
+        limits.QUEUED_REQUEST_SIZE_MAX,
+        "Memory for requests that are being received, over all connections; passed by at most one request.",
+    )
+    max_connections: int = setting(
+        "max.connections", Between(1, 1_000_000), limits.CONNECTIONS_MAX, "Connections served at a time."
+    )
+    connections_max_idle_ms: int = setting(
+        "connections.max.idle.ms", Between(100, INT64_MAX), 600_000, "A connection that is silent this long is closed."
+    )
+    stalled_request_timeout_ms: int = setting(
+        "stalled.request.timeout.ms",
+        Between(100, INT32_MAX),
+        10_000,
+        "When others wait for request memory, a connection that has held some this long without moving bytes is closed.",
+    )
+    socket_send_buffer_bytes: int = setting(
+        "socket.send.buffer.bytes",
+        Between(-1, INT32_MAX),
+        -1,
+        "SO_SNDBUF of client sockets; -1 leaves it to the system.",
+    )
+    socket_receive_buffer_bytes: int = setting(
+        "socket.receive.buffer.bytes",
+        Between(-1, INT32_MAX),
+        -1,
+        "SO_RCVBUF of client sockets; -1 leaves it to the system.",
+    )
+    fetch_max_bytes: int = setting(
+        "fetch.max.bytes", Between(1024, INT32_MAX), 55 * 1024 * 1024, "The most records one fetch is answered with."
+    )
+    fetch_sessions_max: int = setting(
+        "max.incremental.fetch.session.cache.slots",
+        Between(0, 1_000_000),
+        limits.FETCH_SESSIONS_MAX,
+        "Fetch sessions remembered at a time (KIP-227).",
+    )
+
+    metrics_listener: Address | None = setting(
+        "metrics.listener",
+        _parse_optional_address,
+        Address("127.0.0.1", 9464),
+        "Where metrics are served over HTTP in the Prometheus text format; empty turns them off, port 0 takes a free one.",
+    )
+    log_format: str = setting("log.format", Choice(("logfmt", "json")), "logfmt", "The form of the broker's own log.")
+    log_level: str = setting(
+        "log.level", Choice(("debug", "info", "warning", "error")), "info", "The least that the broker's own log says."
+    )
+    controlled_shutdown_timeout_ms: int = setting(
+        "shutdown.timeout.ms",
+        Between(0, INT32_MAX),
+        10_000,
+        "How long a clean stop waits for requests in progress.",
+    )
+
+    @classmethod
+    def of(cls, properties: Mapping[str, str]) -> Settings:
+        """Parse settings by their names. SettingsError says in a sentence what is wrong with the first wrong one."""
+        by_name = {item.metadata["name"]: item for item in fields(cls)}
+        values: dict[str, object] = {}
+        for name, text in properties.items():
+            item = by_name.get(_ALIASES.get(name, name))
+            if item is None:
+                raise SettingsError(_unknown(name, by_name))
+            try:
+                values[item.name] = _converted(name, item.metadata["parse"](text))
+            except ValueError as error:
+                raise SettingsError(f"{name} cannot be {text.strip()!r}: {error}.") from None
+        return cls(**values)  # type: ignore[arg-type]
+
+
+_ALIASES = {
+    "broker.id": "node.id",
+    "log.dir": "log.dirs",
+    "log.retention.hours": "log.retention.ms",
+    "log.retention.minutes": "log.retention.ms",
+    "log.roll.hours": "log.roll.ms",
+}
+_UNITS_MS = {"log.retention.hours": 3_600_000, "log.retention.minutes": 60_000, "log.roll.hours": 3_600_000}
+
+
+def _converted(name: str, value: object) -> object:
+    unit = _UNITS_MS.get(name, 1)
+    return value * unit if isinstance(value, int) and value > 0 and unit > 1 else value
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches  # only needed to explain a mistake
+
+    near = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    meant = f" Did you mean {near[0]}?" if near else " `anabranch serve --settings` lists all of them."
+    return f"There is no setting {name}.{meant}"
+
+
+def read_properties(text: str) -> dict[str, str]:
+    """Read a properties file: `name=value` lines, `#` and `!` comments, a backslash at the end joins lines."""
+    properties: dict[str, str] = {}
+    pending = ""
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = pending + raw.strip()
+        pending = ""
+        if not line or line[0] in "#!":
+            continue
+        if line.endswith("\\"):
+            pending = line[:-1]
+            continue
+        name, separator, value = line.partition("=")
+        if not separator:
+            raise SettingsError(f"Line {number} is not name=value: {raw.strip()!r}.")
+        properties[name.strip()] = value.strip()
+    return properties
+
+
+def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Pick the settings out of the environment: `ANABRANCH_LOG_DIRS` is `log.dirs`. Other variables are left alone."""
+    names = {_variable(name): name for name in (*_ALIASES, *(item.metadata["name"] for item in fields(Settings)))}
+    return {names[variable]: value for variable, value in environment.items() if variable in names}
+
+
+def _variable(name: str) -> str:
+    return ENVIRONMENT_PREFIX + name.upper().replace(".", "_")
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """One setting, for people and for DescribeConfigs."""
+
+    name: str
+    kind: str
+    value: str
+    default: str
+    doc: str
+
+
+def described(settings: Settings | None = None) -> list[Described]:
+    """List every setting with its value and default as text."""
+    defaults = settings or Settings()
+    return [_described(item, getattr(defaults, item.name)) for item in fields(Settings)]
+
+
+def _described(item: Field[Any], value: object) -> Described:
+    assert item.default is not MISSING
+    metadata = item.metadata
+    return Described(metadata["name"], metadata["kind"], as_text(value), as_text(item.default), metadata["doc"])
+
+
+def explicit(settings: Settings) -> dict[str, str]:
+    """The settings that differ from their defaults, as text by name."""
+    return {item.name: item.value for item in described(settings) if item.value != item.default}
+
+
+def as_text(value: object) -> str:
+    """Write a value the way it is read."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)

@@ -1,0 +1,67 @@
+"""What a topic's configs mean to its partitions: parsed once, when the topic is loaded or its configs change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from anabranch.machines.controller.configs import TOPIC_CONFIGS, effective, split
+from anabranch.records.compression import Compression
+from anabranch.storage.log.config import Durability, LogConfig
+
+_COMPRESSIONS = {
+    "producer": None,
+    "uncompressed": Compression.NONE,
+    "gzip": Compression.GZIP,
+    "snappy": Compression.SNAPPY,
+    "lz4": Compression.LZ4,
+    "zstd": Compression.ZSTD,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """The configs of one topic, as values."""
+
+    log: LogConfig
+    message_size_max: int
+    compression: Compression | None
+    """None keeps what the producer chose."""
+    log_append_time: bool
+    timestamp_before_max_ms: int
+    timestamp_after_max_ms: int
+    min_insync_replicas: int
+
+    @property
+    def fsync(self) -> bool:
+        """Whether acks=all waits for the disk."""
+        return self.log.durability is Durability.FSYNC
+
+
+def topic_settings(overrides: Mapping[str, str], broker_settings: Mapping[str, str], durability: str) -> TopicSettings:
+    """Read a topic's configs; `broker_settings` are those that were set, `durability` is what a topic inherits."""
+    value = {name: effective(config, overrides, broker_settings).value for name, config in TOPIC_CONFIGS.items()}
+    said = value["durability"]
+    policies = split(value["cleanup.policy"])
+    difference = int(value["message.timestamp.difference.max.ms"])
+    return TopicSettings(
+        log=LogConfig(
+            durability=Durability(durability if said == "inherit" else said),
+            segment_bytes=int(value["segment.bytes"]),
+            segment_ms=int(value["segment.ms"]),
+            index_interval_bytes=int(value["index.interval.bytes"]),
+            retention_ms=int(value["retention.ms"]),
+            retention_bytes=int(value["retention.bytes"]),
+            delete="delete" in policies,
+            compact="compact" in policies,
+            delete_retention_ms=int(value["delete.retention.ms"]),
+            min_cleanable_dirty_ratio=float(value["min.cleanable.dirty.ratio"]),
+            min_compaction_lag_ms=int(value["min.compaction.lag.ms"]),
+        ),
+        message_size_max=int(value["max.message.bytes"]),
+        compression=_COMPRESSIONS[value["compression.type"]],
+        log_append_time=value["message.timestamp.type"] == "LogAppendTime",
+        timestamp_before_max_ms=min(int(value["message.timestamp.before.max.ms"]), difference),
+        timestamp_after_max_ms=min(int(value["message.timestamp.after.max.ms"]), difference),
+        min_insync_replicas=int(value["min.insync.replicas"]),
+    )

@@ -1,0 +1,109 @@
+"""The data directory: one broker's home, locked while it runs, with who it is in `meta.properties`.
+
+DATA/.lock  meta.properties  metadata.sqlite  <topic>-<partition>/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from anabranch.base.errors import AnabranchError
+from anabranch.base.ids import TopicPartition
+from anabranch.runtime.disk import Disk
+
+META_FILE = "meta.properties"
+LOCK_FILE = ".lock"
+METADATA_FILE = "metadata.sqlite"
+VERSION = 1
+DELETED_SUFFIX = ".deleted"
+
+
+class DirectoryInUseError(AnabranchError):
+    """Another broker runs on this data directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose data this is."""
+
+    cluster_id: str
+    node_id: int
+
+
+class DataDirectory:
+    """A locked data directory. `release` it, or end the process."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self.path = path
+        self._disk = disk
+        try:
+            disk.make_directory(path)
+            self._lock = disk.lock(path / LOCK_FILE)
+        except BlockingIOError as error:
+            raise DirectoryInUseError(
+                f"The data directory {path} is in use by the broker with process id {self._holder()}. "
+                "Stop that broker, or give this one a directory of its own with --data."
+            ) from error
+        except OSError as error:
+            raise AnabranchError(f"The data directory {path} cannot be used: {error.strerror}.") from error
+
+    def identity(self, new: Identity) -> Identity:
+        """Read who owns the data; a new directory becomes `new`'s. Data of another node or format is refused."""
+        path = self.path / META_FILE
+        if not self._disk.exists(path):
+            lines = (f"version={VERSION}", f"cluster.id={new.cluster_id}", f"node.id={new.node_id}")
+            self._disk.replace(path, ("\n".join(lines) + "\n").encode())
+            return new
+        pairs = (line.partition("=") for line in self._disk.read(path).decode().splitlines() if "=" in line)
+        values = {name.strip(): value.strip() for name, _, value in pairs}
+        try:
+            version, found = int(values["version"]), Identity(values["cluster.id"], int(values["node.id"]))
+        except (KeyError, ValueError) as error:
+            raise AnabranchError(f"{path} is damaged: expected version, cluster.id and node.id in it.") from error
+        if version != VERSION:
+            raise AnabranchError(f"{path} is of version {version}; this broker reads version {VERSION}.")
+        if found.node_id != new.node_id:
+            raise AnabranchError(
+                f"{self.path} holds the data of node {found.node_id}, but this broker is node {new.node_id}. "
+                "Set node.id as it was, or use another data directory."
+            )
+        return found
+
+    def log_path(self, partition: TopicPartition) -> Path:
+        """Where a partition's log lives."""
+        return self.path / str(partition)
+
+    def logs(self) -> Sequence[TopicPartition]:
+        """The partitions that have a log here; what a crash left of a deletion is removed."""
+        found = []
+        for name in self._disk.names(self.path):
+            if name.endswith(DELETED_SUFFIX):
+                self._disk.remove_tree(self.path / name)
+                continue
+            topic, dash, partition = name.rpartition("-")
+            if dash and partition.isdigit():
+                found.append(TopicPartition(topic, int(partition)))
+        return found
+
+    def remove_log(self, partition: TopicPartition) -> None:
+        """Delete a log; after a crash it is either whole or gone."""
+        path = self.log_path(partition)
+        if not self._disk.exists(path):
+            return
+        doomed = path.with_name(path.name + DELETED_SUFFIX)
+        self._disk.remove_tree(doomed)
+        self._disk.rename(path, doomed)
+        self._disk.sync_directory(self.path)
+        self._disk.remove_tree(doomed)
+
+    def release(self) -> None:
+        """Let another broker have the directory."""
+        self._lock.release()
+
+    def _holder(self) -> str:
+        try:
+            return self._disk.read(self.path / LOCK_FILE).decode().strip() or "(unknown)"
+        except OSError:
+            return "(unknown)"

@@ -1,0 +1,36 @@
+"""What a partition log is told: sizes, times, and what durability means to its readers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Durability(StrEnum):
+    """When an appended record may be acknowledged and read (storage.md, section 2)."""
+
+    FSYNC = "fsync"
+    """After fdatasync, which concurrent producers share."""
+    OS = "os"
+    """After write: it survives a crash of the broker, not of the machine. Apache Kafka's default."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """The settings of one partition log; replaced as a whole when the topic's configs change."""
+
+    durability: Durability = Durability.FSYNC
+    segment_bytes: int = 1 << 30
+    segment_ms: int = 7 * 24 * 3600 * 1000
+    index_interval_bytes: int = 4096
+    retention_ms: int = 7 * 24 * 3600 * 1000
+    """-1: for ever."""
+    retention_bytes: int = -1
+    """-1: without limit."""
+    delete: bool = True
+    """`cleanup.policy` names delete."""
+    compact: bool = False
+    """`cleanup.policy` names compact."""
+    delete_retention_ms: int = 24 * 3600 * 1000
+    min_cleanable_dirty_ratio: float = 0.5
+    min_compaction_lag_ms: int = 0

@@ -1,0 +1,93 @@
+"""Leader epochs of a partition log: which epoch began at which offset (KIP-101, KIP-279).
+
+The rule: epochs and their start offsets both grow strictly. An epoch that ends without a record is replaced by the
+next one, which starts where it did; asking for its end gives the same answer either way. The file is synced when the
+recovery point moves; above that point every epoch that has records is in their batches' headers, and one that has none
+is begun again at the same log end by whoever leads.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+
+NO_EPOCH = (-1, -1)
+
+
+class LeaderEpochs:
+    """The epochs of one log, oldest first."""
+
+    def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
+        self._epochs: list[int] = []
+        self._starts: list[int] = []
+        for epoch, start in entries:
+            self.start(epoch, start)
+
+    @property
+    def latest(self) -> int:
+        """The epoch that appends belong to; -1 before the first."""
+        return self._epochs[-1] if self._epochs else -1
+
+    @property
+    def entries(self) -> list[tuple[int, int]]:
+        """All (epoch, start offset), oldest first."""
+        return list(zip(self._epochs, self._starts, strict=True))
+
+    def start(self, epoch: int, offset: int) -> bool:
+        """Begin `epoch` at `offset`; an epoch that is not above the latest changes nothing. Say if it did."""
+        if epoch <= self.latest:
+            return False
+        while self._starts and self._starts[-1] >= offset:
+            self._starts.pop()
+            self._epochs.pop()
+        self._epochs.append(epoch)
+        self._starts.append(offset)
+        return True
+
+    def end_of(self, epoch: int, log_end: int) -> tuple[int, int]:
+        """Answer the largest epoch not above `epoch` and the offset at which it ended; (-1, -1) where unknown.
+
+        An epoch from before everything that is known ended where the first known one starts (KIP-279).
+        """
+        if epoch < 0 or epoch > self.latest:
+            return NO_EPOCH
+        index = bisect_right(self._epochs, epoch)
+        if index == 0:
+            return epoch, self._starts[0]
+        end = self._starts[index] if index < len(self._starts) else log_end
+        return self._epochs[index - 1], end
+
+    def epoch_at(self, offset: int) -> int:
+        """The epoch that the record at `offset` was appended under; -1 where unknown."""
+        index = bisect_right(self._starts, offset)
+        return self._epochs[index - 1] if index else -1
+
+    def truncate_from(self, offset: int) -> None:
+        """Forget what began at or after `offset`, as the log's tail is cut there."""
+        while self._starts and self._starts[-1] >= offset:
+            self._starts.pop()
+            self._epochs.pop()
+
+    def truncate_before(self, offset: int) -> None:
+        """Forget what ended before `offset`, as the log's head is cut there; the epoch of `offset` now starts there."""
+        index = bisect_right(self._starts, offset) - 1
+        if index >= 0:
+            del self._epochs[:index], self._starts[:index]
+            self._starts[0] = max(self._starts[0], offset)
+
+    def to_bytes(self) -> bytes:
+        """Write Kafka's `leader-epoch-checkpoint`: version, number of entries, one entry a line."""
+        lines = ["0", str(len(self._epochs)), *(f"{epoch} {start}" for epoch, start in self.entries)]
+        return ("\n".join(lines) + "\n").encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> LeaderEpochs:
+        """Read what `to_bytes` wrote; ValueError when it is torn."""
+        version, count, *lines = data.decode("ascii").split("\n")
+        if version != "0" or len(lines) != int(count) + 1 or lines[-1]:
+            raise ValueError(f"expected version 0 and {count} entries, found version {version} and {len(lines) - 1}")
+        entries = []
+        for line in lines[:-1]:
+            epoch, start = line.split(" ")
+            entries.append((int(epoch), int(start)))
+        return cls(entries)

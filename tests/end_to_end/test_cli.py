@@ -1,0 +1,135 @@
+"""The command line as a user runs it: commands are processes, and so is the broker."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.support.broker import ROOT, BrokerProcess, running
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with running(tmp_path_factory.mktemp("broker")) as process:
+        yield process
+
+
+class Commands:
+    """Runs `anabranch ...` against one broker."""
+
+    def __init__(self, port: int) -> None:
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "src"),
+            "ANABRANCH_BOOTSTRAP_SERVERS": f"127.0.0.1:{port}",
+        }
+
+    def run(self, *words: object, stdin: bytes = b"", code: int = 0) -> tuple[bytes, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "anabranch.cli", *map(str, words)],
+            input=stdin,
+            capture_output=True,
+            env=self.environment,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == code, (done.returncode, done.stdout[-2000:], done.stderr.decode()[-2000:])
+        assert "Traceback" not in done.stderr.decode()
+        return done.stdout, done.stderr.decode()
+
+    def json(self, *words: object, stdin: bytes = b"") -> Any:
+        return json.loads(self.run(*words, "--json", stdin=stdin)[0])
+
+
+@pytest.fixture
+def anabranch(broker: BrokerProcess) -> Commands:
+    return Commands(broker.port)
+
+
+def test_the_tour_of_the_readme(anabranch: Commands, tmp_path: Path) -> None:
+    rows = "".join(f"N{i % 7},{i}\n" for i in range(1_000))
+    (tmp_path / "flights.csv").write_text("tail,number\n" + rows)
+    assert anabranch.json("topic", "create", "tour", "--partitions", 2)["created"]
+    assert anabranch.json("produce", "tour", "--from", tmp_path / "flights.csv", "--key", "tail")["rows"] == 1_000
+    resized = anabranch.json("topic", "resize", "tour", "--partitions", 6)
+    assert (resized["from"], resized["to"], resized["retiring"]) == (2, 6, [])
+    anabranch.run("produce", "tour", "--from", tmp_path / "flights.csv", "--key", "tail")
+    assert anabranch.json("topic", "resize", "tour", "--partitions", 3)["retiring"]
+    described = anabranch.json("topic", "describe", "tour")[0]
+    assert described["layouts"] == [2, 6, 3]
+    assert sum(p["log_end"] - p["log_start"] for p in described["partitions"]) == 2_000
+    assert any(p["waits"] for p in described["partitions"])
+    out, _ = anabranch.run("consume", "tour", "--format", "json", "--until-end")
+    seen: dict[str, list[int]] = {}
+    for line in out.splitlines():
+        record = json.loads(line)
+        seen.setdefault(record["key"], []).append(json.loads(record["value"])["number"])
+    assert seen == {
+        f"N{k}": [i for _ in range(2) for i in range(k, 1_000, 7)] for k in range(7)
+    }
+
+
+def test_every_format_of_consume(anabranch: Commands) -> None:
+    lines = b'{"k": "a", "v": 1}\n{"k": null, "v": 2}\n{"k": "\xc3\xa9", "v": 3}\n'
+    anabranch.run("topic", "create", "forms")
+    anabranch.run("produce", "forms", "--from", "-", "--key", "k", "--compression", "zstd", stdin=lines)
+    assert anabranch.run("consume", "forms", "--format", "value", "--until-end")[0] == lines
+    table, note = anabranch.run("consume", "forms", "--limit", 2)
+    assert len(table.splitlines()) == 3
+    assert "2 records" in note
+    stream = anabranch.run("consume", "forms", "--format", "arrow", "--until-end")[0]
+    arrow = pa.ipc.open_stream(io.BytesIO(stream)).read_all()
+    assert arrow.column("key").to_pylist() == [b"a", None, "é".encode()]
+    assert anabranch.run("consume", "forms", "--from", "latest", "--until-end")[0] == b""
+
+
+def test_topics_are_listed_configured_and_deleted(anabranch: Commands) -> None:
+    anabranch.run("topic", "create", "configured", "-c", "retention.ms=1000")
+    anabranch.run("topic", "create", "configured", "--if-not-exists")
+    anabranch.run("topic", "config", "configured", "--set", "segment.bytes=1048576", "--unset", "retention.ms")
+    configs = anabranch.json("topic", "config", "configured")
+    assert configs["segment.bytes"] == {"value": "1048576", "is_default": False}
+    assert configs["retention.ms"]["is_default"]
+    assert "configured" in {topic["topic"] for topic in anabranch.json("topic", "list")}
+    anabranch.run("topic", "delete", "configured", "--yes")
+    assert "configured" not in {topic["topic"] for topic in anabranch.json("topic", "list")}
+    assert b"partitions" in anabranch.run("topic", "list")[0] or anabranch.json("topic", "list") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("topic", "resize", "mistakes", "--partitions", "1"), 1, "2"),
+        (("topic", "resize", "mistakes", "--partitions", "0"), 2, "--partitions"),
+        (("topic", "describe", "nowhere"), 1, "nowhere"),
+        (("topic", "create", "no/name"), 1, "no/name"),
+        (("topic", "create", "odd", "-c", "retention.sm=5"), 1, "retention.ms"),
+        (("topic", "create", "odd", "-c", "nonsense"), 2, "NAME=VALUE"),
+        (("produce", "mistakes", "--from", "nothing.csv"), 1, "nothing.csv"),
+        (("produce", "mistakes", "--from", "-", "--key", "k"), 1, "line 2"),
+        (("consume", "mistakes", "--ordering", "sideways"), 2, "sideways"),
+        (("verify-plan", "/nowhere/at-all"), 1, "/nowhere/at-all"),
+        (("frobnicate",), 2, "frobnicate"),
+    ],
+)
+def test_a_mistake_is_a_sentence_and_an_exit_code(
+    anabranch: Commands, words: tuple[str, ...], code: int, says: str
+) -> None:
+    anabranch.run("topic", "create", "mistakes", "--partitions", 2, "--if-not-exists")
+    _, errors = anabranch.run(*words, stdin=b'{"k": 1}\nnot json\n', code=code)
+    assert says in errors
+
+
+def test_no_broker_is_a_sentence(anabranch: Commands) -> None:
+    anabranch.environment["ANABRANCH_BOOTSTRAP_SERVERS"] = "127.0.0.1:1"
+    _, errors = anabranch.run("topic", "list", code=1)
+    assert "127.0.0.1:1" in errors

@@ -1,0 +1,300 @@
+"""Histories of a producer beside a model broker that is resized, crashes and loses answers, one per seed.
+
+The broker keeps one list of everything it ever appended, so the promise is read off it: every record once, and the
+records of a key in the order they were sent. It follows the resize of ordering.md step by step, other events between.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from anabranch.base.errors import ErrorCode
+from anabranch.client.batcher import (
+    Answer,
+    Batcher,
+    BatcherSettings,
+    Delivered,
+    Encode,
+    Encoded,
+    Placement,
+    Send,
+    Work,
+)
+from anabranch.machines.placement import place
+
+TOPIC = "t"
+INITIAL = 2
+NODES = 2
+Record = tuple[int, int]
+"""(key, number): numbers grow with sending."""
+
+
+class Rows(list[Record]):
+    @property
+    def record_count(self) -> int:
+        return len(self)
+
+
+@dataclass
+class Log:
+    count: int
+    open: bool = True
+    appended: list[Record] = field(default_factory=list)
+    remembered: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=5))
+    """(epoch of the producer, first sequence, records) of the last batches."""
+    producer: tuple[int, int] = (-1, 0)
+    """Producer epoch and next sequence."""
+
+
+@dataclass
+class Wire:
+    """One connection: requests are worked off in order, answers come back in order."""
+
+    requests: deque[Send] = field(default_factory=deque)
+    answers: deque[tuple[int, dict[tuple[str, int], Answer]]] = field(default_factory=deque)
+
+
+class World:
+    """The batcher, the network and the brokers under one seed."""
+
+    def __init__(self, seed: int, batcher_class: type[Batcher] = Batcher) -> None:
+        self.chance = random.Random(seed)
+        settings = BatcherSettings(
+            linger_ms=self.chance.choice([0, 5]), batch_size=6, delivery_timeout_ms=10**9, max_block_ms=10**9
+        )
+        self.batcher = batcher_class(settings, Rows)
+        self.now = 0
+        self.sent = 0
+        self.poison = {self.chance.randint(1, 200) for _ in range(self.chance.choice([0, 0, 3]))}
+        """Records that the broker refuses for good."""
+        self.logs = {partition: Log(INITIAL) for partition in range(INITIAL)}
+        self.published = INITIAL
+        self.resizing: Iterator[None] | None = None
+        self.everything: list[Record] = []
+        self.acknowledged: list[Record] = []
+        self.failed: list[Rows] = []
+        self.wires = {node: Wire() for node in range(NODES)}
+        self.jobs: deque[Encode] = deque()
+        self.refreshes = 0
+        self.inits = 0
+        self.epochs = 0
+
+    # -- the broker's side --------------------------------------------------------------------------------------------
+
+    def resize(self, to: int) -> Iterator[None]:
+        old = self.published
+        logs = self.logs
+        if to > old:
+            for partition in self.chance.sample(range(old), old):
+                logs[partition].count = to
+                yield
+            for partition in range(old, to):
+                if partition not in logs:
+                    logs[partition] = Log(to)
+                logs[partition].count, logs[partition].open = to, True
+        else:
+            for partition in self.chance.sample(range(to, old), old - to):
+                logs[partition].count, logs[partition].open = to, False
+                yield
+            for partition in self.chance.sample(range(to), to):
+                logs[partition].count = to
+                yield
+        yield
+        self.published = to
+
+    def produce(self, send: Send) -> dict[tuple[str, int], Answer]:
+        answers = {}
+        for batch in send.batches:
+            answers[TOPIC, batch.partition] = self.append(send, batch.partition, batch.sequence, Rows(batch.rows))
+        return answers
+
+    def append(self, send: Send, partition: int, sequence: int, rows: Rows) -> Answer:
+        log = self.logs.get(partition)
+        if log is None:
+            return Answer(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        epoch = send.producer_epoch
+        trouble = self.chance.random()
+        if trouble < 0.02:
+            return Answer(ErrorCode.NOT_ENOUGH_REPLICAS)
+        if (epoch, sequence, len(rows)) in log.remembered:
+            return Answer()
+        if send.counts[TOPIC] != log.count:
+            return Answer(ErrorCode.INVALID_PARTITION_METADATA)
+        assert log.open
+        if epoch < log.producer[0]:
+            return Answer(ErrorCode.INVALID_PRODUCER_EPOCH)
+        expected = log.producer[1] if epoch == log.producer[0] else 0
+        if sequence != expected:
+            return Answer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+        if any(number in self.poison for _, number in rows):
+            return Answer(ErrorCode.MESSAGE_TOO_LARGE)
+        log.producer = (epoch, sequence + len(rows))
+        log.remembered.append((epoch, sequence, len(rows)))
+        base = len(log.appended)
+        log.appended.extend(rows)
+        self.everything.extend(rows)
+        return Answer(ErrorCode.REQUEST_TIMED_OUT) if trouble > 0.98 else Answer(base_offset=base)
+
+    # -- the producer's side ------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        work = self.batcher.drain(self.now)
+        self.carry_out(work)
+
+    def carry_out(self, work: Work) -> None:
+        for send in work.sends:
+            self.wires[send.node].requests.append(send)
+        self.jobs.extend(work.encodes)
+        self.refreshes += len(work.refresh)
+        self.inits += work.init_producer is not None
+        for outcome in work.outcomes:
+            if isinstance(outcome, Delivered):
+                self.acknowledged.extend(outcome.batch.rows)  # type: ignore[call-overload]
+            else:
+                self.failed.append(Rows(outcome.rows))  # type: ignore[call-overload]
+        if work.wake_at_ms is not None and work.wake_at_ms < self.now + 10_000 and self.chance.random() < 0.5:
+            self.now = max(self.now, work.wake_at_ms)
+
+    def encode(self, job: Encode) -> None:
+        parts: dict[int, list[Rows]] = {}
+        for record in job.rows:  # type: ignore[attr-defined]
+            key_hash = record[0] * 2_654_435_761 & 0x7FFFFFFF
+            partition = place(key_hash, job.placement.initial, job.placement.count)
+            batches = parts.setdefault(partition, [Rows()])
+            if len(batches[-1]) == 3:
+                batches.append(Rows())
+            batches[-1].append(record)
+        encoded = [Encoded(p, rows, bytearray(len(rows))) for p, batches in parts.items() for rows in batches]
+        self.batcher.encoded(job.job, job.topic, encoded)
+
+    def break_wire(self, node: int) -> None:
+        """The connection ends: some requests were still worked off, no answer comes; a copy may be worked off again."""
+        wire = self.wires[node]
+        self.wires[node] = Wire()
+        lost = [request_id for request_id, _ in wire.answers]
+        reached = self.chance.randint(0, len(wire.requests))
+        for index, send in enumerate(wire.requests):
+            if index < reached:
+                self.produce(send)
+                if self.chance.random() < 0.1:
+                    self.produce(send)
+            lost.append(send.request_id)
+        for request_id in lost:
+            self.batcher.lost(request_id, self.now)
+
+    def step(self) -> None:
+        chance = self.chance
+        self.now += chance.choice([0, 0, 1, 20])
+        event = chance.random()
+        if event < 0.3:
+            for _ in range(chance.randint(1, 6)):
+                self.sent += 1
+                self.batcher.append(TOPIC, (chance.randint(0, 9), self.sent), 1, self.now)
+        elif event < 0.35:
+            rows = Rows()
+            for _ in range(chance.randint(1, 12)):
+                self.sent += 1
+                rows.append((chance.randint(0, 9), self.sent))
+            self.batcher.append_rows(TOPIC, rows, len(rows), self.now)
+        elif event < 0.38 and self.resizing is None:
+            self.resizing = self.resize(chance.choice([n for n in range(INITIAL, 9) if n != self.published]))
+        elif event < 0.41:
+            self.break_wire(chance.randrange(NODES))
+        elif event < 0.415:
+            for node in range(NODES):
+                self.break_wire(node)
+        else:
+            self.progress()
+        self.drain()
+
+    def progress(self) -> None:
+        """One thing that was on its way arrives."""
+        wires = self.wires
+        ways = [("work", node) for node in wires if wires[node].requests]
+        ways += [("answer", node) for node in wires if wires[node].answers]
+        ways += [("encode", 0)] * bool(self.jobs) + [("refresh", 0)] * bool(self.refreshes)
+        ways += [("init", 0)] * bool(self.inits) + [("resize", 0)] * (self.resizing is not None)
+        if not ways:
+            return
+        way, node = self.chance.choice(ways)
+        if way == "work":
+            send = wires[node].requests.popleft()
+            wires[node].answers.append((send.request_id, self.produce(send)))
+        elif way == "answer":
+            self.batcher.answered(*wires[node].answers.popleft(), self.now)
+        elif way == "encode":
+            self.encode(self.jobs.popleft())
+        elif way == "refresh":
+            self.refreshes -= 1
+            leaders = {partition: partition % NODES for partition in self.logs}
+            self.batcher.topic_known(TOPIC, Placement(INITIAL, self.published), leaders, self.now)
+        elif way == "init":
+            self.inits -= 1
+            self.epochs += 1
+            self.batcher.producer_known(7, self.epochs)
+        elif self.resizing is not None and next(self.resizing, "done") == "done":
+            self.resizing = None
+
+    def finish(self) -> None:
+        self.batcher.flush()
+        for _ in range(20_000):
+            self.now += 10
+            self.progress()
+            self.drain()
+            if self.batcher.idle:
+                return
+        raise AssertionError("the producer did not come to rest")
+
+    def check(self) -> None:
+        assert all(any(number in self.poison for _, number in batch) for batch in self.failed), "failed for no reason"
+        failed = sum(map(len, self.failed))
+        assert len(self.everything) == len(set(self.everything)) == self.sent - failed, "lost or doubled"
+        assert sorted(self.acknowledged) == sorted(self.everything)
+        last: dict[int, int] = {}
+        for key, number in self.everything:
+            assert number > last.get(key, 0), f"key {key}: {number} was appended after {last[key]}"
+            last[key] = number
+        assert self.batcher.buffered_size == 0
+
+
+def run(seed: int, batcher_class: type[Batcher] = Batcher) -> World:
+    world = World(seed, batcher_class)
+    for _ in range(150):
+        world.step()
+    world.finish()
+    world.check()
+    return world
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_every_record_is_appended_once_and_in_order_of_its_key(block: int) -> None:
+    for seed in range(block * 60, block * 60 + 60):
+        try:
+            run(seed)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+class Hasty(Batcher):
+    """Places records anew before it knows what became of them."""
+
+    def lost(self, request_id: int, now_ms: int) -> None:
+        for batch in self._closed(request_id):
+            topic, partition = self._of(batch)
+            self._take_back(batch, partition)
+            topic.moving = topic.needs_metadata = True
+
+
+def test_a_producer_that_does_not_wait_for_outcomes_is_caught() -> None:
+    caught = 0
+    for seed in range(40):
+        try:
+            run(seed, Hasty)
+        except AssertionError:
+            caught += 1
+    assert caught > 4

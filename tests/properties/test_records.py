@@ -1,0 +1,345 @@
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from crc32c import crc32c
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from anabranch.base.errors import DecodeError
+from anabranch.records.batch import headers
+from anabranch.records.columns import (
+    COLUMN_TYPES,
+    Compression,
+    decode,
+    decode_all,
+    encode_partitioned,
+    encode_records,
+    hash_keys,
+    warm,
+)
+from anabranch.records.hashing import murmur2, placement_hash, range_hash
+from tests.properties import record_model as model
+from tests.properties.record_model import Batch, Row
+
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+TIMES = st.integers(0, 1 << 41) | st.integers(-1, 300)
+BYTES = st.none() | st.binary(max_size=20) | st.builds(bytes, st.integers(0, 700))
+TEXT = st.text("aZ é\u20ac\U0001f600", max_size=20)
+HEADERS = st.lists(st.tuples(TEXT, BYTES), max_size=3).map(tuple)
+RECORDS = st.lists(st.tuples(BYTES, BYTES, TIMES, HEADERS | st.just(())), min_size=1, max_size=6)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm() -> None:
+    warm()
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[Batch]:
+    """A stretch of a log: batches with rising offsets, some left out, of any codec."""
+    offset = draw(st.integers(0, 1000) | st.integers(1 << 31, 1 << 45))
+    batches = []
+    for _ in range(draw(st.integers(0, 5))):
+        base = offset
+        rows = []
+        if draw(st.integers(0, 9)) == 0:
+            batches.append(Batch(base, (), last_offset=base, control=True, transactional=True))
+            offset += 1
+            continue
+        for key, value, timestamp, entries in draw(RECORDS):
+            offset += draw(st.integers(0, 1)) * draw(st.integers(0, 200))
+            rows.append(Row(offset, timestamp, key, value, entries))
+            offset += 1
+        offset += draw(st.integers(0, 3))
+        batches.append(
+            Batch(
+                base,
+                tuple(rows),
+                codec=draw(st.integers(0, 4)),
+                last_offset=offset - 1,
+                leader_epoch=draw(st.integers(0, 1 << 20)),
+                log_append_time=draw(st.none() | TIMES),
+                producer_id=draw(st.integers(-1, 5)),
+            )
+        )
+        offset += draw(st.integers(0, 5))
+    return batches
+
+
+def as_rows(records: pa.RecordBatch) -> list[Row]:
+    records.validate(full=True)
+    return [
+        Row(
+            row["offset"],
+            row["timestamp"],
+            row["key"],
+            row["value"],
+            tuple((entry["key"], entry["value"]) for entry in row["headers"]),
+            row["timestamp_type"],
+            row["leader_epoch"],
+        )
+        for row in records.to_pylist()
+    ]
+
+
+ROW_COLUMNS = ("offset", "timestamp", "key", "value", "headers", "timestamp_type", "leader_epoch")
+
+
+@PATIENT
+@given(batches=logs(), data=st.data())
+def test_every_record_is_decoded_as_the_model_wrote_it(batches: list[Batch], data: st.DataObject) -> None:
+    log = b"".join(map(model.encode, batches))
+    expected = [row for batch in batches for row in model.seen(batch)]
+    decoded = decode(log, columns=ROW_COLUMNS)
+    assert as_rows(decoded.records) == expected
+    assert decoded.next_offset == (batches[-1].last_offset + 1 if batches else 0)
+    assert decoded.complete
+    incomplete = data.draw(st.integers(0, len(log)))
+    kept, size = [], 0
+    for batch in batches:
+        size += len(model.encode(batch))
+        if size <= incomplete:
+            kept += model.seen(batch)
+    assert as_rows(decode(log[:incomplete], columns=ROW_COLUMNS).records) == kept
+
+
+@PATIENT
+@given(batches=logs(), data=st.data())
+def test_bounds_keep_exactly_what_lies_between(batches: list[Batch], data: st.DataObject) -> None:
+    log = b"".join(map(model.encode, batches))
+    rows = [row for batch in batches for row in model.seen(batch)]
+    around = st.sampled_from([0, *(row.offset + step for row in rows for step in (0, 1))])
+    start, end = data.draw(around), data.draw(st.none() | around)
+    low, high = sorted((data.draw(st.integers(0, (1 << 63) - 1)), data.draw(st.integers(0, (1 << 63) - 1))))
+    decoded = decode(log, columns=ROW_COLUMNS, start_offset=start, end_offset=end, key_range=(low, high))
+    expected = [
+        row
+        for row in rows
+        if row.offset >= start
+        and (end is None or row.offset < end)
+        and low <= range_hash(row.offset if row.key is None else murmur2(row.key)) <= high
+    ]
+    assert as_rows(decoded.records) == expected
+    last = batches[-1].last_offset + 1 if batches else start
+    assert decoded.next_offset == max(start, last if end is None else min(last, end))
+
+
+@PATIENT
+@given(batches=logs(), data=st.data())
+def test_columns_come_alone_and_in_any_order(batches: list[Batch], data: st.DataObject) -> None:
+    log = b"".join(map(model.encode, batches))
+    everything = decode(log, columns=tuple(COLUMN_TYPES)).records
+    chosen = data.draw(st.lists(st.sampled_from(list(COLUMN_TYPES)), unique=True))
+    some = decode(log, columns=chosen).records
+    some.validate(full=True)
+    assert some.schema.names == chosen
+    for name in chosen:
+        assert some.column(name).equals(everything.column(name))
+    keys = everything.column("key").to_pylist()
+    assert everything.column("key_hash").to_pylist() == [None if key is None else placement_hash(key) for key in keys]
+
+
+@PATIENT
+@given(batches=logs(), limit=st.integers(0, 3000))
+def test_decoding_in_pieces_is_decoding_at_once(batches: list[Batch], limit: int) -> None:
+    log = b"".join(map(model.encode, batches))
+    pieces = list(decode_all(log, columns=ROW_COLUMNS, decoded_size_max=limit))
+    assert [piece.complete for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert [row for piece in pieces for row in as_rows(piece.records)] == as_rows(
+        decode(log, columns=ROW_COLUMNS).records
+    )
+    assert pieces[-1].next_offset == decode(log).next_offset
+
+
+@PATIENT
+@given(records=RECORDS, codec=st.sampled_from(Compression))
+def test_records_come_back(records: list[tuple[bytes | None, bytes | None, int, tuple]], codec: Compression) -> None:
+    data = encode_records(records, compression=codec)
+    ((position, header),) = headers(data)
+    assert (position, header.size, header.record_count) == (0, len(data), len(records))
+    assert header.max_timestamp == max(record[2] for record in records)
+    expected = [Row(number, time, key, value, entries) for number, (key, value, time, entries) in enumerate(records)]
+    assert as_rows(decode(data, columns=ROW_COLUMNS).records) == expected
+    if codec is Compression.NONE:
+        assert model.decode(bytes(data)) == [(len(data), expected)]
+
+
+def shaped(draw: st.DrawFn, values: Sequence[object], kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    """The same column, whole, sliced out of a longer one, or in chunks."""
+    match draw(st.integers(0, 2)):
+        case 0:
+            return pa.array(values, kind)
+        case 1:
+            filler = list(values)[: draw(st.integers(0, 9))]
+            return pa.array([*filler, *values, *filler], kind).slice(len(filler), len(values))
+        case _:
+            cut = draw(st.integers(0, len(values)))
+            return pa.chunked_array([pa.array(values[:cut], kind), pa.array(values[cut:], kind)], kind)
+
+
+KINDS = [pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int32(), pa.binary())]
+TEXT_KINDS = [pa.string(), pa.large_string(), pa.string_view()]
+
+
+@st.composite
+def column(draw: st.DrawFn, size: int) -> tuple[list[bytes | None], pa.Array | pa.ChunkedArray]:
+    if draw(st.integers(0, 5)) == 0:
+        return [None] * size, pa.nulls(size)
+    if draw(st.booleans()):
+        text = draw(st.lists(st.none() | TEXT, min_size=size, max_size=size))
+        return [None if t is None else t.encode() for t in text], shaped(draw, text, draw(st.sampled_from(TEXT_KINDS)))
+    values = draw(st.lists(BYTES, min_size=size, max_size=size))
+    return values, shaped(draw, values, draw(st.sampled_from(KINDS)))
+
+
+@settings(PATIENT, max_examples=300)
+@given(data=st.data())
+def test_columns_become_one_run_of_batches_per_partition(data: st.DataObject) -> None:
+    size = data.draw(st.integers(0, 30))
+    keys, key_column = data.draw(column(size))
+    values, value_column = data.draw(column(size))
+    times = data.draw(TIMES | st.lists(TIMES, min_size=size, max_size=size))
+    entries = data.draw(st.none() | st.lists(st.none() | HEADERS, min_size=size, max_size=size))
+    partitions = data.draw(st.lists(st.integers(0, 4), min_size=size, max_size=size))
+    batch_size_max = data.draw(st.integers(0, 3000))
+    header_column = None
+    if entries is not None:
+        kind = COLUMN_TYPES["headers"]
+        as_dicts = [None if e is None else [{"key": k, "value": v} for k, v in e] for e in entries]
+        header_column = shaped(data.draw, as_dicts, data.draw(st.sampled_from([kind, pa.large_list(kind.value_type)])))
+    encoded = encode_partitioned(
+        key_column,
+        value_column,
+        times if isinstance(times, int) else np.array(times, np.int64),
+        header_column,
+        np.array(partitions, np.int32),
+        batch_size_max=batch_size_max,
+    )
+    assert [batch.partition for batch in encoded] == sorted(batch.partition for batch in encoded)
+    found: dict[int, list[tuple]] = {}
+    for batch in encoded:
+        ((length, rows),) = model.decode(bytes(batch.data))
+        assert length == len(batch.data)
+        assert len(rows) == batch.record_count
+        assert length <= batch_size_max or len(rows) == 1
+        mine = found.setdefault(batch.partition, [])
+        assert batch.first_row == [r for r in range(size) if partitions[r] == batch.partition][len(mine)]
+        mine += [(row.timestamp, row.key, row.value, row.headers) for row in rows]
+    for partition in range(5):
+        assert found.get(partition, []) == [
+            (
+                times if isinstance(times, int) else times[row],
+                keys[row],
+                values[row],
+                () if entries is None else entries[row] or (),
+            )
+            for row in range(size)
+            if partitions[row] == partition
+        ]
+    hashes = hash_keys(key_column).tolist()
+    assert hashes == [-1 if key is None else placement_hash(key) for key in keys]
+
+
+@PATIENT
+@given(times=st.lists(INT64, min_size=1, max_size=5))
+def test_any_timestamps_come_back(times: list[int]) -> None:
+    data = encode_records([(b"k", b"v", time, ()) for time in times])
+    assert decode(data, columns=["timestamp"]).records.column(0).to_pylist() == times
+
+
+def with_crc(data: bytearray) -> bytearray:
+    """Make the first batch's checksum right again, so that the kernels see what is wrong behind it."""
+    size = struct.unpack_from(">i", data, 8)[0] + 12
+    if 61 <= size <= len(data):
+        struct.pack_into(">I", data, 17, crc32c(memoryview(data)[21:size]))
+    return data
+
+
+def survives(data: bytes | bytearray) -> None:
+    """Decode from memory that ends exactly where the bytes end."""
+    exact = np.frombuffer(bytes(data), np.uint8).copy()
+    try:
+        decoded = decode(exact.data, columns=tuple(COLUMN_TYPES), size_max=1 << 20)
+    except DecodeError:
+        return
+    decoded.records.validate(full=True)
+
+
+@settings(PATIENT, max_examples=400)
+@given(batches=logs(), data=st.data())
+def test_changed_bytes_give_records_or_a_decode_error(batches: list[Batch], data: st.DataObject) -> None:
+    log = bytearray(b"".join(map(model.encode, batches)))
+    if not log:
+        return
+    for _ in range(data.draw(st.integers(1, 5))):
+        position = data.draw(st.integers(0, len(log) - 1))
+        log[position] = data.draw(st.integers(0, 255))
+    survives(with_crc(log))
+    survives(with_crc(log[: data.draw(st.integers(61, max(61, len(log))))]))
+
+
+HOSTILE = [-2, -1, 0, 1, 63, 64, 1 << 14, (1 << 31) - 1, 1 << 31, (1 << 63) - 1, -(1 << 63)]
+
+
+@settings(PATIENT, max_examples=400)
+@given(data=st.data())
+def test_hostile_numbers_give_records_or_a_decode_error(data: st.DataObject) -> None:
+    number = st.sampled_from(HOSTILE).map(model.varint) | st.binary(min_size=10, max_size=11)
+    body = b"\0"
+    for _ in range(data.draw(st.integers(0, 8))):
+        body += data.draw(number | st.binary(max_size=8))
+    record = data.draw(st.just(model.varint(len(body))) | number) + body
+    count = data.draw(st.integers(0, 4))
+    batch = Batch(5, (), codec=data.draw(st.integers(0, 4)), last_offset=20)
+    survives(model.frame(batch, record * data.draw(st.integers(1, 4)), count, 0, 0))
+
+
+@PATIENT
+@given(st.binary(max_size=300))
+def test_noise_gives_records_or_a_decode_error(noise: bytes) -> None:
+    survives(noise)
+    survives(model.frame(Batch(0, (), last_offset=7), noise, 3, 0, 0))
+
+
+def test_what_aborted_transactions_wrote_is_passed_over() -> None:
+    choice = random.Random(7)
+    for _ in range(300):
+        log, expected, aborted = b"", [], []
+        begun: dict[int, tuple[int, list[int]]] = {}
+        offset = 0
+        for _ in range(choice.randrange(40)):
+            producer = choice.randrange(4)
+            if producer in begun and choice.random() < 0.4:
+                first, offsets = begun.pop(producer)
+                abort = choice.random() < 0.5
+                marker = Batch(offset, (), last_offset=offset, producer_id=producer, control=True, transactional=True)
+                log += model.encode(Batch(**{**marker.__dict__, "abort": abort}))
+                if abort:
+                    aborted.append((producer, first))
+                else:
+                    expected += offsets
+                offset += 1
+                continue
+            rows = tuple(Row(offset + n, 0, b"k", b"v") for n in range(choice.randrange(1, 4)))
+            transactional = producer > 0
+            log += model.encode(Batch(offset, rows, producer_id=producer, transactional=transactional))
+            if transactional:
+                begun.setdefault(producer, (offset, []))[1].extend(row.offset for row in rows)
+            else:
+                expected += [row.offset for row in rows]
+            offset += len(rows)
+        # What is still open lies beyond the last stable offset and would not have been fetched; count it as read.
+        expected += [number for _, offsets in begun.values() for number in offsets]
+        found = [
+            number
+            for piece in decode_all(log, columns=["offset"], aborted=aborted, decoded_size_max=200)
+            for number in piece.records.column(0).to_pylist()
+        ]
+        assert found == sorted(expected)

@@ -1,0 +1,158 @@
+"""A real broker process for tests: started, killed, stopped, and its log read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+START_TIMEOUT_S = 30.0
+
+
+class BrokerProcess:
+    """`anabranch serve` on a free port, with its data in `data`."""
+
+    def __init__(self, data: Path, *, durability: str = "os", **settings: object) -> None:
+        self.data = data
+        self.settings = {
+            "listeners": "127.0.0.1:0",
+            "metrics.listener": "127.0.0.1:0",
+            "log.format": "json",
+            "durability": durability,
+            **{name.replace("_", "."): value for name, value in settings.items()},
+        }
+        self.port = 0
+        self.metrics_port = 0
+        self.lines: list[dict[str, Any]] = []
+        self.start_seconds = 0.0
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+        self._ready = threading.Event()
+
+    def start(self, *, expect_ready: bool = True) -> BrokerProcess:
+        """Start it, and wait until it serves."""
+        given = [argument for name, value in self.settings.items() for argument in ("--set", f"{name}={value}")]
+        self._ready.clear()
+        self.lines = []
+        began = time.monotonic()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "anabranch.cli", "serve", "--data", str(self.data), *given],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        )
+        self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
+        self._reader.start()
+        if expect_ready:
+            if not self._ready.wait(START_TIMEOUT_S) or self._process.poll() is not None:
+                self.kill()
+                raise AssertionError(f"the broker did not start: {self.lines}")
+            self.start_seconds = time.monotonic() - began
+        return self
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
+        for raw in process.stderr:
+            try:
+                line = json.loads(raw)
+            except ValueError:
+                line = {"level": "raw", "event": raw.rstrip()}
+            self.lines.append(line)
+            if line["event"] == "ready":
+                self.port = int(line["listener"].rpartition(":")[2])
+                self.metrics_port = int(line.get("metrics_port") or 0)
+                self._ready.set()
+        self._ready.set()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """Stop cleanly; the exit code."""
+        return self._end(signal.SIGTERM)
+
+    def wait(self, timeout_s: float = 30.0) -> int:
+        """Wait until it ends by itself; the exit code."""
+        assert self._process is not None
+        code = self._process.wait(timeout_s)
+        assert self._reader is not None
+        self._reader.join(5)
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+        return code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def _end(self, number: signal.Signals) -> int:
+        assert self._process is not None
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+        return self.wait()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def said(self, level: str, event: str | None = None) -> list[dict[str, Any]]:
+        """Lines of its log."""
+        return [it for it in list(self.lines) if it["level"] == level and event in (None, it["event"])]
+
+    def until_said(self, level: str, event: str, count: int = 1, timeout_s: float = 10.0) -> list[dict[str, Any]]:
+        """Wait for lines of its log."""
+        deadline = time.monotonic() + timeout_s
+        while len(found := self.said(level, event)) < count:
+            assert time.monotonic() < deadline, f"{count} times {event!r} expected, got {self.lines}"
+            time.sleep(0.01)
+        return found
+
+    def resident_bytes(self) -> int:
+        """Its resident memory."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError("no VmRSS")
+
+    def metrics(self) -> dict[str, float]:
+        """Its metrics, labels as part of the name."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        samples = (line.rpartition(" ") for line in text.splitlines() if line and line[0] != "#")
+        return {name: float(value) for name, _, value in samples}
+
+
+@contextlib.contextmanager
+def running(data: Path, *, durability: str = "os", **settings: object) -> Iterator[BrokerProcess]:
+    """A broker for the time of a `with`; stopped cleanly, which must succeed."""
+    broker = BrokerProcess(data, durability=durability, **settings)
+    try:
+        broker.start()
+        yield broker
+        if broker.alive:
+            assert broker.stop() == 0, broker.lines
+    finally:
+        if broker.alive:
+            broker.kill()

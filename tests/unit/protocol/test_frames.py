@@ -1,0 +1,148 @@
+"""Frames arrive in pieces of any size; headers say which request is meant, whatever its version."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.base.errors import DecodeError
+from anabranch.codec import Part
+from anabranch.protocol.frames import (
+    FrameSplitter,
+    RequestHeader,
+    UnsupportedVersionError,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+    response_correlation_id,
+)
+from anabranch.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
+from anabranch.protocol.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
+from anabranch.protocol.messages.leader_and_isr import LeaderAndIsrRequest
+from anabranch.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from anabranch.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+
+
+def joined(parts: list[Part]) -> bytes:
+    return b"".join(bytes(part) for part in parts)  # type: ignore[arg-type]
+
+
+REQUESTS = [
+    (MetadataRequest(topics=[MetadataRequestTopic(name="a")]), 8),
+    (MetadataRequest(topics=None), 12),
+    (ApiVersionsRequest(client_software_name="x", client_software_version="1"), 3),
+    (
+        ProduceRequest(
+            acks=-1,
+            topic_data=[
+                TopicProduceData(name="t", partition_data=[PartitionProduceData(index=0, records=b"r" * 5000)])
+            ],
+        ),
+        9,
+    ),
+]
+
+
+@pytest.mark.parametrize(("request_", "version"), REQUESTS)
+@pytest.mark.parametrize("client_id", [None, "", "someone", "ü" * 200])
+def test_a_request_survives_the_wire(request_: object, version: int, client_id: str | None) -> None:
+    stream = joined(encode_request(request_, version, 77, client_id))
+    (frame,) = FrameSplitter().feed(stream)
+    header, decoded = decode_request(frame)
+    assert header == RequestHeader(header.api_key, version, 77, client_id)
+    assert decoded == request_
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 1000, 4096, 10**6])
+def test_pieces_of_any_size_give_the_same_frames(size: int) -> None:
+    stream = b"".join(joined(encode_request(request, version, 1, "c")) for request, version in REQUESTS)
+    stream += b"\0\0\0\0"
+    splitter = FrameSplitter()
+    frames = []
+    for start in range(0, len(stream), size):
+        frames += [bytes(frame) for frame in splitter.feed(stream[start : start + size])]
+    assert splitter.pending == 0
+    assert frames.pop() == b""
+    assert [decode_request(frame)[1] for frame in frames] == [request for request, _ in REQUESTS]
+
+
+def test_a_frame_in_one_piece_is_not_copied() -> None:
+    stream = bytearray(b"\0\0\0\2ab")
+    (frame,) = FrameSplitter().feed(stream)
+    stream[4] = ord("z")
+    assert bytes(frame) == b"zb"
+
+
+@pytest.mark.parametrize("size", [b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"\x80\0\0\0", b"\0\0\0\x0b"])
+@pytest.mark.parametrize("step", [1, 4])
+def test_a_size_out_of_bounds_is_refused_before_anything_is_kept(size: bytes, step: int) -> None:
+    splitter = FrameSplitter(size_max=10)
+    *before, last = [size[start : start + step] for start in range(0, 4, step)]
+    assert not [frame for piece in before for frame in splitter.feed(piece)]
+    with pytest.raises(DecodeError):
+        list(splitter.feed(last))
+
+
+@pytest.mark.parametrize(("api_key", "version"), [(3, 99), (3, -1), (18, 99), (999, 0), (0, 2), (0, 13), (-1, 0)])
+def test_a_request_that_is_not_served_says_whom_to_answer(api_key: int, version: int) -> None:
+    frame = api_key.to_bytes(2, signed=True) + version.to_bytes(2, signed=True) + b"\0\0\0\x05\0\x02me" + b"\xff" * 9
+    with pytest.raises(UnsupportedVersionError) as raised:
+        decode_request(frame)
+    assert raised.value.header == RequestHeader(api_key, version, 5, "me")
+
+
+def test_what_brokers_speak_among_themselves_is_not_served() -> None:
+    stream = joined(encode_request(LeaderAndIsrRequest(), 7, 1, None))
+    with pytest.raises(UnsupportedVersionError):
+        decode_request(stream[4:])
+
+
+@pytest.mark.parametrize("version", [0, 2, 3, 4])
+def test_the_header_of_an_api_versions_response_is_never_flexible(version: int) -> None:
+    response = ApiVersionsResponse(error_code=35, api_keys=[ApiVersion(api_key=18, min_version=0, max_version=4)])
+    frame = joined(encode_response(response, 18, version, 3))[4:]
+    assert frame[4:6] == b"\0\x23", "the error code follows the correlation id at once"
+    assert decode_response(frame, 18, version) == (3, response)
+
+
+def test_records_are_parts_of_their_own_in_a_response_frame() -> None:
+    class Slice:
+        def __len__(self) -> int:
+            return 70_000
+
+    foreign, view = Slice(), memoryview(b"v" * 2000)
+    response = FetchResponse(
+        responses=[
+            FetchableTopicResponse(
+                topic="t", partitions=[PartitionData(records=foreign), PartitionData(records=view), PartitionData()]
+            )
+        ]
+    )
+    parts = encode_response(response, 1, 12, 9)
+    assert sum(part is foreign for part in parts) == 1
+    assert sum(part is view for part in parts) == 1
+    assert int.from_bytes(bytes(parts[0][:4])) == sum(len(part) for part in parts) - 4  # type: ignore[index]
+    frame = b"".join(b"s" * 70_000 if part is foreign else bytes(part) for part in parts)[4:]  # type: ignore[arg-type]
+    correlation_id, decoded = decode_response(frame, 1, 12)
+    assert correlation_id == response_correlation_id(frame) == 9
+    assert [len(each.records or b"") for each in decoded.responses[0].partitions] == [70_000, 2000, 0]
+
+
+def test_a_header_cut_anywhere_is_a_decode_error() -> None:
+    for request, version in REQUESTS:
+        frame = joined(encode_request(request, version, 1, "client"))[4:]
+        for end in range(min(len(frame), 60)):
+            with pytest.raises(DecodeError):
+                decode_request(frame[:end])
+
+
+@pytest.mark.parametrize("frame", [b"", b"\0\0\0", b"\0\0\0\1", b"\0\0\0\1\1\0\5", b"\0\0\0\1" + b"\xff" * 9])
+def test_a_response_header_cut_anywhere_is_a_decode_error(frame: bytes) -> None:
+    with pytest.raises(DecodeError):
+        decode_response(frame, 3, 12)
+
+
+def test_bytes_left_over_are_a_decode_error() -> None:
+    frame = joined(encode_request(*REQUESTS[0], 1, None))[4:] + b"\0"
+    with pytest.raises(DecodeError, match="left over"):
+        decode_request(frame)

@@ -1,0 +1,206 @@
+"""Frame channels over a real socket pair: reading in place, bounded memory, back-pressure, file slices."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from anabranch.runtime.net import BufferPool, FrameChannel, FrameError, Landing
+
+
+class Slice:
+    def __init__(self, fd: int, position: int, size: int) -> None:
+        self.fd, self.position, self.size = fd, position, size
+
+
+class Peer:
+    """The other end, and what the channel has told."""
+
+    def __init__(self, *, frame_size_max: int = 1 << 20, pool: BufferPool | None = None, landing: int = 4096) -> None:
+        self.sock, ours = socket.socketpair()
+        self.sock.setblocking(False)
+        self.frames: list[bytes] = []
+        self.closed: list[Exception | None] = []
+        self.drained = 0
+        self.pause_after = 0
+        self.pool = pool or BufferPool(1 << 24)
+        self.channel = FrameChannel(
+            asyncio.get_running_loop(),
+            ours,
+            self,
+            pool=self.pool,
+            landing=Landing(landing),
+            frame_size_max=frame_size_max,
+        )
+        self.channel.start()
+
+    def on_frame(self, frame: memoryview) -> None:
+        self.frames.append(bytes(frame))
+        if self.pause_after and len(self.frames) % self.pause_after == 0:
+            self.channel.pause()
+
+    def on_drained(self) -> None:
+        self.drained += 1
+
+    def on_closed(self, error: Exception | None) -> None:
+        self.closed.append(error)
+
+    async def send(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self.sock, data)
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not true():
+                await asyncio.sleep(0.001)
+
+
+def frame(content: bytes) -> bytes:
+    return struct.pack(">i", len(content)) + content
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def scene() -> None:
+        await scenario()
+
+    asyncio.run(scene())
+
+
+def test_frames_of_every_size_arrive_whole_however_they_are_cut() -> None:
+    async def scenario() -> None:
+        peer = Peer()
+        contents = [bytes([n % 251]) * size for n, size in enumerate([0, 1, 3, 4, 5, 4091, 4092, 4093, 70_000, 2, 200_000, 9])]
+        data = b"".join(map(frame, contents))
+        for step in (1, 7, 4096, len(data)):
+            peer.frames.clear()
+            if step == 1:
+                sent = b"".join(map(frame, contents[:6]))
+                for byte in sent:
+                    await peer.send(bytes([byte]))
+                await peer.until(lambda: len(peer.frames) == 6)
+                assert peer.frames == contents[:6]
+                continue
+            for start in range(0, len(data), step):
+                await peer.send(data[start : start + step])
+            await peer.until(lambda: len(peer.frames) == len(contents))
+            assert peer.frames == contents
+        assert peer.pool.in_use == 0
+        peer.channel.close()
+        peer.sock.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("size", [-1, (1 << 20) + 1, 2**31 - 1])
+def test_a_length_that_no_frame_may_have_closes_the_channel_before_memory_is_taken(size: int) -> None:
+    async def scenario() -> None:
+        peer = Peer()
+        await peer.send(struct.pack(">i", size))
+        await peer.until(lambda: bool(peer.closed))
+        assert isinstance(peer.closed[0], FrameError)
+        assert peer.pool.in_use == 0
+        peer.sock.close()
+
+    run(scenario)
+
+
+def test_the_peer_hanging_up_in_the_middle_of_a_frame_gives_the_memory_back() -> None:
+    async def scenario() -> None:
+        peer = Peer()
+        await peer.send(frame(b"x" * 100_000)[:50_000])
+        await peer.until(lambda: peer.pool.in_use > 0)
+        peer.sock.close()
+        await peer.until(lambda: bool(peer.closed))
+        assert peer.closed == [None]
+        assert peer.pool.in_use == 0
+
+    run(scenario)
+
+
+def test_a_paused_channel_keeps_what_came_and_hands_it_over_in_order_later() -> None:
+    async def scenario() -> None:
+        peer = Peer()
+        peer.pause_after = 1
+        contents = [b"%d" % n for n in range(20)]
+        await peer.send(b"".join(map(frame, contents)))
+        for count in range(1, 21):
+            await peer.until(lambda count=count: len(peer.frames) == count)  # type: ignore[misc]
+            await asyncio.sleep(0.002)
+            assert len(peer.frames) == count
+            peer.channel.resume()
+        assert peer.frames == contents
+        peer.channel.close()
+        assert peer.pool.in_use == 0
+        peer.sock.close()
+
+    run(scenario)
+
+
+def test_when_memory_is_used_up_others_wait_between_frames_and_go_on_in_turn() -> None:
+    async def scenario() -> None:
+        pool = BufferPool(100_000)
+        first, second = Peer(pool=pool), Peer(pool=pool)
+        big = frame(b"a" * 120_000)
+        await first.send(big[:60_000])
+        await first.until(lambda: pool.exhausted)
+        await second.send(frame(b"small"))
+        await asyncio.sleep(0.02)
+        assert (second.frames, pool.waiting) == ([], 1)
+        await first.send(big[60_000:])
+        await second.until(lambda: second.frames == [b"small"])
+        assert pool.in_use == 0
+        for peer in (first, second):
+            peer.channel.close()
+            peer.sock.close()
+
+    run(scenario)
+
+
+def test_parts_and_file_slices_arrive_in_order_though_the_socket_is_small(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "log"
+        path.write_bytes(os.urandom(3_000_000))
+        content = path.read_bytes()
+        fd = os.open(path, os.O_RDONLY)
+        peer = Peer()
+        parts = [b"head", Slice(fd, 10, 2_000_000), b"", bytearray(b"middle"), memoryview(b"m" * 100_000)]
+        peer.channel.write([*parts, Slice(fd, 2_999_000, 1_000), b"tail"])
+        assert peer.channel.unsent > 0
+        expected = b"head" + content[10:2_000_010] + b"middle" + b"m" * 100_000 + content[2_999_000:] + b"tail"
+        got = bytearray()
+        while len(got) < len(expected):
+            got += await asyncio.get_running_loop().sock_recv(peer.sock, 65536)
+        assert bytes(got) == expected
+        await peer.until(lambda: peer.drained == 1)
+        assert peer.channel.unsent == 0
+        peer.channel.close()
+        peer.sock.close()
+        os.close(fd)
+
+    run(scenario)
+
+
+def test_many_small_parts_go_out_in_few_calls_and_whole() -> None:
+    async def scenario() -> None:
+        peer = Peer()
+        peer.channel.write([b"%05d" % n for n in range(3_000)])
+        got = bytearray()
+        while len(got) < 15_000:
+            got += await asyncio.get_running_loop().sock_recv(peer.sock, 65536)
+        assert bytes(got) == b"".join(b"%05d" % n for n in range(3_000))
+        peer.channel.close()
+        peer.sock.close()
+
+    run(scenario)
+
+
+def test_buffers_are_used_again() -> None:
+    pool = BufferPool(1 << 20)
+    buffer = pool.take(5_000)
+    pool.give(buffer)
+    assert pool.take(8_000) is buffer

@@ -1,0 +1,83 @@
+"""Settings: read, checked, explained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from anabranch.server.settings import (
+    Address,
+    Settings,
+    SettingsError,
+    described,
+    explicit,
+    from_environment,
+    parse_address,
+    read_properties,
+)
+
+
+def test_settings_have_kafkas_names_and_defaults() -> None:
+    settings = Settings.of({"listeners": "PLAINTEXT://0.0.0.0:19092", "log.dirs": "/data", "durability": "os"})
+    assert settings.listeners == Address("0.0.0.0", 19092)
+    assert settings.log_dirs == Path("/data")
+    assert settings.durability == "os"
+    assert settings.num_partitions == 1
+
+
+def test_older_names_and_units_are_understood() -> None:
+    settings = Settings.of({"broker.id": "7", "log.retention.hours": "2", "log.roll.hours": "1"})
+    assert (settings.node_id, settings.log_retention_ms, settings.log_roll_ms) == (7, 7_200_000, 3_600_000)
+    assert Settings.of({"log.retention.hours": "-1"}).log_retention_ms == -1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("listners", "x", "There is no setting listners. Did you mean listeners?"),
+        ("zzzzzz", "x", "There is no setting zzzzzz. `anabranch serve --settings` lists all of them."),
+        ("num.partitions", "none", "num.partitions cannot be 'none': expected a whole number."),
+        ("num.partitions", "0", "num.partitions cannot be '0': expected 1 to 100000."),
+        ("durability", "yes", "durability cannot be 'yes': expected one of fsync, os."),
+        ("listeners", "SSL://a:1", "listeners cannot be 'SSL://a:1': SSL:// is not supported, only PLAINTEXT://."),
+        ("listeners", "localhost", "listeners cannot be 'localhost': expected HOST:PORT."),
+        ("auto.create.topics.enable", "1", "auto.create.topics.enable cannot be '1': expected true or false."),
+        ("log.cleanup.policy", "x", "log.cleanup.policy cannot be 'x': expected some of delete, compact."),
+        ("log.dirs", "/a,/b", "log.dirs cannot be '/a,/b': expected one directory: a broker keeps all its data in one place."),
+    ],
+)  # fmt: skip
+def test_a_wrong_setting_is_explained_in_a_sentence(name: str, value: str, sentence: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        Settings.of({name: value})
+    assert str(raised.value) == sentence
+
+
+def test_a_properties_file_has_comments_and_joined_lines() -> None:
+    text = "# a comment\n! another\n\nnode.id = 3\nlog.cleanup.policy=compact,\\\n  delete\n"
+    assert read_properties(text) == {"node.id": "3", "log.cleanup.policy": "compact,delete"}
+    with pytest.raises(SettingsError, match="Line 1 is not name=value"):
+        read_properties("node.id 3")
+
+
+def test_the_environment_names_settings_and_other_variables_are_left_alone() -> None:
+    found = from_environment({"ANABRANCH_LOG_DIRS": "/x", "ANABRANCH_HOME": "/y", "PATH": "/bin"})
+    assert found == {"log.dirs": "/x"}
+
+
+def test_every_setting_is_described_and_its_default_can_be_read_back() -> None:
+    for item in described():
+        assert item.doc.endswith(".")
+        assert item.value == item.default
+        if item.name != "broker.rack":
+            Settings.of({item.name: item.default})
+
+
+def test_explicit_settings_are_those_that_differ() -> None:
+    assert explicit(Settings.of({"num.partitions": "4", "node.id": "1"})) == {"num.partitions": "4"}
+
+
+def test_addresses() -> None:
+    assert parse_address("PLAINTEXT://:9092") == Address("", 9092)
+    assert parse_address("[::1]:9092") == Address("::1", 9092)
+    assert str(Address("::1", 9092)) == "[::1]:9092"

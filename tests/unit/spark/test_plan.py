@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from anabranch.base.ids import TopicPartition
+from anabranch.machines.lineage import Lineage
+from anabranch.spark.plan import (
+    KEY_RANGE_MAX,
+    DataLossError,
+    KeyRange,
+    Loss,
+    Read,
+    Splitting,
+    TopicLook,
+    TopicOffsets,
+    extent,
+    key_ranges,
+    offsets_from_json,
+    offsets_to_json,
+    plan_tasks,
+    plan_to_json,
+    share,
+    stand,
+    verify,
+)
+
+GROWN = Lineage(1, (1, 2, 4), ({0: 3}, {0: 3, 1: 0}))
+"""The design's example: three records in 0, none in 1, and then some in 3."""
+
+
+def grown(**changes: object) -> TopicLook:
+    values: dict[str, object] = {
+        "topic": "t",
+        "topic_id": "id",
+        "lineage": GROWN,
+        "starts": {0: 0, 1: 0, 2: 0, 3: 0},
+        "ends": {0: 3, 1: 0, 2: 0, 3: 1},
+    }
+    return TopicLook(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def flat(ends: dict[int, int], starts: dict[int, int] | None = None, topic: str = "t") -> TopicLook:
+    return TopicLook(topic, "id", Lineage.flat(len(ends)), starts or dict.fromkeys(ends, 0), ends)
+
+
+def offsets(of: dict[int, int], **more: object) -> dict[str, TopicOffsets]:
+    return {"t": TopicOffsets(of, **{"topic_id": "id", "layouts": 1, **more})}  # type: ignore[arg-type]
+
+
+def tp(partition: int) -> TopicPartition:
+    return TopicPartition("t", partition)
+
+
+def test_a_batch_stops_before_records_that_wait_on_others_and_the_next_one_takes_them() -> None:
+    first = extent({"t": grown()}, {})
+    assert first.end["t"].offsets == {0: 3, 1: 0, 2: 0, 3: 0}
+    assert first.end["t"].seen == {3: 1}
+    assert first.advances
+    second = extent({"t": grown()}, first.end)
+    assert second.end["t"].offsets == {0: 3, 1: 0, 2: 0, 3: 1}
+    assert second.end["t"].seen == {}
+    assert not extent({"t": grown()}, second.end).advances
+
+
+def test_gates_do_not_wait_for_partitions_that_the_query_does_not_read() -> None:
+    only = extent({"t": grown()}, {}, assigned={"t": frozenset({3})})
+    assert only.end["t"].offsets == {3: 1}
+
+
+def test_an_unordered_topic_is_read_to_the_ends_of_its_logs() -> None:
+    assert extent({"t": grown(ordered=False)}, {}).end["t"].offsets == {0: 3, 1: 0, 2: 0, 3: 1}
+
+
+def test_what_came_after_the_horizon_is_left_for_another_run() -> None:
+    look = flat({0: 10, 1: 10, 2: 4})
+    bounded = extent({"t": look}, {}, horizon={"t": {0: 7, 1: 10}})
+    assert bounded.end["t"].offsets == {0: 7, 1: 10, 2: 0}
+    assert not extent({"t": look}, bounded.end, horizon={"t": {0: 7, 1: 10}}).advances
+
+
+def test_offsets_survive_the_checkpoint_and_equal_offsets_are_equal_text() -> None:
+    one = {"b": TopicOffsets({10: 5, 2: 7}, "id", 3, {10: 9}), "a": TopicOffsets({})}
+    other = {"a": TopicOffsets({}), "b": TopicOffsets({2: 7, 10: 5}, "id", 3, {10: 9})}
+    text = json.dumps(offsets_to_json(one))
+    assert text == json.dumps(offsets_to_json(other))
+    assert offsets_from_json(json.loads(text)) == one
+
+
+@pytest.mark.parametrize(
+    ("known", "looked", "loss"),
+    [
+        ({0: 3}, flat({0: 9}, {0: 5}), "t-0: wanted offset 3, available from offset 5: the log starts later"),
+        ({0: 12}, flat({0: 9}), "t-0: wanted offset 12, available from offset 9: the log ends before"),
+    ],
+)
+def test_an_offset_outside_the_log_is_a_loss_that_names_wanted_and_available(
+    known: dict[int, int], looked: TopicLook, loss: str
+) -> None:
+    found = extent({"t": looked}, offsets(known))
+    assert [str(one)[: len(loss)] for one in found.losses] == [loss]
+    assert loss in str(DataLossError(found.losses))
+    assert "failOnDataLoss" in str(DataLossError(found.losses))
+    assert found.end["t"].offsets == {0: 9}
+
+
+def test_a_partition_that_was_removed_is_no_loss_when_it_was_read_and_one_otherwise() -> None:
+    look = flat({0: 9})
+    assert stand(look, TopicOffsets({0: 9, 1: 40}, "id")).losses == ()
+    (lost,) = stand(look, TopicOffsets({0: 9, 1: 40}, "id", 1, {1: 50})).losses
+    assert lost == Loss("t", 1, 40, None, "the partition was removed before its records up to offset 50 were read")
+
+
+def test_a_new_partition_starts_at_its_log_start_without_loss() -> None:
+    standing = stand(flat({0: 9, 1: 60}, {0: 0, 1: 50}), TopicOffsets({0: 9}, "id"))
+    assert standing.positions == {0: 9, 1: 50}
+    assert standing.losses == ()
+
+
+def test_a_topic_that_was_made_anew_is_a_loss_and_read_from_its_start() -> None:
+    found = extent({"t": flat({0: 4})}, offsets({0: 9}, topic_id="an older one"))
+    assert ["deleted and created again" in str(loss) for loss in found.losses] == [True]
+    assert found.end["t"].offsets == {0: 4}
+    assert "deleted" in str(extent({}, offsets({0: 9})).losses[0])
+
+
+def test_the_limit_is_shared_in_proportion_and_leaves_nobody_out() -> None:
+    taken = share({tp(0): 1_000_000, tp(1): 100_000, tp(2): 1, tp(3): 0}, 1_100, turn=0)
+    assert sum(taken.values()) == 1_100
+    assert taken[tp(2)] == 1
+    assert 995 <= taken[tp(0)] <= 1_000
+    assert tp(3) not in taken
+
+
+def test_a_limit_below_the_number_of_partitions_goes_round() -> None:
+    open_ = {tp(p): 100 for p in range(5)}
+    turns = [share(open_, 2, turn=turn) for turn in (0, 2, 4)]
+    assert [sorted(p.partition for p in turn) for turn in turns] == [[0, 1], [2, 3], [0, 4]]
+
+
+def test_a_micro_batch_is_one_task_per_partition_unless_more_are_asked_for() -> None:
+    looks = {"t": flat({0: 10, 1: 0, 2: 30})}
+    tasks = plan_tasks(looks, {}, {"t": {0: 10, 1: 0, 2: 30}}, Splitting())
+    assert [task.reads for task in tasks] == [(Read("t", 0, 0, 10),), (Read("t", 2, 0, 30),)]
+    by_key = plan_tasks(looks, {}, {"t": {0: 10, 1: 0, 2: 30}}, Splitting(min_partitions=4))
+    assert [(task.reads[0].partition, task.key_range) for task in by_key] == [
+        (0, KeyRange(0, KEY_RANGE_MAX)),
+        *((2, keys) for keys in key_ranges(3)),
+    ]
+
+
+def test_splits_by_offset_cover_the_partition_and_keep_their_layouts() -> None:
+    lineage = Lineage(1, (1, 2, 1), ({0: 4}, {0: 6, 1: 0}))
+    look = TopicLook("t", "id", lineage, {0: 0, 1: 0}, {0: 9, 1: 0})
+    splitting = Splitting(max_records_per_partition=3, by_key=False)
+    reads = [task.reads[0] for task in plan_tasks({"t": look}, {}, {"t": {0: 9}}, splitting)]
+    assert reads == [
+        Read("t", 0, 0, 3, (), (0,)),
+        Read("t", 0, 3, 6, (4,), (0, 1)),
+        Read("t", 0, 6, 9, (), (2,)),
+    ]
+
+
+def test_a_batch_query_reads_a_family_in_layout_order() -> None:
+    lineage = Lineage(1, (1, 2, 1), ({0: 4}, {0: 6, 1: 5}))
+    look = TopicLook("t", "id", lineage, {0: 0, 1: 0}, {0: 9, 1: 5})
+    (task,) = plan_tasks({"t": look}, {}, {"t": look.ends}, Splitting(), whole=True)
+    assert task.reads == (
+        Read("t", 0, 0, 6, (4,), (0, 1)),
+        Read("t", 1, 0, 5, (), (1,)),
+        Read("t", 0, 6, 9, (), (2,)),
+    )
+    line = plan_to_json({"t": look}, {}, {"t": look.ends}, [task], by_key=True, whole=True)
+    assert verify(line) == []
+    assert verify(line.replace('[["t",0,0,6],["t",1,0,5],', '[["t",1,0,5],["t",0,0,6],'))
+
+
+def test_the_checker_finds_what_is_wrong_with_a_plan() -> None:
+    look = grown()
+    start, end = {"t": {0: 0, 1: 0, 2: 0, 3: 0}}, {"t": {0: 3, 1: 0, 2: 0, 3: 1}}
+    tasks = plan_tasks({"t": look}, start, end, Splitting())
+    early = verify(plan_to_json({"t": look}, start, end, tasks, by_key=True))
+    assert "t-3: offset 0, of layout 2, is read before t-0 was read up to offset 3, the end of layout 0" in early
+    good_end = {"t": {0: 3, 1: 0, 2: 0, 3: 0}}
+    good = plan_tasks({"t": look}, start, good_end, Splitting())
+    line = plan_to_json({"t": look}, start, good_end, good, by_key=True)
+    assert verify(line) == []
+    assert json.loads(line)["topics"]["t"]["closed"]["3"] == {"at": 0, "waits": [[0, 3]]}
+    assert verify(plan_to_json({"t": look}, start, good_end, [*good, *good], by_key=True))
+    assert verify(plan_to_json({"t": look}, start, good_end, [], by_key=True))
+    assert verify(line.replace('["t",0,0,3]', '["t",0,0,2]'))
+    assert verify(line.replace('"log_end":{"0":3', '"log_end":{"0":2'))
+    assert verify('{"version":99}') == ["this is not a plan of version 1"]

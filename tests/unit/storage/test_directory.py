@@ -1,0 +1,45 @@
+"""The data directory: one broker at a time, and whose data it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from anabranch.base.errors import AnabranchError
+from anabranch.base.ids import TopicPartition
+from anabranch.runtime.disk import Disk
+from anabranch.storage.directory import DataDirectory, DirectoryInUseError, Identity
+
+
+def test_a_directory_in_use_is_refused_with_who_holds_it(tmp_path: Path) -> None:
+    first = DataDirectory(tmp_path / "data", Disk())
+    with pytest.raises(DirectoryInUseError, match=f"process id {os.getpid()}"):
+        DataDirectory(tmp_path / "data", Disk())
+    first.release()
+    DataDirectory(tmp_path / "data", Disk()).release()
+
+
+def test_a_directory_remembers_whose_it_is(tmp_path: Path) -> None:
+    directory = DataDirectory(tmp_path, Disk())
+    assert directory.identity(Identity("c1", 3)) == Identity("c1", 3)
+    assert directory.identity(Identity("other", 3)) == Identity("c1", 3)
+    with pytest.raises(AnabranchError, match="node 3"):
+        directory.identity(Identity("c1", 4))
+    (tmp_path / "meta.properties").write_text("version=1\n")
+    with pytest.raises(AnabranchError, match="damaged"):
+        directory.identity(Identity("c1", 3))
+    directory.release()
+
+
+def test_logs_are_listed_and_removed_whole(tmp_path: Path) -> None:
+    directory = DataDirectory(tmp_path, Disk())
+    for name in ("a-0", "with-dash-12", "b-1.deleted", "other"):
+        (tmp_path / name).mkdir()
+    assert directory.logs() == [TopicPartition("a", 0), TopicPartition("with-dash", 12)]
+    assert not (tmp_path / "b-1.deleted").exists()
+    directory.remove_log(TopicPartition("a", 0))
+    directory.remove_log(TopicPartition("a", 0))
+    assert directory.logs() == [TopicPartition("with-dash", 12)]
+    directory.release()
