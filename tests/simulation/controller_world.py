@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import NamedTuple
@@ -28,13 +28,13 @@ from anabranch.machines.controller.effects import (
     SendLeaderAndIsr,
     SendStopReplica,
 )
-from anabranch.machines.controller.nodes import BrokerNode, DeleteNode, Phase, PutNode, Record, Topic
+from anabranch.machines.controller.nodes import BrokerNode, DeleteNode, PutNode, Record, Topic
 from anabranch.machines.controller.reaper import LogRange
 from anabranch.machines.controller.state import State, apply
 from anabranch.machines.controller.views import TopicView
 from anabranch.machines.lineage import Lineage
 from anabranch.machines.placement import place
-from anabranch.machines.producers import Accept, Duplicate, ProducerTable, Refuse
+from anabranch.machines.producers import Accept, Duplicate, ProducerTable
 
 TOPIC = "t"
 COUNT_MAX = 9
@@ -189,7 +189,7 @@ class Reader:
     positions: dict[int, int] = field(default_factory=dict)
 
 
-class Crash(Exception):
+class CrashError(Exception):
     """The controller dies in the middle of something."""
 
 
@@ -241,10 +241,10 @@ class World:
             self.crash_in -= 1
             if self.crash_in < 0:
                 self.crash_in = None
-                raise Crash
+                raise CrashError
 
     def submit(self, decide: Callable[[State], Decision[object]]) -> object:
-        """Decide, persist, apply, perform: the loop that the server has too. None where the controller is, or gets, dead."""
+        """Decide, persist, apply, perform, as the server does. None where the controller is dead, or dies of it."""
         if self.state is None:
             return None
         try:
@@ -258,7 +258,7 @@ class World:
             for effect in decision.effects:
                 self.perform(effect)
                 self.tick()
-        except Crash:
+        except CrashError:
             self.crash_controller()
             return None
         return decision.reply
