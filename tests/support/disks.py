@@ -1,7 +1,9 @@
-"""A disk in memory that fails as real ones do: it loses what was not synced, tears it, fills up, and flips bits.
+"""A disk in memory that fails as real ones do: it loses what was not synced, tears it, fills up, lies, and flips bits.
 
-Every file has the bytes that programs see and the bytes that are safe; `crash` gives the disk as the next start finds
-it: each unsynced write is there, missing or torn, as chance has it, and so is each unsynced name.
+Every file has the bytes that programs see and the bytes that are safe. A power loss (`crash`) gives the disk as the
+next start finds it: of everything that was not synced (sectors of files, names of files, directories) some is there
+and some is not, as chance has it. A sync that fails may have saved anything or nothing, and the next one will not try
+again what it has left; only that a file was cut is not forgotten (file systems keep a journal of sizes).
 """
 
 from __future__ import annotations
@@ -12,6 +14,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from anabranch.runtime.disk import Disk, File
+
+SECTOR = 64
+
+
+class Node:
+    """The content of a file: as seen, as it is safe, and the changes between the two (`(size, b"")` cuts)."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.safe = bytearray()
+        self.pending: list[tuple[int, bytes]] = []
 
 
 class MemoryFile(File):
@@ -37,80 +50,86 @@ class MemoryFile(File):
         return memoryview(self.read(size, position))
 
     def truncate(self, size: int) -> None:
-        del self._node.data[size:]
-        self._node.pending.append((size, b""))
+        if size != len(self._node.data):
+            self._node.data[size:] = bytes(max(0, size - len(self._node.data)))
+            self._node.pending.append((size, b""))
 
     def sync(self) -> None:
         self._disk.sync(self._node)
 
 
-class Node:
-    """The content of a file: as seen, as it is safe, and the writes between the two (`(size, b"")` cuts)."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-        self.safe = bytearray()
-        self.pending: list[tuple[int, bytes]] = []
-
-
 class FaultyDisk(Disk):
-    """Files by path; directories are whatever their files say."""
+    """Files by path."""
 
     def __init__(self, seed: int, capacity: int | None = None) -> None:
         self.chance = random.Random(seed)
         self.capacity = capacity
         self.fail_sync = False
+        self.syncs = 0
         self.nodes: dict[Path, Node] = {}
         self.safe_names: dict[Path, Node] = {}
+        self.directories: set[Path] = set()
+        self.safe_directories: set[Path] = set()
+
+    @property
+    def used(self) -> int:
+        return sum(len(node.data) for node in self.nodes.values())
 
     # -- faults
 
     def write(self, node: Node, data: bytes, position: int) -> None:
         if self.capacity is not None:
-            used = sum(len(other.data) for other in self.nodes.values())
-            room = max(0, self.capacity - used + max(0, len(node.data) - position))
+            room = max(0, self.capacity - self.used + max(0, len(node.data) - position))
             if len(data) > room:
-                self._put(node, data[:room], position)
+                if room:
+                    _put(node.data, position, data[:room])
+                    node.pending.append((position, data[:room]))
                 raise OSError(errno.ENOSPC, "No space left on device")
-        self._put(node, data, position)
-
-    def _put(self, node: Node, data: bytes, position: int) -> None:
-        node.data.extend(bytes(max(0, position - len(node.data))))
-        node.data[position : position + len(data)] = data
-        node.pending.append((position, data))
+        _put(node.data, position, data)
+        if data:
+            node.pending.append((position, data))
 
     def sync(self, node: Node) -> None:
+        self.syncs += 1
         if self.fail_sync:
+            self._save_some(node)
+            node.pending = [(size, data) for size, data in node.pending if not data]
             raise OSError(errno.EIO, "Input/output error")
-        node.safe[:] = node.data
+        for position, data in node.pending:
+            _apply(node.safe, position, data)
         node.pending.clear()
 
     def crash(self) -> FaultyDisk:
         """Lose the power; answer the disk as it is found afterwards."""
-        after = FaultyDisk(self.chance.randrange(2**32), self.capacity)
+        after = FaultyDisk(self.chance.randrange(2**32))
+        directories = {path for path in self.directories if path in self.safe_directories or self.chance.random() < 0.5}
         names = dict(self.safe_names)
-        for path in set(self.nodes) | set(self.safe_names):
+        for path in sorted(set(self.nodes) | set(self.safe_names)):
             if self.nodes.get(path) is not self.safe_names.get(path) and self.chance.random() < 0.5:
                 names.pop(path, None)
                 if path in self.nodes:
                     names[path] = self.nodes[path]
-        for path, node in names.items():
-            found = Node()
-            found.data[:] = node.safe
-            for position, data in node.pending:
-                lot = self.chance.random()
-                if not data:
-                    if lot < 0.5:
-                        del found.data[position:]
-                    continue
-                if lot < 0.4:
-                    break
-                kept = data if lot < 0.7 else data[: self.chance.randrange(len(data) + 1)]
-                found.data.extend(bytes(max(0, position - len(found.data))))
-                found.data[position : position + len(kept)] = kept
-            found.safe[:] = found.data
-            after.nodes[path] = after.safe_names[path] = found
+        after.directories = directories
+        after.safe_directories = set(directories)
+        for path, node in sorted(names.items()):
+            if path.parent in directories:
+                self._save_some(node)
+                found = Node()
+                found.data[:] = found.safe[:] = node.safe
+                after.nodes[path] = after.safe_names[path] = found
         return after
+
+    def _save_some(self, node: Node) -> None:
+        """Make some of the unsynced changes safe, sector by sector."""
+        share = self.chance.choice((0.0, 0.5, 0.9, 1.0))
+        for position, data in node.pending:
+            if not data:
+                if self.chance.random() < share:
+                    _apply(node.safe, position, data)
+                continue
+            for start in range(0, len(data), SECTOR):
+                if self.chance.random() < share:
+                    _put(node.safe, position + start, data[start : start + SECTOR])
 
     def flip_bit(self, path: Path, position: int) -> None:
         node = self.nodes[path]
@@ -130,20 +149,24 @@ class FaultyDisk(Disk):
         return self.open(path).read(1 << 62, 0)
 
     def replace(self, path: Path, data: bytes) -> None:
-        if self.capacity is not None and sum(len(n.data) for n in self.nodes.values()) + len(data) > self.capacity:
+        if self.capacity is not None and self.used + len(data) > self.capacity:
             raise OSError(errno.ENOSPC, "No space left on device")
+        if self.fail_sync:
+            raise OSError(errno.EIO, "Input/output error")
         node = Node()
         node.data[:] = node.safe[:] = data
-        self.nodes[path] = self.safe_names[path] = node
+        self.nodes[path] = node
+        self.sync_directory(path.parent)
 
     def exists(self, path: Path) -> bool:
-        return any(path == other or path in other.parents for other in self.nodes)
+        return path in self.nodes or path in self.directories
 
     def names(self, directory: Path) -> Sequence[str]:
-        return sorted({path.relative_to(directory).parts[0] for path in self.nodes if directory in path.parents})
+        inside = [path for path in (*self.nodes, *self.directories) if directory in path.parents]
+        return sorted({path.relative_to(directory).parts[0] for path in inside})
 
     def make_directory(self, path: Path) -> None:
-        pass
+        self.directories |= {path, *path.parents}
 
     def rename(self, old: Path, new: Path) -> None:
         self.nodes[new] = self.nodes.pop(old)
@@ -151,9 +174,27 @@ class FaultyDisk(Disk):
     def unlink(self, path: Path) -> None:
         self.nodes.pop(path, None)
 
+    def discard(self, paths: Sequence[Path]) -> None:
+        for path in paths:
+            self.unlink(path)
+
     def sync_directory(self, path: Path) -> None:
+        self.syncs += 1
         if self.fail_sync:
             raise OSError(errno.EIO, "Input/output error")
         for known in [known for known in self.safe_names if known.parent == path]:
             del self.safe_names[known]
         self.safe_names.update({name: node for name, node in self.nodes.items() if name.parent == path})
+        self.safe_directories |= {known for known in self.directories if known.parent == path}
+
+
+def _put(target: bytearray, position: int, data: bytes) -> None:
+    target.extend(bytes(max(0, position - len(target))))
+    target[position : position + len(data)] = data
+
+
+def _apply(target: bytearray, position: int, data: bytes) -> None:
+    if data:
+        _put(target, position, data)
+    else:
+        target[position:] = bytes(max(0, position - len(target)))

@@ -19,7 +19,7 @@ DECOMPRESSION_RATIO_MAX = 128
 """A batch may expand to at most `max.message.bytes` times this, or it is refused as a decompression bomb."""
 
 ARRAY_LENGTH_MAX = 1_000_000
-"""The longest array that one message may carry, beside the rule that it must fit in the bytes that are left."""
+"""Array elements of one message, all its arrays together, beside the rule that they must fit in the bytes left."""
 NESTING_DEPTH_MAX = 16
 TAGGED_FIELDS_MAX = 1_000
 

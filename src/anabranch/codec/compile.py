@@ -7,7 +7,6 @@ the buffer alive, so a buffer that is to be reused must outlive them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sized
 from typing import Any, TypeAlias, TypeVar
 
 from anabranch.base.errors import DecodeError
@@ -20,8 +19,8 @@ from anabranch.codec.writing import Splice, Writer, compile_writer
 
 T = TypeVar("T")
 
-Part: TypeAlias = Blob | Sized
-"""A piece of an encoded message: bytes, or an object that was put in a `records` field and that the socket resolves."""
+Part: TypeAlias = Any
+"""A piece of an encoded message: a blob, or the sized object that someone put in a `records` field."""
 
 _readers: dict[tuple[type, int], Reader] = {}
 _writers: dict[tuple[type, int], Writer] = {}

@@ -137,6 +137,7 @@ def _show(self: Any) -> str:
     for name, field in schema_of(type(self)).fields.items():
         value = getattr(self, name)
         default = [] if field.default == () else field.default
+        default = default() if isinstance(default, type) else default
         if value != default:
             shown.append(f"{name}={value!r}")
     if self.unknown_tags:

@@ -12,6 +12,8 @@ from anabranch.codec.types import Blob
 INLINE_SIZE_MAX = 1024
 """Records up to this size are copied beside their neighbours; a gather list of tiny parts costs more than the copy."""
 
+_COPIED = (bytes, bytearray, memoryview)
+
 
 class EncodeError(AnabranchError, ValueError):
     """A message of ours that its version cannot carry: null where there is no null, a number out of range."""
@@ -95,7 +97,7 @@ def write_tags(out: bytearray, tags: dict[int, bytes]) -> None:
 
 def put_records(out: bytearray, splices: list[tuple[int, object]], part: Blob, size: int) -> None:
     """Copy small records into `out`; leave a mark where anything else is to be spliced in."""
-    if size <= INLINE_SIZE_MAX and isinstance(part, bytes | bytearray | memoryview):
+    if size <= INLINE_SIZE_MAX and isinstance(part, _COPIED):
         out += part
     else:
         splices.append((len(out), part))

@@ -149,7 +149,7 @@ class _ReaderCompiler:
                 self.source.run.append((raw, "16s"))
                 self.after_run.append(f"{target} = uuid_of({raw})")
             case String():
-                self.span(target, nullable, what, "h", "str(view[position:stop], 'utf-8')")
+                self.span(target, nullable, what, "h", "view[position:stop].tobytes().decode()")
             case Bytes():
                 self.span(target, nullable, what, "i", "view[position:stop]")
             case Array(of=element):

@@ -57,8 +57,9 @@ class FrameSplitter:
 
     @property
     def pending(self) -> int:
-        """Bytes held of a frame that is not complete."""
-        return len(self._head) + len(self._body or b"") + len(self._piece)
+        """Bytes that were fed and belong to no frame that was taken."""
+        started = 0 if self._body is None else 4 + len(self._body)
+        return len(self._head) + started + len(self._piece)
 
     def feed(self, data: Blob) -> Iterator[memoryview]:
         """Take more bytes; iterate over the frames that they complete, which must be done before more are fed."""

@@ -11,8 +11,12 @@ import fcntl
 import mmap
 import os
 import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+
+DISCARD_SIZE_MAX = 4 << 20
+"""Bytes of a file that is removed while the caller waits."""
 
 
 class File:
@@ -109,6 +113,20 @@ class Disk:
         """Remove a file; one that is not there is no error."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
+
+    def discard(self, paths: Sequence[Path]) -> None:
+        """Remove files, large ones in a thread of its own: giving back their blocks can take a good part of a second.
+
+        What is not removed before the process ends is still there afterwards.
+        """
+        if any(path.exists() and path.stat().st_size > DISCARD_SIZE_MAX for path in paths):
+            threading.Thread(target=self._discard, args=(paths,), name="discard", daemon=True).start()
+        else:
+            self._discard(paths)
+
+    def _discard(self, paths: Sequence[Path]) -> None:
+        for path in paths:
+            self.unlink(path)
 
     def remove_tree(self, path: Path) -> None:
         """Remove a directory with everything in it; one that is not there is no error."""

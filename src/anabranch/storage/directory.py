@@ -1,21 +1,27 @@
 """The data directory: one broker's home, locked while it runs, with who it is in `meta.properties`.
 
-DATA/.lock  meta.properties  metadata.sqlite  <topic>-<partition>/
+.lock  meta.properties  metadata.sqlite  clean-stop  <topic>-<partition>/
+recovery-point-offset-checkpoint  log-start-offset-checkpoint
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from anabranch.base.errors import AnabranchError
 from anabranch.base.ids import TopicPartition
+from anabranch.records.batch import BatchHeader
 from anabranch.runtime.disk import Disk
+from anabranch.storage.checkpoints import Checkpoints
+from anabranch.storage.log.config import LogConfig
+from anabranch.storage.log.log import PartitionLog
 
 META_FILE = "meta.properties"
 LOCK_FILE = ".lock"
 METADATA_FILE = "metadata.sqlite"
+CLEAN_STOP_FILE = "clean-stop"
 VERSION = 1
 DELETED_SUFFIX = ".deleted"
 
@@ -48,6 +54,13 @@ class DataDirectory:
             ) from error
         except OSError as error:
             raise AnabranchError(f"The data directory {path} cannot be used: {error.strerror}.") from error
+        self.stopped_cleanly = disk.exists(path / CLEAN_STOP_FILE)
+        """Whether the broker before this one closed its logs, so that there is nothing to check in them."""
+        try:
+            self.checkpoints = Checkpoints(disk, path)
+        except AnabranchError:
+            self.release()
+            raise
 
     def identity(self, new: Identity) -> Identity:
         """Read who owns the data; a new directory becomes `new`'s. Data of another node or format is refused."""
@@ -87,9 +100,29 @@ class DataDirectory:
                 found.append(TopicPartition(topic, int(partition)))
         return found
 
+    def open_log(
+        self,
+        partition: TopicPartition,
+        config: LogConfig,
+        *,
+        start_offset: int = 0,
+        visit: Callable[[BatchHeader], None] | None = None,
+    ) -> PartitionLog:
+        """Open a partition's log, as `PartitionLog.open`; its checkpoints are kept here, with everyone's."""
+        return PartitionLog.open(
+            self.log_path(partition),
+            config,
+            disk=self._disk,
+            start_offset=start_offset,
+            visit=visit,
+            checkpoints=self.checkpoints,
+        )
+
     def remove_log(self, partition: TopicPartition) -> None:
-        """Delete a log; after a crash it is either whole or gone."""
+        """Delete a log; after a crash it is either whole or gone. Blocks; OSError."""
         path = self.log_path(partition)
+        self.checkpoints.forget(path.name)
+        self.checkpoints.save()
         if not self._disk.exists(path):
             return
         doomed = path.with_name(path.name + DELETED_SUFFIX)
@@ -97,6 +130,15 @@ class DataDirectory:
         self._disk.rename(path, doomed)
         self._disk.sync_directory(self.path)
         self._disk.remove_tree(doomed)
+
+    def began(self) -> None:
+        """Take the mark of a clean stop away, before the first append."""
+        self._disk.unlink(self.path / CLEAN_STOP_FILE)
+
+    def stopped(self) -> None:
+        """Save the checkpoints and, as all logs are closed, leave the mark of a clean stop. Blocks; OSError."""
+        self.checkpoints.save()
+        self._disk.replace(self.path / CLEAN_STOP_FILE, b"")
 
     def release(self) -> None:
         """Let another broker have the directory."""

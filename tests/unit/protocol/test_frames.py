@@ -24,7 +24,7 @@ from anabranch.protocol.messages.produce import PartitionProduceData, ProduceReq
 
 
 def joined(parts: list[Part]) -> bytes:
-    return b"".join(bytes(part) for part in parts)  # type: ignore[arg-type]
+    return b"".join(bytes(part) for part in parts)
 
 
 REQUESTS = [
@@ -121,8 +121,8 @@ def test_records_are_parts_of_their_own_in_a_response_frame() -> None:
     parts = encode_response(response, 1, 12, 9)
     assert sum(part is foreign for part in parts) == 1
     assert sum(part is view for part in parts) == 1
-    assert int.from_bytes(bytes(parts[0][:4])) == sum(len(part) for part in parts) - 4  # type: ignore[index]
-    frame = b"".join(b"s" * 70_000 if part is foreign else bytes(part) for part in parts)[4:]  # type: ignore[arg-type]
+    assert int.from_bytes(bytes(parts[0][:4])) == sum(len(part) for part in parts) - 4
+    frame = b"".join(b"s" * 70_000 if part is foreign else bytes(part) for part in parts)[4:]
     correlation_id, decoded = decode_response(frame, 1, 12)
     assert correlation_id == response_correlation_id(frame) == 9
     assert [len(each.records or b"") for each in decoded.responses[0].partitions] == [70_000, 2000, 0]

@@ -40,8 +40,8 @@ class FetchPartition:
 class FetchTopic:
     """Partitions of one topic to read; ours: the partition count that the reader knows."""
 
-    topic_id: UUID = uuid(since=13)
     topic: str = string(until=12)
+    topic_id: UUID = uuid(since=13)
     partitions: Sequence[FetchPartition] = array(FetchPartition)
     undeleted_partition_count: int = int32(tag=10000, default=-1)
 
@@ -50,8 +50,8 @@ class FetchTopic:
 class ForgottenTopic:
     """Partitions that leave the fetch session."""
 
-    topic_id: UUID = uuid(since=13)
     topic: str = string(until=12)
+    topic_id: UUID = uuid(since=13)
     partitions: Sequence[int] = array(int32)
 
 
@@ -68,8 +68,8 @@ class FetchRequest:
     """Read records, waiting for some to come; ours: the member that reads, when its group shares by key range."""
 
     cluster_id: str | None = string(nullable=True, default=None, tag=0)
-    replica_state: ReplicaState | None = nested(ReplicaState, since=15, tag=1)
     replica_id: int = int32(until=14, default=-1)
+    replica_state: ReplicaState | None = nested(ReplicaState, since=15, tag=1)
     max_wait_ms: int = int32()
     min_bytes: int = int32()
     max_bytes: int = int32(default=2147483647)
@@ -137,8 +137,8 @@ class PartitionData:
 class FetchableTopicResponse:
     """The answers for one topic."""
 
-    topic_id: UUID = uuid(since=13)
     topic: str = string(until=12)
+    topic_id: UUID = uuid(since=13)
     partitions: Sequence[PartitionData] = array(PartitionData)
 
 

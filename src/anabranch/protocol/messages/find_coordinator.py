@@ -32,12 +32,12 @@ class Coordinator:
 
 @message(api_key=10, versions="0-6", flexible="3+")
 class FindCoordinatorResponse:
-    """The coordinators; up to v3 there is one, in the fields below the array."""
+    """The coordinators; up to v3 there is one, in the fields above the array."""
 
     throttle_time_ms: int = int32(since=1)
-    coordinators: Sequence[Coordinator] = array(Coordinator, since=4)
     error_code: int = int16(until=3)
     error_message: str | None = string(since=1, until=3, nullable=True)
     node_id: int = int32(until=3)
     host: str = string(until=3)
     port: int = int32(until=3)
+    coordinators: Sequence[Coordinator] = array(Coordinator, since=4)

@@ -21,8 +21,8 @@ class LeaveGroupRequest:
     """Leave a classic group at once."""
 
     group_id: str = string()
-    members: Sequence[MemberIdentity] = array(MemberIdentity, since=3)
     member_id: str = string(until=2)
+    members: Sequence[MemberIdentity] = array(MemberIdentity, since=3)
 
 
 @struct()

@@ -85,5 +85,5 @@ class MetadataResponse:
     cluster_id: str | None = string(since=2, nullable=True, default=None)
     controller_id: int = int32(since=1, default=-1)
     topics: Sequence[MetadataResponseTopic] = array(MetadataResponseTopic)
-    error_code: int = int16(since=13)
     cluster_authorized_operations: int = int32(since=8, until=10, default=-2147483648)
+    error_code: int = int16(since=13)

@@ -33,8 +33,8 @@ class OffsetCommitRequestPartition:
 class OffsetCommitRequestTopic:
     """Partitions of one topic."""
 
-    topic_id: UUID = uuid(since=10)
     name: str = string(until=9)
+    topic_id: UUID = uuid(since=10)
     partitions: Sequence[OffsetCommitRequestPartition] = array(OffsetCommitRequestPartition)
 
 
@@ -63,8 +63,8 @@ class OffsetCommitResponsePartition:
 class OffsetCommitResponseTopic:
     """The answers for one topic."""
 
-    topic_id: UUID = uuid(since=10)
     name: str = string(until=9)
+    topic_id: UUID = uuid(since=10)
     partitions: Sequence[OffsetCommitResponsePartition] = array(OffsetCommitResponsePartition)
 
 

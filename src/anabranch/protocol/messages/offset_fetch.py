@@ -30,8 +30,8 @@ class OffsetFetchRequestTopic:
 class OffsetFetchRequestTopics:
     """Partitions of one topic, from v8."""
 
-    topic_id: UUID = uuid(since=10)
     name: str = string(until=9)
+    topic_id: UUID = uuid(since=10)
     partition_indexes: Sequence[int] = array(int32)
 
 
@@ -47,11 +47,11 @@ class OffsetFetchRequestGroup:
 
 @message(api_key=9, versions="1-10", flexible="6+")
 class OffsetFetchRequest:
-    """Ask for committed offsets: of several groups from v8, of one in the fields below before."""
+    """Ask for committed offsets: of several groups from v8, of one, in the fields above the array, before."""
 
-    groups: Sequence[OffsetFetchRequestGroup] = array(OffsetFetchRequestGroup, since=8)
     group_id: str = string(until=7)
     topics: Sequence[OffsetFetchRequestTopic] | None = array(OffsetFetchRequestTopic, until=7, nullable="2+")
+    groups: Sequence[OffsetFetchRequestGroup] = array(OffsetFetchRequestGroup, since=8)
     require_stable: bool = boolean(since=7)
 
 
@@ -91,8 +91,8 @@ class OffsetFetchResponsePartitions:
 class OffsetFetchResponseTopics:
     """The answers for one topic, from v8."""
 
-    topic_id: UUID = uuid(since=10)
     name: str = string(until=9)
+    topic_id: UUID = uuid(since=10)
     partitions: Sequence[OffsetFetchResponsePartitions] = array(OffsetFetchResponsePartitions)
 
 
@@ -107,9 +107,9 @@ class OffsetFetchResponseGroup:
 
 @message(api_key=9, versions="1-10", flexible="6+")
 class OffsetFetchResponse:
-    """Committed offsets: of several groups from v8, of one in the fields below before."""
+    """Committed offsets: of several groups from v8, of one, in the fields above the array, before."""
 
     throttle_time_ms: int = int32(since=3)
-    groups: Sequence[OffsetFetchResponseGroup] = array(OffsetFetchResponseGroup, since=8)
     topics: Sequence[OffsetFetchResponseTopic] = array(OffsetFetchResponseTopic, until=7)
     error_code: int = int16(since=2, until=7)
+    groups: Sequence[OffsetFetchResponseGroup] = array(OffsetFetchResponseGroup, since=8)

@@ -22,8 +22,8 @@ class PartitionProduceData:
 class TopicProduceData:
     """Batches for one topic; ours: the partition count by which the sender placed the records."""
 
-    topic_id: UUID = uuid(since=13)
     name: str = string(until=12)
+    topic_id: UUID = uuid(since=13)
     partition_data: Sequence[PartitionProduceData] = array(PartitionProduceData)
     undeleted_partition_count: int = int32(tag=10000, default=-1)
 
@@ -72,8 +72,8 @@ class PartitionProduceResponse:
 class TopicProduceResponse:
     """The answers for one topic."""
 
-    topic_id: UUID = uuid(since=13)
     name: str = string(until=12)
+    topic_id: UUID = uuid(since=13)
     partition_responses: Sequence[PartitionProduceResponse] = array(PartitionProduceResponse)
 
 

@@ -1,52 +1,46 @@
 """The log of one partition: batches in segments, leader epochs, and what is durable of them (storage.md, section 2).
 
-    log start <= recovery point <= flushed <= end          high watermark = flushed (fsync) or end (os)
+    log start, recovery point <= flushed <= end          high watermark = flushed (fsync) or end (os)
 
-The rules it keeps:
 - `append` gives offsets and writes; nothing else moves the end forward. When it fails the log is what it was.
-- `flushed` moves only after fdatasync of every file that holds bytes below it. When that fails, what the kernel holds
-  of the unsynced tail can no longer be trusted, so the tail, which nobody was promised, is cut before the log takes
-  appends again.
-- Opening checks everything from the recovery point on and cuts the log at the first torn or corrupt batch, saying so.
-  Below the recovery point nothing is ever cut: a log that is broken there is offline.
+- `flushed` moves only after a sync of every file with bytes below it, and of its name. After a failed sync the kernel
+  may call the unsynced tail clean though it never reached the disk, so a later sync that succeeds proves nothing.
+  Before the log takes appends again that tail is cut (fsync: nobody was promised it), or read back, checked, written
+  again and synced (os: readers may have seen it); what does not pass is cut.
 
-One thread calls everything, except `Flush.run`, which blocks and is made for another thread.
+One thread calls everything, except `Flush.run`, which blocks and may run in another.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from anabranch.base.errors import AnabranchError, DecodeError
+from anabranch.base.errors import DecodeError
 from anabranch.records.batch import BatchHeader, headers, stamp
 from anabranch.runtime.disk import Disk, File
+from anabranch.storage.checkpoints import Checkpoints
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.epochs import LeaderEpochs
-from anabranch.storage.log.recovery import scan
-from anabranch.storage.log.segment import LogSlice, Segment
+from anabranch.storage.log.errors import OfflineLogError, OffsetOutOfRangeError
+from anabranch.storage.log.recovery import recover, scan
+from anabranch.storage.log.segment import LOG_SUFFIX, LogSlice, Segment
+
+__all__ = ["Appended", "Flush", "LogSlice", "OfflineLogError", "OffsetOutOfRangeError", "PartitionLog"]
 
 logger = logging.getLogger("anabranch.storage.log")
 
 EPOCHS_FILE = "leader-epoch-checkpoint"
-CHECKPOINT_FILE = "log-checkpoint"
 SNAPSHOT_SUFFIX = ".snapshot"
 SNAPSHOTS_KEPT = 2
 RELATIVE_OFFSET_MAX = (1 << 31) - 1
-_CHECKPOINT = struct.Struct(">qq")
-
-
-class OffsetOutOfRangeError(AnabranchError):
-    """An offset that the log does not have: below its start, or above its end."""
-
-
-class OfflineLogError(AnabranchError):
-    """A log that is damaged where it was known to be sound. It is left as it is; the other partitions serve."""
+RESUME_INTERVAL_MS = 1_000
+"""After a failed sync, time between attempts to go on."""
 
 
 class Appended(NamedTuple):
@@ -56,48 +50,57 @@ class Appended(NamedTuple):
     last_offset: int
 
 
-class TimestampedOffset(NamedTuple):
-    """An answer about time: an offset, its timestamp in ms, and the leader epoch it was appended under."""
-
-    offset: int
-    timestamp: int
-    leader_epoch: int
-
-
 @dataclass(frozen=True, slots=True)
 class Flush:
     """The work of making a log durable up to `end`; made by `begin_flush`, given back to `end_flush`."""
 
     end: int
     files: tuple[File, ...]
-    directory: Path | None
+    directories: tuple[Path, ...]
+    segments: tuple[Segment, ...]
+    indexed: tuple[Segment, ...]
+    """Those whose index is among the files."""
+    generation: int
     disk: Disk
 
     def run(self) -> None:
         """Sync. Blocks; may run in any thread."""
         for file in self.files:
             file.sync()
-        if self.directory is not None:
-            self.disk.sync_directory(self.directory)
+        for directory in self.directories:
+            self.disk.sync_directory(directory)
 
 
 class PartitionLog:
     """Use `PartitionLog.open`."""
 
-    def __init__(self, directory: Path, config: LogConfig, disk: Disk) -> None:
+    def __init__(self, directory: Path, config: LogConfig, disk: Disk, checkpoints: Checkpoints | None = None) -> None:
         self.directory = directory
-        self.config = config
+        self._config = config
         self.log_start = 0
         self.end = 0
         self.flushed = 0
+        self._seen = 0
+        """Up to where readers may have seen unsynced records, before the log was told to sync first."""
         self.epochs = LeaderEpochs()
         self.on_truncate: Callable[[int], None] = lambda end: None
         """Called with the new end when an unsynced tail had to be cut."""
         self._disk = disk
+        self._checkpoints = checkpoints
+        self._shared = checkpoints is not None
         self._segments: list[Segment] = []
-        self._unsynced: list[Segment] = []
-        self._directory_unsynced = False
-        self._suspended: OSError | None = None
+        self._directory_durable = False
+        self._epochs_durable = False
+        self._epochs_written = False
+        self._late_indexes: list[Segment] = []
+        """Finished segments whose index is to be synced."""
+        self._generation = 0
+        """Grows when the log is cut or a sync fails: a sync that began before says nothing about what came after."""
+        self._failure: OSError | None = None
+        self._resume_at_ms = 0
+        self._doubtful_end = -1
+        """Where the log ended when a sync failed, until that is settled."""
+        self._open_for_reading: Segment | None = None
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -110,171 +113,132 @@ class PartitionLog:
         disk: Disk,
         start_offset: int = 0,
         visit: Callable[[BatchHeader], None] | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> PartitionLog:
         """Open the log in `directory`, made if it is not there, and recover it.
 
         A new log starts at `start_offset`: a partition that is created again goes on where its earlier life stopped.
-        `visit` sees the header of every batch that recovery checks, in order. Raises OfflineLogError.
+        `visit` sees the header of every batch that recovery checks, in order. `checkpoints` are shared by the logs of
+        a data directory; without, the log keeps its own beside its segments. Raises OfflineLogError.
         """
-        log = cls(directory, config, disk)
+        log = cls(directory, config, disk, checkpoints)
         disk.make_directory(directory)
         log._load(start_offset, visit or (lambda header: None))
         return log
 
     def _load(self, start_offset: int, visit: Callable[[BatchHeader], None]) -> None:
-        names = self._disk.names(self.directory)
-        for name in names:
-            if name.endswith((".deleted", ".tmp", ".cleaned")):
-                self._disk.unlink(self.directory / name)
-        bases = sorted(int(name[:-4]) for name in names if name.endswith(".log"))
-        recovery_point = self.log_start = start_offset
-        if CHECKPOINT_FILE in names:
-            self.log_start, recovery_point = self._load_checkpoint()
-        elif bases:
-            self.log_start = recovery_point = bases[0]
-        self.end = self.log_start if not bases else bases[0]
-        self._load_epochs(rebuild=EPOCHS_FILE not in names and bool(bases))
-        self.epochs.truncate_from(recovery_point + 1)
-        for index, base in enumerate(bases):
-            segment = Segment(self._disk, self.directory, base)
-            segment.size = self._disk.open(segment.path).size()
-            following = bases[index + 1] if index + 1 < len(bases) else None
-            if following is not None and following <= self.log_start:
-                segment.remove()
-                continue
-            if not self._load_segment(segment, following, recovery_point, visit):
-                for later in bases[index + 1 :]:
-                    logger.warning("%s: removed, because the log was cut before it", self._path_of(later))
-                    Segment(self._disk, self.directory, later).remove()
-                self._disk.sync_directory(self.directory)
-                break
-        if self.end < self.log_start == recovery_point:
-            self._start_over_at(self.log_start)
-        if not self._segments:
-            self._segments.append(Segment(self._disk, self.directory, self.end))
-        self.log_start = max(self.log_start, self._segments[0].base_offset)
-        self.epochs.truncate_from(self.end + 1)
-        if self._directory_unsynced:
-            self._disk.sync_directory(self.directory)
-            self._directory_unsynced = False
-        self.flushed = self.end
-        if self.end < recovery_point:
-            raise OfflineLogError(
-                f"{self.directory}: the log ends at offset {self.end}, but was synced up to {recovery_point}. "
-                "Files are missing or were cut; restore them, or delete the topic."
-            )
-
-    def _start_over_at(self, offset: int) -> None:
-        """Drop files that a power loss brought back: all of their records were deleted."""
-        for segment in self._segments:
-            segment.remove()
-        self._disk.sync_directory(self.directory)
         self._segments = []
-        self.end = offset
-
-    def _load_segment(
-        self, segment: Segment, following: int | None, recovery_point: int, visit: Callable[[BatchHeader], None]
-    ) -> bool:
-        """Take a segment in; False when records are missing at its end, so that what follows it is void."""
-        interval = self.config.index_interval_bytes
-        try:
-            if following is not None and following <= recovery_point:
-                if segment.load_index() != segment.size:
-                    segment.reindex(interval)
-                self._segments.append(segment)
-                self.end = following
-                return True
-            if segment.base_offset > max(self.end, recovery_point):
-                logger.warning("%s: removed, because the log ends at offset %d before it", segment.path, self.end)
-                segment.remove()
-                return False
-            self.end = max(self.end, segment.base_offset)
-            sound_size = self._load_sound_part(segment, recovery_point)
-        except DecodeError as error:
-            raise OfflineLogError(
-                f"{segment.path}: {error}, below the recovery point {recovery_point}. Nothing was cut; "
-                "restore the file, or delete the topic."
-            ) from error
-
-        def found(position: int, header: BatchHeader) -> None:
-            segment.note(header, position, interval)
-            self.epochs.start(header.leader_epoch, header.base_offset)
-            self.end = header.next_offset
-            visit(header)
-
-        tail = scan(segment.file, sound_size, segment.size, self.end, found)
-        self._segments.append(segment)
-        if tail.size > sound_size:
-            segment.file.sync()
-            self._directory_unsynced = True
-        if tail.reason is None:
-            return True
-        logger.warning(
-            "%s: cut at position %d of %d: %s. Offsets go on at %d",
-            *(segment.path, tail.size, segment.size, tail.reason, self.end),
+        log_start, point = self._points.log_start(self._name), self._points.recovery_point(self._name)
+        sound = self._load_epochs()
+        loaded = self.epochs.entries
+        self.epochs.truncate_from((start_offset if point is None else point) + 1)
+        self._segments, self.log_start, self.end = recover(
+            self._disk,
+            self.directory,
+            log_start=log_start,
+            recovery_point=point,
+            start_offset=start_offset,
+            epochs=self.epochs,
+            index_interval=self._config.index_interval_bytes,
+            visit=visit,
         )
-        segment.truncate(tail.size)
-        segment.file.sync()
-        return following == self.end
+        if not self._segments:
+            self._add_segment()
+        self._late_indexes = [segment for segment in self._segments if segment.sealed and segment.index.unsynced]
+        self.epochs.truncate_from(self.end + 1)
+        if loaded:
+            # The newest epoch was begun, whatever became of its records.
+            self.epochs.start(loaded[-1][0], self.end)
+        self.epochs.truncate_before(self.log_start)
+        self.flushed = self.end
+        self._forget_snapshots_above(self.end)
+        self._directory_durable = point is not None
+        # What began at the recovery point or after it may have been written without a sync.
+        settled = sound and (not loaded or loaded[-1][1] < (point or 0))
+        self._epochs_durable = settled and self.epochs.entries == loaded
+        self._epochs_written = self.epochs.entries == loaded and (sound or not loaded)
 
-    def _load_sound_part(self, segment: Segment, recovery_point: int) -> int:
-        """Index what lies below the recovery point; say at which position it ends."""
-        if segment.size and segment.load_index() == segment.size:
-            end = max(header.next_offset for _, header in segment.walk(segment.floor(recovery_point)))
-            if end <= recovery_point:
-                self.end = end
-                return segment.size
-        segment.clear_index()
-        if self.end >= recovery_point:
-            return 0
-        for position, header in segment.walk(0):
-            segment.note(header, position, self.config.index_interval_bytes)
-            self.end = header.next_offset
-            if self.end >= recovery_point:
-                return position + header.size
-        return segment.size
-
-    def _load_checkpoint(self) -> tuple[int, int]:
-        data = self._disk.read(self.directory / CHECKPOINT_FILE)
-        if len(data) != _CHECKPOINT.size:
-            raise OfflineLogError(f"{self.directory / CHECKPOINT_FILE} is {len(data)} bytes long, expected 16.")
-        log_start, recovery_point = _CHECKPOINT.unpack(data)
-        return log_start, recovery_point
-
-    def _load_epochs(self, *, rebuild: bool) -> None:
+    def _load_epochs(self) -> bool:
+        """Read the epochs, from the batches if need be; whether the file tells them."""
         path = self.directory / EPOCHS_FILE
-        if self._disk.exists(path):
+        names = self._disk.names(self.directory)
+        if EPOCHS_FILE in names:
             try:
                 self.epochs = LeaderEpochs.from_bytes(self._disk.read(path))
+                return True
             except ValueError as error:
                 logger.warning("%s: %s; read from the batches instead", path, error)
-                rebuild = True
-        if rebuild:
-            for name in self._disk.names(self.directory):
-                if name.endswith(".log"):
-                    segment = Segment(self._disk, self.directory, int(name[:-4]))
-                    segment.size = segment.file.size()
-                    try:
-                        for _, header in segment.walk(0):
-                            self.epochs.start(header.leader_epoch, header.base_offset)
-                    except DecodeError:
-                        break
+        with contextlib.suppress(DecodeError):
+            for name in names:
+                if name.endswith(LOG_SUFFIX):
+                    segment = Segment(self._disk, self.directory, int(name[: -len(LOG_SUFFIX)]), 0)
+                    segment.load()
+                    for _, header in segment.walk():
+                        self.epochs.start(header.leader_epoch, header.base_offset)
+        return False
+
+    @property
+    def _points(self) -> Checkpoints:
+        if self._checkpoints is None:
+            self._checkpoints = Checkpoints(self._disk, self.directory)
+        return self._checkpoints
+
+    @property
+    def _name(self) -> str:
+        return self.directory.name
 
     def checkpoint(self) -> None:
-        """Write down, durably, where the log starts and up to where it need not be checked again."""
-        self._disk.replace(self.directory / EPOCHS_FILE, self.epochs.to_bytes())
-        data = _CHECKPOINT.pack(self.log_start, max(self.flushed, self.log_start))
-        self._disk.replace(self.directory / CHECKPOINT_FILE, data)
+        """Write down, durably, where the log starts and up to where it need not be checked again. Blocks; OSError."""
+        self._record_points()
+        self._points.save()
+
+    def _record_points(self) -> None:
+        if not self._directory_durable:
+            self._disk.sync_directory(self.directory.parent)
+            self._directory_durable = True
+        if not self._epochs_durable:
+            self._disk.replace(self.directory / EPOCHS_FILE, self.epochs.to_bytes())
+            self._epochs_durable = self._epochs_written = True
+        self._points.record(self._name, log_start=self.log_start, recovery_point=self._recovery_point)
+
+    @property
+    def _recovery_point(self) -> int:
+        """The offset below which batches, and what the index says of them, are durable."""
+        point = next((segment.base_offset for segment in self._segments if segment.index.unsynced), self.flushed)
+        return min(self.flushed, max(point, self._points.recovery_point(self._name) or 0))
 
     def close(self) -> None:
-        """Sync, write indexes and checkpoint: the next opening checks nothing."""
-        if self._suspended is None:
+        """Sync, write what the next opening needs to check nothing, and let go of the files. Blocks; OSError.
+
+        Checkpoints that are shared are only noted: who shares them saves them, once for all logs.
+        """
+        if self._failure is None and self._segments:
+            self._segments[-1].seal()
             self.flush()
-            for segment in self._segments:
-                if segment.exists:
-                    segment.save_index()
-            self.checkpoint()
+            self._note_checkpoint()
+            if not self._epochs_written:
+                self._save_epochs()
         self._segments = []
+        self._open_for_reading = None
+
+    def _note_checkpoint(self) -> None:
+        """Record what a checkpoint would say, if that is news; save it if nobody else does."""
+        known = self._points.log_start(self._name), self._points.recovery_point(self._name)
+        point = max(self.flushed, self.log_start)
+        if (known != (self.log_start, point) and known != (None, None)) or point:
+            self._record_points()
+            if not self._shared:
+                self._points.save()
+
+    @property
+    def config(self) -> LogConfig:
+        """The settings; to be replaced as a whole."""
+        return self._config
+
+    @config.setter
+    def config(self, config: LogConfig) -> None:
+        self._seen = self.high_watermark
+        self._config = config
 
     # -- appending -----------------------------------------------------------------------------------------------
 
@@ -283,45 +247,46 @@ class PartitionLog:
 
         Raises OSError, with the log unchanged, when the disk refuses.
         """
-        if self._suspended is not None:
-            self._resume()
-        base = self.end
+        if self._failure is not None:
+            self._resume(now_ms)
+        base = end = self.end
         found = list(headers(data))
         for position, header in found:
-            stamp(data, position, self.end, leader_epoch)
-            self.end += header.last_offset_delta + 1
-        end, self.end = self.end, base
+            stamp(data, position, end, leader_epoch)
+            end += header.last_offset_delta + 1
+        assert found and found[-1][0] + found[-1][1].size == len(data), "whole batches are appended, and at least one"
         segment = self._segment_for(len(data), end, now_ms)
-        if not self._unsynced or self._unsynced[-1] is not segment:
-            self._unsynced.append(segment)
-        position_in_file = segment.size
+        at = segment.size
         segment.append(data)
         if segment.first_append_ms is None:
             segment.first_append_ms = now_ms
-        if self.epochs.latest < leader_epoch:
-            self.start_epoch(leader_epoch)
+        if leader_epoch > self.epochs.latest:
+            self.epochs.start(leader_epoch, base)
+            self._epochs_durable = self._epochs_written = False
         offset = base
         for position, header in found:
-            stamped = header._replace(base_offset=offset, leader_epoch=leader_epoch)
-            segment.note(stamped, position_in_file + position, self.config.index_interval_bytes)
-            offset = stamped.next_offset
+            following = offset + header.last_offset_delta + 1
+            segment.note(offset, at + position, header.size, following, header.max_timestamp)
+            offset = following
         self.end = end
         return Appended(base, end - 1)
 
     def _segment_for(self, size: int, end: int, now_ms: int) -> Segment:
         active = self._segments[-1]
-        if not active.exists:
-            self._directory_unsynced = True
+        if active.size == 0:
             return active
         began = active.first_append_ms
-        expired = began is not None and now_ms - began >= self.config.segment_ms
-        full = active.size + size > self.config.segment_bytes or end - active.base_offset > RELATIVE_OFFSET_MAX
+        expired = began is not None and now_ms - began >= self._config.segment_ms
+        full = active.size + size > self._config.segment_bytes or end - active.base_offset > RELATIVE_OFFSET_MAX
         return self._roll() if full or expired else active
 
     def _roll(self) -> Segment:
-        self._segments[-1].save_index()
-        self._segments.append(Segment(self._disk, self.directory, self.end))
-        self._directory_unsynced = True
+        self._segments[-1].seal()
+        self._late_indexes.append(self._segments[-1])
+        return self._add_segment()
+
+    def _add_segment(self) -> Segment:
+        self._segments.append(Segment(self._disk, self.directory, self.end, self._config.index_interval_bytes))
         return self._segments[-1]
 
     # -- durability ----------------------------------------------------------------------------------------------
@@ -329,27 +294,66 @@ class PartitionLog:
     @property
     def high_watermark(self) -> int:
         """The offset below which records may be read."""
-        return self.flushed if self.config.durability is Durability.FSYNC else self.end
+        return max(self.flushed, self._seen) if self._config.durability is Durability.FSYNC else self.end
 
     def begin_flush(self) -> Flush:
         """Say what has to be synced for everything appended so far to be durable; OSError after a failed sync."""
-        if self._suspended is not None:
-            raise self._suspended
-        directory = self.directory if self._directory_unsynced else None
-        self._directory_unsynced = False
-        unsynced, self._unsynced = self._unsynced, []
-        return Flush(self.end, tuple(segment.file for segment in unsynced), directory, self._disk)
+        if self._failure is not None:
+            raise self._failure
+        segments: list[Segment] = []
+        indexed: list[Segment] = []
+        files: list[File] = []
+        directories: list[Path] = []
+        late, self._late_indexes = self._late_indexes, []
+        unsynced = self._segments[self._segment_index(self.flushed) :]
+        for segment in [*(segment for segment in late if segment not in unsynced), *unsynced]:
+            index_due = segment.sealed and segment.index.unsynced
+            if not segment.created or (segment.size and segment.end <= self.flushed and not index_due):
+                continue
+            segments.append(segment)
+            files.append(segment.file)
+            if not segment.durable_name:
+                directories = [self.directory]
+            if index_due:
+                try:
+                    files += segment.index.store()
+                    indexed.append(segment)
+                except OSError:
+                    # Without its end it still is an index, only a slower one.
+                    self._late_indexes.append(segment)
+        if directories and not self._directory_durable:
+            directories.append(self.directory.parent)
+        return Flush(
+            end=self.end,
+            files=tuple(files),
+            directories=tuple(directories),
+            segments=tuple(segments),
+            indexed=tuple(indexed),
+            generation=self._generation,
+            disk=self._disk,
+        )
 
     def end_flush(self, flush: Flush, error: OSError | None = None) -> None:
         """Take note of what a flush has done."""
-        if error is None:
-            self.flushed = max(self.flushed, min(flush.end, self.end))
-        else:
-            self._suspended = error
-            self._directory_unsynced = True
+        if error is not None:
+            self._failure = error
+            self._resume_at_ms = 0
+            self._generation += 1
+        elif flush.generation == self._generation:
+            self.flushed = max(self.flushed, flush.end)
+            for segment in flush.segments:
+                segment.durable_name = True
+            for segment in flush.indexed:
+                segment.index.unsynced = False
+            if self.directory.parent in flush.directories:
+                self._directory_durable = True
+            return
+        self._late_indexes += [segment for segment in flush.indexed if segment in self._segments]
 
     def flush(self) -> None:
         """Make everything appended so far durable. Blocks; raises OSError."""
+        if self._failure is not None:
+            self._resume(None)
         flush = self.begin_flush()
         try:
             flush.run()
@@ -358,14 +362,52 @@ class PartitionLog:
             raise
         self.end_flush(flush)
 
-    def _resume(self) -> None:
-        """Cut the tail that a failed sync left in doubt, and take appends again if the disk lets us."""
-        self.truncate(self.flushed)
-        for segment in self._segments:
-            if segment.exists and segment.base_offset <= self.flushed:
+    @property
+    def flush_due(self) -> bool:
+        """Whether a segment was finished and not synced yet: time for a flush also where nobody waits for one."""
+        return self._failure is None and self.flushed < self._segments[-1].base_offset
+
+    def _resume(self, now_ms: int | None) -> None:
+        """Take appends again after a failed sync, if the disk lets us; raises OSError if not."""
+        assert self._failure is not None
+        if now_ms is not None:
+            if now_ms < self._resume_at_ms:
+                raise self._failure
+            self._resume_at_ms = now_ms + RESUME_INTERVAL_MS
+        self._doubtful_end = max(self._doubtful_end, self.end)
+        first, epoch = self._segment_index(self.flushed), self.epochs.latest
+        if self.high_watermark == self.flushed:
+            self.truncate(self.flushed)
+        else:
+            self._write_tail_again()
+        self.epochs.start(epoch, self.end)
+        for segment in self._segments[first:]:
+            if segment.created:
                 segment.file.sync()
-        self._suspended = None
-        self.on_truncate(self.end)
+        self._disk.sync_directory(self.directory)
+        self._failure = None
+        before, self._doubtful_end = self._doubtful_end, -1
+        if self.end < before:
+            logger.warning("%s: cut from offset %d back to %d", self.directory, before, self.end)
+            self.on_truncate(self.end)
+
+    def _write_tail_again(self) -> None:
+        """Make the kernel write the unsynced batches once more; cut the log where they are not sound any more."""
+        for segment in self._segments[self._segment_index(self.flushed) :]:
+            if not segment.created:
+                continue
+            sound = max(self.flushed, segment.base_offset)
+
+            def rewrite(position: int, header: BatchHeader, segment: Segment = segment) -> None:
+                nonlocal sound
+                segment.file.write(segment.file.read(header.size, position), position)
+                sound = header.next_offset
+
+            tail = scan(segment.file, segment.locate(sound), segment.size, sound, rewrite)
+            if tail.reason is not None:
+                logger.warning("%s: position %d: %s", segment.path, tail.size, tail.reason)
+                self.truncate(sound)
+                return
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -375,8 +417,8 @@ class PartitionLog:
         Nothing at or above `end` (default: the high watermark), which is a batch boundary, is given; None when there
         is nothing. Raises OffsetOutOfRangeError, and OfflineLogError when the log is damaged there.
         """
-        limit = self.high_watermark if end is None else end
-        if offset < self.log_start or offset > self.end:
+        limit = self.high_watermark if end is None else min(end, self.end)
+        if not self.log_start <= offset <= self.end:
             raise OffsetOutOfRangeError(
                 f"Offset {offset} is not in {self.directory.name}, which has {self.log_start} to {self.end}."
             )
@@ -386,46 +428,69 @@ class PartitionLog:
         segment = self._segments[index]
         try:
             position = segment.locate(offset)
-            if position >= segment.size and index + 1 < len(self._segments):
-                segment = self._segments[index + 1]
-                position = 0
-            if position >= segment.size or segment.base_offset >= limit:
-                return None
-            last = index + 1 >= len(self._segments) or segment is self._segments[-1]
-            bounded = limit < self.end and (last or limit < self._segments[index + 1].base_offset)
-            stop = segment.locate(limit) if bounded else segment.size
-            cut = min(stop, segment.cut_at_or_before(position + size_max))
-            if cut <= position:
+            stop = segment.size if limit >= segment.end else segment.locate(limit)
+            cut = min(stop, segment.cut(position, size_max))
+            if cut <= position < stop:
                 cut = min(stop, position + segment.header_at(position).size)
         except DecodeError as error:
             raise OfflineLogError(f"{segment.path}: {error}, where a sound batch is expected.") from error
-        return LogSlice(segment.file, position, cut - position) if cut > position else None
+        if cut <= position:
+            return None
+        self._reading(segment)
+        return LogSlice(segment.file, position, cut - position)
+
+    def _reading(self, segment: Segment) -> None:
+        """Of the segments that only readers open, keep one open."""
+        last = self._open_for_reading
+        if segment is not last and segment.sealed:
+            if last is not None:
+                last.release()
+            self._open_for_reading = segment
 
     def headers_from(self, offset: int) -> Iterator[BatchHeader]:
-        """Read the headers of all batches that end at or behind `offset`, in order."""
+        """Read the headers of all batches that end at or behind `offset`, in order; OfflineLogError."""
         for segment in self._segments[self._segment_index(offset) :]:
-            for _, header in segment.walk(segment.floor(offset)):
-                if header.last_offset >= offset:
+            try:
+                for _, header in segment.walk(segment.locate(offset)):
                     yield header
+            except DecodeError as error:
+                raise OfflineLogError(f"{segment.path}: {error}, where a sound batch is expected.") from error
+            if segment.sealed:
+                segment.release()
 
     def _segment_index(self, offset: int) -> int:
         return max(0, bisect_right(self._segments, offset, key=lambda segment: segment.base_offset) - 1)
 
     # -- epochs and timestamps -----------------------------------------------------------------------------------
 
-    def start_epoch(self, epoch: int) -> None:
-        """End the current leader epoch at the log's end and begin `epoch` there; an epoch not above it is no change."""
-        if self.epochs.start(epoch, self.end):
-            self._save_epochs()
+    def start_epoch(self, epoch: int, *, durable: bool = False) -> None:
+        """End the current leader epoch at the log's end and begin `epoch` there; an epoch not above it is no change.
+
+        It survives the process; with `durable` it survives a power loss too, as do the records before it (blocks).
+        """
+        if epoch > self.epochs.latest:
+            before = self.epochs.entries
+            self.epochs.start(epoch, self.end)
+            try:
+                self._save_epochs()
+            except OSError:
+                self.epochs = LeaderEpochs(before)
+                raise
+        if durable:
+            self.flush()
+            if not self._epochs_durable:
+                self._disk.replace(self.directory / EPOCHS_FILE, self.epochs.to_bytes())
+                self._epochs_durable = self._epochs_written = True
 
     def _save_epochs(self) -> None:
-        data = self.epochs.to_bytes()
+        """Write the epochs so that a crash of the process loses neither them nor those before."""
+        self._epochs_durable = False
         temporary = self.directory / (EPOCHS_FILE + ".tmp")
         file = self._disk.open(temporary, create=True)
         file.truncate(0)
-        file.write(data, 0)
-        file.close()
+        file.write(self.epochs.to_bytes(), 0)
         self._disk.rename(temporary, self.directory / EPOCHS_FILE)
+        self._epochs_written = True
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """Answer OffsetForLeaderEpoch: the largest epoch not above `epoch`, and its end; (-1, -1) where unknown."""
@@ -434,23 +499,26 @@ class PartitionLog:
     def batch_for_timestamp(self, timestamp: int) -> LogSlice | None:
         """Find the first batch, below the high watermark, that has a record of `timestamp` or later."""
         for segment in self._segments:
-            if segment.max_timestamp.timestamp < timestamp:
-                continue
-            for position, header in segment.walk(segment.floor_of_timestamp(timestamp)):
+            found = self._read_by_time(segment, timestamp)
+            if found is not None:
+                position, header = found
                 if header.base_offset >= self.high_watermark:
                     return None
-                if header.max_timestamp >= timestamp and header.last_offset >= self.log_start:
-                    return LogSlice(segment.file, position, header.size)
+                self._reading(segment)
+                return LogSlice(segment.file, position, header.size)
         return None
 
     def batch_of_max_timestamp(self) -> LogSlice | None:
         """Find the first batch that has the largest timestamp in the log."""
         found = [segment for segment in self._segments if segment.max_timestamp.offset >= self.log_start]
-        if not found:
-            return None
-        segment = max(found, key=lambda segment: segment.max_timestamp.timestamp)
-        position = segment.locate(segment.max_timestamp.offset)
-        return LogSlice(segment.file, position, segment.header_at(position).size)
+        newest = max((segment.max_timestamp.timestamp for segment in found), default=None)
+        return None if newest is None else self.batch_for_timestamp(newest)
+
+    def _read_by_time(self, segment: Segment, timestamp: int) -> tuple[int, BatchHeader] | None:
+        try:
+            return segment.batch_for_timestamp(timestamp, self.log_start)
+        except DecodeError as error:
+            raise OfflineLogError(f"{segment.path}: {error}, where a sound batch is expected.") from error
 
     # -- cutting -------------------------------------------------------------------------------------------------
 
@@ -466,63 +534,99 @@ class PartitionLog:
                 f"Records before offset {offset} cannot be deleted from {self.directory.name}: it has "
                 f"{self.log_start} to {self.high_watermark}."
             )
-        self.log_start = offset
-        self.checkpoint()
+        before, self.log_start = self.log_start, offset
+        try:
+            self.checkpoint()
+        except OSError:
+            self.log_start = before
+            raise
         self._drop_below_log_start()
 
     def _drop_below_log_start(self) -> int:
-        dropped = 0
-        if self.log_start >= self.end and self._segments[-1].exists:
+        if self.log_start >= self.end and self._segments[-1].size:
             self._roll()
+        dropped = 0
         while len(self._segments) > 1 and self._segments[1].base_offset <= self.log_start:
             segment = self._segments.pop(0)
-            self._unsynced = [other for other in self._unsynced if other is not segment]
             dropped += segment.size
-            segment.remove()
+            self._remove(segment)
         before = self.epochs.entries
         self.epochs.truncate_before(self.log_start)
         if self.epochs.entries != before:
-            self._save_epochs()
+            self._epochs_durable = self._epochs_written = False
         return dropped
 
+    def _remove(self, segment: Segment) -> None:
+        if segment is self._open_for_reading:
+            self._open_for_reading = None
+        self._late_indexes = [other for other in self._late_indexes if other is not segment]
+        self._disk.discard(segment.remove())
+
     def retain(self, now_ms: int) -> int:
-        """Drop whole segments that are past `retention.ms` or above `retention.bytes`; answer the bytes dropped."""
-        if not self.config.delete:
-            return self._drop_below_log_start()
+        """Drop whole segments that are past `retention.ms` or above `retention.bytes`; answer the bytes dropped.
+
+        Called every now and then, it also notes how far the log need not be checked again after a crash.
+        """
+        if self._failure is not None:
+            return 0
+        start = self._retained_from(now_ms)
+        if start > self.log_start:
+            before = self.size
+            self.delete_before(start)
+            return before - self.size
+        self._note_checkpoint()
+        return 0
+
+    def _retained_from(self, now_ms: int) -> int:
+        """The offset at which the log would start if retention were done now."""
         start = self.log_start
-        excess = self.size - self.config.retention_bytes if self.config.retention_bytes >= 0 else 0
-        for index, segment in enumerate(self._segments):
-            last = index + 1 == len(self._segments)
-            segment_end = self.end if last else self._segments[index + 1].base_offset
+        if not self._config.delete:
+            return start
+        excess = self.size - self._config.retention_bytes if self._config.retention_bytes >= 0 else 0
+        for segment in self._segments:
             newest = segment.max_timestamp.timestamp
-            expired = 0 <= self.config.retention_ms < now_ms - newest and newest >= 0
-            too_much = not last and excess >= segment.size > 0
-            if segment_end > self.high_watermark or not segment.exists or not (expired or too_much):
+            expired = newest >= 0 and 0 <= self._config.retention_ms < now_ms - newest
+            too_much = segment is not self._segments[-1] and excess >= segment.size
+            if not segment.size or segment.end > self.high_watermark or not (expired or too_much):
                 break
-            start = segment_end
+            start = segment.end
             excess -= segment.size
-        if start <= self.log_start:
-            return self._drop_below_log_start()
-        self.log_start = start
-        self.checkpoint()
-        return self._drop_below_log_start()
+        return start
 
     def truncate(self, offset: int) -> None:
-        """Cut the log so that it ends at `offset`, or at the start of the batch that holds it."""
-        while len(self._segments) > 1 and self._segments[-1].base_offset >= offset:
-            gone = self._segments.pop()
-            self._unsynced = [segment for segment in self._unsynced if segment is not gone]
-            gone.remove()
-            self._disk.sync_directory(self.directory)
-        segment = self._segments[-1]
-        position = segment.locate(offset) if segment.exists else 0
+        """Cut the log so that it ends at `offset`, or at the start of the batch that holds it, but not below its start.
+
+        Blocks; after an OSError the cut may be half done, and can be done again.
+        """
+        index = self._segment_index(offset)
+        segment = self._segments[index]
+        position = segment.locate(offset) if segment.size else 0
+        end = max(min(segment.end, offset), segment.base_offset)
         if position < segment.size:
-            offset = segment.header_at(position).base_offset
-            segment.truncate(position)
-        self.end = min(self.end, max(offset, segment.base_offset))
-        self.flushed = min(self.flushed, self.end)
-        self.epochs.truncate_from(self.end + 1)
-        self._save_epochs()
+            end = segment.header_at(position).base_offset
+        if end < self.log_start:
+            index, position, end = 0, 0, self.log_start
+        self.end = end
+        self.flushed = min(self.flushed, end)
+        self._seen = min(self._seen, end)
+        self._generation += 1
+        if (self._points.recovery_point(self._name) or 0) > self.flushed:
+            self.checkpoint()
+        for gone in reversed(self._segments[index + 1 :]):
+            self._segments.pop()
+            self._remove(gone)
+        segment = self._segments[index]
+        if position == 0 and end != segment.base_offset:
+            self._segments.pop()
+            self._remove(segment)
+            self._add_segment()
+        elif position < segment.size or segment.sealed:
+            segment.truncate(position, end)
+            segment.file.sync()
+        self._forget_snapshots_above(end)
+        self._disk.sync_directory(self.directory)
+        self.epochs.truncate_from(end + 1)
+        self._epochs_durable = self._epochs_written = False
 
     # -- snapshots of producer state -----------------------------------------------------------------------------
 
@@ -538,9 +642,14 @@ class PartitionLog:
             if offset <= self.end:
                 yield offset, self._disk.read(self.directory / f"{offset:020d}{SNAPSHOT_SUFFIX}")
 
+    def _forget_snapshots_above(self, offset: int) -> None:
+        """Remove what was known of records that are no more, before there are others at their offsets."""
+        gone = [other for other in self._snapshot_offsets() if other > offset]
+        for other in gone:
+            self._disk.unlink(self.directory / f"{other:020d}{SNAPSHOT_SUFFIX}")
+        if gone:
+            self._disk.sync_directory(self.directory)
+
     def _snapshot_offsets(self) -> list[int]:
         names = self._disk.names(self.directory)
         return [int(name[: -len(SNAPSHOT_SUFFIX)]) for name in names if name.endswith(SNAPSHOT_SUFFIX)]
-
-    def _path_of(self, base_offset: int) -> Path:
-        return self.directory / f"{base_offset:020d}.log"

@@ -1,29 +1,28 @@
-"""A segment: one file of record batches as they came from the wire, and a sparse index over it.
+"""A segment: one file of record batches as they came from the wire, with a sparse index over it.
 
-The index has an entry for a batch whenever `index.interval.bytes` of log have gone by since the last one: its first
-offset, its position, and the largest timestamp before it. It is kept in memory, written when the segment is closed or
-checkpointed, and rebuilt from the batch headers when its file is missing or does not fit. Files are made at the first
-append, so that an empty partition costs nothing.
+Positions of the newest batches are remembered one by one, so that those who read at the tail search nothing. Older
+ones are found through the index and, from there, by reading headers. Files are made at the first append, so that an
+empty partition costs nothing. What is read is checked as far as it is needed: DecodeError where no batch is.
 """
 
 from __future__ import annotations
 
-import struct
+import contextlib
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from crc32c import crc32c
-
+from anabranch.base.errors import DecodeError
 from anabranch.records.batch import HEADER_SIZE, BatchHeader, parse_header
 from anabranch.runtime.disk import Disk, File
+from anabranch.storage.log.index import NO_TIMESTAMP, SparseIndex
 
-_INDEX_HEADER = struct.Struct(">4sIIqqq")
-_INDEX_MAGIC = b"ANX1"
-_WALK_SIZE = 64 * 1024
-NO_TIMESTAMP = -1
+LOG_SUFFIX = ".log"
+DELETED_SUFFIX = ".deleted"
+RECENT_MAX = 256
+_WALK_SIZE = 4096
 
 
 class LogSlice:
@@ -57,151 +56,228 @@ class MaxTimestamp(NamedTuple):
 
 
 class Segment:
-    """The batches from `base_offset` to where the next segment begins."""
+    """The batches from `base_offset` to `end`, where the next segment begins."""
 
-    def __init__(self, disk: Disk, directory: Path, base_offset: int) -> None:
+    def __init__(self, disk: Disk, directory: Path, base_offset: int, index_interval: int) -> None:
         self.base_offset = base_offset
+        self.end = base_offset
         self.size = 0
+        self.created = False
+        """Whether there is a file."""
+        self.durable_name = False
+        """Whether the file's name was synced."""
+        self.sealed = False
+        """Whether nothing will be appended any more."""
         self.max_timestamp = MaxTimestamp(NO_TIMESTAMP, -1)
         self.first_append_ms: int | None = None
+        self.path = path_of(directory, base_offset)
+        self.index = SparseIndex(disk, directory, base_offset)
         self._disk = disk
-        self.path = directory / f"{base_offset:020d}.log"
-        self.index_path = directory / f"{base_offset:020d}.index"
+        self._index_interval = index_interval
         self._file: File | None = None
-        self._offsets = array("I")
-        self._positions = array("Q")
-        self._times = array("q")
         self._indexed_to = 0
+        self._recent_offsets = array("q")
+        self._recent_positions = array("q")
 
     @property
     def file(self) -> File:
-        """The open file."""
+        """The open file; made if there is none."""
         if self._file is None:
-            self._file = self._disk.open(self.path, create=self.size == 0)
+            self._file = self._disk.open(self.path, create=not self.created)
+            self.created = True
         return self._file
 
-    @property
-    def exists(self) -> bool:
-        """Whether anything was ever appended, so that there is a file."""
-        return self._file is not None or self.size > 0
+    def release(self) -> None:
+        """Let go of the files until they are needed again; slices keep theirs."""
+        self._file = None
+        self.index.release()
+
+    # -- writing -------------------------------------------------------------------------------------------------
 
     def append(self, data: bytes | bytearray | memoryview) -> None:
-        """Write batches at the end; after an error the segment is what it was."""
+        """Write batches at the end; `note` each of them afterwards. After an error the segment is what it was."""
+        file = self.file
         try:
-            self.file.write(data, self.size)
+            file.write(data, self.size)
         except OSError:
-            self.file.truncate(self.size)
+            with contextlib.suppress(OSError):  # What is left behind the end is written over, or cut by recovery.
+                file.truncate(self.size)
             raise
         self.size += len(data)
 
-    def note(self, header: BatchHeader, position: int, index_interval: int) -> None:
-        """Take a batch that is in the file into the index."""
-        if position == 0 or position + header.size - self._indexed_to > index_interval:
-            self._offsets.append(header.base_offset - self.base_offset)
-            self._positions.append(position)
-            self._times.append(self.max_timestamp.timestamp)
-            self._indexed_to = position + header.size
-        if header.max_timestamp > self.max_timestamp.timestamp:
-            self.max_timestamp = MaxTimestamp(header.max_timestamp, header.last_offset)
+    def note(self, base_offset: int, position: int, size: int, next_offset: int, timestamp: int) -> None:
+        """Take a batch that is in the file into the index; `timestamp` is the largest of its records'."""
+        if position == 0 or position + size - self._indexed_to > self._index_interval:
+            self.index.append(base_offset, position, *self.max_timestamp)
+            self._indexed_to = position + size
+        if timestamp > self.max_timestamp.timestamp:
+            self.max_timestamp = MaxTimestamp(timestamp, next_offset - 1)
+        self.end = next_offset
+        self._recent_offsets.append(base_offset)
+        self._recent_positions.append(position)
+        if len(self._recent_offsets) > RECENT_MAX:
+            del self._recent_offsets[: RECENT_MAX // 2], self._recent_positions[: RECENT_MAX // 2]
 
-    def floor(self, offset: int) -> int:
-        """The position of an indexed batch that begins at or before `offset`."""
-        index = bisect_right(self._offsets, offset - self.base_offset) - 1
-        return self._positions[index] if index >= 0 else 0
+    def note_header(self, position: int, header: BatchHeader) -> None:
+        """Take a batch that was read into the index."""
+        self.note(header.base_offset, position, header.size, header.next_offset, header.max_timestamp)
 
-    def cut_at_or_before(self, position: int) -> int:
-        """The last indexed batch boundary that is not behind `position`."""
-        if position >= self.size:
-            return self.size
-        index = bisect_right(self._positions, position) - 1
-        return self._positions[index] if index >= 0 else 0
+    def seal(self) -> None:
+        """Nothing will be appended any more: forget what only the tail needs, write the index if the disk lets us."""
+        self.sealed = True
+        self._recent_offsets, self._recent_positions = array("q"), array("q")
+        with contextlib.suppress(OSError):
+            self.index.store()
+        self.release()
 
-    def floor_of_timestamp(self, timestamp: int) -> int:
-        """The position of an indexed batch before which no batch reaches `timestamp`."""
-        index = bisect_left(self._times, timestamp) - 1
-        return self._positions[index] if index >= 0 else 0
+    def truncate(self, size: int, end: int) -> None:
+        """Cut the file to `size` bytes, a batch boundary, where the next offset is `end`."""
+        self._clear_recent()
+        self.index.cut_from_position(size)
+        if self.created:
+            self.file.truncate(size)
+        self.size, self.end, self.sealed = size, end, False
+        self._restore_from_index()
+
+    # -- reading -------------------------------------------------------------------------------------------------
 
     def locate(self, offset: int) -> int:
         """The position of the batch that holds `offset`, or of the first one behind it; the size if there is none."""
-        for position, header in self.walk(self.floor(offset)):
+        if offset >= self.end:
+            return self.size
+        recent = self._recent_offsets
+        if recent and recent[0] <= offset:
+            return self._recent_positions[bisect_right(recent, offset) - 1]
+        try:
+            return self._find(offset)
+        except DecodeError:
+            self.rebuild_index()
+            return self._find(offset)
+
+    def _find(self, offset: int) -> int:
+        begin, position = self.index.floor(offset)
+        for at, header in self.walk(position):
+            if at == position and header.base_offset != begin and position:
+                raise DecodeError(f"the index has offset {begin} at position {position}, found {header.base_offset}")
             if header.last_offset >= offset:
-                return position
+                return at
         return self.size
+
+    def cut(self, position: int, size_max: int) -> int:
+        """The last known batch boundary that is at most `size_max` bytes behind `position`."""
+        limit = position + size_max
+        if limit >= self.size:
+            return self.size
+        recent = self._recent_positions
+        if recent and recent[0] <= limit:
+            return recent[bisect_right(recent, limit) - 1]
+        return self.index.floor_of_position(limit)
 
     def header_at(self, position: int) -> BatchHeader:
         """Read the header of the batch at `position`."""
         return parse_header(self.file.read(HEADER_SIZE, position), 0, self.size - position)
 
-    def walk(self, position: int) -> Iterator[tuple[int, BatchHeader]]:
-        """Read the headers from `position` to the end; DecodeError where one is no header."""
-        window = b""
-        start = position
+    def walk(self, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
+        """Read the headers from `position` to the end."""
+        window, start = b"", 0
         while position < self.size:
-            if position + HEADER_SIZE > start + len(window) or position < start:
+            if not start <= position <= start + len(window) - HEADER_SIZE:
                 start = position
                 window = self.file.read(min(_WALK_SIZE, self.size - position), position)
             header = parse_header(window, position - start, self.size - position)
             yield position, header
             position += header.size
 
-    def truncate(self, size: int) -> None:
-        """Cut the file to `size`, a batch boundary, and the index with it; the largest timestamp is found anew."""
-        if self.exists:
-            self.file.truncate(size)
-        self.size = size
-        keep = bisect_left(self._positions, size)
-        del self._offsets[keep:], self._positions[keep:], self._times[keep:]
-        last = self._positions[-1] if keep else 0
+    def batch_for_timestamp(self, timestamp: int, log_start: int) -> tuple[int, BatchHeader] | None:
+        """The first batch that has a record of `timestamp` or later and does not end before `log_start`."""
+        if self.max_timestamp.timestamp < timestamp:
+            return None
+        for position, header in self.walk(self.index.floor_of_timestamp(timestamp)[1]):
+            if header.max_timestamp >= timestamp and header.last_offset >= log_start:
+                return position, header
+        return None
+
+    # -- opening -------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Learn the size of the file; the rest is for `load_index` or recovery to find out."""
+        self.created = self.durable_name = True
+        self.size = self.file.size()
+
+    def load_index(self, end: int | None = None) -> int:
+        """Take in the batches before the offset `end`, by default all: from the index, or all headers if it is wrong.
+
+        Answer the position at which they end. DecodeError where there is no batch.
+        """
+        if self.size == 0 or (end is not None and end <= self.base_offset):
+            self.begin_anew()
+            return 0
+        try:
+            if self.index.load():
+                offset, position = self.index.floor(self.base_offset if end is None else end - 1)
+                if end is None:
+                    offset, position, _, _ = self.index.last()
+                if position < self.size and self.header_at(position).base_offset == offset:
+                    self.index.cut_from_position(position + 1)
+                    return self._restore_from_index(end)
+        except DecodeError:
+            pass
+        return self.rebuild_index(end)
+
+    def rebuild_index(self, end: int | None = None) -> int:
+        """Build the index from the headers of the batches before the offset `end`; answer where they end."""
+        self.begin_anew()
+        for position, header in self.walk():
+            self.note_header(position, header)
+            if end is not None and header.next_offset >= end:
+                break
+        if self.sealed:
+            self.seal()
+        return position + header.size
+
+    def begin_anew(self) -> None:
+        """Forget all that is known of the batches, to `note` them again."""
+        self._clear_recent()
+        self.index.clear()
+        self._indexed_to = 0
+        self.end = self.base_offset
         self.max_timestamp = MaxTimestamp(NO_TIMESTAMP, -1)
-        for position, header in self.walk(0):
-            if header.max_timestamp > self.max_timestamp.timestamp:
-                self.max_timestamp = MaxTimestamp(header.max_timestamp, header.last_offset)
+
+    def _restore_from_index(self, end: int | None = None) -> int:
+        """Find `end` and the largest timestamp: from the index's last entry, and the batches from there on."""
+        self.max_timestamp = MaxTimestamp(NO_TIMESTAMP, -1)
+        self._indexed_to = 0
+        if not len(self.index):
+            return 0
+        _, last, timestamp, timestamp_offset = self.index.last()
+        if timestamp != NO_TIMESTAMP:
+            self.max_timestamp = MaxTimestamp(timestamp, timestamp_offset)
+        for position, header in self.walk(last):
             if position == last:
                 self._indexed_to = position + header.size
+            if header.max_timestamp > self.max_timestamp.timestamp:
+                self.max_timestamp = MaxTimestamp(header.max_timestamp, header.last_offset)
+            self.end = header.next_offset
+            if end is not None and self.end >= end:
+                return position + header.size
+        return self.size
 
-    def reindex(self, index_interval: int) -> None:
-        """Build the index from the headers; DecodeError where one is no header."""
-        self.clear_index()
-        for position, header in self.walk(0):
-            self.note(header, position, index_interval)
+    def _clear_recent(self) -> None:
+        self._recent_offsets, self._recent_positions = array("q"), array("q")
 
-    def clear_index(self) -> None:
-        """Forget the index, to build it anew with `note`."""
-        self._offsets, self._positions, self._times = array("I"), array("Q"), array("q")
-        self._indexed_to = 0
-        self.max_timestamp = MaxTimestamp(NO_TIMESTAMP, -1)
+    # -- removing ------------------------------------------------------------------------------------------------
 
-    def save_index(self) -> None:
-        """Write the index beside the log; it is only a shortcut, so it is not synced, but has a checksum."""
-        body = self._offsets.tobytes() + self._positions.tobytes() + self._times.tobytes()
-        count = len(self._offsets)
-        data = _INDEX_HEADER.pack(_INDEX_MAGIC, crc32c(body), count, self.size, *self.max_timestamp) + body
-        file = self._disk.open(self.index_path, create=True)
-        file.write(data, 0)
-        file.truncate(len(data))
-        file.close()
+    def remove(self) -> list[Path]:
+        """Take the files out of the log, under names that say so; answer these, to be removed for good."""
+        doomed = []
+        for path in (self.path, *self.index.paths):
+            if self._disk.exists(path):
+                away = path.with_name(path.name + DELETED_SUFFIX)
+                self._disk.rename(path, away)
+                doomed.append(away)
+        return doomed
 
-    def load_index(self) -> int:
-        """Read the index that was saved; answer the size of log that it covers, 0 when there is none that fits."""
-        if not self._disk.exists(self.index_path):
-            return 0
-        data = self._disk.read(self.index_path)
-        if len(data) < _INDEX_HEADER.size:
-            return 0
-        magic, crc, count, size, timestamp, offset = _INDEX_HEADER.unpack_from(data)
-        body = memoryview(data)[_INDEX_HEADER.size :]
-        if magic != _INDEX_MAGIC or size > self.size or len(body) != count * 20 or crc32c(body) != crc:
-            return 0
-        offsets, positions, times = array("I"), array("Q"), array("q")
-        offsets.frombytes(body[: count * 4])
-        positions.frombytes(body[count * 4 : count * 12])
-        times.frombytes(body[count * 12 :])
-        self._offsets, self._positions, self._times = offsets, positions, times
-        self.max_timestamp = MaxTimestamp(timestamp, offset)
-        self._indexed_to = positions[-1] if count else 0
-        return int(size)
 
-    def remove(self) -> None:
-        """Take the files away; slices that are on their way stay readable."""
-        for path in (self.path, self.index_path):
-            self._disk.unlink(path)
+def path_of(directory: Path, base_offset: int) -> Path:
+    """Where the segment's batches are."""
+    return directory / f"{base_offset:020d}{LOG_SUFFIX}"

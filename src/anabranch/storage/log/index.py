@@ -1,0 +1,203 @@
+"""The sparse index of a segment: where some of its batches begin, and the largest timestamp before each.
+
+Two files with an entry each per indexed batch: `.index` (offset - base offset, position; int32 both) and `.timeindex`
+(largest timestamp of all batches before it, int64; the last offset of the first batch that has it - base offset,
+int32; -1 and 0 where there is none). The newest entries are kept in memory until there is a page of them, the older
+ones are searched in the files, so that an index costs the same memory whatever the size of its segment.
+
+An index is a shortcut, not a source. It is synced when its segment is finished, and believed at the next start as
+far as the recovery point has passed it; whoever follows an entry checks what is there, and builds it anew if he must.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from array import array
+from bisect import bisect_right
+from pathlib import Path
+
+from anabranch.runtime.disk import Disk, File
+
+INDEX_SUFFIX = ".index"
+TIME_INDEX_SUFFIX = ".timeindex"
+PAGE_ENTRIES = 512
+PAGES_MAX = 4
+NO_TIMESTAMP = -1
+
+
+class _Entries:
+    """A growing sequence of pairs of integers; the older part of it in a file."""
+
+    def __init__(self, disk: Disk, path: Path, layout: str) -> None:
+        self.path = path
+        self._disk = disk
+        self._layout = struct.Struct(layout)
+        self._stored = 0
+        self._newest: list[tuple[int, int]] = []
+        self._pages: dict[int, tuple[array[int], array[int]]] = {}
+        self._file: File | None = None
+
+    def __len__(self) -> int:
+        return self._stored + len(self._newest)
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        if index >= self._stored:
+            return self._newest[index - self._stored]
+        page = self._page(index // PAGE_ENTRIES)
+        return page[0][index % PAGE_ENTRIES], page[1][index % PAGE_ENTRIES]
+
+    def _page(self, number: int) -> tuple[array[int], array[int]]:
+        """Read a page of the file: the two columns of its entries. The last few are kept."""
+        first = number * PAGE_ENTRIES
+        count = min(PAGE_ENTRIES, self._stored - first)
+        page = self._pages.get(number)
+        if page is None or len(page[0]) != count:
+            data = self.file.read(count * self._layout.size, first * self._layout.size)
+            data += bytes(count * self._layout.size - len(data))
+            first_column, second_column = zip(*self._layout.iter_unpack(data), strict=True)
+            page = self._pages[number] = array("q", first_column), array("q", second_column)
+            if len(self._pages) > PAGES_MAX:
+                del self._pages[next(iter(self._pages))]
+        return page
+
+    @property
+    def file(self) -> File:
+        if self._file is None:
+            self._file = self._disk.open(self.path, create=True)
+        return self._file
+
+    def append(self, entry: tuple[int, int]) -> None:
+        self._newest.append(entry)
+        if len(self._newest) % PAGE_ENTRIES == 0:
+            with contextlib.suppress(OSError):  # They stay in memory, and are tried again with the next page.
+                self.store()
+
+    def store(self) -> None:
+        if self._newest:
+            data = b"".join(self._layout.pack(*entry) for entry in self._newest)
+            self.file.write(data, self._stored * self._layout.size)
+            self._stored += len(self._newest)
+            self._newest = []
+
+    def last_not_above(self, value: int, item: int) -> int:
+        """The number of the last entry whose `item` is not above `value`; -1 if there is none."""
+        if self._newest and self._newest[0][item] <= value:
+            return self._stored + bisect_right(self._newest, value, key=lambda entry: entry[item]) - 1
+        for number, page in self._pages.items():
+            if page[item][0] <= value < page[item][-1]:
+                return number * PAGE_ENTRIES + bisect_right(page[item], value) - 1
+        low, high = 0, (self._stored + PAGE_ENTRIES - 1) // PAGE_ENTRIES
+        while low < high:
+            middle = (low + high) // 2
+            if self._first_of(middle)[item] <= value:
+                low = middle + 1
+            else:
+                high = middle
+        if low == 0:
+            return -1
+        return (low - 1) * PAGE_ENTRIES + bisect_right(self._page(low - 1)[item], value) - 1
+
+    def _first_of(self, page: int) -> tuple[int, int]:
+        size = self._layout.size
+        data = self.file.read(size, page * PAGE_ENTRIES * size)
+        first, second = self._layout.unpack(data) if len(data) == size else (0, 0)
+        return first, second
+
+    def load(self) -> None:
+        self._newest = []
+        self._pages.clear()
+        self._stored = self.file.size() // self._layout.size if self._disk.exists(self.path) else 0
+
+    def cut(self, count: int) -> None:
+        if count >= self._stored:
+            del self._newest[count - self._stored :]
+        else:
+            self._newest = []
+            self._pages.clear()
+            self.file.truncate(count * self._layout.size)
+            self._stored = count
+
+    def release(self) -> None:
+        self._file = None
+        self._pages.clear()
+
+
+class SparseIndex:
+    """The index of the segment `<base offset>.log` in `directory`."""
+
+    def __init__(self, disk: Disk, directory: Path, base_offset: int) -> None:
+        self.unsynced = False
+        """Whether there is more in it than was synced."""
+        self._base = base_offset
+        self._places = _Entries(disk, directory / f"{base_offset:020d}{INDEX_SUFFIX}", ">ii")
+        self._times = _Entries(disk, directory / f"{base_offset:020d}{TIME_INDEX_SUFFIX}", ">qi")
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def paths(self) -> tuple[Path, Path]:
+        """The files."""
+        return self._places.path, self._times.path
+
+    def append(self, offset: int, position: int, timestamp: int, timestamp_offset: int) -> None:
+        """Add a batch: its first offset and position, and the largest timestamp before it with its offset."""
+        self.unsynced = True
+        self._places.append((offset - self._base, position))
+        self._times.append((timestamp, max(timestamp_offset - self._base, 0)))
+
+    def floor(self, offset: int) -> tuple[int, int]:
+        """The offset and position of the last indexed batch that begins at or before `offset`."""
+        found = self._places.last_not_above(offset - self._base, 0)
+        return self._place(found)
+
+    def floor_of_position(self, position: int) -> int:
+        """The last indexed position that is not above `position`."""
+        return self._place(self._places.last_not_above(position, 1))[1]
+
+    def floor_of_timestamp(self, timestamp: int) -> tuple[int, int]:
+        """The offset and position of an indexed batch before which no batch reaches `timestamp`."""
+        return self._place(self._times.last_not_above(timestamp - 1, 0))
+
+    def last(self) -> tuple[int, int, int, int]:
+        """The last entry, as it was given to `append`; there must be one."""
+        (offset, position), (timestamp, timestamp_offset) = self._places[len(self) - 1], self._times[len(self) - 1]
+        return self._base + offset, position, timestamp, self._base + timestamp_offset
+
+    def load(self) -> bool:
+        """Take what the files hold; False when that is nothing, or they do not fit together."""
+        self._places.load()
+        self._times.load()
+        return 0 < len(self._places) == len(self._times)
+
+    def cut_from_position(self, position: int) -> None:
+        """Forget the batches that begin at or behind `position`."""
+        count = self._places.last_not_above(position - 1, 1) + 1
+        if count < len(self):
+            self.unsynced = True
+            self._places.cut(count)
+            self._times.cut(count)
+
+    def clear(self) -> None:
+        """Forget everything, to be built anew."""
+        self.unsynced = True
+        self._places.cut(0)
+        self._times.cut(0)
+
+    def store(self) -> tuple[File, ...]:
+        """Write what is not in the files yet; answer the files, for whoever wants to sync them."""
+        self._places.store()
+        self._times.store()
+        return self._places.file, self._times.file
+
+    def release(self) -> None:
+        """Let go of the files until they are needed again."""
+        self._places.release()
+        self._times.release()
+
+    def _place(self, number: int) -> tuple[int, int]:
+        if number < 0:
+            return self._base, 0
+        offset, position = self._places[number]
+        return self._base + offset, position
