@@ -73,9 +73,7 @@ def test_the_tour_of_the_readme(anabranch: Commands, tmp_path: Path) -> None:
     for line in out.splitlines():
         record = json.loads(line)
         seen.setdefault(record["key"], []).append(json.loads(record["value"])["number"])
-    assert seen == {
-        f"N{k}": [i for _ in range(2) for i in range(k, 1_000, 7)] for k in range(7)
-    }
+    assert seen == {f"N{k}": [i for _ in range(2) for i in range(k, 1_000, 7)] for k in range(7)}
 
 
 def test_every_format_of_consume(anabranch: Commands) -> None:

@@ -169,7 +169,9 @@ class WireClient:
 
     def producer_id(self) -> int:
         """A new producer id."""
-        asked = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0, producer_id=-1, producer_epoch=-1)
+        asked = InitProducerIdRequest(
+            transactional_id=None, transaction_timeout_ms=0, producer_id=-1, producer_epoch=-1
+        )
         return int(self.call(asked).producer_id)
 
     def produce_request(
@@ -256,9 +258,7 @@ class WireClient:
 
     def offset_at(self, topic: str, partition: int, timestamp: int, leader_epoch: int = -1) -> Any:
         """ListOffsets for one partition."""
-        asked = ListOffsetsPartition(
-            partition_index=partition, current_leader_epoch=leader_epoch, timestamp=timestamp
-        )
+        asked = ListOffsetsPartition(partition_index=partition, current_leader_epoch=leader_epoch, timestamp=timestamp)
         request = ListOffsetsRequest(
             replica_id=-1, isolation_level=0, topics=[ListOffsetsTopic(name=topic, partitions=[asked])]
         )

@@ -11,6 +11,7 @@ from anabranch import __version__
 from anabranch.base.errors import AnabranchError
 from anabranch.cli import topic
 from anabranch.cli.consume import consume
+from anabranch.cli.demo import demo
 from anabranch.cli.plan import verify_plan
 from anabranch.cli.produce import produce
 from anabranch.cli.serve import serve
@@ -23,6 +24,7 @@ app.command()(serve)
 app.add_typer(topic.app, name="topic")
 app.command()(produce)
 app.command()(consume)
+app.command()(demo)
 app.command(name="verify-plan")(verify_plan)
 
 

@@ -53,7 +53,7 @@ class Produced(NamedTuple):
     """The partition whose log holds the records and has not synced them yet."""
 
 
-class _Refusal(Exception):
+class _RefusalError(Exception):
     """A batch that is refused for what it is."""
 
     def __init__(self, error: ErrorCode, message: str) -> None:
@@ -65,7 +65,7 @@ def produce(replicas: Replicas, partition: Partition, data: memoryview, count_sa
     """Append the batches in `data` to `partition`, or to the one that its keys live in now."""
     try:
         batches = _checked(data, partition.settings, now_ms)
-    except _Refusal as refusal:
+    except _RefusalError as refusal:
         return Produced(refusal.error, message=str(refusal))
     first: Produced | None = None
     for position, header in batches:
@@ -89,55 +89,59 @@ def _checked(data: memoryview, settings: TopicSettings, now_ms: int) -> list[tup
             batches.append((position, header))
             position += header.size
             if len(batches) > BATCHES_PER_PARTITION_MAX:
-                raise _Refusal(ErrorCode.INVALID_RECORD, f"more than {BATCHES_PER_PARTITION_MAX} batches")
+                raise _RefusalError(ErrorCode.INVALID_RECORD, f"more than {BATCHES_PER_PARTITION_MAX} batches")
         if position != len(data) or not batches:
             parse_header(data, position)
-            raise _Refusal(ErrorCode.CORRUPT_MESSAGE, "a batch is cut off")
+            raise _RefusalError(ErrorCode.CORRUPT_MESSAGE, "a batch is cut off")
     except UnsupportedFormatError as error:
-        raise _Refusal(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, str(error)) from None
+        raise _RefusalError(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, str(error)) from None
     except UnsupportedCompressionError as error:
-        raise _Refusal(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, str(error)) from None
+        raise _RefusalError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, str(error)) from None
     except DecodeError as error:
-        raise _Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from None
+        raise _RefusalError(ErrorCode.CORRUPT_MESSAGE, str(error)) from None
     return batches
 
 
 def _check_batch(data: memoryview, position: int, header: BatchHeader, settings: TopicSettings, now_ms: int) -> None:
     if header.size > settings.message_size_max:
-        raise _Refusal(
+        raise _RefusalError(
             ErrorCode.MESSAGE_TOO_LARGE,
             f"The batch has {header.size} bytes, max.message.bytes allows {settings.message_size_max}.",
         )
     try:
         check(data, position, header)
     except ChecksumError as error:
-        raise _Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from None
+        raise _RefusalError(ErrorCode.CORRUPT_MESSAGE, str(error)) from None
     if header.is_control:
-        raise _Refusal(ErrorCode.INVALID_RECORD, "Clients may not send control batches.")
+        raise _RefusalError(ErrorCode.INVALID_RECORD, "Clients may not send control batches.")
     if header.record_count < 1 or header.last_offset_delta != header.record_count - 1:
-        raise _Refusal(
+        raise _RefusalError(
             ErrorCode.INVALID_RECORD,
             f"The batch has {header.record_count} records, and {header.last_offset_delta} as its last offset delta.",
         )
     if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
-        raise _Refusal(ErrorCode.INVALID_RECORD, "The batch has a producer id, but no sequence.")
+        raise _RefusalError(ErrorCode.INVALID_RECORD, "The batch has a producer id, but no sequence.")
     if header.producer_id >= 1 << PRODUCER_ID_BITS or header.producer_id < -1:
-        raise _Refusal(ErrorCode.INVALID_PRODUCER_ID_MAPPING, f"Nobody was given producer id {header.producer_id}.")
+        raise _RefusalError(
+            ErrorCode.INVALID_PRODUCER_ID_MAPPING, f"Nobody was given producer id {header.producer_id}."
+        )
     if header.is_transactional:
-        raise _Refusal(ErrorCode.INVALID_TXN_STATE, "No transaction was begun: this broker has no transactions yet.")
+        raise _RefusalError(
+            ErrorCode.INVALID_TXN_STATE, "No transaction was begun: this broker has no transactions yet."
+        )
     if not settings.log_append_time:
         _check_timestamps(header, settings, now_ms)
 
 
 def _check_timestamps(header: BatchHeader, settings: TopicSettings, now_ms: int) -> None:
     if header.max_timestamp - now_ms > settings.timestamp_after_max_ms:
-        raise _Refusal(
+        raise _RefusalError(
             ErrorCode.INVALID_TIMESTAMP,
             f"Timestamp {header.max_timestamp} is more than {settings.timestamp_after_max_ms} ms ahead of the broker's "
             f"clock, {now_ms}.",
         )
     if header.base_timestamp >= 0 and now_ms - header.base_timestamp > settings.timestamp_before_max_ms:
-        raise _Refusal(
+        raise _RefusalError(
             ErrorCode.INVALID_TIMESTAMP,
             f"Timestamp {header.base_timestamp} is more than {settings.timestamp_before_max_ms} ms behind the broker's "
             f"clock, {now_ms}.",

@@ -4,7 +4,7 @@ A session goes through epochs: 0 makes it, every request then carries the next o
 
     request                    answer
     id 0, epoch -1             everything asked for, no session
-    any id, epoch 0            everything asked for, under a new session (none when all slots are in use); the old one ends
+    any id, epoch 0            everything asked for, under a new session if there is room; the old one ends
     id n, epoch -1             everything asked for; session n ends
     id n, epoch e > 0          what has news among the session's partitions, after the request's changes
 

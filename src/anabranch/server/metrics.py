@@ -96,9 +96,12 @@ class Metrics:
     def forget(self, **labels: str) -> None:
         """Drop the counters and histograms that carry all of `labels`: those of a deleted topic."""
         gone = set(labels.items())
-        for family in (*self._counters.values(), *self._histograms.values()):
-            for key in [key for key in family if gone <= set(key)]:
-                del family[key]
+        for counters in self._counters.values():
+            for key in [key for key in counters if gone <= set(key)]:
+                del counters[key]
+        for histograms in self._histograms.values():
+            for key in [key for key in histograms if gone <= set(key)]:
+                del histograms[key]
 
     def text(self) -> str:
         """Everything, in the Prometheus text format."""

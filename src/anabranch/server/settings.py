@@ -275,7 +275,7 @@ class Settings:
         "stalled.request.timeout.ms",
         Between(100, INT32_MAX),
         10_000,
-        "When others wait for request memory, a connection that has held some this long without moving bytes is closed.",
+        "While others wait for request memory, a connection that has held some this long without a byte is closed.",
     )
     socket_send_buffer_bytes: int = setting(
         "socket.send.buffer.bytes",
@@ -303,7 +303,7 @@ class Settings:
         "metrics.listener",
         _parse_optional_address,
         Address("127.0.0.1", 9464),
-        "Where metrics are served over HTTP in the Prometheus text format; empty turns them off, port 0 takes a free one.",
+        "Where metrics are served over HTTP in the Prometheus format; empty turns them off, port 0 takes a free one.",
     )
     log_format: str = setting("log.format", Choice(("logfmt", "json")), "logfmt", "The form of the broker's own log.")
     log_level: str = setting(

@@ -176,6 +176,26 @@ def stand(look: TopicLook, known: TopicOffsets | None, assigned: frozenset[int] 
     return Standing(positions, tuple(losses))
 
 
+def lost_between(looks: Mapping[str, TopicLook], start: Offsets, end: Offsets) -> list[Loss]:
+    """What is gone of a micro-batch that was planned before, and is now to be read."""
+    losses: list[Loss] = []
+    for topic, known in end.items():
+        look = looks.get(topic)
+        begun = start.get(topic, TopicOffsets({}))
+        if look is None or (known.topic_id and look.topic_id and known.topic_id != look.topic_id):
+            losses.append(Loss(topic, None, 0, None, "the topic was deleted"))
+            continue
+        for partition, finish in known.offsets.items():
+            first = look.starts.get(partition)
+            wanted = begun.offsets.get(partition, 0 if first is None else first)
+            if wanted < finish and first is None:
+                losses.append(Loss(topic, partition, wanted, None, "the partition was removed"))
+            elif wanted < finish and first is not None and wanted < first:
+                why = "the log starts later, by retention or DeleteRecords"
+                losses.append(Loss(topic, partition, wanted, first, why))
+    return losses
+
+
 # -- how far a batch goes ----------------------------------------------------------------------------------------------
 
 
@@ -435,8 +455,9 @@ def plan_to_json(
     """Write a batch's plan as one line: what was known, what is read, and which gates were closed and why."""
     topics: dict[str, Any] = {}
     for topic, look in sorted(looks.items()):
-        begin = dict(start.get(topic, {}))
-        positions = {p: begin.get(p, look.starts[p]) for p in sorted(look.starts) if p in end.get(topic, {})}
+        begin, finish = start.get(topic, {}), end.get(topic, {})
+        read = sorted(look.starts.keys() & finish.keys())
+        positions = {p: max(look.starts[p], begin.get(p, look.starts[p])) for p in read}
         topics[topic] = {
             "ordered": look.ordered,
             "initial": look.lineage.initial,
@@ -445,7 +466,7 @@ def plan_to_json(
             "log_start": {str(p): look.starts[p] for p in sorted(look.starts)},
             "log_end": {str(p): look.ends[p] for p in sorted(look.ends)},
             "start": {str(p): offset for p, offset in positions.items()},
-            "end": {str(p): offset for p, offset in sorted(end.get(topic, {}).items())},
+            "end": {str(p): max(offset, finish[p]) for p, offset in positions.items()},
             "closed": {} if whole else _closed_gates(look, positions),
         }
     plan = {

@@ -74,7 +74,9 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 def test_frames_of_every_size_arrive_whole_however_they_are_cut() -> None:
     async def scenario() -> None:
         peer = Peer()
-        contents = [bytes([n % 251]) * size for n, size in enumerate([0, 1, 3, 4, 5, 4091, 4092, 4093, 70_000, 2, 200_000, 9])]
+        contents = [
+            bytes([n % 251]) * size for n, size in enumerate([0, 1, 3, 4, 5, 4091, 4092, 4093, 70_000, 2, 200_000, 9])
+        ]
         data = b"".join(map(frame, contents))
         for step in (1, 7, 4096, len(data)):
             peer.frames.clear()

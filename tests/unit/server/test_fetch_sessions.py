@@ -97,13 +97,13 @@ def test_a_session_without_partitions_ends() -> None:
 
 def test_only_news_are_told_and_an_error_is_told_again_until_it_is_over() -> None:
     it = target()
-    news = dict(size=0, error=0, high_watermark=5, log_start=0)
+    news = {"size": 0, "error": 0, "high_watermark": 5, "log_start": 0}
     assert it.has_news(**news)
     assert not it.has_news(**news)
     assert it.has_news(**{**news, "high_watermark": 6})
     assert it.has_news(**{**news, "high_watermark": 6, "log_start": 1})
     assert it.has_news(**{**news, "high_watermark": 6, "log_start": 1, "size": 10})
-    failed = dict(size=0, error=int(ErrorCode.NOT_LEADER_OR_FOLLOWER), high_watermark=-1, log_start=-1)
+    failed = {"size": 0, "error": int(ErrorCode.NOT_LEADER_OR_FOLLOWER), "high_watermark": -1, "log_start": -1}
     assert it.has_news(**failed)
     assert it.has_news(**failed)
     assert it.has_news(**{**news, "high_watermark": 6})

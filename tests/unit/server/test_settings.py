@@ -44,7 +44,8 @@ def test_older_names_and_units_are_understood() -> None:
         ("listeners", "localhost", "listeners cannot be 'localhost': expected HOST:PORT."),
         ("auto.create.topics.enable", "1", "auto.create.topics.enable cannot be '1': expected true or false."),
         ("log.cleanup.policy", "x", "log.cleanup.policy cannot be 'x': expected some of delete, compact."),
-        ("log.dirs", "/a,/b", "log.dirs cannot be '/a,/b': expected one directory: a broker keeps all its data in one place."),
+        ("log.dirs", "/a,/b", "log.dirs cannot be '/a,/b': expected one directory: "
+                              "a broker keeps all its data in one place."),
     ],
 )  # fmt: skip
 def test_a_wrong_setting_is_explained_in_a_sentence(name: str, value: str, sentence: str) -> None:

@@ -6,7 +6,7 @@ Half a layout is never shown (`views.topic_view`). Answers about a topic are mad
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
@@ -17,9 +17,9 @@ from anabranch.protocol.messages.metadata import (
     MetadataRequestTopic,
     MetadataResponse,
     MetadataResponseBroker,
-    TopicLayout,
     MetadataResponsePartition,
     MetadataResponseTopic,
+    TopicLayout,
 )
 from anabranch.server.node import Call, Node
 
@@ -41,7 +41,9 @@ def handle_metadata(node: Node, request: MetadataRequest, call: Call) -> Metadat
     return _response(node, [_asked(node, topic) for topic in request.topics])
 
 
-async def _create_and_answer(node: Node, topics: list[MetadataRequestTopic], missing: list[str]) -> MetadataResponse:
+async def _create_and_answer(
+    node: Node, topics: Sequence[MetadataRequestTopic], missing: list[str]
+) -> MetadataResponse:
     refusals: dict[str, ErrorCode] = {}
 
     async def create(name: str) -> None:

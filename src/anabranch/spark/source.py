@@ -1,0 +1,380 @@
+"""The data source that Spark sees: `spark.read.format("anabranch")` and `spark.readStream.format("anabranch")`.
+
+The driver looks at the topics, plans (`plan.py`) and logs the plan; executors fetch and decode (`reader.py`). A
+streaming query's offsets are those of every partition it has begun; partitions that appear are begun at their log
+start, partitions that were removed leave. Neither fails a query; records that are gone unread do, unless
+`failOnDataLoss` is false.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from anabranch.spark.look import Looker
+from anabranch.spark.options import EARLIEST, LATEST, Bound, OptionError, Options, for_batch, for_stream, parse
+from anabranch.spark.plan import (
+    DataLossError,
+    Loss,
+    Splitting,
+    Task,
+    TopicLook,
+    TopicOffsets,
+    extent,
+    lost_between,
+    offsets_from_json,
+    offsets_to_json,
+    plan_tasks,
+    plan_to_json,
+    stand,
+)
+from anabranch.spark.reader import ReadSettings, read_task
+
+FORMAT = "anabranch"
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+SPARK_TYPES: dict[str, DataType] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
+    "sequence": LongType(),
+    "headers": ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
+}
+
+log = logging.getLogger("anabranch.spark")
+plans = logging.getLogger("anabranch.spark.plan")
+
+
+def full_schema(*, headers: bool) -> StructType:
+    """The schema of the source: that of Spark's Kafka source, and `sequence`."""
+    return StructType([StructField(name, kind) for name, kind in SPARK_TYPES.items() if headers or name != "headers"])
+
+
+class TaskPartition(InputPartition):
+    """A task on its way to an executor."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+
+
+class AnabranchDataSource(DataSource):
+    """Reads topics. `register` makes it known to a session under the name `anabranch`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name to say in `format`."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """All columns; a query that needs fewer says so with `.schema("key binary, value binary")`."""
+        return full_schema(headers=parse(self.options).headers)
+
+    def reader(self, schema: StructType) -> BatchReader:
+        """A reader for a batch query."""
+        return BatchReader(for_batch(parse(self.options)), schema)
+
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
+        """A reader for a streaming query."""
+        return StreamReader(for_stream(parse(self.options)), schema)
+
+
+class FilteringDataSource(AnabranchDataSource):
+    """The same for sessions that push filters down; Spark refuses it where they do not."""
+
+    def reader(self, schema: StructType) -> BatchReader:
+        """A reader for a batch query that takes filters."""
+        return FilteringBatchReader(for_batch(parse(self.options)), schema)
+
+
+class _Reader:
+    """What batch and streaming queries have in common."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self.options = options
+        self.settings = ReadSettings(options, _columns(schema, options))
+        self.splitting = Splitting(options.min_partitions, options.records_per_partition_max, options.split_by_key)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Yield the records of one task as Arrow record batches."""
+        if isinstance(partition, TaskPartition):
+            yield from read_task(partition.value, self.settings)
+
+    def _tasks(
+        self,
+        looks: Mapping[str, TopicLook],
+        start: Mapping[str, Mapping[int, int]],
+        end: Mapping[str, Mapping[int, int]],
+        *,
+        whole: bool,
+    ) -> list[TaskPartition]:
+        tasks = plan_tasks(looks, start, end, self.splitting, whole=whole)
+        path = self.options.plan_log
+        if path or plans.isEnabledFor(logging.INFO):
+            line = plan_to_json(looks, start, end, tasks, by_key=self.splitting.by_key, whole=whole)
+            plans.info("%s", line)
+            if path:
+                with open(path, "a", encoding="utf-8") as file:
+                    file.write(line + "\n")
+        return [TaskPartition(task) for task in tasks]
+
+    def _report(self, losses: Sequence[Loss]) -> None:
+        """Fail on lost records, or say what is passed over."""
+        if losses and self.options.fail_on_data_loss:
+            raise DataLossError(losses)
+        for loss in losses:
+            log.warning("Records were lost before this query read them: %s", loss)
+
+
+def _columns(schema: StructType, options: Options) -> tuple[str, ...]:
+    """The columns of a schema that a user may have written."""
+    for field in schema.fields:
+        known = SPARK_TYPES.get(field.name)
+        if known is None:
+            raise OptionError(f"There is no column '{field.name}'; there are {', '.join(SPARK_TYPES)}.")
+        if field.dataType != known:
+            wanted = f"{field.name} {known.simpleString()}"
+            raise OptionError(f"Column {field.name} is {known.simpleString()}: write '{wanted}' in the schema.")
+        if not field.nullable:
+            raise OptionError(f"Column {field.name} cannot be declared NOT NULL: a topic promises nothing about it.")
+    if not schema.fields:
+        raise OptionError("The schema has no column; name at least one.")
+    if "headers" in schema.names and not options.headers:
+        raise OptionError("Set the option includeHeaders to true to read the column headers.")
+    return tuple(schema.names)
+
+
+# -- batch -------------------------------------------------------------------------------------------------------------
+
+
+class BatchReader(_Reader, DataSourceReader):
+    """Reads all that lies between two points, every key in order within its task."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self.filters: list[_Range] = []
+
+    def partitions(self) -> list[TaskPartition]:
+        """Plan the tasks."""
+        options = self.options
+        looker = Looker(options)
+        try:
+            looks = looker.look()
+            _check_assignment(looks, options)
+            start = looker.bound(looks, options.start or Bound(EARLIEST), _name_of("starting", options.start))
+            end = looker.bound(looks, options.end or Bound(LATEST), _name_of("ending", options.end))
+            losses: list[Loss] = []
+            for topic, look in looks.items():
+                assigned = None if options.assign is None else options.assign[topic]
+                standing = stand(look, TopicOffsets(start[topic]), assigned)
+                losses += standing.losses
+                first = dict(standing.positions)
+                last = {partition: min(end[topic].get(partition, 0), look.ends[partition]) for partition in first}
+                for filter_ in self.filters:
+                    filter_.narrow(looker, look, first, last)
+                start[topic] = first
+                end[topic] = {partition: max(offset, first[partition]) for partition, offset in last.items()}
+            self._report(losses)
+        finally:
+            looker.close()
+        return self._tasks(looks, start, end, whole=True)
+
+
+class FilteringBatchReader(BatchReader):
+    """Reads no more than the filters on partition, offset and timestamp ask for."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Take what says where to read; give back what Spark must still look at."""
+        for filter_ in filters:
+            range_ = _range_of(filter_)
+            if range_ is not None:
+                self.filters.append(range_)
+            if range_ is None or range_.column == "timestamp":
+                yield filter_
+
+
+class _Range:
+    """A filter as values `low` to `high`, both inclusive, or some values of it."""
+
+    def __init__(self, column: str, low: int | None, high: int | None, values: frozenset[int] | None = None) -> None:
+        self.column, self.low, self.high, self.values = column, low, high, values
+
+    def _holds(self, value: int) -> bool:
+        above = self.low is None or value >= self.low
+        below = self.high is None or value <= self.high
+        return above and below and (self.values is None or value in self.values)
+
+    def narrow(self, looker: Looker, look: TopicLook, first: dict[int, int], last: dict[int, int]) -> None:
+        """Move the ends of what is read of a topic together."""
+        if self.column == "timestamp" and self.low is not None:
+            at = looker.at_timestamp(look.topic, self.low)
+            for partition in first:
+                found = at.get(partition, -1)
+                first[partition] = max(first[partition], found) if found >= 0 else last[partition]
+        for partition in list(first):
+            if self.column == "partition" and not self._holds(partition):
+                last[partition] = first[partition]
+            elif self.column == "offset":
+                if self.low is not None:
+                    first[partition] = max(first[partition], self.low)
+                if self.high is not None:
+                    last[partition] = min(last[partition], self.high + 1)
+
+
+def _range_of(filter_: Filter) -> _Range | None:
+    """Read a filter that says where to read; None for any other."""
+    path: tuple[str, ...] = getattr(filter_, "attribute", ())
+    column = path[0] if len(path) == 1 else ""
+    if column not in ("partition", "offset", "timestamp"):
+        return None
+    if isinstance(filter_, IsNotNull):
+        return _Range(column, None, None)
+    if isinstance(filter_, In):
+        numbers = [_number(value) for value in filter_.value if value is not None]
+        if column == "timestamp" or not numbers:
+            return None
+        return _Range(column, None, None, frozenset(numbers)) if column == "partition" else None
+    value = _number(getattr(filter_, "value", None))
+    if value is None:
+        return None
+    match filter_:
+        case EqualTo() | EqualNullSafe():
+            return _Range(column, value, value)
+        case GreaterThan():
+            return _Range(column, value if column == "timestamp" else value + 1, None)
+        case GreaterThanOrEqual():
+            return _Range(column, value, None)
+        case LessThan():
+            return _Range(column, None, value if column == "timestamp" else value - 1)
+        case LessThanOrEqual():
+            return _Range(column, None, value)
+    return None
+
+
+def _number(value: Any) -> Any:
+    """A filter's value as an offset, a partition or, rounded down, a time in ms."""
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return int(value.timestamp() * 1000 // 1)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _name_of(which: str, bound: Bound | None) -> str:
+    if bound is not None and bound.timestamp is not None:
+        return f"{which}Timestamp"
+    return f"{which}OffsetsByTimestamp" if bound is not None and bound.timestamps else f"{which}Offsets"
+
+
+def _check_assignment(looks: Mapping[str, TopicLook], options: Options) -> None:
+    for topic, numbers in (options.assign or {}).items():
+        has = looks[topic].starts
+        absent = sorted(numbers - has.keys())
+        if absent:
+            raise OptionError(f"assign names partition {absent[0]} of {topic}, which has partitions 0 to {max(has)}.")
+
+
+# -- streaming ---------------------------------------------------------------------------------------------------------
+
+
+class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads on and on, in micro-batches none of which holds two segments that must wait for each other."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._looker: Looker | None = None
+        self._looks: Mapping[str, TopicLook] | None = None
+        self._horizon: dict[str, dict[int, int]] | None = None
+
+    def _look(self) -> Mapping[str, TopicLook]:
+        if self._looker is None:
+            self._looker = Looker(self.options)
+        self._looks = self._looker.look()
+        return self._looks
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Where a new query begins."""
+        options = self.options
+        looks = self._look()
+        _check_assignment(looks, options)
+        assert self._looker is not None
+        start = self._looker.bound(looks, options.start or Bound(LATEST), _name_of("starting", options.start))
+        offsets: dict[str, TopicOffsets] = {}
+        for topic, look in looks.items():
+            assigned = look.starts.keys() if options.assign is None else options.assign[topic]
+            chosen = {partition: start[topic][partition] for partition in assigned}
+            offsets[topic] = TopicOffsets(chosen, look.topic_id, len(look.lineage.counts))
+        return offsets_to_json(offsets)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """The limit of a micro-batch."""
+        limit = self.options.offsets_per_trigger_max
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Where the micro-batch that begins at `start` ends; `start` itself if there is nothing to read."""
+        known = offsets_from_json(start)
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        reach = extent(self._look(), known, rows, assigned=self.options.assign, horizon=self._horizon)
+        self._report(reach.losses)
+        return offsets_to_json(reach.end) if reach.advances else start
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """The ends of the logs, for the query's progress report."""
+        if self._looks is None:
+            return None
+        ends = {
+            topic: TopicOffsets(look.ends, look.topic_id, len(look.lineage.counts))
+            for topic, look in self._looks.items()
+        }
+        return offsets_to_json(ends)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Read what is there now, and nothing that comes later."""
+        self._horizon = {topic: dict(look.ends) for topic, look in self._look().items()}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TaskPartition]:
+        """Plan the tasks of a micro-batch; also of one that an earlier run planned and did not finish."""
+        looks = self._looks if self._looks is not None else self._look()
+        begin, finish = offsets_from_json(start), offsets_from_json(end)
+        self._report(lost_between(looks, begin, finish))
+        first = {topic: known.offsets for topic, known in begin.items()}
+        last = {topic: known.offsets for topic, known in finish.items()}
+        return self._tasks(looks, first, last, whole=False)
+
+    def stop(self) -> None:
+        """End the connections."""
+        if self._looker is not None:
+            self._looker.close()
+            self._looker = None

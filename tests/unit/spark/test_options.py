@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import pytest
+
+from anabranch.spark.options import EARLIEST, LATEST, Bound, OptionError, for_batch, for_stream, parse
+
+LEAST = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "flights"}
+
+
+def test_the_least_that_a_query_must_say_and_what_holds_otherwise() -> None:
+    options = parse(LEAST)
+    assert (options.servers, options.topics) == ("localhost:9092", ("flights",))
+    assert options.fail_on_data_loss and options.ordered and options.split_by_key
+    assert options.start is None and options.end is None and options.offsets_per_trigger_max is None
+
+
+def test_names_are_read_without_regard_to_case_as_spark_hands_them_over() -> None:
+    options = parse(
+        {
+            "BOOTSTRAP.servers": "a:1,b:2",
+            "subscribe": " b, a ,a",
+            "maxoffsetspertrigger": "100",
+            "failondataloss": "False",
+            "includeheaders": "true",
+            "minpartitions": "7",
+            "ordering": "NONE",
+            "split": "offset",
+            "kafka.fetch.max.wait.ms": "20",
+            "kafka.check.crcs": "false",
+        }
+    )
+    assert options.topics == ("a", "b")
+    assert (options.offsets_per_trigger_max, options.min_partitions) == (100, 7)
+    assert not options.fail_on_data_loss and options.headers
+    assert not options.ordered and not options.split_by_key
+    assert options.client == {"kafka.fetch.max.wait.ms": 20, "kafka.check.crcs": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "bound"),
+    [
+        ("startingOffsets", "Earliest", Bound(EARLIEST)),
+        ("startingOffsets", "latest", Bound(LATEST)),
+        ("startingOffsets", '{"flights":{"0":23,"1":-2}}', Bound(offsets={"flights": {0: 23, 1: EARLIEST}})),
+        ("startingOffsetsByTimestamp", '{"flights":{"0":1000}}', Bound(timestamps={"flights": {0: 1000}})),
+        ("startingTimestamp", "1000", Bound(timestamp=1000)),
+    ],
+)
+def test_where_to_begin_can_be_said_in_the_ways_of_the_kafka_source(name: str, value: str, bound: Bound) -> None:
+    assert parse({**LEAST, name: value}).start == bound
+    assert parse({**LEAST, name.replace("starting", "ending"): value}).end == bound
+
+
+def test_partitions_can_be_assigned_one_by_one() -> None:
+    options = parse({"bootstrap.servers": "a", "assign": '{"b":[1,0],"a":[2]}'})
+    assert options.assign == {"b": frozenset({0, 1}), "a": frozenset({2})}
+    assert options.topics == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"subscribe": "flights"}, "kafka.bootstrap.servers is missing"),
+        ({"kafka.bootstrap.servers": "a"}, "subscribe, subscribePattern and assign"),
+        ({**LEAST, "bootstrap.servers": "elsewhere"}, "different brokers"),
+        ({**LEAST, "assign": '{"t":[0]}'}, "subscribe and assign contradict each other"),
+        ({**LEAST, "maxOffsetPerTrigger": "1"}, "Did you mean maxOffsetsPerTrigger?"),
+        ({**LEAST, "kafka.max.partition.fetch.byte": "1"}, "Did you mean kafka.max.partition.fetch.bytes?"),
+        ({**LEAST, "zzz": "1"}, "There are bootstrap.servers, subscribe"),
+        ({**LEAST, "kafka.auto.offset.reset": "latest"}, "set startingOffsets instead"),
+        ({**LEAST, "minOffsetsPerTrigger": "5"}, "processing-time trigger"),
+        ({**LEAST, "maxOffsetsPerTrigger": "0"}, "must be 1 or more; it is 0"),
+        ({**LEAST, "maxOffsetsPerTrigger": "many"}, "must be a whole number; it is 'many'"),
+        ({**LEAST, "failOnDataLoss": "yes"}, "must be true or false; it is 'yes'"),
+        ({**LEAST, "ordering": "total"}, "must be key or none; it is 'total'"),
+        ({**LEAST, "startingOffsets": "soon"}, "startingOffsets must be earliest, latest, or JSON"),
+        ({**LEAST, "startingOffsets": '{"flights":{"0":-3}}'}, "negative offset"),
+        ({**LEAST, "startingOffsets": '{"flights":{"0":1.5}}'}, "not a whole number"),
+        ({**LEAST, "startingOffsets": '{"flights":3}'}, "startingOffsets must be"),
+        ({**LEAST, "startingTimestamp": "1", "startingOffsets": "earliest"}, "contradict each other"),
+        ({**LEAST, "subscribe": " , "}, "subscribe is empty"),
+        ({"bootstrap.servers": "a", "assign": "{}"}, "assign must name partitions"),
+        ({"bootstrap.servers": "a", "assign": '{"t":[]}'}, "assign must name partitions"),
+        ({"bootstrap.servers": "a", "assign": "[1]"}, "assign must be"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_with_a_sentence(given: dict[str, str], sentence: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        parse(given)
+    assert sentence in str(refused.value)
+
+
+def test_a_stream_has_no_end_and_a_batch_does_not_begin_there() -> None:
+    ending = parse({**LEAST, "endingOffsets": "latest"})
+    assert for_batch(ending) == ending
+    with pytest.raises(OptionError, match="no end"):
+        for_stream(ending)
+    for given in ({"startingOffsets": "latest"}, {"startingOffsets": '{"flights":{"0":-1}}'}):
+        with pytest.raises(OptionError, match="nothing to read"):
+            for_batch(parse({**LEAST, **given}))
+    with pytest.raises(OptionError, match="nothing to read"):
+        for_batch(parse({**LEAST, "endingOffsets": "earliest"}))
+    assert for_stream(parse({**LEAST, "startingOffsets": "latest"})).start == Bound(LATEST)
