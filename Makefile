@@ -1,5 +1,6 @@
 # Set-up is part of every target: `make demo` and `make test` each work alone on a fresh clone.
 PYTHON ?= python3.11
+PYTEST ?= -n 2 --dist loadfile
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
@@ -35,7 +36,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 layers: $(READY)
-	$(BIN)/lint-imports --no-timings
+	$(BIN)/lint-imports --no-logo
 
 unit: $(READY) java
 	$(BIN)/pytest $(PYTEST)

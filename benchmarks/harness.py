@@ -125,10 +125,12 @@ def compare(
 ) -> list[Result]:
     """Measure the sides in turn and return a result for each bar; a single side is measured without comparison.
 
-    `what` says in a sentence or two what work is done, with which client and settings.
+    `what` says in a sentence or two what work is done, with which client and settings. Small rounds are not warmed for:
+    their figures mean nothing.
     """
-    for measure in sides.values():
-        measure()
+    if not scale.small:
+        for measure in sides.values():
+            measure()
     measured: dict[str, list[Mapping[str, float]]] = {side: [] for side in sides}
     for number in range(scale.rounds):
         for side in list(sides) if number % 2 == 0 else reversed(list(sides)):

@@ -47,7 +47,7 @@ class Anabranch(ServerProcess):
             **self._settings,
         }
         chosen = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
-        return [sys.executable, "-m", "anabranch", "serve", *chosen]
+        return [sys.executable, "-m", "anabranch.cli", "serve", *chosen]
 
     def environment(self) -> Mapping[str, str]:
         return {"PYTHONPATH": os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH", "")]))}

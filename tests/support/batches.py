@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import crc32c
+
+from anabranch.records.batch import build
+from anabranch.records.compression import Compression, compress
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 
@@ -35,3 +39,42 @@ def make_batch(
     crc = crc32c.crc32c(rest + payload)
     head = struct.pack(">qiibI", 0, _HEADER.size - 12 + len(payload), -1, 2, crc)
     return bytearray(head + rest + payload)
+
+
+def make_keyed_batch(
+    records: Sequence[tuple[bytes | None, bytes | None]],
+    *,
+    timestamp: int = 1_000,
+    compression: Compression = Compression.NONE,
+    producer_id: int = -1,
+    base_sequence: int = -1,
+) -> bytearray:
+    """Make one batch of (key, value) records, each a millisecond after the one before it."""
+    data = bytearray()
+    for index, (key, value) in enumerate(records):
+        body = b"\0" + _varint(index) + _varint(index) + _sized(key) + _sized(value) + _varint(0)
+        data += _varint(len(body)) + body
+    return build(
+        data if compression is Compression.NONE else compress(compression, data),
+        record_count=len(records),
+        base_timestamp=timestamp,
+        max_timestamp=timestamp + len(records) - 1,
+        attributes=compression,
+        producer_id=producer_id,
+        producer_epoch=0 if producer_id >= 0 else -1,
+        base_sequence=base_sequence,
+    )
+
+
+def _sized(data: bytes | None) -> bytes:
+    return _varint(-1) if data is None else _varint(len(data)) + data
+
+
+def _varint(value: int) -> bytes:
+    zigzag = value << 1 ^ value >> 63
+    out = bytearray()
+    while zigzag >= 0x80:
+        out.append(zigzag & 0x7F | 0x80)
+        zigzag >>= 7
+    out.append(zigzag)
+    return bytes(out)

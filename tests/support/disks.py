@@ -68,6 +68,7 @@ class FaultyDisk(Disk):
         self.syncs = 0
         self.nodes: dict[Path, Node] = {}
         self.safe_names: dict[Path, Node] = {}
+        self.renames: list[tuple[Path, Path]] = []
         self.directories: set[Path] = set()
         self.safe_directories: set[Path] = set()
 
@@ -104,7 +105,14 @@ class FaultyDisk(Disk):
         after = FaultyDisk(self.chance.randrange(2**32))
         directories = {path for path in self.directories if path in self.safe_directories or self.chance.random() < 0.5}
         names = dict(self.safe_names)
-        for path in sorted(set(self.nodes) | set(self.safe_names)):
+        changed = sorted(set(self.nodes) | set(self.safe_names))
+        for old, new in self.renames:
+            # A rename is done or not; it never loses both names.
+            if self.safe_names.get(old) is self.nodes.get(new) is not None:
+                changed = [path for path in changed if path not in (old, new)]
+                if self.chance.random() < 0.5:
+                    names[new] = names.pop(old)
+        for path in changed:
             if self.nodes.get(path) is not self.safe_names.get(path) and self.chance.random() < 0.5:
                 names.pop(path, None)
                 if path in self.nodes:
@@ -170,6 +178,7 @@ class FaultyDisk(Disk):
 
     def rename(self, old: Path, new: Path) -> None:
         self.nodes[new] = self.nodes.pop(old)
+        self.renames.append((old, new))
 
     def unlink(self, path: Path) -> None:
         self.nodes.pop(path, None)
@@ -182,6 +191,7 @@ class FaultyDisk(Disk):
         self.syncs += 1
         if self.fail_sync:
             raise OSError(errno.EIO, "Input/output error")
+        self.renames = [pair for pair in self.renames if pair[0].parent != path]
         for known in [known for known in self.safe_names if known.parent == path]:
             del self.safe_names[known]
         self.safe_names.update({name: node for name, node in self.nodes.items() if name.parent == path})

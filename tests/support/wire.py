@@ -116,7 +116,7 @@ class WireClient:
     def send(self, message: Any, version: int | None = None) -> tuple[int, int]:
         """Send a request; answers what `receive` must know."""
         api = api_of(type(message))
-        chosen = api.versions[-1] if version is None else version
+        chosen = api.served[-1] if version is None else version
         self._correlation += 1
         self.sock.sendall(b"".join(bytes(it) for it in encode_request(message, chosen, self._correlation, "wire")))
         return api.key, chosen
@@ -164,7 +164,9 @@ class WireClient:
 
     def metadata(self, topic: str) -> Any:
         """What Metadata says of a topic."""
-        asked = MetadataRequest(topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False)
+        asked = MetadataRequest(
+            topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False, include_lineage=True
+        )
         return self.call(asked, 12).topics[0]
 
     def producer_id(self) -> int:

@@ -1,5 +1,5 @@
 """`python -m anabranch.cli`."""
 
-from anabranch.cli.main import main
+from anabranch.cli.entry import main
 
 main()

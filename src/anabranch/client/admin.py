@@ -193,7 +193,7 @@ class Admin:
         return {name: await self._describe(name) for name in names}
 
     async def _describe(self, name: str) -> TopicDescription:
-        info, view = await asyncio.gather(self._cluster.topic(name), self._cluster.view(name))
+        info, view = await self._cluster.topic(name), await self._cluster.view(name)
         numbers = [TopicPartition(name, number) for number in view.leaders if number in info.partitions]
         starts = await self._cluster.offsets(dict.fromkeys(numbers, EARLIEST))
         ends = await self._cluster.offsets(dict.fromkeys(numbers, LATEST))

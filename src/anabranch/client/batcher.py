@@ -30,6 +30,8 @@ SEQUENCES = 1 << 31
 """Sequence numbers wrap here, as every Kafka client and broker has it."""
 SPAN_PER_PARTITION_MAX = PRODUCER_BATCHES_REMEMBERED
 """Batches of a partition from the oldest without an outcome to the last one sent: a broker recognises that many."""
+ENCODING_MAX = 2
+"""Chunks of a topic that are encoded at the same time, each by a thread."""
 REQUEST_SIZE_MIN = 4 * 1024 * 1024
 """A produce request takes on batches until it is this large."""
 
@@ -234,6 +236,15 @@ class _Chunk:
 
 
 @dataclass(slots=True)
+class _Encoding:
+    """A chunk that is being placed and encoded, and what came of it once that is known."""
+
+    job: int
+    chunk: _Chunk
+    result: tuple[Sequence[Encoded], Sequence[Refused]] | None = None
+
+
+@dataclass(slots=True)
 class _Partition:
     number: int
     fresh: deque[Batch] = field(default_factory=deque)
@@ -266,11 +277,13 @@ class _Topic:
     name: str
     placement: Placement | None = None
     leaders: Mapping[int, int] = field(default_factory=dict)
+    removed: frozenset[int] = frozenset()
+    """Partitions that are not there any more, while batches for them are in doubt; their last leaders are asked."""
     backlog: deque[_Chunk] = field(default_factory=deque)
     open: _Chunk | None = None
     """The last chunk of the backlog, while records may still join it."""
-    encoding: _Chunk | None = None
-    job: int = -1
+    encoding: deque[_Encoding] = field(default_factory=deque)
+    """What is being placed and encoded, in order."""
     partitions: dict[int, _Partition] = field(default_factory=dict)
     moving: bool = False
     target: Placement | None = None
@@ -285,7 +298,7 @@ class _Topic:
     def idle(self) -> bool:
         return (
             not self.backlog
-            and self.encoding is None
+            and not self.encoding
             and not any(part.fresh or part.unresolved for part in self.partitions.values())
         )
 
@@ -375,14 +388,16 @@ class Batcher:
         if topic is None:
             return
         topic.asked = topic.needs_metadata = False
-        topic.leaders = leaders
+        unresolved = {part.number for part in topic.partitions.values() if part.unresolved}
+        topic.removed = frozenset(unresolved - leaders.keys()) if placement.elastic else frozenset()
+        topic.leaders = {**{number: topic.leaders.get(number, -1) for number in topic.removed}, **leaders}
         topic.last_error = None
         if topic.placement is None:
             topic.placement = placement
         elif topic.moving or placement != topic.placement:
             topic.moving = True
             topic.target = placement
-        if any(part.number not in leaders for part in self._waiting(topic)):
+        if any(part.number not in topic.leaders for part in self._waiting(topic)):
             self._ask_later(topic, now_ms)
         else:
             topic.failures = 0
@@ -402,22 +417,14 @@ class Batcher:
     def encoded(self, job: int, topic: str, parts: Sequence[Encoded], refused: Sequence[Refused] = ()) -> None:
         """Learn what became of an `Encode`; one that the topic has moved away from in the meantime is forgotten."""
         state = self._topics[topic]
-        chunk = state.encoding
-        if state.job != job or chunk is None:
+        encoding = next((encoding for encoding in state.encoding if encoding.job == job), None)
+        if encoding is None:
             return
-        state.encoding = None
-        self.buffered_size -= chunk.size
-        for part in parts:
-            batch = Batch(topic, part.partition, part.rows, part.data, self._orders, chunk.deadline_ms)
-            self._orders += 1
-            self.buffered_size += batch.size
-            partition = state.partitions.get(part.partition)
-            if partition is None:
-                partition = state.partitions[part.partition] = _Partition(part.partition)
-            partition.fresh.append(batch)
-            if part.partition not in state.leaders:
-                state.needs_metadata = True
-        self._outcomes.extend(Failed(part.rows, part.error) for part in refused)
+        encoding.result = (parts, refused)
+        while state.encoding and state.encoding[0].result is not None:
+            done = state.encoding.popleft()
+            assert done.result is not None
+            self._take_encoded(state, done.chunk, *done.result)
 
     def producer_known(self, producer_id: int, producer_epoch: int) -> None:
         """Learn the producer id and epoch under which sequences start anew."""
@@ -528,21 +535,25 @@ class Batcher:
                 work.refresh.append(topic.name)
             else:
                 self._wake(topic.ask_at_ms)
-        if topic.moving or topic.placement is None or topic.encoding is not None or not topic.backlog:
-            return
+        while topic.backlog and len(topic.encoding) < ENCODING_MAX and topic.placement and not topic.moving:
+            chunk = self._next_chunk(topic, now_ms)
+            if chunk is None:
+                return
+            self._jobs += 1
+            topic.encoding.append(_Encoding(self._jobs, chunk))
+            work.encodes.append(Encode(self._jobs, topic.name, chunk.rows, topic.placement))
+
+    def _next_chunk(self, topic: _Topic, now_ms: int) -> _Chunk | None:
+        """The first chunk of the backlog, unless it lingers."""
         chunk = topic.backlog[0]
         if chunk is topic.open:
             if now_ms < chunk.ready_at_ms:
                 self._wake(chunk.ready_at_ms)
-                return
-            if any(partition.fresh for partition in topic.partitions.values()):
-                return
+                return None
+            if topic.encoding or any(partition.fresh for partition in topic.partitions.values()):
+                return None
             topic.open = None
-        topic.backlog.popleft()
-        topic.encoding = chunk
-        self._jobs += 1
-        topic.job = self._jobs
-        work.encodes.append(Encode(topic.job, topic.name, chunk.rows, topic.placement))
+        return topic.backlog.popleft()
 
     def _move(self, topic: _Topic, now_ms: int) -> None:
         """Put every unacknowledged record back in its original order, to be placed under the new placement."""
@@ -555,9 +566,8 @@ class Batcher:
                     self._back_off(partition, now_ms)
             return
         topic.placement = moved
-        if topic.encoding is not None:
-            topic.backlog.appendleft(topic.encoding)
-            topic.encoding, topic.job = None, -1
+        topic.backlog.extendleft(encoding.chunk for encoding in reversed(topic.encoding))
+        topic.encoding.clear()
         batches = sorted((b for part in topic.partitions.values() for b in part.fresh), key=_order)
         for partition in topic.partitions.values():
             partition.fresh.clear()
@@ -669,6 +679,20 @@ class Batcher:
         batch.state = State.SENT
         partition.sent.append(batch)
 
+    def _take_encoded(self, topic: _Topic, chunk: _Chunk, parts: Sequence[Encoded], refused: Sequence[Refused]) -> None:
+        self.buffered_size -= chunk.size
+        for part in parts:
+            batch = Batch(topic.name, part.partition, part.rows, part.data, self._orders, chunk.deadline_ms)
+            self._orders += 1
+            self.buffered_size += batch.size
+            partition = topic.partitions.get(part.partition)
+            if partition is None:
+                partition = topic.partitions[part.partition] = _Partition(part.partition)
+            partition.fresh.append(batch)
+            if part.partition not in topic.leaders:
+                topic.needs_metadata = True
+        self._outcomes.extend(Failed(part.rows, part.error) for part in refused)
+
     # -- judging answers ----------------------------------------------------------------------------------------------
 
     def _closed(self, request_id: int) -> tuple[Batch, ...]:
@@ -701,6 +725,11 @@ class Batcher:
             self._take_back(batch, partition)
             self._back_off(partition, now_ms)
             topic.needs_metadata = True
+        elif code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and batch.partition in topic.removed:
+            reason = (
+                "the partition was removed before it was known whether they were appended: look for them, or resend"
+            )
+            self._refuse(batch, partition, _refusal(batch, answer, reason))
         elif code in DEFINITE or not code.retriable:
             self._refuse(batch, partition, _refusal(batch, answer))
         else:
@@ -761,10 +790,8 @@ class Batcher:
     def _fail_unsent(self, topic: _Topic, error: ApiError) -> int:
         """Fail every record of the topic that is not in any log; return how many."""
         failed = 0
-        chunks = [*topic.backlog]
-        if topic.encoding is not None:
-            chunks.append(topic.encoding)
-            topic.encoding, topic.job = None, -1
+        chunks = [*(encoding.chunk for encoding in topic.encoding), *topic.backlog]
+        topic.encoding.clear()
         topic.backlog.clear()
         topic.open = None
         for chunk in chunks:

@@ -107,7 +107,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def is_open(self) -> bool:
         """Whether requests can be sent."""
-        return self._reason is None
+        return self._reason is None and self._transport is not None and not self._transport.is_closing()
 
     def serves(self, request_class: type[Any]) -> bool:
         """Whether the broker knows this request in a version that we know."""
@@ -133,6 +133,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def send(self, message: Any, *, timeout_ms: int, version: int | None = None) -> asyncio.Future[Any]:
         """Send a request at once; the future is its answer."""
+        self._check()
         self._correlation_ids = (self._correlation_ids + 1) & 0x7FFFFFFF
         correlation_id = self._correlation_ids
         api = api_of(type(message))
@@ -145,13 +146,17 @@ class Connection(asyncio.BufferedProtocol):
 
     def send_unanswered(self, message: Any, *, version: int) -> None:
         """Send a request that has no answer: a produce with acks=0."""
+        self._check()
         self._correlation_ids = (self._correlation_ids + 1) & 0x7FFFFFFF
         self._write(encode_request(message, version, self._correlation_ids, self._client_id))
 
     def _write(self, parts: Sequence[Any]) -> None:
-        if self._reason is not None or self._transport is None:
-            raise DisconnectedError(f"the connection to {self.name} has ended ({self._reason})")
+        assert self._transport is not None
         self._transport.writelines(parts)
+
+    def _check(self) -> None:
+        if not self.is_open:
+            raise DisconnectedError(f"the connection to {self.name} has ended ({self._reason or 'lost'})")
 
     async def drain(self) -> None:
         """Wait until the socket takes more."""

@@ -130,6 +130,7 @@ class Consumer:
         self._timer: asyncio.TimerHandle | None = None
         self._aging: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._kernels_loaded = False
         self._closed = False
 
     @classmethod
@@ -222,18 +223,18 @@ class Consumer:
         for part in await self._gather(timeout_s):
             if len(found) >= room:
                 break
-            self._hand_out_some(part, room - len(found), found)
+            await self._hand_out_some(part, room - len(found), found)
         self._pump()
         return found
 
-    def _hand_out_some(self, part: Ready, room: int, found: list[Record]) -> None:
+    async def _hand_out_some(self, part: Ready, room: int, found: list[Record]) -> None:
         """Append at most `room` records of a part to `found`; what is left is kept as it was decoded."""
         from anabranch.client.tables import RECORD_COLUMNS, records_of
 
         tp = TopicPartition(part.topic, part.partition)
         left = self._decoded.pop(tp, None)
         if left is None or left.part.fetched is not part.fetched or left.position != part.start:
-            left = _Decoded(part, self.table([part], RECORD_COLUMNS), 0, part.start)
+            left = _Decoded(part, await self._table([part], RECORD_COLUMNS, None), 0, part.start)
         rows = left.rows.slice(left.first, room)
         found += records_of(part, rows)
         left.first += rows.num_rows
@@ -259,12 +260,18 @@ class Consumer:
         grows with every record of a key. With `key_range`, only keys whose range hash is in it (both ends inclusive).
         """
         parts = await self.gather(timeout_s, max_bytes)
-        size = sum(len(part.fetched.data) for part in parts)
-        if size < THREAD_SIZE_MIN:
-            table = self.table(parts, columns, key_range)
-        else:
-            table = await self._start().run_in_executor(None, self.table, parts, columns, key_range)
+        table = await self._table(parts, columns, key_range)
         self.hand_out(parts)
+        return table
+
+    async def _table(
+        self, parts: Sequence[Ready], columns: Sequence[str], key_range: tuple[int, int] | None
+    ) -> pa.Table:
+        """Decode here what is small, once the kernels are loaded, and the rest in a thread."""
+        if self._kernels_loaded and sum(len(part.fetched.data) for part in parts) < THREAD_SIZE_MIN:
+            return self.table(parts, columns, key_range)
+        table = await self._start().run_in_executor(None, self.table, parts, columns, key_range)
+        self._kernels_loaded = True
         return table
 
     async def gather(self, timeout_s: float | None, max_bytes: int | None) -> list[Ready]:

@@ -30,6 +30,8 @@ BEYOND = 1 << 62
 """Where partitions stand that this reader does not read: it waits for none of them."""
 PARTITION_SIZE_MIN = 1024 * 1024
 EPOCH_MAX = (1 << 31) - 1
+FAILURES_UNTIL_MISSING = 4
+"""Looks at a topic that is not there, until the reader is told: a topic that was just made may take a moment."""
 SESSION_EPOCH_MAX = (1 << 31) - 1
 
 STALE = frozenset(
@@ -348,7 +350,8 @@ class Fetcher:
             return
         topic.asked = False
         self._ask_later(topic, now_ms)
-        if not error.retriable:
+        missing = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and topic.failures >= FAILURES_UNTIL_MISSING
+        if missing or not error.retriable:
             self._errors.append(error)
 
     def answered(

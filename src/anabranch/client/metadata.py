@@ -136,6 +136,7 @@ class Cluster:
         self._controller = -1
         self._cluster_id: str | None = None
         self._lanes: dict[tuple[str, int, str], Lane] = {}
+        self._closed = False
         self._ends: dict[UUID | str, list[dict[int, int]]] = {}
         """Per topic and ended layout, the ends that are known."""
 
@@ -147,6 +148,8 @@ class Cluster:
     # -- the ways to brokers ------------------------------------------------------------------------------------------
 
     def _lane(self, host: str, port: int, purpose: str) -> Lane:
+        if self._closed:
+            raise ConnectError(f"no connection to {host}:{port} is made: the client is closed")
         lane = self._lanes.get((host, port, purpose))
         if lane is None:
             lane = self._lanes[host, port, purpose] = Lane(host, port, self._settings)
@@ -187,7 +190,8 @@ class Cluster:
         return lane is not None and lane.open_connection is not None
 
     async def close(self) -> None:
-        """End all connections."""
+        """End all connections, and make no more."""
+        self._closed = True
         lanes, self._lanes = self._lanes, {}
         for lane in lanes.values():
             await lane.close()
@@ -219,7 +223,7 @@ class Cluster:
 
     async def _metadata(self, topics: Sequence[str] | None, *, create: bool = False) -> MetadataResponse:
         asked = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
-        request = MetadataRequest(topics=asked, allow_auto_topic_creation=create)
+        request = MetadataRequest(topics=asked, allow_auto_topic_creation=create, include_lineage=True)
         response: MetadataResponse = await self.ask(request)
         nodes = {
             broker.node_id: Node(broker.node_id, broker.host, broker.port, broker.rack) for broker in response.brokers
@@ -312,7 +316,8 @@ class Cluster:
                     ordered = await self._ordered(name)
                 return TopicView(name, info.topic_id, lineage, info.leaders, info.epochs, info.elastic, ordered)
             try:
-                ordered, ends = await asyncio.gather(self._ordered(name), self._ends_of(info))
+                ordered = await self._ordered(name)
+                ends = await self._ends_of(info)
             except ApiError as refused:
                 if not refused.retriable:
                     raise

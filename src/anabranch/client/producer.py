@@ -55,8 +55,8 @@ NAMED_TOPIC_VERSION_MAX = 12
 """Up to this version, Produce names topics by their names."""
 WAITING_MAX = 10_000
 """Records that another thread may have handed over without their being taken."""
-SLICE_SIZE = 8 * 1024 * 1024
-"""Columns are placed and encoded in slices of about this size."""
+SLICE_SIZE = 15 * 512 * 1024
+"""Columns are placed and encoded in slices of about this size, so that what comes of one stays below 8 MiB."""
 ACKS = {"all": -1, "-1": -1, -1: -1, "0": 0, 0: 0, "1": 1, 1: 1}
 
 
@@ -131,7 +131,7 @@ class Producer:
         compression_type: str = "none",
         batch_size: int = 1_000_000,
         linger_ms: int = 5,
-        buffer_memory: int = 64 * 1024 * 1024,
+        buffer_memory: int = 32 * 1024 * 1024,
         max_block_ms: int = 60_000,
         max_request_size: int = 1_048_576,
         max_in_flight_requests_per_connection: int = 5,
@@ -194,6 +194,8 @@ class Producer:
         self._timer: asyncio.TimerHandle | None = None
         self._scheduled = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._kernels_loaded = False
+        self._encoding: set[asyncio.Future[Any]] = set()
         self._connecting: dict[int, list[Send]] = {}
         self._column_order: dict[str, asyncio.Lock] = {}
         self._room: asyncio.Event | None = None
@@ -206,8 +208,8 @@ class Producer:
         self._untold_count = 0
         self._untold: Exception | None = None
         self._closed = False
-        self.waiting: deque[tuple[Any, ...]] = deque()
-        """Records that another thread hands over, as the arguments of `take`."""
+        self.waiting: deque[Outgoing] = deque()
+        """Records that another thread hands over."""
         self._next_refresh = 0.0
         self._topics: set[str] = set()
 
@@ -241,12 +243,13 @@ class Producer:
         """
         self._check_open()
         promise: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
+        record = self.outgoing(topic, value, key, partition, timestamp, headers, promise)
         if self.is_full:
             await self.wait_for_room()
-        self.take(topic, value, key, partition, timestamp, headers, promise)
+        self.take(record)
         return promise
 
-    def take(
+    def outgoing(
         self,
         topic: str,
         value: bytes | str | None,
@@ -255,16 +258,21 @@ class Producer:
         timestamp: int | None,
         headers: Sequence[Header],
         promise: Promise,
-    ) -> None:
-        """Take one record at once, room or not, and keep `promise` about it."""
-        key = key.encode() if isinstance(key, str) else key
-        value = value.encode() if isinstance(value, str) else value
-        now = time.time()
-        timestamp = int(now * 1000) if timestamp is None else timestamp
-        generation = self._generation
-        record = Outgoing(key, value, timestamp, headers, partition, promise, generation)
-        self._open[generation] += 1
-        if self._batcher.append(topic, record, record_size(key, value, headers), _now_ms()):
+    ) -> Outgoing:
+        """Put a record together, in any thread; refuse one that cannot be sent."""
+        if type(key) is not bytes and key is not None:
+            key = _bytes(key, "key")
+        if type(value) is not bytes and value is not None:
+            value = _bytes(value, "value")
+        if timestamp is None:
+            timestamp = time.time_ns() // 1_000_000
+        return Outgoing(topic, key, value, timestamp, headers, partition, promise, self._generation)
+
+    def take(self, record: Outgoing) -> None:
+        """Take one record at once, room or not, and keep its promise."""
+        generation = record.generation
+        self._open[generation] = self._open.get(generation, 0) + 1
+        if self._batcher.append(record.topic, record, record_size(record), _now_ms()):
             self._schedule()
 
     async def send_arrow(
@@ -360,11 +368,7 @@ class Producer:
         """Take what another thread left in `waiting`."""
         waiting = self.waiting
         for _ in range(len(waiting)):
-            arguments = waiting[0]
-            try:
-                self.take(*arguments)
-            except Exception as error:
-                _fail(arguments[-1], error)
+            self.take(waiting[0])
             waiting.popleft()
         if waiting:
             self._start().call_soon(self.take_waiting)
@@ -500,21 +504,33 @@ class Producer:
             rows.ticket.delivered(partition, offset, rows.record_count)
 
     def _encode(self, encode: Encode) -> None:
-        if isinstance(encode.rows, Records):
-            parts, refused = encode_rows(encode.rows, encode.placement, self._encode_settings, self._any_hash)
-            self._batcher.encoded(encode.job, encode.topic, parts, refused)
-            self._schedule()
+        work = (encode.rows, encode.placement, self._encode_settings, self._any_hash)
+        loop = self._start()
+        encoding: asyncio.Future[Any]
+        if isinstance(encode.rows, Records) and self._kernels_loaded:
+            encoding = loop.create_future()
+            try:
+                encoding.set_result(encode_rows(*work))
+            except Exception as error:
+                encoding.set_exception(error)
+            self._encoded(encode, encoding)
         else:
-            self._run(self._encode_in_thread(encode))
+            # At once, not in a task: kernels hold no interpreter lock, and work while sockets are written to. The
+            # first time they have to be loaded, which takes a second.
+            encoding = loop.run_in_executor(None, encode_rows, *work)
+            self._encoding.add(encoding)
+            encoding.add_done_callback(lambda done: self._encoded(encode, done))
 
-    async def _encode_in_thread(self, encode: Encode) -> None:
-        """Kernels hold no interpreter lock: sockets go on meanwhile."""
-        try:
-            parts, refused = await self._start().run_in_executor(
-                None, encode_rows, encode.rows, encode.placement, self._encode_settings, self._any_hash
-            )
-        except Exception as error:
-            fault = ApiError(ErrorCode.INVALID_RECORD, f"rows for {encode.topic} cannot be encoded: {error}")
+    def _encoded(self, encode: Encode, encoding: asyncio.Future[Any]) -> None:
+        self._encoding.discard(encoding)
+        if encoding.cancelled():
+            return
+        error = encoding.exception()
+        self._kernels_loaded = True
+        if error is None:
+            parts, refused = encoding.result()
+        else:
+            fault = ApiError(ErrorCode.INVALID_RECORD, f"records for {encode.topic} cannot be encoded: {error}")
             parts, refused = [], [Refused(encode.rows, fault)]
         self._batcher.encoded(encode.job, encode.topic, parts, refused)
         self._schedule()
@@ -635,6 +651,14 @@ def _generation_of(rows: Any) -> int:
     """Rows that travel together were taken together."""
     generation: int = rows[0].generation if isinstance(rows, Records) else rows.ticket.generation
     return generation
+
+
+def _bytes(content: object, role: str) -> bytes:
+    if isinstance(content, str):
+        return content.encode()
+    if isinstance(content, bytes | bytearray | memoryview):
+        return bytes(content)
+    raise TypeError(f"a {role} is bytes or text, not {type(content).__name__}: serialise it first")
 
 
 def _now_ms() -> int:

@@ -51,6 +51,7 @@ class Promise(Protocol):
 class Outgoing(NamedTuple):
     """One record, and whom to tell."""
 
+    topic: str
     key: bytes | None
     value: bytes | None
     timestamp: int
@@ -134,9 +135,14 @@ class EncodeSettings:
     max_request_size: int = 1_048_576
 
 
-def record_size(key: bytes | None, value: bytes | None, headers: Sequence[Header]) -> int:
+def record_size(record: Outgoing) -> int:
     """About how many bytes a record takes in a batch, never less than it does."""
-    size = RECORD_OVERHEAD_MAX + (len(key) if key else 0) + (len(value) if value else 0)
+    _, key, value, _, headers, _, _, _ = record
+    size = RECORD_OVERHEAD_MAX
+    if key is not None:
+        size += len(key)
+    if value is not None:
+        size += len(value)
     for name, content in headers:
         size += 10 + 4 * len(name) + (len(content) if content else 0)
     return size
@@ -163,7 +169,7 @@ def _encode_records(
         records = Records(record for record in records if record not in astray)
         if not records:
             return [], refused
-    keys, values, timestamps, headers, said, _, _ = zip(*records, strict=True)
+    _, keys, values, timestamps, headers, said, _, _ = zip(*records, strict=True)
     columns = Columns(
         pa.array(keys, pa.binary()),
         pa.array(values, pa.binary()),
@@ -242,18 +248,19 @@ def _partitions(columns: Columns, placement: Placement, settings: EncodeSettings
 
     count = columns.record_count
     keys = columns.keys
+    hashes: NDArray[np.int32]
     if keys is not None and keys.null_count == 0:
-        hashes = hash_keys(keys).astype(np.int64)
+        hashes = hash_keys(keys)
     else:
         row_size = columns.values.nbytes // max(1, count) + RECORD_OVERHEAD_MAX
         run = max(1, settings.batch_size // row_size)
-        hashes = np.repeat(np.array([chance() for _ in range(0, count, run)], np.int64), run)[:count]
+        hashes = np.repeat(np.array([chance() for _ in range(0, count, run)], np.int32), run)[:count]
         if keys is not None and keys.null_count < count:
             of_keys = hash_keys(keys)
             hashes = np.where(of_keys < 0, hashes, of_keys)
     if placement.elastic:
-        return place(hashes, placement.initial, placement.count).astype(np.int32)
-    return (hashes % placement.count).astype(np.int32)
+        return place(hashes, placement.initial, placement.count)
+    return hashes % placement.count
 
 
 def _listed(headers: Sequence[Sequence[Header]]) -> pa.Array:

@@ -157,8 +157,16 @@ class _LoopThread:
             self._stopped = True
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()
+            self.loop.run_until_complete(_end_tasks())
             self.loop.run_until_complete(self.loop.shutdown_default_executor())
             self.loop.close()
+
+
+async def _end_tasks() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _Synchronous(Generic[Inner]):
@@ -322,13 +330,13 @@ class Producer(_Synchronous[aio.Producer]):
     ) -> Outcome[RecordMetadata]:
         """Take one record; the future that comes back is its outcome. Waits while the buffer is full."""
         self._thread.check()
+        inner = self._inner
         promise: Outcome[RecordMetadata] = Outcome(self._news)
-        waiting = self._inner.waiting
-        waiting.append((topic, value, key, partition, timestamp, headers, promise))
-        if len(waiting) == 1:
-            self._thread.loop.call_soon_threadsafe(self._inner.take_waiting)
-        if self._inner.is_full:
-            self._thread.run(self._inner.wait_for_room())
+        inner.waiting.append(inner.outgoing(topic, value, key, partition, timestamp, headers, promise))
+        if len(inner.waiting) == 1:
+            self._thread.loop.call_soon_threadsafe(inner.take_waiting)
+        if inner.is_full:
+            self._thread.run(inner.wait_for_room())
         return promise
 
     def send_arrow(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Reply = TypeVar("Reply", covariant=True)
 Record = TypeVar("Record", covariant=True)
@@ -30,9 +30,27 @@ class CancelTimer:
 
 
 @dataclass(frozen=True, slots=True)
+class Parked:
+    """In place of a reply: it comes with a later outcome, as the `Answer` with this ticket."""
+
+    ticket: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The reply to a request that was parked."""
+
+    ticket: Hashable
+    reply: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome(Generic[Reply, Record]):
-    """Persist `records` in order, apply them, set `timers`, then answer `reply`."""
+    """Persist `records` in order, as one batch, apply them, set `timers`, then answer `reply` and `answers`."""
 
     reply: Reply
     records: tuple[Record, ...] = ()
     timers: tuple[SetTimer | CancelTimer, ...] = ()
+    answers: tuple[Answer, ...] = ()
+    producer: tuple[int, int] | None = None
+    """Producer id and epoch under which the records are written, pending until the transaction's marker."""

@@ -119,7 +119,11 @@ def encode_request(message: object, version: int, correlation_id: int, client_id
 
 
 def decode_request(frame: Blob) -> tuple[RequestHeader, Any]:
-    """Read a request that the broker serves: its header and the message."""
+    """Read a request that the broker serves: its header and the message.
+
+    Bytes behind the message are passed over, as Kafka's broker does: librdkafka sends three when it asks for the
+    metadata of all topics.
+    """
     view = frame if type(frame) is memoryview else memoryview(frame)
     header, position = _request_header(view)
     api = API.get(header.api_key)
@@ -127,7 +131,8 @@ def decode_request(frame: Blob) -> tuple[RequestHeader, Any]:
         raise UnsupportedVersionError(header)
     if api.flexible(header.api_version):
         position = _skip_tags(view, position)
-    return header, _whole(api.request, view, header.api_version, position)
+    message, _ = decode_prefix(api.request, view, header.api_version, position)
+    return header, message
 
 
 def encode_response(message: object, api_key: int, version: int, correlation_id: int) -> list[Part]:

@@ -542,7 +542,7 @@ def encode_partitioned(
     else:
         times = np.ascontiguousarray(timestamps, np.int64)
         if times.shape != (rows,):
-            raise ValueError(f"{times.shape} timestamps for {rows} values")
+            raise ValueError(f"{times.size} timestamps for {rows} values")
         held.append(times)
         plan[kernels.TIMESTAMPS_AT] = _address(times)
     starts, order, first_partition = _order(partitions, rows)
@@ -704,7 +704,7 @@ def _order(partitions: NDArray[np.int32] | int, rows: int) -> tuple[NDArray[np.i
         return np.array((0, rows, rows), np.int64), None, partitions
     wanted = np.ascontiguousarray(partitions, np.int32)
     if wanted.shape != (rows,):
-        raise ValueError(f"{wanted.shape} partitions for {rows} values")
+        raise ValueError(f"{wanted.size} partitions for {rows} values")
     if not rows:
         return np.zeros(2, np.int64), None, 0
     lowest, highest = int(wanted.min()), int(wanted.max())

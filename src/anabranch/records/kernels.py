@@ -68,7 +68,17 @@ _MASK_32 = 0xFFFF_FFFF
 _INT64_MAX = 0x7FFF_FFFF_FFFF_FFFF
 _MULTIPLIER = 0x5BD1_E995
 _SEED = 0x9747_B28C
+_LOW_31 = 0x7FFF_FFFF
+_MIX_1 = 0xFF51_AFD7_ED55_8CCD - (1 << 64)
+_MIX_2 = 0xC4CE_B9FE_1A85_EC53 - (1 << 64)
 _CODEC_MAX = 4
+_NOWHERE = 1 << 62
+_PROLOGUE = 48
+"""Bytes before a record's key, and some to read too far: with as many left nothing needs a look at the end."""
+_BLOCK = 256
+"""Records that are scanned before they are moved."""
+_PLANE = 8 * _BLOCK
+"""Of a block, first the lengths of a column, then, so many bytes further, where the values are."""
 
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 
@@ -118,6 +128,7 @@ def _writer(bits: int, *, big: bool) -> Callable[[int, int], None]:
 
 
 _u8 = _reader(8, big=False, signed=False)
+_u16 = _reader(16, big=False, signed=False)
 _u32 = _reader(32, big=False, signed=False)
 _i32 = _reader(32, big=False, signed=True)
 _i64 = _reader(64, big=False, signed=True)
@@ -179,15 +190,12 @@ def _copy(target: int, source: int, size: int, limit: int) -> None:
 
 @_inlined
 def _varint(at: int, end: int) -> tuple[int, int]:
-    """Read a zigzag number: value and the address behind it, which is 0 when the number does not end."""
-    if at >= end:
-        return 0, 0
-    byte = _u8(at)
-    at += 1
-    if byte < 0x80:
-        return (byte >> 1) ^ -(byte & 1), at
-    value = byte & 0x7F
-    shift = 7
+    """Read a zigzag number: value and the address behind it.
+
+    A number that does not end is 0 and leads nowhere: to an address above any end, from which nothing is read.
+    """
+    value = 0
+    shift = 0
     while at < end and shift < 70:
         byte = _u8(at)
         at += 1
@@ -195,7 +203,36 @@ def _varint(at: int, end: int) -> tuple[int, int]:
         if byte < 0x80:
             return ((value >> 1) & _INT64_MAX) ^ -(value & 1), at
         shift += 7
-    return 0, 0
+    return 0, _NOWHERE
+
+
+@_inlined
+def _length(at: int, end: int) -> tuple[int, int]:
+    """Read a number of probably at most two bytes, of which either may come next; two bytes can be read."""
+    word = _u16(at)
+    if word & 0x8080 == 0x8080:
+        return _varint(at, end)
+    second = (word >> 7) & 1
+    value = (word & 0x7F) | (((word & 0x7F00) >> 1) & -second)
+    return (value >> 1) ^ -(value & 1), at + 1 + second
+
+
+@_inlined
+def _delta(at: int, end: int) -> tuple[int, int]:
+    """Read a number that has probably as many bytes as the one of the record before; four bytes can be read."""
+    word = _u32(at)
+    if word & 0x80 == 0:
+        value = word & 0x7F
+        at += 1
+    elif word & 0x8000 == 0:
+        value = (word & 0x7F) | ((word & 0x7F00) >> 1)
+        at += 2
+    elif word & 0x80_0000 == 0:
+        value = (word & 0x7F) | ((word & 0x7F00) >> 1) | ((word & 0x7F_0000) >> 2)
+        at += 3
+    else:
+        return _varint(at, end)
+    return (value >> 1) ^ -(value & 1), at
 
 
 @_inlined
@@ -221,14 +258,17 @@ def _murmur2(at: int, size: int) -> int:
 
 @_inlined
 def _range_hash(murmur: int) -> int:
-    """Where in the key range a murmur2, or an offset, lies (`hashing.range_hash`)."""
-    value = np.uint64(murmur)
-    value ^= value >> np.uint64(33)
-    value *= np.uint64(0xFF51_AFD7_ED55_8CCD)
-    value ^= value >> np.uint64(33)
-    value *= np.uint64(0xC4CE_B9FE_1A85_EC53)
-    value ^= value >> np.uint64(33)
-    return int(value & np.uint64(_INT64_MAX))
+    """Where in the key range a murmur2, or an offset, lies (`hashing.range_hash`).
+
+    In signed numbers throughout: Numba compares a signed one with an unsigned one as floats.
+    """
+    value = murmur
+    value ^= (value >> 33) & _LOW_31
+    value *= _MIX_1
+    value ^= (value >> 33) & _LOW_31
+    value *= _MIX_2
+    value ^= (value >> 33) & _LOW_31
+    return value & _INT64_MAX
 
 
 @_inlined
@@ -302,12 +342,34 @@ def read_headers(address: int, size: int, table: NDArray[np.int64]) -> int:
     return len(table)
 
 
+@_inlined
+def _gather(
+    lengths: int, rows: int, row: int, data: int, size: int, ends: int, validity: int, limit: int
+) -> tuple[int, int]:
+    """Move a block of one column, behind the `size` bytes that are there; answers the new size and the nulls."""
+    nulls = 0
+    ends += 4 * row
+    for place in range(rows):
+        length = _i64(lengths + 8 * place)
+        if length >= 0:
+            if data:
+                _copy(data + size, _i64(lengths + _PLANE + 8 * place), length, limit)
+                size += length
+        else:
+            nulls += 1
+            _clear_bit(validity, row + place)
+        if data:
+            _put32(ends + 4 * place, size)
+    return size, nulls
+
+
 @_kernel
 def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: NDArray[np.int64]) -> int:
     """Read the records of all batches of the table, keep those within the bounds, and gather them into columns.
 
     The ends of keys and values (int32) go one place further than the row, so that with a zero before them they are
-    Arrow's offsets. Validity bitmaps must come filled with ones.
+    Arrow's offsets. Validity bitmaps must come filled with ones. Records are taken a block at a time: one tight loop
+    finds out where everything is, then one for each column moves it while the block is in the nearest cache.
     """
     from_offset = plan[FROM_OFFSET]
     to_offset = plan[TO_OFFSET]
@@ -316,16 +378,10 @@ def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: ND
     range_end = plan[RANGE_END]
     to_offsets = plan[TO_OFFSETS]
     to_timestamps = plan[TO_TIMESTAMPS]
-    to_timestamp_types = plan[TO_TIMESTAMP_TYPES]
-    to_leader_epochs = plan[TO_LEADER_EPOCHS]
-    to_hashes = plan[TO_HASHES]
-    to_key_ends = plan[TO_KEY_ENDS]
-    to_key_data = plan[TO_KEY_DATA]
-    to_key_validity = plan[TO_KEY_VALIDITY]
-    to_value_ends = plan[TO_VALUE_ENDS]
-    to_value_data = plan[TO_VALUE_DATA]
-    to_value_validity = plan[TO_VALUE_VALIDITY]
     to_headers_at = plan[TO_HEADERS_AT]
+    block = np.empty(4 * _BLOCK, np.int64)
+    keys = block.ctypes.data
+    values = keys + 2 * _PLANE
     row = 0
     key_size = 0
     key_nulls = 0
@@ -339,83 +395,108 @@ def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: ND
         end = table[batch, END]
         limit = table[batch, LIMIT]
         base_offset = table[batch, BASE_OFFSET]
-        last_offset_delta = table[batch, LAST_OFFSET_DELTA]
-        leader_epoch = table[batch, LEADER_EPOCH]
+        last_delta = table[batch, LAST_OFFSET_DELTA]
+        least_delta = from_offset - base_offset
+        most_delta = to_offset - base_offset - 1
         base_timestamp = table[batch, BASE_TIMESTAMP]
         max_timestamp = table[batch, MAX_TIMESTAMP]
         append_time = table[batch, ATTRIBUTES] & LOG_APPEND_TIME != 0
+        left = table[batch, RECORD_COUNT]
         previous = -1
-        for _ in range(table[batch, RECORD_COUNT]):
-            size, at = _varint(at, end)
-            if at == 0 or size < RECORD_SIZE_MIN - 1 or size > end - at:
-                return MALFORMED
-            record_end = at + size
-            timestamp_delta, at = _varint(at + 1, record_end)
-            if at == 0:
-                return MALFORMED
-            offset_delta, at = _varint(at, record_end)
-            if at == 0 or offset_delta <= previous or offset_delta > last_offset_delta:
-                return MALFORMED
-            previous = offset_delta
-            offset = base_offset + offset_delta
-            if offset < from_offset or offset >= to_offset:
-                at = record_end
-                continue
-            key_length, at = _varint(at, record_end)
-            if at == 0 or key_length < -1 or key_length > record_end - at:
-                return MALFORMED
-            if ranged:
-                place = _range_hash(_murmur2(at, key_length) if key_length >= 0 else offset)
-                if place < range_start or place > range_end:
+        while left > 0:
+            rows = 0
+            scanned = min(left, _BLOCK)
+            left -= scanned
+            for _ in range(scanned):
+                if end - at >= _PROLOGUE:
+                    size, at = _length(at, end)
+                    if size < RECORD_SIZE_MIN - 1 or size > end - at:
+                        return MALFORMED
+                    record_end = at + size
+                    timestamp_delta, at = _delta(at + 1, end)
+                    offset_delta, at = _delta(at, end)
+                    key_length, at = _length(at, end)
+                else:
+                    size, at = _varint(at, end)
+                    if size < RECORD_SIZE_MIN - 1 or size > end - at:
+                        return MALFORMED
+                    record_end = at + size
+                    timestamp_delta, at = _varint(at + 1, end)
+                    offset_delta, at = _varint(at, end)
+                    key_length, at = _varint(at, end)
+                if at > record_end or key_length < -1 or key_length > record_end - at:
+                    return MALFORMED
+                if offset_delta <= previous or offset_delta > last_delta:
+                    return MALFORMED
+                previous = offset_delta
+                if offset_delta < least_delta or offset_delta > most_delta:
                     at = record_end
                     continue
-            if to_hashes:
-                _put32(to_hashes + 4 * row, _murmur2(at, key_length) & 0x7FFF_FFFF if key_length >= 0 else -1)
-            if key_length >= 0:
-                if to_key_data:
-                    _copy(to_key_data + key_size, at, key_length, limit)
-                    key_size += key_length
-                at += key_length
-            else:
-                key_nulls += 1
-                if to_key_validity:
-                    _clear_bit(to_key_validity, row)
-            value_length, at = _varint(at, record_end)
-            if at == 0 or value_length < -1 or value_length > record_end - at:
-                return MALFORMED
-            if value_length >= 0:
-                if to_value_data:
-                    _copy(to_value_data + value_size, at, value_length, limit)
-                    value_size += value_length
-                at += value_length
-            else:
-                value_nulls += 1
-                if to_value_validity:
-                    _clear_bit(to_value_validity, row)
-            headers_at = at
-            headers, at = _varint(at, record_end)
-            if at == 0 or headers < 0 or headers > (record_end - at) >> 1 or (headers == 0 and at != record_end):
-                return MALFORMED
-            if to_offsets:
-                _put64(to_offsets + 8 * row, offset)
-            if to_timestamps:
-                _put64(to_timestamps + 8 * row, max_timestamp if append_time else base_timestamp + timestamp_delta)
-            if to_key_ends:
-                _put32(to_key_ends + 4 * row, key_size)
-            if to_value_ends:
-                _put32(to_value_ends + 4 * row, value_size)
-            if to_timestamp_types:
-                _put8(to_timestamp_types + row, 1 if append_time else 0)
-            if to_leader_epochs:
-                _put32(to_leader_epochs + 4 * row, leader_epoch)
-            if to_headers_at:
-                _put64(to_headers_at + 24 * row, headers_at)
-                _put64(to_headers_at + 24 * row + 8, record_end)
-                _put64(to_headers_at + 24 * row + 16, limit)
-                header_count += headers
-                header_sizes += record_end - at
-            row += 1
-            at = record_end
+                offset = base_offset + offset_delta
+                if ranged:
+                    place = _range_hash(_murmur2(at, key_length) if key_length >= 0 else offset)
+                    if place < range_start or place > range_end:
+                        at = record_end
+                        continue
+                _put64(keys + 8 * rows, key_length)
+                _put64(keys + _PLANE + 8 * rows, at)
+                at += max(key_length, 0)
+                value_length, at = _length(at, end) if end - at >= _PROLOGUE else _varint(at, end)
+                if at > record_end or value_length < -1 or value_length > record_end - at:
+                    return MALFORMED
+                _put64(values + 8 * rows, value_length)
+                _put64(values + _PLANE + 8 * rows, at)
+                at += max(value_length, 0)
+                if to_offsets:
+                    _put64(to_offsets + 8 * (row + rows), offset)
+                if to_timestamps:
+                    timestamp = max_timestamp if append_time else base_timestamp + timestamp_delta
+                    _put64(to_timestamps + 8 * (row + rows), timestamp)
+                headers = 0
+                headers_at = at
+                if at + 1 == record_end and _u8(at) == 0:
+                    at += 1
+                else:
+                    headers, at = _varint(at, record_end)
+                    if at > record_end or headers <= 0 or headers > (record_end - at) >> 1:
+                        return MALFORMED
+                if to_headers_at:
+                    _put64(to_headers_at + 24 * (row + rows), headers_at)
+                    _put64(to_headers_at + 24 * (row + rows) + 8, record_end)
+                    _put64(to_headers_at + 24 * (row + rows) + 16, limit)
+                    header_count += headers
+                    header_sizes += record_end - at
+                rows += 1
+                at = record_end
+            if plan[TO_KEY_VALIDITY]:
+                key_size, nulls = _gather(
+                    keys, rows, row, plan[TO_KEY_DATA], key_size, plan[TO_KEY_ENDS], plan[TO_KEY_VALIDITY], limit
+                )
+                key_nulls += nulls
+            if plan[TO_VALUE_VALIDITY]:
+                value_size, nulls = _gather(
+                    values,
+                    rows,
+                    row,
+                    plan[TO_VALUE_DATA],
+                    value_size,
+                    plan[TO_VALUE_ENDS],
+                    plan[TO_VALUE_VALIDITY],
+                    limit,
+                )
+                value_nulls += nulls
+            if plan[TO_HASHES]:
+                for place in range(rows):
+                    length = _i64(keys + 8 * place)
+                    key_hash = _murmur2(_i64(keys + _PLANE + 8 * place), length) & 0x7FFF_FFFF if length >= 0 else -1
+                    _put32(plan[TO_HASHES] + 4 * (row + place), key_hash)
+            if plan[TO_TIMESTAMP_TYPES]:
+                for place in range(rows):
+                    _put8(plan[TO_TIMESTAMP_TYPES] + row + place, 1 if append_time else 0)
+            if plan[TO_LEADER_EPOCHS]:
+                for place in range(rows):
+                    _put32(plan[TO_LEADER_EPOCHS] + 4 * (row + place), table[batch, LEADER_EPOCH])
+            row += rows
         if at != end:
             return MALFORMED
     answer[ROWS] = row
@@ -452,13 +533,13 @@ def decode_headers(
         headers, at = _varint(at, end)
         for _ in range(headers):
             length, at = _varint(at, end)
-            if at == 0 or length < 0 or length > end - at:
+            if at > end or length < 0 or length > end - at:
                 return MALFORMED
             _copy(key_data + key_size, at, length, limit)
             key_size += length
             at += length
             length, at = _varint(at, end)
-            if at == 0 or length < -1 or length > end - at:
+            if at > end or length < -1 or length > end - at:
                 return MALFORMED
             if length >= 0:
                 _copy(value_data + value_size, at, length, limit)

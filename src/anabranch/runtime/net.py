@@ -24,6 +24,8 @@ READ_TURN_SIZE_MAX = 2 * 1024 * 1024
 WRITE_TURN_SIZE_MAX = 4 * 1024 * 1024
 """What one channel may send before the other channels have their turn."""
 PARTS_PER_CALL_MAX = 512
+GATHERED_PARTS_MAX = 64
+"""Answers to frames that came in one piece are sent together, up to so many parts."""
 LARGE_FRAME_SIZE = 64 * 1024
 """After a frame of this size the next length is read alone, so that the next frame lands in its own buffer."""
 POOL_IDLE_SIZE_MAX = 32 * 1024 * 1024
@@ -173,6 +175,8 @@ class FrameChannel:
         self._writing = False
         self._paused = False
         self._consuming = False
+        self._gathering = False
+        """Whether answers to frames that came together wait to be sent together."""
         self._awaits_memory = False
         self.closed = False
         self.received = 0
@@ -184,8 +188,8 @@ class FrameChannel:
 
     @property
     def unsent(self) -> int:
-        """Bytes written that the kernel has not taken yet."""
-        return self._unsent
+        """Bytes written that the kernel would not take."""
+        return self._unsent if self._writing else 0
 
     @property
     def holds_memory(self) -> bool:
@@ -209,9 +213,7 @@ class FrameChannel:
         if not self._paused:
             return
         self._paused = False
-        if self.closed or self._consuming:
-            return
-        if self._kept is not None:
+        if self._kept is not None and not self._consuming:
             self._loop.call_soon(self._consume_kept)
         else:
             self._read_on()
@@ -279,7 +281,7 @@ class FrameChannel:
         """Hand over the whole frames in `data`, and keep what is left."""
         position = 0
         end = len(data)
-        self._consuming = True
+        self._consuming = self._gathering = True
         try:
             while end - position >= 4 and not self._paused and not self.closed:
                 (size,) = _LENGTH.unpack_from(data, position)
@@ -294,7 +296,9 @@ class FrameChannel:
                     self._handler.on_frame(frame)
                 position += size
         finally:
-            self._consuming = False
+            self._consuming = self._gathering = False
+            if self._out and not self._writing:
+                self._send()
         if self.closed:
             return
         left = end - position
@@ -357,7 +361,7 @@ class FrameChannel:
             if size:
                 self._out.append(part)
                 self._unsent += size
-        if not self._writing:
+        if not self._writing and (not self._gathering or len(self._out) >= GATHERED_PARTS_MAX):
             self._send()
 
     def _send(self) -> None:

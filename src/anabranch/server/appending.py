@@ -157,6 +157,12 @@ def _produce_one(
     ancestors: list[Partition] = []
     if count_said == COUNT_NOT_SAID and role.layout and header.producer_id >= 0:
         ancestors = replicas.ancestors(partition)
+    try:
+        for each in (partition, *ancestors):
+            each.log.settle(now_ms)
+    except OSError as failure:
+        partition.storage_failed(failure)
+        return Produced(ErrorCode.KAFKA_STORAGE_ERROR, message=f"The disk refuses: {failure.strerror}.")
     duplicate = partition.table.duplicate(header)
     if duplicate is not None:
         return _again(partition, duplicate)

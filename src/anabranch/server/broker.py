@@ -156,6 +156,7 @@ class Broker:
         """Stop cleanly; whether everything is on disk."""
         for task in self._upkeep:
             task.cancel()
+        self.node.stop_waiting()
         await self._listener.close(self.settings.controlled_shutdown_timeout_ms / 1000)
         if self._metrics_server is not None:
             await self._metrics_server.stop()

@@ -9,7 +9,6 @@ every change.
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -108,18 +107,18 @@ class Controller:
             decision = decide(self.state)
             operations = self._operations(decision.records)
             if operations:
-                try:
-                    loop = asyncio.get_running_loop()
-                    await asyncio.shield(loop.run_in_executor(self._thread, self._store.multi, operations))
-                except sqlite3.Error as error:
-                    raise OSError(f"the metadata store refuses a change: {error}") from error
+                loop = asyncio.get_running_loop()
+                await asyncio.shield(loop.run_in_executor(self._thread, self._store.multi, operations))
             for record in decision.records:
                 apply(self.state, record)
             for timer in decision.timers:
                 if isinstance(timer, SetTimer):
                     self._set_timer(timer)
             for effect in decision.effects:
-                self._effects.put_nowait(effect)
+                if isinstance(effect, ApplyConfigs):
+                    self._replicas.apply_settings(effect.topic)
+                else:
+                    self._effects.put_nowait(effect)
         if decision.records:
             self.version += 1
             self._wake()
@@ -219,15 +218,16 @@ class Controller:
                     stopped = await self._replicas.stop(effect)
                     now_ms = self._clock.now_ms()
                     await self.submit(lambda state: decide_stop_replica_answered(state, effect, stopped, now_ms))
-                case ApplyConfigs(topic):
-                    self._replicas.apply_settings(topic)
-                case PublishMetadata():
-                    self._wake()
+                case ApplyConfigs() | PublishMetadata():
+                    pass  # Applied with the state: configs in `submit`, metadata because it is read from the state.
                 case InspectRetiring(topics):
                     for topic in topics:
                         await self.inspect_retiring(topic)
         except OSError as error:
             say.error("controller step failed, it will be tried again", effect=type(effect).__name__, reason=error)
+            self._again(effect)
+        except Exception as error:  # ours: said loudly, and tried again, because nobody else would finish it
+            say.error("controller step failed, it will be tried again", effect=type(effect).__name__, exception=error)
             self._again(effect)
 
     def _again(self, effect: Effect) -> None:
@@ -253,7 +253,7 @@ class Controller:
 
     async def inspect_all_retiring(self) -> None:
         """The reaper's round."""
-        for topic in list(self.state.topics):
+        for topic in sorted({partition.name.topic for partition in self._replicas if partition.retiring}):
             await self.inspect_retiring(topic)
 
     def _set_timer(self, timer: SetTimer) -> None:

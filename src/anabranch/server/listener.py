@@ -8,7 +8,6 @@ an answer is still waiting to be read by the peer, so that a connection holds a 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import socket
 from collections import deque
 from collections.abc import Awaitable, Sequence
@@ -24,10 +23,12 @@ from anabranch.server.handlers import HANDLERS
 from anabranch.server.handlers.api_versions import supported
 from anabranch.server.logs import Say, Seldom
 from anabranch.server.metrics import Counter, Histogram
-from anabranch.server.node import Call, Node
+from anabranch.server.node import Call, CloseConnectionError, Node
 
 say = Say("listener")
 API_VERSIONS = 18
+BROKERS_ONLY = frozenset({4, 5, 6})
+"""LeaderAndIsr, StopReplica, UpdateMetadata: spoken between controller and brokers, which are one process here."""
 SWEEP_INTERVAL_S = 1.0
 WARNING_INTERVAL_S = 10.0
 
@@ -87,17 +88,14 @@ class Connection:
         try:
             header, request = decode_request(frame)
         except UnsupportedVersionError as error:
-            if error.header.api_key == API_VERSIONS:
-                self._send(
-                    encode_response(
-                        supported(ErrorCode.UNSUPPORTED_VERSION), API_VERSIONS, 0, error.header.correlation_id
-                    )
-                )
-            else:
-                self.violate(str(error))
+            self._refuse(error)
             return
         except DecodeError as error:
             self.violate(str(error))
+            return
+        except Exception as error:  # ours: this connection ends, the others go on
+            say.error("request not decoded", exception=error, peer=self.peer)
+            self.channel.close()
             return
         handler = HANDLERS.get(header.api_key)
         if handler is None:
@@ -108,16 +106,32 @@ class Connection:
         call = Call(header.api_version, header.client_id, self.peer, self.number)
         try:
             answer = handler(self._node, request, call)
-            if inspect.isawaitable(answer):
+            if hasattr(answer, "__await__"):
                 self._await(answer, header, metrics, began)
                 return
             if answer is None:
                 return
             self._send(encode_response(answer, header.api_key, header.api_version, header.correlation_id))
+        except CloseConnectionError as error:
+            say.debug("connection closed", peer=self.peer, reason=error)
+            self.channel.close()
+            return
         except Exception as error:  # ours: this connection ends, the others go on
             self._fail(header, error)
             return
         metrics.time.observe(perf_counter() - began)
+
+    def _refuse(self, error: UnsupportedVersionError) -> None:
+        key, version, correlation_id, _ = error.header
+        if key == API_VERSIONS:
+            answer = supported(ErrorCode.UNSUPPORTED_VERSION)
+            self._send(encode_response(answer, API_VERSIONS, 0, correlation_id))
+        elif key in BROKERS_ONLY and version in API[key].versions:
+            say.warning("request refused", peer=self.peer, reason=f"{API[key].name} is for brokers among themselves")
+            answer = API[key].response(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+            self._send(encode_response(answer, key, version, correlation_id))
+        else:
+            self.violate(str(error))
 
     def _await(self, answer: Awaitable[Any], header: RequestHeader, metrics: _ApiMetrics, began: float) -> None:
         place = _Answer()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -32,8 +33,23 @@ class Node:
     controller: Controller
     fetch_sessions: FetchSessions
     producer_ids: ProducerIds
-    caches: dict[str, tuple[int, object]] = field(default_factory=dict)
-    """Answers that only change when metadata is published, with the version of the metadata they were made of."""
+    metadata: dict[tuple[str, bool], object] = field(default_factory=dict)
+    """What Metadata answers about topics, made of the controller's state at `metadata_version`."""
+    metadata_version: int = -1
+    parked: set[asyncio.Future[None]] = field(default_factory=set)
+    """Fetches that wait for records: a stop ends their waiting."""
+    stopping: bool = False
+
+    def stop_waiting(self) -> None:
+        """Have every waiting fetch answered with what there is, now and from now on."""
+        self.stopping = True
+        for waiting in self.parked:
+            if not waiting.done():
+                waiting.set_result(None)
+
+
+class CloseConnectionError(Exception):
+    """The request can only be answered by hanging up: it asked for no answer, and went wrong."""
 
 
 @dataclass(frozen=True, slots=True)

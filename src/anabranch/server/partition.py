@@ -37,6 +37,7 @@ class Partition:
 
     __slots__ = (
         "_failures",
+        "_now_ms",
         "_watchers",
         "bytes_in",
         "bytes_out",
@@ -74,6 +75,8 @@ class Partition:
         self.bytes_in = bytes_in
         self.bytes_out = bytes_out
         self.messages_in = messages_in
+        self._now_ms = 0
+        """When anything was last appended, or the table built."""
         self._failures = Seldom(FAILURE_INTERVAL_S)
         self._watchers: dict[Watcher, None] = {}
         log.on_truncate = self._on_truncate
@@ -97,6 +100,7 @@ class Partition:
 
     def append(self, data: bytearray | memoryview, header: BatchHeader, now_ms: int) -> Appended:
         """Append one checked batch and remember its producer. OSError when the disk refuses; nothing changed then."""
+        self._now_ms = now_ms
         appended = self.log.append(data, self.leader_epoch, now_ms)
         if header.producer_id >= 0:
             self.table.apply(header._replace(base_offset=appended.base_offset), now_ms)
@@ -120,6 +124,7 @@ class Partition:
 
     def rebuild_table(self, now_ms: int) -> None:
         """Fold the producer table anew: the newest snapshot that can be read, and the batches after it."""
+        self._now_ms = now_ms
         table, start = ProducerTable(), self.log.log_start
         for offset, data in self.log.snapshots():
             try:
@@ -142,7 +147,7 @@ class Partition:
 
     def _on_truncate(self, end: int) -> None:
         say.warning("unsynced records cut after a failed sync", partition=self.name, log_end=end)
-        self.rebuild_table(0)
+        self.rebuild_table(self._now_ms)
         self.changed()
 
     # -- waiting -------------------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-
 from anabranch.base.limits import PRODUCER_ID_BITS
 from anabranch.storage.metadata.store import MetadataStore
 
@@ -32,13 +30,10 @@ class ProducerIds:
         return given
 
     def _take_block(self) -> None:
-        try:
-            self._store.ensure(PATH)
-            data, version = self._store.get(PATH)
-            start = int(data or b"0")
-            if start + BLOCK_SIZE > 1 << PRODUCER_ID_BITS:
-                raise ProducerIdsExhaustedError(f"all {1 << PRODUCER_ID_BITS} producer ids have been given")
-            self._store.set(PATH, str(start + BLOCK_SIZE).encode(), version)
-        except sqlite3.Error as error:
-            raise OSError(f"no producer ids: {error}") from error
+        self._store.ensure(PATH)
+        data, version = self._store.get(PATH)
+        start = int(data or b"0")
+        if start + BLOCK_SIZE > 1 << PRODUCER_ID_BITS:
+            raise ProducerIdsExhaustedError(f"all {1 << PRODUCER_ID_BITS} producer ids have been given")
+        self._store.set(PATH, str(start + BLOCK_SIZE).encode(), version)
         self._next, self._end = start, start + BLOCK_SIZE

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
@@ -23,7 +24,9 @@ from anabranch.server.logs import Say
 from anabranch.server.metrics import Metrics
 from anabranch.server.partition import Partition
 from anabranch.server.topic_settings import TopicSettings
+from anabranch.storage.checkpoints import Checkpoints
 from anabranch.storage.directory import DataDirectory
+from anabranch.storage.log import cleaner
 from anabranch.storage.log.group_commit import GroupCommit
 from anabranch.storage.log.log import OfflineLogError, PartitionLog
 
@@ -45,11 +48,13 @@ class Replicas:
         metrics: Metrics,
         settings_of: Callable[[str], TopicSettings],
     ) -> None:
+        """Open nothing yet. CheckpointError when what says where logs start is damaged."""
         self._directory = directory
         self._disk = disk
         self._clock = clock
         self._metrics = metrics
         self._settings_of = settings_of
+        self._checkpoints = Checkpoints(disk, directory.path)
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._threads = ThreadPoolExecutor(RECOVERY_THREADS, thread_name_prefix="log")
         self.commits = GroupCommit()
@@ -142,15 +147,21 @@ class Replicas:
     ) -> PartitionLog | OSError | OfflineLogError:
         path = self._directory.log_path(name)
         try:
-            log = PartitionLog.open(path, settings.log, disk=self._disk, start_offset=role.start_offset)
+            log = self._open_at(path, role, settings)
             if log.log_start == log.end < role.start_offset:
                 # An empty log of an earlier life, or one that a crash left half made: it must go on where that ended.
                 log.close()
                 self._directory.remove_log(name)
-                log = PartitionLog.open(path, settings.log, disk=self._disk, start_offset=role.start_offset)
+                self._checkpoints.forget(str(name))
+                log = self._open_at(path, role, settings)
         except (OSError, OfflineLogError) as error:
             return error
         return log
+
+    def _open_at(self, path: Path, role: Role, settings: TopicSettings) -> PartitionLog:
+        return PartitionLog.open(
+            path, settings.log, disk=self._disk, start_offset=role.start_offset, checkpoints=self._checkpoints
+        )
 
     def _adopt(
         self,
@@ -207,10 +218,17 @@ class Replicas:
             name = TopicPartition(order.topic, number)
             try:
                 await loop.run_in_executor(self._threads, self._directory.remove_log, name)
+                self._checkpoints.forget(str(name))
                 errors[number] = ErrorCode.NONE
             except OSError as error:
                 say.error("log not deleted", partition=name, reason=error)
                 errors[number] = ErrorCode.KAFKA_STORAGE_ERROR
+        try:
+            # A checkpoint of a log that is gone must not be there when the topic is made again.
+            await loop.run_in_executor(self._threads, self._checkpoints.save)
+        except OSError as error:
+            say.error("checkpoints not saved", topic=order.topic, reason=error)
+            return dict.fromkeys(errors, ErrorCode.KAFKA_STORAGE_ERROR)
         if not self.of(order.topic):
             self._metrics.forget(topic=order.topic)
         return errors
@@ -251,9 +269,21 @@ class Replicas:
                     partition.changed()
                 if partition.log.end - partition.snapshot_end >= SNAPSHOT_INTERVAL_RECORDS:
                     partition.snapshot()
+                    partition.log.checkpoint()
+                await self._compact(partition, now_ms)
             except OSError as error:
                 say.warning("retention or producer snapshot failed", partition=partition.name, reason=error)
             await asyncio.sleep(0)
+
+    async def _compact(self, partition: Partition, now_ms: int) -> None:
+        if not partition.settings.log.compact:
+            return
+        cleaning = cleaner.plan(partition.log, now_ms)
+        if cleaning is not None:
+            loop = asyncio.get_running_loop()
+            cleaned = await loop.run_in_executor(self._threads, cleaning.run)
+            saved = cleaner.finish(partition.log, cleaned)
+            say.info("compacted", partition=partition.name, bytes_saved=saved)
 
     async def close(self) -> bool:
         """Sync and close every log; whether all of them could be."""
@@ -266,4 +296,10 @@ class Replicas:
                 say.error("log not closed", partition=partition.name, reason=outcome)
         self.commits.close()
         self._threads.shutdown()
-        return not any(isinstance(outcome, BaseException) for outcome in outcomes)
+        sound = not any(isinstance(outcome, BaseException) for outcome in outcomes)
+        try:
+            self._checkpoints.save()
+        except OSError as error:
+            say.error("checkpoints not saved", reason=error)
+            return False
+        return sound

@@ -407,6 +407,18 @@ def _described(item: Field[Any], value: object) -> Described:
     return Described(metadata["name"], metadata["kind"], as_text(value), as_text(item.default), metadata["doc"])
 
 
+def as_markdown() -> str:
+    """The table of all settings: docs/settings.md."""
+    rows = [f"| `{it.name}` | {it.kind} | {f'`{it.default}`' if it.default else ''} | {it.doc} |" for it in described()]
+    lines = [
+        "# Settings",
+        "",
+        "Made by `anabranch serve --settings --markdown`; names are Kafka's where Kafka has the setting.",
+        "",
+    ]
+    return "\n".join([*lines, "| name | type | default | |", "| --- | --- | --- | --- |", *rows]) + "\n"
+
+
 def explicit(settings: Settings) -> dict[str, str]:
     """The settings that differ from their defaults, as text by name."""
     return {item.name: item.value for item in described(settings) if item.value != item.default}

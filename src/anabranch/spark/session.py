@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,9 +12,15 @@ if TYPE_CHECKING:
 
 
 def local_session(name: str, cores: int = 2) -> SparkSession:
-    """Start Spark in this process's own JVM on `cores` threads, without web page or console progress."""
+    """Start Spark in a JVM of its own on `cores` threads, without web page or console progress.
+
+    Its Python workers are this interpreter, with this package on their path.
+    """
     from pyspark.sql import SparkSession
 
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    source = str(Path(__file__).resolve().parents[2])
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
     spark = (
         SparkSession.builder.master(f"local[{cores}]")
         .appName(name)

@@ -288,3 +288,15 @@ def test_an_assigned_partition_that_is_not_there_is_an_error_that_names_it() -> 
 def test_seeking_where_nothing_is_assigned_is_refused() -> None:
     with pytest.raises(ApiError, match="t-0 is not assigned"):
         Reader().fetcher.seek(P0, 1)
+
+
+def test_a_topic_that_stays_missing_is_told_of() -> None:
+    reader = Reader()
+    reader.fetcher.assign([], ["t"])
+    missing = ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no topic 't'")
+    looks = 0
+    while not (errors := reader.fetcher.errors()):
+        looks += len(reader.fetcher.drain(reader.now).refresh)
+        reader.fetcher.topic_unknown("t", missing, reader.now)
+        reader.now += 1_000
+    assert errors == [missing] and looks == 4

@@ -36,7 +36,7 @@ def chance() -> int:
 
 
 def record(key: bytes | None, value: bytes | None, partition: int | None = None, headers: Any = ()) -> Outgoing:
-    return Outgoing(key, value, 1_000, headers, partition, Kept(), 0)
+    return Outgoing("t", key, value, 1_000, headers, partition, Kept(), 0)
 
 
 def columns(count: int, **changes: Any) -> Columns:

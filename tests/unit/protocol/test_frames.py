@@ -19,7 +19,7 @@ from anabranch.protocol.frames import (
 from anabranch.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 from anabranch.protocol.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
 from anabranch.protocol.messages.leader_and_isr import LeaderAndIsrRequest
-from anabranch.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from anabranch.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from anabranch.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 
 
@@ -142,7 +142,12 @@ def test_a_response_header_cut_anywhere_is_a_decode_error(frame: bytes) -> None:
         decode_response(frame, 3, 12)
 
 
-def test_bytes_left_over_are_a_decode_error() -> None:
-    frame = joined(encode_request(*REQUESTS[0], 1, None))[4:] + b"\0"
+def test_bytes_behind_a_request_are_passed_over_as_librdkafka_sends_them() -> None:
+    frame = joined(encode_request(*REQUESTS[0], 1, None))[4:]
+    assert decode_request(frame + bytes(3)) == decode_request(frame)
+
+
+def test_bytes_behind_a_response_are_a_decode_error() -> None:
+    frame = joined(encode_response(MetadataResponse(), 3, 12, 1))[4:] + b"\0"
     with pytest.raises(DecodeError, match="left over"):
-        decode_request(frame)
+        decode_response(frame, 3, 12)

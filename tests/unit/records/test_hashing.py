@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2 as peer_murmur2
 
+from anabranch.records.batch import stamp
+from anabranch.records.columns import decode, encode_records, hash_keys
 from anabranch.records.hashing import fmix64, murmur2, placement_hash, range_hash
 
 
@@ -44,3 +49,46 @@ def test_range_hashes_are_spread_evenly() -> None:
         shares[range_hash(murmur2(b"key-%d" % number)) >> 59] += 1
     assert min(shares) > 850
     assert max(shares) < 1150
+
+
+VECTORS = Path(__file__).parents[3] / "docs" / "hashing.md"
+
+
+def vectors(columns: int) -> list[list[str]]:
+    """The rows of the page's table with so many columns."""
+    lines = [line.strip("| ").split(" | ") for line in VECTORS.read_text().splitlines() if line.startswith("|")]
+    return [cells for cells in lines if len(cells) == columns and cells[-1].isdecimal()]
+
+
+def test_the_published_vectors_hold_for_reference_and_kernels() -> None:
+    rows = vectors(5)
+    assert len(rows) >= 12
+    for name, unsigned, signed, placement, place in rows:
+        text = name.removeprefix("hex ").strip("`")
+        key = bytes.fromhex(text) if name.startswith("hex") else b"" if name == "(empty)" else text.encode()
+        assert (murmur2(key), placement_hash(key)) == (int(unsigned), int(placement))
+        assert range_hash(murmur2(key)) == int(place)
+        assert int(signed) % (1 << 32) == int(unsigned)
+        assert hash_keys(pa.array([key])).tolist() == [int(placement)]
+        assert kept([(key, None, 0, ())], 0, int(place))
+
+
+def test_the_published_vectors_of_offsets_hold_for_reference_and_kernels() -> None:
+    rows = vectors(2)
+    assert len(rows) >= 6
+    for offset, place in rows:
+        assert range_hash(int(offset)) == int(place)
+        if int(offset) < (1 << 63) - 1:
+            assert kept([(None, b"", 0, ())], int(offset), int(place))
+
+
+def kept(records: list[tuple], offset: int, place: int) -> bool:
+    """Whether the kernels find the record at exactly this place of the key range."""
+    data = encode_records(records)
+    stamp(data, 0, offset, 0)
+    found = [
+        decode(data, key_range=(place + step, place + step)).records.num_rows
+        for step in (-1, 0, 1)
+        if 0 <= place + step < 1 << 63
+    ]
+    return sum(found) == 1 and found[min(1, place)] == 1

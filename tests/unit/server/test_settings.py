@@ -10,6 +10,7 @@ from anabranch.server.settings import (
     Address,
     Settings,
     SettingsError,
+    as_markdown,
     described,
     explicit,
     from_environment,
@@ -82,3 +83,8 @@ def test_addresses() -> None:
     assert parse_address("PLAINTEXT://:9092") == Address("", 9092)
     assert parse_address("[::1]:9092") == Address("::1", 9092)
     assert str(Address("::1", 9092)) == "[::1]:9092"
+
+
+def test_the_documented_table_is_the_one_in_force() -> None:
+    document = Path(__file__).parents[3] / "docs" / "settings.md"
+    assert document.read_text() == as_markdown(), "run: anabranch serve --settings --markdown > docs/settings.md"

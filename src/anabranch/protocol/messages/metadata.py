@@ -29,12 +29,13 @@ class MetadataRequestTopic:
 
 @message(api_key=3, versions="0-13", flexible="9+")
 class MetadataRequest:
-    """Ask for topics; null means all of them (an empty array in v0)."""
+    """Ask for topics; null means all of them (an empty array in v0). Ours: whether to tell of their lineage too."""
 
     topics: Sequence[MetadataRequestTopic] | None = array(MetadataRequestTopic, nullable="1+")
     allow_auto_topic_creation: bool = boolean(since=4, default=True)
     include_cluster_authorized_operations: bool = boolean(since=8, until=10)
     include_topic_authorized_operations: bool = boolean(since=8)
+    include_lineage: bool = boolean(tag=10000)
 
 
 @struct()

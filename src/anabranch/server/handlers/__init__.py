@@ -12,11 +12,9 @@ from typing import Any
 from anabranch.server.handlers.api_versions import handle_api_versions
 from anabranch.server.handlers.cluster import (
     handle_describe_cluster,
+    handle_describe_log_dirs,
     handle_find_coordinator,
     handle_init_producer_id,
-    handle_leader_and_isr,
-    handle_stop_replica,
-    handle_update_metadata,
 )
 from anabranch.server.handlers.configs import (
     handle_alter_configs,
@@ -40,9 +38,6 @@ HANDLERS: dict[int, Handler] = {
     1: handle_fetch,
     2: handle_list_offsets,
     3: handle_metadata,
-    4: handle_leader_and_isr,
-    5: handle_stop_replica,
-    6: handle_update_metadata,
     10: handle_find_coordinator,
     18: handle_api_versions,
     19: handle_create_topics,
@@ -52,6 +47,7 @@ HANDLERS: dict[int, Handler] = {
     23: handle_offset_for_leader_epoch,
     32: handle_describe_configs,
     33: handle_alter_configs,
+    35: handle_describe_log_dirs,
     37: handle_create_partitions,
     44: handle_incremental_alter_configs,
     60: handle_describe_cluster,

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from anabranch.base.errors import ErrorCode
 from anabranch.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
-from anabranch.protocol.registry import API
+from anabranch.protocol.messages.produce import ProduceRequest
+from anabranch.protocol.registry import API, api_of
 from anabranch.server.node import Call, Node
+
+# Older librdkafka compresses only where it sees the oldest Produce, which it then does not use. Apache Kafka 4 says for
+# its sake that it serves it, and so do we; whoever sends it is told UNSUPPORTED_VERSION.
+SAID_TO_BE_SERVED_FROM = {api_of(ProduceRequest).key: 0}
 
 
 def handle_api_versions(node: Node, request: ApiVersionsRequest, call: Call) -> ApiVersionsResponse:
@@ -18,7 +23,9 @@ def supported(error: ErrorCode) -> ApiVersionsResponse:
     from anabranch.server.handlers import HANDLERS
 
     keys = [
-        ApiVersion(api_key=api.key, min_version=api.served[0], max_version=api.served[-1])
+        ApiVersion(
+            api_key=api.key, min_version=SAID_TO_BE_SERVED_FROM.get(api.key, api.served[0]), max_version=api.served[-1]
+        )
         for api in API.values()
         if api.key in HANDLERS and api.served
     ]

@@ -1,9 +1,8 @@
-"""DescribeCluster (60), DescribeLogDirs (35), InitProducerId (22), FindCoordinator (10), and the brokers' own APIs."""
+"""DescribeCluster (60), DescribeLogDirs (35), InitProducerId (22), FindCoordinator (10)."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from anabranch.base.errors import ErrorCode
 from anabranch.protocol.messages.describe_cluster import (
@@ -11,15 +10,19 @@ from anabranch.protocol.messages.describe_cluster import (
     DescribeClusterRequest,
     DescribeClusterResponse,
 )
+from anabranch.protocol.messages.describe_log_dirs import (
+    DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
 from anabranch.protocol.messages.find_coordinator import (
     Coordinator,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
 )
 from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from anabranch.protocol.messages.leader_and_isr import LeaderAndIsrResponse
-from anabranch.protocol.messages.stop_replica import StopReplicaResponse
-from anabranch.protocol.messages.update_metadata import UpdateMetadataResponse
 from anabranch.server.logs import Say
 from anabranch.server.node import Call, Node
 
@@ -74,22 +77,25 @@ def handle_find_coordinator(node: Node, request: FindCoordinatorRequest, call: C
     )
 
 
-def handle_leader_and_isr(node: Node, request: Any, call: Call) -> LeaderAndIsrResponse:
-    """Only the controller may say so, and it does not come this way."""
-    say.warning("a client sent LeaderAndIsr", peer=call.peer)
-    return LeaderAndIsrResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-
-
-def handle_stop_replica(node: Node, request: Any, call: Call) -> StopReplicaResponse:
-    """Only the controller may say so, and it does not come this way."""
-    say.warning("a client sent StopReplica", peer=call.peer)
-    return StopReplicaResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-
-
-def handle_update_metadata(node: Node, request: Any, call: Call) -> UpdateMetadataResponse:
-    """Only the controller may say so, and it does not come this way."""
-    say.warning("a client sent UpdateMetadata", peer=call.peer)
-    return UpdateMetadataResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+def handle_describe_log_dirs(node: Node, request: DescribeLogDirsRequest, call: Call) -> DescribeLogDirsResponse:
+    """The one data directory, with the sizes of the logs that are asked for, or of all."""
+    asked: dict[str, set[int]] | None = None
+    if request.topics is not None:
+        asked = {topic.topic: set(topic.partitions) for topic in request.topics}
+    sizes: dict[str, list[DescribeLogDirsPartition]] = {}
+    for partition in node.replicas:
+        topic, number = partition.name
+        if partition.offline_reason is None and (asked is None or number in asked.get(topic, ())):
+            size = DescribeLogDirsPartition(partition_index=number, partition_size=partition.log.size)
+            sizes.setdefault(topic, []).append(size)
+    total, usable = disk_space(node.settings.log_dirs)
+    directory = DescribeLogDirsResult(
+        log_dir=str(node.settings.log_dirs.absolute()),
+        topics=[DescribeLogDirsTopic(name=name, partitions=found) for name, found in sizes.items()],
+        total_bytes=total,
+        usable_bytes=usable,
+    )
+    return DescribeLogDirsResponse(results=[directory])
 
 
 def disk_space(path: str | os.PathLike[str]) -> tuple[int, int]:

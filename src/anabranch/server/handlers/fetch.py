@@ -72,7 +72,7 @@ def handle_fetch(node: Node, request: FetchRequest, call: Call) -> FetchResponse
         return FetchResponse(error_code=context, session_id=0)
     fetch = _Fetch(node, request, context)
     fetch.read()
-    if fetch.complete or request.max_wait_ms <= 0:
+    if fetch.complete or request.max_wait_ms <= 0 or node.stopping:
         return fetch.response()
     return fetch.park()
 
@@ -212,9 +212,11 @@ class _Fetch:
                 read.partition.watch(watcher)
                 watchers.append((read.partition, watcher))
         timer = loop.call_later(self._wait_ms / 1000, _finish, done)
+        self._node.parked.add(done)
         try:
             await done
         finally:
+            self._node.parked.discard(done)
             timer.cancel()
             for partition, watcher in watchers:
                 partition.unwatch(watcher)

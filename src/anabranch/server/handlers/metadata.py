@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 
 from anabranch.base.errors import ApiError, ErrorCode
-from anabranch.base.ids import NO_TOPIC_ID
+from anabranch.base.ids import COUNT_NOT_SAID, NO_TOPIC_ID
 from anabranch.machines.controller.topics import CreateTopic, decide_create_topic
 from anabranch.machines.controller.views import TopicView, topic_view
 from anabranch.protocol.messages.metadata import (
@@ -29,20 +29,21 @@ UNKNOWN_OPERATIONS = -(2**31)
 
 def handle_metadata(node: Node, request: MetadataRequest, call: Call) -> MetadataResponse | Awaitable[MetadataResponse]:
     """Describe the topics that are asked for, or all; create those that are missing where that is wanted."""
+    lineage = request.include_lineage
     everything = request.topics is None or (call.api_version == 0 and not request.topics)
     if everything or request.topics is None:
         names = sorted(node.controller.state.topics.keys() - node.controller.state.deleting)
-        return _response(node, [topic for name in names if (topic := _topic(node, name)) is not None])
+        return _response(node, [topic for name in names if (topic := _topic(node, name, lineage)) is not None])
     allowed = request.allow_auto_topic_creation or call.api_version < 4
     if allowed and node.settings.auto_create_topics_enable:
         missing = [it.name for it in request.topics if it.name and node.controller.state.topics.get(it.name) is None]
         if missing:
-            return _create_and_answer(node, request.topics, missing)
-    return _response(node, [_asked(node, topic) for topic in request.topics])
+            return _create_and_answer(node, request.topics, missing, lineage)
+    return _response(node, [_asked(node, topic, lineage) for topic in request.topics])
 
 
 async def _create_and_answer(
-    node: Node, topics: Sequence[MetadataRequestTopic], missing: list[str]
+    node: Node, topics: Sequence[MetadataRequestTopic], missing: list[str], lineage: bool
 ) -> MetadataResponse:
     refusals: dict[str, ErrorCode] = {}
 
@@ -59,7 +60,7 @@ async def _create_and_answer(
             refusals[name] = ErrorCode.KAFKA_STORAGE_ERROR
 
     await asyncio.gather(*(create(name) for name in dict.fromkeys(missing)))
-    return _response(node, [_asked(node, topic, refusals) for topic in topics])
+    return _response(node, [_asked(node, topic, lineage, refusals) for topic in topics])
 
 
 def _response(node: Node, topics: list[MetadataResponseTopic]) -> MetadataResponse:
@@ -77,16 +78,16 @@ def _response(node: Node, topics: list[MetadataResponseTopic]) -> MetadataRespon
 
 
 def _asked(
-    node: Node, asked: MetadataRequestTopic, refusals: dict[str, ErrorCode] | None = None
+    node: Node, asked: MetadataRequestTopic, lineage: bool, refusals: dict[str, ErrorCode] | None = None
 ) -> MetadataResponseTopic:
     if asked.topic_id != NO_TOPIC_ID:
         name = node.controller.state.names.get(asked.topic_id)
-        found = None if name is None else _topic(node, name)
+        found = None if name is None else _topic(node, name, lineage)
         if found is not None:
             return found
         return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=asked.topic_id)
     name = asked.name or ""
-    found = _topic(node, name)
+    found = _topic(node, name, lineage)
     if found is not None:
         return found
     error = (refusals or {}).get(name)
@@ -95,22 +96,23 @@ def _asked(
     return MetadataResponseTopic(error_code=error or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name)
 
 
-def _topic(node: Node, name: str) -> MetadataResponseTopic | None:
-    version = node.controller.version
-    key = f"metadata/{name}"
-    cached = node.caches.get(key)
-    if cached is not None and cached[0] == version and isinstance(cached[1], MetadataResponseTopic):
-        return cached[1]
+def _topic(node: Node, name: str, lineage: bool) -> MetadataResponseTopic | None:
+    """Describe a topic; its lineage only to who asked for it, since some clients do not skip tagged fields rightly."""
+    if node.metadata_version != node.controller.version:
+        node.metadata.clear()
+        node.metadata_version = node.controller.version
+    cached = node.metadata.get((name, lineage))
+    if isinstance(cached, MetadataResponseTopic):
+        return cached
     view = topic_view(node.controller.state, name)
     if view is None:
-        node.caches.pop(key, None)
         return None
-    made = _described(view)
-    node.caches[key] = (version, made)
+    made = _described(view, lineage)
+    node.metadata[name, lineage] = made
     return made
 
 
-def _described(view: TopicView) -> MetadataResponseTopic:
+def _described(view: TopicView, lineage: bool) -> MetadataResponseTopic:
     return MetadataResponseTopic(
         name=view.name,
         topic_id=view.topic_id,
@@ -124,12 +126,12 @@ def _described(view: TopicView) -> MetadataResponseTopic:
                 replica_nodes=list(it.replicas),
                 isr_nodes=list(it.isr),
                 offline_replicas=list(it.offline_replicas),
-                retiring=it.retiring,
+                retiring=lineage and it.retiring,
             )
             for it in view.partitions
         ],
         topic_authorized_operations=UNKNOWN_OPERATIONS,
-        initial_partition_count=view.initial_partition_count,
-        undeleted_partition_count=view.undeleted_partition_count,
-        layouts=[TopicLayout(count=layout.count) for layout in view.layouts],
+        initial_partition_count=view.initial_partition_count if lineage else COUNT_NOT_SAID,
+        undeleted_partition_count=view.undeleted_partition_count if lineage else COUNT_NOT_SAID,
+        layouts=[TopicLayout(count=layout.count) for layout in view.layouts] if lineage else [],
     )

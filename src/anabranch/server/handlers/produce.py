@@ -14,7 +14,7 @@ from anabranch.protocol.messages.produce import (
     TopicProduceResponse,
 )
 from anabranch.server.appending import Produced, produce
-from anabranch.server.node import Call, Node
+from anabranch.server.node import Call, CloseConnectionError, Node
 
 NO_ACKS, LEADER_ACK, ALL_ACKS = 0, 1, -1
 
@@ -52,13 +52,18 @@ def handle_produce(
                 error_message=produced.message,
             )
             answers.append(answer)
-            if produced.awaits is not None:
+            if produced.awaits is None:
+                if partition is not None and produced.error is ErrorCode.NONE and partition.log.flush_due:
+                    replicas.commit(partition)
+            else:
                 durable = replicas.commit(produced.awaits)
                 if request.acks == ALL_ACKS:
                     waits.append((answer, durable))
         topics.append(TopicProduceResponse(name=topic.name, partition_responses=answers))
     response = ProduceResponse(responses=topics)
     if request.acks == NO_ACKS:
+        if any(answer.error_code for topic in topics for answer in topic.partition_responses):
+            raise CloseConnectionError("a produce without acks went wrong")
         return None
     return _when_durable(response, waits) if waits else response
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import sys
 from array import array
 from bisect import bisect_right
 from pathlib import Path
@@ -23,6 +24,7 @@ INDEX_SUFFIX = ".index"
 TIME_INDEX_SUFFIX = ".timeindex"
 PAGE_ENTRIES = 512
 PAGES_MAX = 4
+_PLACE, _TIME = ">ii", ">qi"
 NO_TIMESTAMP = -1
 
 
@@ -55,8 +57,7 @@ class _Entries:
         if page is None or len(page[0]) != count:
             data = self.file.read(count * self._layout.size, first * self._layout.size)
             data += bytes(count * self._layout.size - len(data))
-            first_column, second_column = zip(*self._layout.iter_unpack(data), strict=True)
-            page = self._pages[number] = array("q", first_column), array("q", second_column)
+            page = self._pages[number] = self._columns(data)
             if len(self._pages) > PAGES_MAX:
                 del self._pages[next(iter(self._pages))]
         return page
@@ -98,6 +99,15 @@ class _Entries:
             return -1
         return (low - 1) * PAGE_ENTRIES + bisect_right(self._page(low - 1)[item], value) - 1
 
+    def _columns(self, data: bytes) -> tuple[array[int], array[int]]:
+        if self._layout.format != _PLACE:
+            first, second = zip(*self._layout.iter_unpack(data), strict=True)
+            return array("q", first), array("q", second)
+        numbers = array("i", data)
+        if sys.byteorder == "little":
+            numbers.byteswap()
+        return numbers[::2], numbers[1::2]
+
     def _first_of(self, page: int) -> tuple[int, int]:
         size = self._layout.size
         data = self.file.read(size, page * PAGE_ENTRIES * size)
@@ -126,12 +136,12 @@ class _Entries:
 class SparseIndex:
     """The index of the segment `<base offset>.log` in `directory`."""
 
-    def __init__(self, disk: Disk, directory: Path, base_offset: int) -> None:
+    def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
         self.unsynced = False
         """Whether there is more in it than was synced."""
         self._base = base_offset
-        self._places = _Entries(disk, directory / f"{base_offset:020d}{INDEX_SUFFIX}", ">ii")
-        self._times = _Entries(disk, directory / f"{base_offset:020d}{TIME_INDEX_SUFFIX}", ">qi")
+        self._places = _Entries(disk, directory / f"{base_offset:020d}{INDEX_SUFFIX}{suffix}", _PLACE)
+        self._times = _Entries(disk, directory / f"{base_offset:020d}{TIME_INDEX_SUFFIX}{suffix}", _TIME)
 
     def __len__(self) -> int:
         return len(self._places)

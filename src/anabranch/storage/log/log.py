@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from typing import NamedTuple
 from anabranch.base.errors import DecodeError
 from anabranch.records.batch import BatchHeader, headers, stamp
 from anabranch.runtime.disk import Disk, File
-from anabranch.storage.checkpoints import Checkpoints
+from anabranch.storage.checkpoints import CheckpointError, Checkpoints
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.epochs import LeaderEpochs
 from anabranch.storage.log.errors import OfflineLogError, OffsetOutOfRangeError
@@ -180,7 +180,10 @@ class PartitionLog:
     @property
     def _points(self) -> Checkpoints:
         if self._checkpoints is None:
-            self._checkpoints = Checkpoints(self._disk, self.directory)
+            try:
+                self._checkpoints = Checkpoints(self._disk, self.directory)
+            except CheckpointError as error:
+                raise OfflineLogError(str(error)) from error
         return self._checkpoints
 
     @property
@@ -224,8 +227,7 @@ class PartitionLog:
     def _note_checkpoint(self) -> None:
         """Record what a checkpoint would say, if that is news; save it if nobody else does."""
         known = self._points.log_start(self._name), self._points.recovery_point(self._name)
-        point = max(self.flushed, self.log_start)
-        if (known != (self.log_start, point) and known != (None, None)) or point:
+        if known != (self.log_start, self._recovery_point) and (self.flushed > 0 or known != (None, None)):
             self._record_points()
             if not self._shared:
                 self._points.save()
@@ -333,8 +335,8 @@ class PartitionLog:
             disk=self._disk,
         )
 
-    def end_flush(self, flush: Flush, error: OSError | None = None) -> None:
-        """Take note of what a flush has done."""
+    def end_flush(self, flush: Flush, error: OSError | None = None) -> bool:
+        """Take note of what a flush has done; False when it promises nothing, as it failed or the log was cut since."""
         if error is not None:
             self._failure = error
             self._resume_at_ms = 0
@@ -347,8 +349,9 @@ class PartitionLog:
                 segment.index.unsynced = False
             if self.directory.parent in flush.directories:
                 self._directory_durable = True
-            return
+            return True
         self._late_indexes += [segment for segment in flush.indexed if segment in self._segments]
+        return False
 
     def flush(self) -> None:
         """Make everything appended so far durable. Blocks; raises OSError."""
@@ -366,6 +369,11 @@ class PartitionLog:
     def flush_due(self) -> bool:
         """Whether a segment was finished and not synced yet: time for a flush also where nobody waits for one."""
         return self._failure is None and self.flushed < self._segments[-1].base_offset
+
+    def settle(self, now_ms: int) -> None:
+        """After a failed sync, cut what is in doubt and take appends again; OSError while the disk refuses."""
+        if self._failure is not None:
+            self._resume(now_ms)
 
     def _resume(self, now_ms: int | None) -> None:
         """Take appends again after a failed sync, if the disk lets us; raises OSError if not."""
@@ -627,6 +635,36 @@ class PartitionLog:
         self._disk.sync_directory(self.directory)
         self.epochs.truncate_from(end + 1)
         self._epochs_durable = self._epochs_written = False
+
+    # -- compaction ----------------------------------------------------------------------------------------------
+
+    @property
+    def disk(self) -> Disk:
+        """Where it is."""
+        return self._disk
+
+    def finished_segments(self) -> list[Segment]:
+        """The segments that nothing will change any more, and that no recovery will look at. Blocks; OSError."""
+        self._note_checkpoint()
+        self._points.save()
+        point = self._points.recovery_point(self._name) or 0
+        return [segment for segment in self._segments[:-1] if segment.sealed and segment.end <= point]
+
+    def let_go_of(self, bases: Sequence[int]) -> None:
+        """Close the files of segments that are about to be replaced; slices keep theirs."""
+        for segment in self._segments:
+            if segment.base_offset in bases:
+                segment.release()
+
+    def put_in_place(self, bases: Sequence[int], segment: Segment) -> None:
+        """Use a compacted segment, whose files are in place, instead of those with these base offsets."""
+        segment.load()
+        segment.sealed = True
+        segment.load_index()
+        segment.release()
+        first = next(index for index, old in enumerate(self._segments) if old.base_offset == bases[0])
+        self._segments[first : first + len(bases)] = [segment]
+        self._open_for_reading = None
 
     # -- snapshots of producer state -----------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ class MaxTimestamp(NamedTuple):
 class Segment:
     """The batches from `base_offset` to `end`, where the next segment begins."""
 
-    def __init__(self, disk: Disk, directory: Path, base_offset: int, index_interval: int) -> None:
+    def __init__(self, disk: Disk, directory: Path, base_offset: int, index_interval: int, *, suffix: str = "") -> None:
         self.base_offset = base_offset
         self.end = base_offset
         self.size = 0
@@ -70,8 +70,9 @@ class Segment:
         """Whether nothing will be appended any more."""
         self.max_timestamp = MaxTimestamp(NO_TIMESTAMP, -1)
         self.first_append_ms: int | None = None
-        self.path = path_of(directory, base_offset)
-        self.index = SparseIndex(disk, directory, base_offset)
+        path = path_of(directory, base_offset)
+        self.path = path.with_name(path.name + suffix)
+        self.index = SparseIndex(disk, directory, base_offset, suffix)
         self._disk = disk
         self._index_interval = index_interval
         self._file: File | None = None

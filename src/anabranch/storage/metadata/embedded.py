@@ -1,16 +1,20 @@
 """The metadata store in one SQLite file: write-ahead log, every commit synced before it is answered.
 
-One broker process owns the file. Ephemeral nodes belong to the session that wrote them; those of sessions that died
-are removed when the next one opens. Watches are called in this process, after the commit, in the order of the changes.
+One broker process owns the file, and each opening of it is a session. Ephemeral nodes belong to the session that wrote
+them; those of sessions that died are removed when the next one opens. Watches are called in this process, after the
+commit, in the order of the changes. What SQLite cannot do (disk full, input/output error, somebody else holds the file)
+is an OSError, and then nothing has changed.
 """
 
 from __future__ import annotations
 
+import errno
 import itertools
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from anabranch.storage.metadata.store import (
     ANY_VERSION,
@@ -39,35 +43,60 @@ CREATE TABLE IF NOT EXISTS node (
 CREATE INDEX IF NOT EXISTS node_parent ON node (parent);
 INSERT OR IGNORE INTO node VALUES ('/', '', x'', 0, 0);
 """
+BUSY_TIMEOUT_S = 5.0
+_ERRNO = {
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_BUSY: errno.EBUSY,
+    sqlite3.SQLITE_LOCKED: errno.EBUSY,
+    sqlite3.SQLITE_READONLY: errno.EROFS,
+    sqlite3.SQLITE_CANTOPEN: errno.ENOENT,
+}
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class EmbeddedMetadataStore:
     """The tree in a SQLite file at `path`."""
 
     def __init__(self, path: Path) -> None:
-        self._connection = sqlite3.connect(path, isolation_level=None, timeout=10.0, check_same_thread=False)
-        self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = FULL")
-        self._connection.executescript(_SCHEMA)
+        self._path = path
         self._watches: dict[str, list[Watch]] = {}
+        self._connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
+        try:
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = FULL")
+            self._connection.executescript(_SCHEMA)
+            last = self._connection.execute("PRAGMA user_version").fetchone()[0]
+            self.session = int(last) + 1
+            """The number of this session, which no other ever has."""
+            self._connection.execute(f"PRAGMA user_version = {self.session}")
+        except sqlite3.Error as error:
+            self._connection.close()
+            raise self._refused(error) from error
         self._drop_ephemeral_nodes()
 
     def get(self, path: str) -> tuple[bytes, int]:
         """Read a node's bytes and version; NoNodeError."""
-        row = self._connection.execute("SELECT data, version FROM node WHERE path = ?", (path,)).fetchone()
-        if row is None:
+        rows = self._execute("SELECT data, version FROM node WHERE path = ?", path)
+        if not rows:
             raise NoNodeError(f"There is no node {path}.")
-        return bytes(row[0]), int(row[1])
+        return bytes(rows[0][0]), int(rows[0][1])
 
     def exists(self, path: str) -> bool:
         """Whether there is a node."""
-        return self._connection.execute("SELECT 1 FROM node WHERE path = ?", (path,)).fetchone() is not None
+        return bool(self._execute("SELECT 1 FROM node WHERE path = ?", path))
+
+    def owner(self, path: str) -> int | None:
+        """The session that an ephemeral node belongs to, None for a lasting node; NoNodeError."""
+        rows = self._execute("SELECT ephemeral FROM node WHERE path = ?", path)
+        if not rows:
+            raise NoNodeError(f"There is no node {path}.")
+        return int(rows[0][0]) or None
 
     def children(self, path: str) -> Sequence[str]:
         """Read the names of a node's children, sorted; NoNodeError."""
         if not self.exists(path):
             raise NoNodeError(f"There is no node {path}.")
-        rows = self._connection.execute("SELECT path FROM node WHERE parent = ? ORDER BY path", (path,))
+        rows = self._execute("SELECT path FROM node WHERE parent = ? ORDER BY path", path)
         return [row[0].rpartition("/")[2] for row in rows]
 
     def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False) -> None:
@@ -112,14 +141,28 @@ class EmbeddedMetadataStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")
+        self._execute("BEGIN IMMEDIATE")
         try:
             yield
-            self._connection.execute("COMMIT")
+            self._execute("COMMIT")
         except BaseException:
             if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
+                self._execute("ROLLBACK")
             raise
+
+    def _execute(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        try:
+            return self._connection.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: sqlite3.Error) -> Exception:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        if code in _DAMAGED:
+            return MetadataError(
+                f"{self._path} is damaged ({error}). Restore it from a copy, or begin with a new data directory."
+            )
+        return OSError(_ERRNO.get(code, errno.EIO), f"the metadata store refuses: {error}", str(self._path))
 
     def _perform(self, operation: Operation) -> list[tuple[str, Change]]:
         path = operation.path
@@ -131,18 +174,20 @@ class EmbeddedMetadataStore:
                     raise NoNodeError(f"There is no node {parent} to create {path} in.")
                 if self.exists(path):
                     raise NodeExistsError(f"There is a node {path} already.")
-                values = (path, parent, data, int(ephemeral))
-                self._connection.execute("INSERT INTO node VALUES (?, ?, ?, 0, ?)", values)
+                if self.owner(parent) is not None:
+                    raise MetadataError(f"The node {parent} is ephemeral: it cannot have children.")
+                owner = self.session if ephemeral else 0
+                self._execute("INSERT INTO node VALUES (?, ?, ?, 0, ?)", path, parent, data, owner)
                 return [(path, Change.CREATED), (parent, Change.CHILDREN)]
             case Set(_, data, version):
                 self._expect(path, version)
-                self._connection.execute("UPDATE node SET data = ?, version = version + 1 WHERE path = ?", (data, path))
+                self._execute("UPDATE node SET data = ?, version = version + 1 WHERE path = ?", data, path)
                 return [(path, Change.CHANGED)]
             case Delete(_, version):
                 self._expect(path, version)
                 if self.children(path):
                     raise NotEmptyError(f"The node {path} has children: {', '.join(self.children(path)[:5])}.")
-                self._connection.execute("DELETE FROM node WHERE path = ?", (path,))
+                self._execute("DELETE FROM node WHERE path = ?", path)
                 return [(path, Change.DELETED), (parent, Change.CHILDREN)]
             case Check(_, version):
                 self._expect(path, version)
@@ -154,8 +199,7 @@ class EmbeddedMetadataStore:
             raise BadVersionError(f"The node {path} is at version {found}, not at {version}: it has changed since.")
 
     def _drop_ephemeral_nodes(self) -> None:
-        rows = self._connection.execute("SELECT path FROM node WHERE ephemeral = 1 ORDER BY length(path) DESC")
-        gone = [Delete(row[0]) for row in rows.fetchall()]
+        gone = [Delete(row[0]) for row in self._execute("SELECT path FROM node WHERE ephemeral <> 0")]
         if gone:
             self.multi(gone)
 

@@ -1,8 +1,9 @@
 """The metadata store's interface: a tree of small versioned nodes, as ZooKeeper has it (storage.md, section 1).
 
 A node has bytes, a version that starts at 0 and grows by one with every `set`, and children. A change may be made
-conditional on the version that was read. `multi` makes several changes or none. An ephemeral node goes when the
-session that made it ends. A watch is called once, after a change is durable; whoever wants to know more asks again.
+conditional on the version that was read. `multi` makes several changes or none. An ephemeral node has no children, and
+goes when the session that made it ends. A watch is called once, after a change is durable; whoever wants to know more
+asks again.
 """
 
 from __future__ import annotations
@@ -85,13 +86,19 @@ Watch = Callable[[str, Change], None]
 
 
 class MetadataStore(Protocol):
-    """One session on the tree."""
+    """One session on the tree. Every method may raise OSError; then nothing has changed."""
+
+    session: int
+    """Its number, which no other session ever has."""
 
     def get(self, path: str) -> tuple[bytes, int]:
         """Read a node's bytes and version; NoNodeError."""
 
     def exists(self, path: str) -> bool:
         """Whether there is a node."""
+
+    def owner(self, path: str) -> int | None:
+        """The session that an ephemeral node belongs to, None for a lasting node; NoNodeError."""
 
     def children(self, path: str) -> Sequence[str]:
         """Read the names of a node's children, sorted; NoNodeError."""

@@ -8,13 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from anabranch.base.ids import TopicPartition
 from anabranch.records.batch import headers
 from anabranch.runtime.disk import Disk
+from anabranch.storage.directory import DataDirectory
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.group_commit import GroupCommit
 from anabranch.storage.log.log import OfflineLogError, OffsetOutOfRangeError, PartitionLog
 from tests.support.batches import make_batch
+from tests.support.disks import FaultyDisk
 
+HERE = Path("/data/t-0")
 SMALL = LogConfig(durability=Durability.OS, segment_bytes=1_000, index_interval_bytes=100)
 
 
@@ -253,3 +257,277 @@ def test_snapshots_come_newest_first_and_only_two_are_kept(tmp_path: Path) -> No
         fill(log, 1)
         log.write_snapshot(data)
     assert list(log.snapshots()) == [(6, b"three"), (4, b"two")]
+
+
+def test_a_sync_covers_what_was_there_when_it_began_and_nothing_else(tmp_path: Path) -> None:
+    log = open_log(tmp_path, LogConfig())
+    fill(log, 1)
+    first = log.begin_flush()
+    fill(log, 1)
+    second = log.begin_flush()
+    assert first.files == second.files, "the second cannot count on the first"
+    second.run()
+    log.end_flush(second)
+    assert log.flushed == 4
+    log.end_flush(first)
+    assert log.flushed == 4
+
+
+def test_a_sync_that_was_under_way_when_the_log_was_cut_promises_nothing(tmp_path: Path) -> None:
+    log = open_log(tmp_path, LogConfig())
+    fill(log, 2)
+    flush = log.begin_flush()
+    flush.run()
+    log.truncate(2)
+    fill(log, 1)
+    log.end_flush(flush)
+    assert (log.end, log.flushed) == (4, 0)
+    log.flush()
+    assert log.flushed == 4
+
+
+def test_a_new_logs_first_sync_includes_its_names(tmp_path: Path) -> None:
+    log = open_log(tmp_path, LogConfig())
+    fill(log, 1)
+    assert log.begin_flush().directories == (tmp_path / "t-0", tmp_path)
+    log.flush()
+    fill(log, 1)
+    assert log.begin_flush().directories == ()
+
+
+def test_an_epoch_that_must_last_is_synced_with_the_records_before_it() -> None:
+    disk = FaultyDisk(1)
+    disk.make_directory(HERE.parent)
+    log = PartitionLog.open(HERE, LogConfig(), disk=disk)
+    fill(log, 3)
+    log.start_epoch(5, durable=True)
+    log = PartitionLog.open(HERE, LogConfig(), disk=disk.crash())
+    assert (log.end, log.epochs.entries) == (6, [(0, 0), (5, 6)])
+
+
+def test_a_full_disk_refuses_appends_serves_reads_and_takes_appends_again_when_there_is_room() -> None:
+    disk = FaultyDisk(1)
+    log = PartitionLog.open(HERE, LogConfig(), disk=disk)
+    fill(log, 3)
+    log.flush()
+    disk.capacity = disk.used + 100
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space"):
+            fill(log, 1)
+        assert (log.end, offsets(log, 0)) == (6, [0, 2, 4])
+    disk.capacity = disk.used
+    with pytest.raises(OSError, match="No space"):
+        log.delete_before(4)
+    assert log.log_start == 0
+    disk.capacity = None
+    fill(log, 1)
+    log.flush()
+    assert offsets(log, 0) == [0, 2, 4, 6]
+
+
+def test_after_a_failed_sync_what_readers_saw_is_written_again() -> None:
+    disk = FaultyDisk(1)
+    disk.make_directory(HERE.parent)
+    config = LogConfig(durability=Durability.OS)
+    log = PartitionLog.open(HERE, config, disk=disk)
+    cut: list[int] = []
+    log.on_truncate = cut.append
+    fill(log, 5)
+    disk.fail_sync = True
+    for now_ms in (0, 10):
+        with pytest.raises(OSError, match="Input/output"):
+            log.flush()
+        with pytest.raises(OSError, match="Input/output"):
+            fill(log, 1, now_ms=now_ms)
+    assert offsets(log, 0) == [0, 2, 4, 6, 8]
+    disk.fail_sync = False
+    fill(log, 1, now_ms=5_000)
+    log.flush()
+    assert cut == []
+    assert PartitionLog.open(HERE, config, disk=disk.crash()).end == 12
+
+
+def test_attempts_to_go_on_after_a_failed_sync_are_not_made_all_the_time() -> None:
+    disk = FaultyDisk(1)
+    log = PartitionLog.open(HERE, LogConfig(), disk=disk)
+    fill(log, 1)
+    disk.fail_sync = True
+    with pytest.raises(OSError, match="Input/output"):
+        log.flush()
+    with pytest.raises(OSError, match="Input/output"):
+        fill(log, 1, now_ms=10_000)
+    tried = disk.syncs
+    for now_ms in (10_001, 10_500, 10_999):
+        with pytest.raises(OSError, match="Input/output"):
+            fill(log, 1, now_ms=now_ms)
+    assert disk.syncs == tried
+    disk.fail_sync = False
+    fill(log, 1, now_ms=11_000)
+
+
+def test_a_finished_segment_asks_for_a_sync_where_nobody_waits_for_one(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    fill(log, 5)
+    assert not log.flush_due
+    fill(log, 5)
+    assert log.flush_due
+    log.flush()
+    assert not log.flush_due
+
+
+def test_readers_never_lose_sight_of_records_when_durability_changes(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    fill(log, 3)
+    assert log.high_watermark == 6
+    log.config = LogConfig(durability=Durability.FSYNC)
+    fill(log, 1)
+    assert log.high_watermark == 6
+    log.flush()
+    assert log.high_watermark == 8
+
+
+def test_damage_that_a_read_finds_takes_the_log_offline(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    fill(log, 30)
+    log.close()
+    log = open_log(tmp_path)
+    path = sorted((tmp_path / "t-0").glob("*.log"))[1]
+    data = bytearray(path.read_bytes())
+    data[8:12] = b"\xff\xff\xff\xff"
+    path.write_bytes(data)
+    with pytest.raises(OfflineLogError, match=path.name):
+        log.read(int(path.stem), 1)
+
+
+@pytest.mark.parametrize("keep", [0, 161, 200])
+def test_a_segment_that_lost_its_end_below_the_recovery_point_takes_the_log_offline(tmp_path: Path, keep: int) -> None:
+    log = open_log(tmp_path)
+    fill(log, 30)
+    log.close()
+    path = sorted((tmp_path / "t-0").glob("*.log"))[1]
+    data = path.read_bytes()
+    path.write_bytes(data[:keep])
+    with pytest.raises(OfflineLogError, match=path.name):
+        open_log(tmp_path)
+    path.unlink()
+    with pytest.raises(OfflineLogError, match="restore"):
+        open_log(tmp_path)
+    path.write_bytes(data)
+    assert open_log(tmp_path).end == 60
+
+
+def test_a_wrong_index_is_found_out_and_built_anew(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    fill(log, 30)
+    log.close()
+    for path in (tmp_path / "t-0").glob("*.index"):
+        data = bytearray(path.read_bytes())
+        middle = len(data) // 16 * 8
+        data[middle + 4 : middle + 8] = (77).to_bytes(4, "big")
+        path.write_bytes(data)
+    log = open_log(tmp_path)
+    assert [offsets(log, offset, 1)[0] for offset in range(60)] == [offset // 2 * 2 for offset in range(60)]
+
+
+def test_recovery_shows_the_batches_that_it_checks_and_no_others(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    fill(log, 10)
+    log.close()
+    log = open_log(tmp_path)
+    fill(log, 2)
+    log.flush()
+    seen: list[int] = []
+    PartitionLog.open(tmp_path / "t-0", SMALL, disk=Disk(), visit=lambda header: seen.append(header.base_offset))
+    assert seen == [20, 22]
+
+
+def test_few_files_stay_open_however_many_are_read(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    fill(log, 200)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for offset in range(0, 400, 2):
+        assert offsets(log, offset, 1) == [offset]
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 4
+
+
+def test_logs_share_their_checkpoints_in_a_data_directory(tmp_path: Path) -> None:
+    directory = DataDirectory(tmp_path, Disk())
+    assert not directory.stopped_cleanly
+    logs = {number: directory.open_log(TopicPartition("t", number), SMALL, start_offset=5) for number in range(3)}
+    for number, log in logs.items():
+        fill(log, number)
+        log.close()
+    directory.stopped()
+    directory.release()
+    assert (tmp_path / "recovery-point-offset-checkpoint").read_text() == "0\n3\nt 0 5\nt 1 7\nt 2 9\n"
+    directory = DataDirectory(tmp_path, Disk())
+    assert directory.stopped_cleanly
+    directory.began()
+    seen: list[int] = []
+    log = directory.open_log(TopicPartition("t", 2), SMALL, visit=lambda header: seen.append(header.base_offset))
+    assert (log.log_start, log.end, seen) == (5, 9, [])
+    directory.remove_log(TopicPartition("t", 2))
+    assert directory.open_log(TopicPartition("t", 2), SMALL).end == 0
+    directory.release()
+    directory = DataDirectory(tmp_path, Disk())
+    assert not directory.stopped_cleanly
+    directory.release()
+
+
+def test_a_damaged_checkpoint_takes_the_log_offline_and_may_be_removed(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    fill(log, 10)
+    log.close()
+    path = tmp_path / "t-0" / "recovery-point-offset-checkpoint"
+    path.write_bytes(b"0\n1\nt 0 2")
+    with pytest.raises(OfflineLogError, match="Remove it"):
+        open_log(tmp_path)
+    path.unlink()
+    assert open_log(tmp_path).end == 20
+
+
+def test_an_idle_log_syncs_nothing_when_it_is_closed() -> None:
+    disk = FaultyDisk(1)
+    log = PartitionLog.open(HERE, LogConfig(), disk=disk)
+    log.start_epoch(0)
+    fill(log, 3)
+    log.close()
+    log = PartitionLog.open(HERE, LogConfig(), disk=disk)
+    before = disk.syncs
+    log.close()
+    assert disk.syncs == before
+
+
+def test_a_caller_that_goes_away_takes_nobody_with_it(tmp_path: Path) -> None:
+    log = open_log(tmp_path, LogConfig())
+
+    async def callers() -> None:
+        group = GroupCommit()
+        fill(log, 1)
+        gone, stays = group.commit(log), group.commit(log)
+        gone.cancel()
+        await stays
+        group.commit(log).cancel()
+        await group.drain()
+        group.close()
+
+    asyncio.run(callers())
+    assert log.flushed == 2
+
+
+def test_a_sync_that_succeeds_after_the_log_was_cut_is_a_failure_to_those_who_wait(tmp_path: Path) -> None:
+    log = open_log(tmp_path, LogConfig())
+
+    async def scenario() -> None:
+        group = GroupCommit()
+        fill(log, 2)
+        waiting = group.commit(log)
+        await asyncio.sleep(0)
+        log.truncate(0)
+        with pytest.raises(OSError, match="cut"):
+            await waiting
+        await group.drain()
+        group.close()
+
+    asyncio.run(scenario())
+    assert (log.end, log.flushed) == (0, 0)

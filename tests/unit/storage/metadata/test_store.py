@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -124,3 +126,55 @@ def test_nodes_outlive_the_session_and_ephemeral_ones_do_not(open_store: Open) -
     assert second.get("/durable") == (b"1", 0)
     assert not second.exists("/ephemeral")
     second.close()
+
+
+def test_an_ephemeral_node_belongs_to_its_session_and_has_no_children(open_store: Open) -> None:
+    first = open_store()
+    first.create("/lasting")
+    first.create("/alive", ephemeral=True)
+    assert (first.owner("/alive"), first.owner("/lasting")) == (first.session, None)
+    with pytest.raises(MetadataError, match="ephemeral"):
+        first.create("/alive/child")
+    with pytest.raises(NoNodeError):
+        first.owner("/nowhere")
+    second = open_store()
+    assert second.session > first.session
+    assert second.children("/") == ["lasting"]
+    second.close()
+    first.close()
+
+
+def test_a_store_that_is_locked_by_others_refuses_and_goes_on_when_they_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.storage.metadata.embedded.BUSY_TIMEOUT_S", 0.05)
+    store = EmbeddedMetadataStore(tmp_path / "metadata.sqlite")
+    other = sqlite3.connect(tmp_path / "metadata.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(OSError, match="refuses") as refused:
+        store.create("/a")
+    assert refused.value.errno == errno.EBUSY
+    other.execute("ROLLBACK")
+    other.close()
+    store.create("/a")
+    assert store.exists("/a")
+    store.close()
+
+
+def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
+    store = EmbeddedMetadataStore(tmp_path / "metadata.sqlite")
+    store.create("/a", b"old")
+    store._execute("PRAGMA max_page_count = 8")
+    with pytest.raises(OSError, match="full") as refused:
+        store.multi([Set("/a", b"new"), Create("/b", bytes(100_000))])
+    assert refused.value.errno == errno.ENOSPC
+    assert store.get("/a") == (b"old", 0)
+    store.set("/a", b"new")
+    store.close()
+
+
+def test_a_damaged_file_is_told_in_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.sqlite"
+    path.write_bytes(b"this is no database" * 100)
+    with pytest.raises(MetadataError, match=r"damaged.*Restore"):
+        EmbeddedMetadataStore(path)

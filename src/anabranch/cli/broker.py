@@ -1,0 +1,144 @@
+"""Running one broker, without the rest of the command line, whose libraries take half a second to import.
+
+`options_of` understands the options of `anabranch serve` when they are written plainly; whatever it does not
+understand is left to the whole command line, which explains it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from anabranch.base.errors import AnabranchError
+from anabranch.server import settings as table
+from anabranch.server.settings import Settings
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+SWITCH_INTERVAL_S = 0.001
+"""How long a thread whose sync is done may wait for the busy loop: part of the latency of acks=all."""
+
+
+@dataclass(slots=True)
+class Options:
+    """What was said on the command line."""
+
+    config: Path | None = None
+    given: list[str] = field(default_factory=list)
+    data: Path | None = None
+    listen: str | None = None
+
+
+def options_of(arguments: Sequence[str]) -> Options | None:
+    """Read `serve --name value ...`; None where it is something else, or needs explaining."""
+    if not arguments or arguments[0] != "serve":
+        return None
+    options = Options()
+    rest = iter(arguments[1:])
+    for argument in rest:
+        name, equals, value = argument.partition("=")
+        if name not in ("--config", "--set", "--data", "--listen"):
+            return None
+        found = value if equals else next(rest, None)
+        if found is None:
+            return None
+        match name:
+            case "--config":
+                options.config = Path(found)
+            case "--set":
+                options.given.append(found)
+            case "--data":
+                options.data = Path(found)
+            case "--listen":
+                options.listen = found
+    return options
+
+
+def serve_broker(options: Options) -> int:
+    """Run a broker until it is told to stop; the exit code."""
+    try:
+        chosen = load_settings(options)
+    except (AnabranchError, OSError) as error:
+        print(f"anabranch: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    return run(chosen)
+
+
+def load_settings(options: Options) -> Settings:
+    """Put the settings together, later sources winning."""
+    properties: dict[str, str] = {}
+    if options.config is not None:
+        properties.update(table.read_properties(options.config.read_text()))
+    properties.update(table.from_environment(os.environ))
+    properties.update(table.read_properties("\n".join(options.given)))
+    if options.data is not None:
+        properties["log.dirs"] = str(options.data)
+    if options.listen is not None:
+        properties["listeners"] = options.listen
+    return Settings.of(properties)
+
+
+def raise_file_limit() -> None:
+    """Allow this process as many open files, which sockets are too, as it may allow itself."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def run(settings: Settings) -> int:
+    """Run a broker until a signal; the exit code."""
+    raise_file_limit()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    import uvloop
+
+    from anabranch.server import logs
+
+    logs.set_up(settings.log_format, settings.log_level)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(settings))
+
+
+async def _run(settings: Settings) -> int:
+    from anabranch.server.broker import Broker
+    from anabranch.server.logs import Say
+
+    say = Say("serve")
+    stopping = asyncio.Event()
+
+    def on_signal() -> None:
+        if stopping.is_set():
+            say.warning("told to stop a second time: stopped at once")
+            os._exit(EXIT_FAILED)
+        stopping.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    broker = Broker(settings)
+    try:
+        await broker.start()
+    except (AnabranchError, OSError) as error:
+        broker.abandon()
+        say.error("the broker cannot start", reason=error)
+        return EXIT_FAILED
+    say.info(
+        "ready",
+        listener=broker.address,
+        node_id=settings.node_id,
+        cluster_id=broker.node.cluster_id,
+        data=settings.log_dirs,
+        durability=settings.durability,
+        metrics_port=broker.metrics_port,
+    )
+    await stopping.wait()
+    say.info("stopping")
+    sound = await broker.stop()
+    say.info("stopped", clean=sound)
+    return 0 if sound else EXIT_FAILED

@@ -1,0 +1,279 @@
+"""Starting, stopping, being killed, a full disk, damage: what a broker says and what is still there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from anabranch.base.errors import ErrorCode
+from anabranch.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from anabranch.protocol.messages.describe_log_dirs import DescribeLogDirsRequest
+from anabranch.runtime.disk import Disk, File
+from anabranch.server.broker import Broker
+from anabranch.server.settings import Settings
+from tests.crash.loop import CrashLoop
+from tests.support.broker import ROOT, BrokerProcess, running
+from tests.support.wire import WireClient, batch
+
+
+def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "anabranch.cli", "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        check=False,
+    )
+
+
+def test_a_clean_stop_answers_what_is_in_progress_and_the_next_start_checks_nothing(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path, durability="fsync").start()
+    with WireClient(broker.port) as client:
+        client.create("t")
+        client.produce("t", 0, batch([b"kept"]))
+        sent = client.send(client.fetch_request("t", {0: 1}, wait_ms=60_000), 12)
+        time.sleep(0.2)
+        broker.signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert client.receive(sent).responses[0].partitions[0].error_code == ErrorCode.NONE
+        assert time.monotonic() - began < 5
+        assert broker.wait() == 0
+    broker.start()
+    assert not broker.said("info", "logs checked after a stop that was not clean")
+    with WireClient(broker.port) as client:
+        assert client.read_all("t") == [(0, b"kept")]
+    assert broker.stop() == 0
+
+
+def test_a_second_signal_ends_a_stop_that_takes_too_long(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path).start()
+    with WireClient(broker.port) as client:
+        client.create("t")
+        for _ in range(20):
+            client.produce("t", 0, batch([b"x" * 900_000]))
+        client.send(client.fetch_request("t", {0: 0}, partition_max_bytes=50 << 20), 12)
+        time.sleep(0.2)
+        broker.signal(signal.SIGINT)
+        broker.until_said("info", "stopping")
+        broker.signal(signal.SIGINT)
+        assert broker.wait(10) == 1
+
+
+def test_a_data_directory_in_use_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    with running(tmp_path) as broker:
+        found = serve("--data", str(tmp_path), "--listen", "127.0.0.1:0", "--set", "metrics.listener=")
+        assert found.returncode == 1
+        assert f"is in use by the broker with process id {broker.pid}" in found.stderr
+
+
+def test_a_port_in_use_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = serve("--data", str(tmp_path / "a"), "--listen", f"127.0.0.1:{port}", "--set", "metrics.listener=")
+        assert found.returncode == 1
+        assert f"The broker cannot listen on 127.0.0.1:{port}" in found.stderr
+        metrics = ("--listen", "127.0.0.1:0", "--set", f"metrics.listener=127.0.0.1:{port}")
+        found = serve("--data", str(tmp_path / "b"), *metrics)
+        assert found.returncode == 1
+        assert f"Metrics cannot be served on 127.0.0.1:{port}" in found.stderr
+
+
+def test_a_wrong_setting_is_explained_and_every_setting_is_listed(tmp_path: Path) -> None:
+    found = serve("--set", "num.partition=3")
+    assert found.returncode == 2
+    assert "There is no setting num.partition. Did you mean num.partitions?" in found.stderr
+    config = tmp_path / "server.properties"
+    config.write_text("durability=maybe\n")
+    found = serve("--config", str(config))
+    assert found.returncode == 2
+    assert "durability cannot be 'maybe': expected one of fsync, os." in found.stderr
+    assert "queued.max.request.bytes (long, default 268435456)" in serve("--settings").stdout
+
+
+def test_a_full_disk_refuses_records_and_nothing_else_until_there_is_space(tmp_path: Path) -> None:
+    with running(tmp_path, durability="fsync") as broker, WireClient(broker.port) as client:
+        client.create("t")
+        producer = client.producer_id()
+        first = batch([b"x" * 1000], producer=(producer, 0, 0))
+        assert client.produce("t", 0, first).base_offset == 0
+        limit = resource.prlimit(broker.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (2_000, limit[1]))
+        second = batch([b"y" * 5000], producer=(producer, 0, 1))
+        assert client.produce("t", 0, second).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert len(client.read_all("t")) == 1
+        assert client.produce("t", 0, first).base_offset == 0
+        broker.until_said("error", "append refused by the disk")
+        resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, limit)
+        assert client.produce("t", 0, second).base_offset == 1
+        assert len(client.read_all("t")) == 2
+
+
+class DoubtfulDisk(Disk):
+    """A disk whose syncs of log files fail while `failing`."""
+
+    failing = False
+
+    def open(self, path: Path, *, create: bool = False) -> File:
+        file = super().open(path, create=create)
+        if path.suffix == ".log":
+            file.__class__ = _DoubtfulFile
+        return file
+
+
+class _DoubtfulFile(File):
+    __slots__ = ()
+
+    def sync(self) -> None:
+        if DoubtfulDisk.failing:
+            raise OSError(errno.EIO, "Input/output error")
+        super().sync()
+
+
+def test_after_a_failed_sync_the_same_batch_is_taken_once_the_disk_is_well(tmp_path: Path) -> None:
+    def scene(port: int) -> None:
+        with WireClient(port) as client:
+            client.create("t")
+            producer = client.producer_id()
+            batches = [batch([b"%d" % n], producer=(producer, 0, n)) for n in range(3)]
+            assert client.produce("t", 0, batches[0]).base_offset == 0
+            DoubtfulDisk.failing = True
+            assert client.produce("t", 0, batches[1]).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+            assert client.produce("t", 0, batches[1]).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+            assert client.read_all("t") == [(0, b"0")]
+            DoubtfulDisk.failing = False
+            deadline = time.monotonic() + 20
+            while client.produce("t", 0, batches[1]).error_code:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert client.produce("t", 0, batches[2]).base_offset == 2
+            assert client.produce("t", 0, batches[1]).base_offset == 1
+            assert [value for _, value in client.read_all("t")] == [b"0", b"1", b"2"]
+
+    async def serve_in_process() -> None:
+        settings = {"listeners": "127.0.0.1:0", "metrics.listener": "", "log.dirs": str(tmp_path)}
+        broker = Broker(Settings.of(settings), disk=DoubtfulDisk())
+        await broker.start()
+        try:
+            await asyncio.to_thread(scene, broker.address.port)
+        finally:
+            DoubtfulDisk.failing = False
+            assert await broker.stop()
+
+    asyncio.run(serve_in_process())
+
+
+def test_damage_takes_one_partition_offline_and_the_others_serve(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path, durability="fsync").start()
+    with WireClient(broker.port) as client:
+        client.create("t", 2)
+        for partition in range(2):
+            client.produce("t", partition, batch([b"x" * 1000]))
+    assert broker.stop() == 0
+    log = next((tmp_path / "t-0").glob("*.log"))
+    log.write_bytes(log.read_bytes()[:500])
+    broker.start()
+    assert broker.said("error", "partition offline")
+    with WireClient(broker.port) as client:
+        assert client.fetch("t", 0).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert client.produce("t", 0, batch([b"y"])).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert len(client.read_all("t", 1)) == 1
+    assert log.stat().st_size == 500
+    broker.stop()
+
+
+def test_a_torn_tail_is_cut_with_a_warning_and_the_log_goes_on(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path).start()
+    with WireClient(broker.port) as client:
+        client.create("t")
+        for n in range(3):
+            client.produce("t", 0, batch([b"%d" % n]))
+    broker.kill()
+    log = next((tmp_path / "t-0").glob("*.log"))
+    log.write_bytes(log.read_bytes()[:-3])
+    broker.start()
+    assert broker.said("warning")
+    with WireClient(broker.port) as client:
+        assert [value for _, value in client.read_all("t")] == [b"0", b"1"]
+        assert client.produce("t", 0, batch([b"new"])).base_offset == 2
+    broker.stop()
+
+
+def test_a_deleted_topic_is_gone_and_another_of_its_name_starts_empty_also_after_a_kill(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path, durability="fsync").start()
+    with WireClient(broker.port) as client:
+        first = client.create("t", 2)
+        for _ in range(3):
+            client.produce("t", 0, batch([b"old"]))
+        asked = DeleteTopicsRequest(topics=[DeleteTopicState(name="t")], timeout_ms=10_000)
+        assert client.call(asked).responses[0].error_code == ErrorCode.NONE
+        assert not list(tmp_path.glob("t-*"))
+        assert client.create("t", 2) != first
+        assert client.fetch(first).error_code == ErrorCode.UNKNOWN_TOPIC_ID
+        assert client.produce("t", 0, batch([b"new"])).base_offset == 0
+    broker.kill()
+    broker.start()
+    with WireClient(broker.port) as client:
+        assert client.read_all("t") == [(0, b"new")]
+    broker.stop()
+
+
+def test_metrics_tell_what_happened(tmp_path: Path) -> None:
+    with running(tmp_path) as broker, WireClient(broker.port) as client:
+        client.create("t", 1)
+        client.produce("t", 0, batch([b"x", b"y"]))
+        client.resize("t", 2)
+        client.produce("t", 1, batch([b"z"]))
+        client.resize("t", 1)
+        found = broker.metrics()
+        assert found['kafka_server_brokertopicmetrics_messagesin_total{topic="t"}'] == 3
+        assert found['kafka_network_requestmetrics_totaltime_seconds_count{request="Produce"}'] == 2
+        assert found['kafka_log_log_logendoffset{topic="t",partition="0"}'] == 2
+        assert found["anabranch_retiring_partitions"] == 1
+        assert found["kafka_server_socketservermetrics_connections"] == 1
+        (directory,) = client.call(DescribeLogDirsRequest(topics=None)).results
+        assert sum(it.partition_size for it in directory.topics[0].partitions) > 0
+        with socket.create_connection(("127.0.0.1", broker.metrics_port)) as web:
+            web.sendall(b"GET /elsewhere HTTP/1.1\r\n\r\n")
+            assert web.recv(100).startswith(b"HTTP/1.1 404")
+
+
+@pytest.mark.parametrize("durability", ["fsync", "os"])
+def test_killed_at_any_moment_of_produces_and_resizes_it_loses_and_doubles_nothing(
+    tmp_path: Path, durability: str
+) -> None:
+    with contextlib.closing(CrashLoop(tmp_path, durability=durability, seed=1)) as loop:
+        for _ in range(3):
+            loop.round()
+        loop.verify()
+
+
+def test_the_broker_starts_without_the_libraries_that_it_does_not_need() -> None:
+    code = (
+        "import sys; sys.argv = ['anabranch', 'serve', '--set', 'no.such=1']\n"
+        "from anabranch.cli.entry import main\n"
+        "import anabranch.server.broker\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'numpy', 'numba', 'pyarrow', 'typer', 'rich', 'pydantic'} & set(sys.modules)))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        check=True,
+    )
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,223 @@
+"""Compaction on a disk that fails, against a model: whoever reads the log from its start ends with the last values."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from anabranch.records.batch import headers
+from anabranch.records.compression import Compression
+from anabranch.storage.log import cleaner
+from anabranch.storage.log.cleaner import Cleaned, Cleaning
+from anabranch.storage.log.config import Durability, LogConfig
+from anabranch.storage.log.log import PartitionLog
+from tests.support.batches import make_keyed_batch
+from tests.support.disks import FaultyDisk
+
+HERE = Path("/data/t-0")
+HISTORIES = 200
+DELETE_RETENTION_MS = 300
+
+
+class PowerLossError(Exception):
+    """The power goes."""
+
+
+class History:
+    """One random life of a compacted log; the model is every record that was ever appended."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.disk = FaultyDisk(seed)
+        self.disk.make_directory(HERE.parent)
+        self.disk.safe_directories |= self.disk.directories
+        self.config = LogConfig(
+            durability=self.chance.choice((Durability.FSYNC, Durability.OS)),
+            segment_bytes=self.chance.choice((300, 1_500)),
+            index_interval_bytes=self.chance.choice((1, 300)),
+            compact=True,
+            delete=False,
+            delete_retention_ms=DELETE_RETENTION_MS,
+            min_cleanable_dirty_ratio=self.chance.choice((0.0, 0.3)),
+        )
+        self.records: dict[int, tuple[bytes | None, bytes | None]] = {}
+        self.appended_at: dict[int, int] = {}
+        self.now_ms = 1
+        self.cleaning: Cleaning | None = None
+        self.cleaned: Cleaned | None = None
+        self.saved = 0
+        self.open()
+
+    def open(self) -> None:
+        self.log = PartitionLog.open(HERE, self.config, disk=self.disk)
+        self.cleaning = self.cleaned = None
+
+    def step(self) -> None:
+        self.now_ms += self.chance.randint(0, 40)
+        steps = {
+            self.append: 50,
+            self.log.flush: 15,
+            self.plan: 10,
+            self.run: 10,
+            self.finish: 10,
+            self.delete_before: 1,
+            self.restart: 3,
+            self.crash: 3,
+            self.crash_while_cleaning: 3,
+        }
+        self.chance.choices(list(steps), list(steps.values()))[0]()
+
+    def append(self) -> None:
+        rows: list[tuple[bytes | None, bytes | None]] = []
+        for _ in range(self.chance.randint(1, 4)):
+            key = None if self.chance.random() < 0.05 else b"k%d" % self.chance.randrange(8)
+            value = None if self.chance.random() < 0.3 else self.chance.randbytes(self.chance.randint(0, 60))
+            rows.append((key, value))
+        codec = self.chance.choice((Compression.NONE, Compression.LZ4, Compression.ZSTD))
+        batch = make_keyed_batch(rows, timestamp=self.now_ms, compression=codec)
+        base = self.log.append(batch, 0, self.now_ms).base_offset
+        for offset, row in enumerate(rows, base):
+            self.records[offset] = row
+            self.appended_at[offset] = self.now_ms
+
+    def plan(self) -> None:
+        self.cleaning, self.cleaned = cleaner.plan(self.log, self.now_ms), None
+
+    def run(self) -> None:
+        if self.cleaning is not None:
+            self.cleaned, self.cleaning = self.cleaning.run(), None
+
+    def finish(self) -> None:
+        if self.cleaned is not None:
+            size = self.log.size
+            saved = cleaner.finish(self.log, self.cleaned)
+            assert self.log.size == size - saved
+            self.saved += saved
+            self.cleaned = None
+
+    def delete_before(self) -> None:
+        self.log.delete_before(self.chance.randint(self.log.log_start, self.log.high_watermark))
+
+    def restart(self) -> None:
+        if self.chance.random() < 0.5:
+            self.log.close()
+        end = self.log.end
+        self.open()
+        assert self.log.end == end
+
+    def crash(self) -> None:
+        flushed = self.log.flushed
+        self.disk = self.disk.crash()
+        self.open()
+        assert self.log.end >= flushed
+        for offset in [offset for offset in self.records if offset >= self.log.end]:
+            del self.records[offset]
+
+    def crash_while_cleaning(self) -> None:
+        """The power goes at some sync of a directory, or before one, while the new segments take their places."""
+        self.plan()
+        self.run()
+        if self.cleaned is None:
+            return
+        left = self.chance.randint(0, 8)
+
+        def sync_directory(path: Path) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise PowerLossError
+            FaultyDisk.sync_directory(self.disk, path)
+
+        self.disk.sync_directory = sync_directory  # type: ignore[method-assign]
+        try:
+            cleaner.finish(self.log, self.cleaned)
+        except PowerLossError:
+            self.crash()
+        else:
+            del self.disk.sync_directory
+        self.cleaned = None
+
+    def check(self) -> None:
+        log = self.log
+        offset, found = log.log_start, dict[int, tuple[bytes | None, bytes | None]]()
+        while part := log.read(offset, self.chance.randint(1, 800), end=log.end):
+            view = part.view()
+            for position, header in headers(view):
+                assert header.next_offset > offset
+                for record in cleaner._records(header, view[position : position + header.size]):
+                    value = None if record.tombstone else self.records[record.offset][1]
+                    found[record.offset] = (record.key, value)
+                    if record.offset >= log.log_start:
+                        assert self.appended_at[record.offset] <= record.timestamp <= header.max_timestamp
+                offset = header.next_offset
+        assert offset == log.end
+        for at, row in found.items():
+            assert self.records[at] == row
+        now: dict[bytes, bytes] = {}
+        expected: dict[bytes, bytes] = {}
+        for rows, end in ((found, now), (self.records, expected)):
+            for at in sorted(rows):
+                key, value = rows[at]
+                if key is None or at < log.log_start:
+                    continue
+                if value is None:
+                    end.pop(key, None)
+                else:
+                    end[key] = value
+        assert now == expected
+        last: dict[bytes, int] = {key: at for at, (key, _) in sorted(self.records.items()) if key is not None}
+        for at in last.values():
+            young = self.now_ms - self.appended_at[at] < DELETE_RETENTION_MS
+            if at >= log.log_start and (self.records[at][1] is not None or young):
+                assert at in found, "the newest record of a key, or its tombstone, is gone too early"
+
+
+def test_compaction_keeps_the_newest_of_each_key_whatever_happens() -> None:
+    saved = 0
+    for seed in range(HISTORIES):
+        try:
+            history = History(seed)
+            for _ in range(history.chance.randint(10, 80)):
+                history.step()
+                history.check()
+        except BaseException:
+            print(f"replay with: History({seed})")
+            raise
+        saved += history.saved
+    assert saved > 10_000
+
+
+@pytest.mark.parametrize("codec", list(Compression))
+def test_only_the_newest_are_left_in_the_end(codec: Compression) -> None:
+    disk = FaultyDisk(1)
+    config = LogConfig(durability=Durability.OS, segment_bytes=2_000, compact=True, delete_retention_ms=0)
+    log = PartitionLog.open(HERE, config, disk=disk)
+    for number in range(300):
+        rows: list[tuple[bytes | None, bytes | None]] = [(b"k%d" % (number % 5), b"%d" % number), (b"gone", None)]
+        log.append(make_keyed_batch(rows, compression=codec, producer_id=7, base_sequence=2 * number), 0, number)
+    log.flush()
+    for now_ms in (2_000, 3_000):
+        cleaning = cleaner.plan(log, now_ms)
+        if cleaning is not None:
+            cleaner.finish(log, cleaning.run())
+        for number in range(40):
+            log.append(make_keyed_batch([(b"k%d" % (number % 5), b"%d" % number)], compression=codec), 0, now_ms)
+        log.flush()
+    found: dict[bytes | None, int] = {}
+    bases = []
+    offset = 0
+    while part := log.read(offset, 1 << 20):
+        view = part.view()
+        for position, header in headers(view):
+            bases.append(header.base_offset)
+            for record in cleaner._records(header, view[position : position + header.size]):
+                if record.offset < log.finished_segments()[-1].end - 100:
+                    assert record.key != b"gone"
+                found[record.key] = record.offset
+            offset = header.next_offset
+    assert len(found) >= 5
+    assert len(bases) < 150
+    reopened = PartitionLog.open(HERE, config, disk=disk)
+    assert (reopened.end, reopened.size) == (log.end, log.size)

@@ -1,0 +1,36 @@
+"""The main job, small: flights through three resizes, read by Spark, compared with a plain pass over the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from anabranch.spark.flights import Result, single_pass
+from tests.support.broker import ROOT
+
+
+def test_the_plain_pass_on_flights_that_one_can_check_by_eye() -> None:
+    departures = [("a", 20.0), ("b", 0.0), ("a", 30.0), (None, 99.0), ("a", None), ("a", 5.0), ("a", 16.0), ("b", -3.0)]
+    assert single_pass(departures) == {"a": Result(4, 2, 11.0), "b": Result(2, 0, 0.0)}
+
+
+@pytest.mark.timeout(300)
+def test_the_demo_finds_no_difference() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "anabranch.cli", "demo", "--rows", "20000", "--no-contrast", "--json"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout)
+    (run,) = report["runs"]
+    assert (run["rows"], run["differences"]) == (20_000, 0)
+    assert [(step["from"], step["to"]) for step in run["resizes"]] == [(2, 6), (6, 3), (3, 8)]
+    assert report["aircraft"] > 1_000

@@ -1,0 +1,211 @@
+"""The Spark source in a real Spark, on a real broker: every key in order and once, through resizes and restarts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from anabranch.client.sync import Admin, Producer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:pyspark"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+KEYS = 40
+
+
+class Flow:
+    """Sends numbered records of `KEYS` keys to a topic, and remembers what must come out."""
+
+    def __init__(self, address: str, topic: str) -> None:
+        self.topic = topic
+        self.admin = Admin(bootstrap_servers=address)
+        self.admin.create_topics(topic, partitions=2)
+        self.producer = Producer(bootstrap_servers=address)
+        self.sent = 0
+
+    def send(self, count: int) -> None:
+        numbers = range(self.sent, self.sent + count)
+        keys = pa.array([f"key-{n % KEYS}" for n in numbers])
+        self.producer.send_arrow(self.topic, pa.table({"key": keys, "value": pa.array([str(n) for n in numbers])}))
+        self.producer.flush()
+        self.sent += count
+
+    def resize(self, count: int) -> None:
+        self.admin.resize(self.topic, count)
+
+    def expected(self) -> dict[str, list[int]]:
+        return {f"key-{k}": list(range(k, self.sent, KEYS)) for k in range(KEYS)}
+
+    def close(self) -> None:
+        self.producer.close()
+        self.admin.close()
+
+
+@pytest.fixture
+def flow(address: str, request: pytest.FixtureRequest) -> Any:
+    flow = Flow(address, request.node.name.replace("[", "-").replace("]", ""))
+    yield flow
+    flow.close()
+
+
+class Seen:
+    """Collects a query's micro-batches in the order its tasks yielded them."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, list[int]] = defaultdict(list)
+        self.batches = 0
+
+    def take(self, batch: DataFrame, batch_id: int) -> None:
+        self.batches += 1
+        for row in batch.selectExpr("cast(key as string) key", "cast(value as string) value").collect():
+            self.keys[row.key].append(int(row.value))
+
+
+def stream(spark: SparkSession, address: str, topic: str, **options: str) -> DataFrame:
+    reader = spark.readStream.format("anabranch").option("kafka.bootstrap.servers", address)
+    return reader.options(subscribe=topic, startingOffsets="earliest", **options).load()
+
+
+def start(df: DataFrame, seen: Seen, checkpoint: str) -> StreamingQuery:
+    return df.writeStream.foreachBatch(seen.take).option("checkpointLocation", checkpoint).start()
+
+
+def test_a_stream_keeps_every_key_in_order_through_resizes(
+    spark: SparkSession, address: str, flow: Flow, checkpoint: str
+) -> None:
+    seen = Seen()
+    flow.send(2_000)
+    query = start(stream(spark, address, flow.topic, maxOffsetsPerTrigger="1500"), seen, checkpoint)
+    for count in (6, 3, 8):
+        flow.resize(count)
+        flow.send(2_000)
+    query.processAllAvailable()
+    query.processAllAvailable()
+    query.stop()
+    assert seen.keys == flow.expected()
+    assert seen.batches >= 4
+
+
+def test_a_query_that_is_stopped_in_the_middle_goes_on_where_it_was(
+    spark: SparkSession, address: str, flow: Flow, checkpoint: str
+) -> None:
+    seen = Seen()
+    flow.send(1_000)
+    flow.resize(5)
+    flow.send(1_000)
+    for count in (2, 7):
+        df = stream(spark, address, flow.topic, maxOffsetsPerTrigger="700")
+        query = df.writeStream.foreachBatch(seen.take).option("checkpointLocation", checkpoint)
+        running = query.trigger(availableNow=True).start()
+        running.awaitTermination(120)
+        assert seen.keys == flow.expected()
+        flow.resize(count)
+        flow.send(1_000)
+    running = start(stream(spark, address, flow.topic), seen, checkpoint)
+    running.processAllAvailable()
+    running.stop()
+    assert seen.keys == flow.expected()
+
+
+@pytest.mark.parametrize("split", ["key", "offset"])
+def test_a_batch_read_has_every_record_once_and_sequence_orders_it(
+    spark: SparkSession, address: str, flow: Flow, split: str
+) -> None:
+    flow.send(1_000)
+    flow.resize(6)
+    flow.send(1_000)
+    flow.resize(2)
+    flow.send(1_000)
+    reader = spark.read.format("anabranch").option("kafka.bootstrap.servers", address)
+    df = reader.options(subscribe=flow.topic, split=split, minPartitions="6").load()
+    rows = (
+        df.orderBy("sequence")
+        .selectExpr("cast(key as string) key", "cast(cast(value as string) as int) value")
+        .collect()
+    )
+    found: dict[str, list[int]] = defaultdict(list)
+    for row in rows:
+        found[row.key].append(row.value)
+    assert found == flow.expected()
+
+
+def test_a_task_yields_each_key_in_order(spark: SparkSession, address: str, flow: Flow) -> None:
+    flow.send(2_000)
+    flow.resize(7)
+    flow.send(2_000)
+    reader = spark.read.format("anabranch").option("kafka.bootstrap.servers", address)
+    df = reader.options(subscribe=flow.topic, minPartitions="5").load().select("key", "value")
+
+    def disorder(batches: Any) -> Any:
+        last: dict[bytes, int] = {}
+        wrong = 0
+        for batch in batches:
+            for key, value in zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True):
+                wrong += int(value) < last.get(key, -1)
+                last[key] = int(value)
+        yield pa.record_batch({"wrong": pa.array([wrong])})
+
+    assert df.mapInArrow(disorder, "wrong long").agg({"wrong": "sum"}).collect()[0][0] == 0
+
+
+def test_columns_headers_and_filters(spark: SparkSession, address: str, flow: Flow) -> None:
+    flow.producer.send(flow.topic, b"v", key=b"k", headers=[("a", b"1")], timestamp=1_700_000_000_123).result(30)
+    flow.send(100)
+    reader = spark.read.format("anabranch").option("kafka.bootstrap.servers", address)
+    df = reader.options(subscribe=flow.topic, includeHeaders="true").load()
+    names = ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
+    assert df.columns[: len(names)] == names
+    row = df.where("cast(key as string) = 'k'").collect()[0]
+    assert [(header.key, bytes(header.value)) for header in row.headers] == [("a", b"1")]
+    assert (row.timestamp.microsecond, row.timestampType, row.topic) == (123_000, 0, flow.topic)
+    counts = {number: df.where(f"partition = {number} and offset >= 10").count() for number in (0, 1)}
+    spans = flow.admin.topic_offsets(flow.topic)
+    assert counts == {number: max(0, span.end - 10) for number, span in spans.items()}
+
+
+def test_records_that_are_gone_fail_the_query_and_say_which(
+    spark: SparkSession, address: str, flow: Flow, checkpoint: str
+) -> None:
+    flow.send(500)
+    seen = Seen()
+    df = stream(spark, address, flow.topic, maxOffsetsPerTrigger="100")
+    query = df.writeStream.foreachBatch(seen.take).option("checkpointLocation", checkpoint)
+    running = query.start()
+    running.processAllAvailable()
+    running.stop()
+    flow.send(500)
+    flow.admin.delete_records({(flow.topic, number): span.end for number, span in _spans(flow).items()})
+    flow.send(10)
+    failing = start(stream(spark, address, flow.topic), seen, checkpoint)
+    with pytest.raises(Exception, match="lost") as failure:
+        failing.processAllAvailable()
+    assert flow.topic in str(failure.value)
+
+
+def _spans(flow: Flow) -> Any:
+    return flow.admin.topic_offsets(flow.topic)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "subscribe"),
+        ({"subscribe": "t", "startingOffset": "earliest"}, "startingOffsets"),
+        ({"subscribe": "t", "ordering": "sideways"}, "ordering"),
+    ],
+)
+def test_wrong_options_are_sentences(spark: SparkSession, address: str, options: dict[str, str], says: str) -> None:
+    reader = spark.read.format("anabranch").option("kafka.bootstrap.servers", address).options(**options)
+    with pytest.raises(Exception, match=says):
+        reader.load().count()
