@@ -13,6 +13,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import reduce
 from typing import NamedTuple
 from uuid import UUID
@@ -66,6 +67,8 @@ class Log:
 
     start: int
     end: int
+    synced: int
+    """The high watermark: below it nothing is lost, whatever happens, and nobody reads above it."""
     batches: dict[int, Batch] = field(default_factory=dict)
     epochs: list[tuple[int, int]] = field(default_factory=list)
     table: ProducerTable = field(default_factory=ProducerTable)
@@ -88,6 +91,20 @@ class Log:
         self.end += 1
         self.table.apply(batch, now_ms=0)
         self.applied.append(batch)
+
+    def lose_power(self) -> None:
+        """What was not synced is gone; an epoch that began beyond it begins where the log now ends."""
+        latest = self.latest_epoch
+        for gone in range(self.synced, self.end):
+            del self.batches[gone]
+        self.end = self.synced
+        self.applied = [batch for batch in self.applied if batch.base_offset < self.end]
+        self.epochs = [(epoch, start) for epoch, start in self.epochs if start <= self.end]
+        if self.latest_epoch < latest:
+            self.epochs.append((latest, self.end))
+        self.table = ProducerTable()
+        for batch in self.applied:
+            self.table.apply(batch, now_ms=0)
 
     def delete_before(self, offset: int) -> None:
         for gone in range(self.start, offset):
@@ -123,9 +140,11 @@ class Broker:
         if taken.error is not ErrorCode.NONE:
             return taken.error
         if log is None or (log.start == log.end < role.start_offset):
-            log = self.logs[role.partition] = Log(role.start_offset, role.start_offset)
+            log = self.logs[role.partition] = Log(role.start_offset, role.start_offset, role.start_offset)
         if taken.start_epoch is not None:
             log.start_epoch(taken.start_epoch)
+        if taken.final_end:
+            log.synced = log.end
         assert taken.leadership is not None
         self.roles[role.partition] = taken.leadership
         return ErrorCode.NONE
@@ -138,9 +157,12 @@ class Broker:
         self.roles.pop(partition, None)
         return ErrorCode.NONE
 
-    def crash(self) -> None:
-        """Lose what is in memory; requests on the wire may still find it when it is back."""
+    def crash(self, *, power: bool = False) -> None:
+        """Lose what is in memory, or also what is not on the disk; requests on the wire may still find it later."""
         self.up = False
+        if power:
+            for log in self.logs.values():
+                log.lose_power()
         self.controller_epoch = -1
         self.roles.clear()
 
@@ -155,6 +177,15 @@ class Broker:
             assert table == log.table
             assert ProducerTable.restore(log.table.snapshot()) == log.table
             log.table = table
+
+
+class Outcome(Enum):
+    """What a producer knows of a part that it sent."""
+
+    APPENDED = "appended"
+    REJECTED = "rejected for certain"
+    UNKNOWN = "to be asked again"
+    GONE = "never to be known"
 
 
 @dataclass
@@ -211,9 +242,8 @@ class World:
         self.reader = Reader()
         self.numbers: dict[tuple[int, int], int] = {}
         self.delivered: dict[tuple[int, int], list[int]] = {}
-        self.acknowledged: set[tuple[int, int, int]] = set()
         self.forgotten: set[tuple[int, int, int]] = set()
-        """Records deleted before they were read."""
+        """Records deleted before they were read, or given up because their partition is gone."""
         self.cuts: dict[tuple[int, int], int] = {}
         self.ends: dict[tuple[int, int], int] = {}
         self.newest_epochs: dict[int, int] = {}
@@ -364,19 +394,15 @@ class World:
         partition = self.chance.choice(sorted(producer.parts))
         part = producer.parts[partition]
         outcome = self._attempt(partition, part)
-        if outcome is None:
+        if outcome is Outcome.UNKNOWN:
             return
-        for batch in part.batches:
-            if outcome:
-                producer.queue.remove((batch.key, batch.number))
-                self.acknowledged.add((producer.producer_id, batch.key, batch.number))
-        if outcome:
-            producer.sequences[partition] = part.batches[-1].base_sequence + 1
-        elif part.unknown:
-            # The partition is gone: nobody can say any more whether these were appended. They are given up.
-            for batch in part.batches:
-                producer.queue.remove((batch.key, batch.number))
+        for batch in part.batches if outcome is not Outcome.REJECTED else ():
+            producer.queue.remove((batch.key, batch.number))
+            if outcome is Outcome.GONE:
                 self.forgotten.add((producer.producer_id, batch.key, batch.number))
+        if outcome is Outcome.APPENDED:
+            producer.sequences[partition] = part.batches[-1].base_sequence + 1
+        elif outcome is Outcome.GONE:
             producer.sequences.pop(partition, None)
         del producer.parts[partition]
         if not producer.parts and producer.queue:
@@ -405,16 +431,15 @@ class World:
             sequence = producer.sequences.get(partition, 0) + len(part.batches)
             part.batches.append(Batch(-1, producer.producer_id, sequence, key, number, count))
 
-    def _attempt(self, partition: int, part: Part) -> bool | None:
-        """True: appended. False: rejected for certain, or never to be known. None: not known yet."""
+    def _attempt(self, partition: int, part: Part) -> Outcome:
         assert self.published
         view = self.published[-1]
         broker = self.leader(view, partition)
         role = None if broker is None else broker.roles.get(partition)
         if broker is None or role is None:
-            if partition >= len(view.partitions):
-                return False
-            return None if part.unknown else False
+            if not part.unknown:
+                return Outcome.REJECTED
+            return Outcome.GONE if partition >= len(view.partitions) else Outcome.UNKNOWN
         log = broker.logs[partition]
         for batch in part.batches:
             verdict = log.table.check(batch)
@@ -425,14 +450,15 @@ class World:
             error = leadership.refuse_produce(role, batch.count)
             if error is not ErrorCode.NONE:
                 assert batch is part.batches[0], "a part is appended whole, or not at all"
-                return False
+                return Outcome.REJECTED
             assert verdict == Accept(), f"{batch} after {log.table}: {verdict}"
             self._check_order_of_phases(broker, partition)
             log.append(batch._replace(base_offset=log.end, layout=role.layout))
-        if self.faults and self.chance.random() < 0.1:
+        if self.faults and self.chance.random() < 0.35:
             part.unknown = True
-            return None
-        return True
+            return Outcome.UNKNOWN
+        log.synced = log.end
+        return Outcome.APPENDED
 
     def read(self) -> None:
         """Deliver a few records of some partition, if the gates, the leader and its fences allow."""
@@ -463,7 +489,8 @@ class World:
             reader.positions[p] = max(reader.positions.get(p, 0), other.logs[p].start)
         positions = {p: reader.positions[p] for p in range(len(view.partitions))}
         limit = lineage.deliverable(positions)[partition]
-        stop = min(log.end, positions[partition] + self.chance.randint(1, 12), log.end if limit is None else limit)
+        stop = min(log.synced, positions[partition] + self.chance.randint(1, 12))
+        stop = stop if limit is None else min(stop, limit)
         for offset in range(positions[partition], stop):
             self._deliver(log.batches[offset])
         reader.positions[partition] = max(stop, positions[partition])
@@ -492,8 +519,8 @@ class World:
         retiring = sorted(p for p, role in broker.roles.items() if role.retiring)
         partition = self.chance.choice(retiring if retiring and self.chance.random() < 0.7 else sorted(broker.roles))
         log = broker.logs[partition]
-        read = min(max(self.reader.positions.get(partition, 0), log.start), log.end)
-        until = log.end if self.chance.random() < 0.05 else read
+        read = min(max(self.reader.positions.get(partition, 0), log.start), log.synced)
+        until = log.synced if self.chance.random() < 0.05 else read
         for offset in range(max(read, log.start), until):
             batch = log.batches[offset]
             self.forgotten.add((batch.producer_id, batch.key, batch.number))
@@ -564,6 +591,9 @@ class World:
                 if producer.parts:
                     self.produce(producer)
             assert not producer.queue, f"a producer is stuck with {producer.parts}"
+        for broker in self.brokers.values():
+            for log in broker.logs.values():
+                log.synced = log.end
         self.reader.lineage = None
         for _ in range(50_000):
             self.read()
@@ -577,8 +607,10 @@ class World:
             raise AssertionError(f"the reader is stuck at {self.reader.positions}")
         for (producer_id, key), count in self.numbers.items():
             line = self.delivered.get((producer_id, key), [])
-            missing = set(range(count)) - set(line)
-            assert all((producer_id, key, number) in self.forgotten for number in missing)
+            missing = {number for number in range(count) if (producer_id, key, number) not in self.forgotten} - set(
+                line
+            )
+            assert not missing, f"records {missing} of key {key} were lost"
 
     # Invariants.
 
@@ -636,11 +668,11 @@ class World:
                 known = self.ends.setdefault((layout, partition), end)
                 start = self.brokers[view.partitions[partition].leader].logs[partition].start
                 # A partition that was removed and made again has forgotten the epochs of its earlier life.
-                assert end == known or known < end <= start
+                assert end == known or known < end <= start, f"end({partition}, {layout}) moved from {known} to {end}"
         for seen in view.partitions:
             for offset, batch in self.brokers[seen.leader].logs[seen.partition].batches.items():
                 layout = lineage.layout_at(seen.partition, offset)
-                assert layout == batch.layout
+                assert layout == batch.layout, f"{batch} lies in the segment of layout {layout}"
                 assert lineage.counts[layout] == batch.count
 
     def _check_order_of_phases(self, broker: Broker, partition: int) -> None:
@@ -684,7 +716,7 @@ def _answer(
 def _broker_step(world: World) -> None:
     broker = world.chance.choice(list(world.brokers.values()))
     if broker.up:
-        broker.crash()
+        broker.crash(power=world.chance.random() < 0.5)
         if world.chance.random() < 0.5:
             world.submit(lambda state: terms.decide_broker_left(state, broker.broker_id))
 
@@ -704,7 +736,7 @@ _STEPS: tuple[tuple[int, Callable[[World], object]], ...] = (
     (60, _network_step),
     (8, lambda world: world.resize(world.chance.randint(1, COUNT_MAX))),
     (6, lambda world: world.submit(lambda state: resize.decide_retry(state, TOPIC))),
-    (1, _broker_step),
+    (2, _broker_step),
     (16, lambda world: world.register(unclean=world.chance.random() < 0.5)),
     (10, World.retain),
     (4, World.report),

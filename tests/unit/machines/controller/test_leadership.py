@@ -40,6 +40,13 @@ def test_closing_keeps_the_epoch_and_adopts_the_count() -> None:
     assert take_role(OPEN, replace(ORDER, undeleted_partition_count=3), closing, latest_epoch=3) == Taken(CLOSED)
 
 
+def test_an_end_that_becomes_a_segments_end_is_synced_first() -> None:
+    closing = replace(ROLE, layout=3, retiring=True)
+    assert take_role(OPEN, ORDER, replace(ROLE, leader_epoch=4), latest_epoch=3).final_end
+    assert take_role(OPEN, ORDER, closing, latest_epoch=3).final_end
+    assert not take_role(OPEN, ORDER, ROLE, latest_epoch=3).final_end
+
+
 def test_an_older_layout_never_opens_what_was_closed() -> None:
     assert take_role(CLOSED, ORDER, ROLE, latest_epoch=3) == Taken(CLOSED, ErrorCode.FENCED_LEADER_EPOCH)
 
