@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from anabranch.base.errors import ErrorCode
-from anabranch.codec import decode, encode
 from anabranch.machines.groups import classic
 from anabranch.machines.groups.classic import ClassicGroup, ClassicSettings, State
-from anabranch.machines.groups.classic.stored import GroupMetadataValue, Record
+from anabranch.machines.groups.records import Record, decode_record, encode_record
 from anabranch.machines.outcome import CancelTimer, Outcome, Parked
 from anabranch.protocol.messages.heartbeat import HeartbeatRequest
 from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
@@ -19,7 +18,6 @@ from anabranch.protocol.messages.leave_group import LeaveGroupRequest, MemberIde
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 
 RANGE = {"range": b"topics"}
-VALUE_VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -182,7 +180,9 @@ class GroupWorld:
         ids = [call.member_id for call in joined]
         leader = self.group.leader
         assert leader in ids
-        syncs = [self.sync(member_id, protocol_name=self.group.protocol_name) for member_id in ids if member_id != leader]
+        syncs = [
+            self.sync(member_id, protocol_name=self.group.protocol_name) for member_id in ids if member_id != leader
+        ]
         plan = {member_id: member_id.encode() for member_id in self.group.members}
         syncs.append(self.sync(leader, assignments=plan, protocol_name=self.group.protocol_name))
         assert {call.error for call in syncs} == {ErrorCode.NONE}
@@ -199,7 +199,7 @@ class GroupWorld:
     def perform(self, outcome: Outcome[Any, Record], call: Call | None = None) -> Call:
         for record in outcome.records:
             self.journal.append(record)
-            classic.apply(self.group, written_and_read(record.value))
+            classic.apply(self.group, written_and_read(record).value)
         for timer in outcome.timers:
             if isinstance(timer, CancelTimer):
                 self.timers.pop(timer.key, None)
@@ -256,8 +256,8 @@ class GroupWorld:
         assert others | (sessions - silent) <= set(self.timers) <= others | sessions
 
 
-def written_and_read(value: GroupMetadataValue | None) -> GroupMetadataValue | None:
-    """The value as it comes back from the log."""
-    if value is None:
-        return None
-    return decode(GroupMetadataValue, b"".join(bytes(part) for part in encode(value, VALUE_VERSION)), VALUE_VERSION)
+def written_and_read(record: Record) -> Record:
+    """The record as it comes back from the log."""
+    read = decode_record(*encode_record(record))
+    assert read is not None
+    return read

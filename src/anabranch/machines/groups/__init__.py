@@ -1,1 +1,3 @@
-"""The group coordinator: pure state machines of the consumer and the classic group protocol."""
+"""The group coordinator (groups.md): two protocols and committed offsets, one state machine per `__consumer_offsets`
+partition.
+"""

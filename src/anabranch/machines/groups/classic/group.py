@@ -24,7 +24,7 @@ from enum import Enum
 
 from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.codec import decode_prefix
-from anabranch.machines.groups.classic.stored import GroupMetadataKey, GroupMetadataValue, MemberMetadata, Record
+from anabranch.machines.groups.records import GroupMetadataKey, GroupMetadataValue, MemberMetadata, Record
 from anabranch.protocol.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
 from anabranch.protocol.messages.describe_groups import DescribedGroup, DescribedGroupMember
 
@@ -324,7 +324,7 @@ def _restored(stored: MemberMetadata, protocol_name: str, known: ClassicMember |
         client_id=stored.client_id,
         client_host=stored.client_host,
         session_timeout_ms=stored.session_timeout,
-        rebalance_timeout_ms=stored.session_timeout if stored.rebalance_timeout < 0 else stored.rebalance_timeout,
+        rebalance_timeout_ms=stored.rebalance_timeout if stored.rebalance_timeout > 0 else stored.session_timeout,
         protocols=((protocol_name, bytes(stored.subscription)),),
         assignment=bytes(stored.assignment),
     )

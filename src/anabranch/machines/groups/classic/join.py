@@ -29,8 +29,8 @@ from anabranch.machines.groups.classic.group import (
 )
 from anabranch.machines.groups.classic.rebalance import go_on, let_go
 from anabranch.machines.groups.classic.settings import ClassicSettings
-from anabranch.machines.groups.classic.stored import Record
 from anabranch.machines.groups.classic.turn import Turn, join_error, joined, session_key, subscriptions
+from anabranch.machines.groups.records import Record
 from anabranch.machines.outcome import Outcome, Parked
 from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 
@@ -126,7 +126,7 @@ def _has_room(group: ClassicGroup, request: JoinGroupRequest, size_max: int) -> 
 
 def _said(request: JoinGroupRequest, caller: Caller) -> ClassicMember:
     instance_id = request.group_instance_id
-    says_timeout = caller.version >= REBALANCE_TIMEOUT_SAID
+    says_timeout = caller.version >= REBALANCE_TIMEOUT_SAID and request.rebalance_timeout_ms > 0
     fresh_id = f"{caller.client_id if instance_id is None else instance_id}-{caller.member_id}"
     return ClassicMember(
         member_id=request.member_id or fresh_id,
@@ -134,7 +134,7 @@ def _said(request: JoinGroupRequest, caller: Caller) -> ClassicMember:
         client_id=caller.client_id,
         client_host=caller.client_host,
         session_timeout_ms=request.session_timeout_ms,
-        rebalance_timeout_ms=max(request.rebalance_timeout_ms, 0) if says_timeout else request.session_timeout_ms,
+        rebalance_timeout_ms=request.rebalance_timeout_ms if says_timeout else request.session_timeout_ms,
         protocols=tuple((protocol.name, bytes(protocol.metadata)) for protocol in request.protocols),
     )
 

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.classic.group import ClassicGroup, Event, InitialDelay, State
-from anabranch.machines.groups.classic.stored import GroupMetadataKey, GroupMetadataValue, Record
 from anabranch.machines.groups.classic.turn import Turn, join_key, joined, subscriptions, sync_key
+from anabranch.machines.groups.records import GroupMetadataKey, GroupMetadataValue, Record
 
 
 def go_on(turn: Turn, initial_delay_ms: int = 0) -> None:

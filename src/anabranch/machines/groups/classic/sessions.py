@@ -13,8 +13,8 @@ from anabranch.machines.groups.classic.group import NO_MEMBER_ID, ClassicGroup, 
 from anabranch.machines.groups.classic.join import member_error
 from anabranch.machines.groups.classic.rebalance import go_on, join_time_is_up, let_go, sync_time_is_up
 from anabranch.machines.groups.classic.settings import ClassicSettings
-from anabranch.machines.groups.classic.stored import Record
 from anabranch.machines.groups.classic.turn import Turn, join_key, session_key, sync_key
+from anabranch.machines.groups.records import Record
 from anabranch.machines.outcome import Outcome, SetTimer
 from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from anabranch.protocol.messages.leave_group import (

@@ -8,8 +8,8 @@ from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.classic.group import ClassicGroup, State, generation_record
 from anabranch.machines.groups.classic.join import Caller, member_error
 from anabranch.machines.groups.classic.rebalance import synced
-from anabranch.machines.groups.classic.stored import Record
 from anabranch.machines.groups.classic.turn import Turn
+from anabranch.machines.groups.records import Record
 from anabranch.machines.outcome import Outcome, Parked
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 

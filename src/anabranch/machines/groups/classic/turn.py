@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.classic.group import ClassicGroup, ClassicMember, ParkedJoin
-from anabranch.machines.groups.classic.stored import Record
+from anabranch.machines.groups.records import Record
 from anabranch.machines.outcome import Answer, CancelTimer, Outcome, Parked, SetTimer
 from anabranch.protocol.messages.join_group import JoinGroupResponse, JoinGroupResponseMember
 from anabranch.protocol.messages.sync_group import SyncGroupResponse

@@ -8,10 +8,10 @@ from itertools import product
 import pytest
 
 from anabranch.base.errors import ErrorCode
-from anabranch.codec import encode
+from anabranch.codec import decode, encode
 from anabranch.machines.groups import classic
 from anabranch.machines.groups.classic import NEXT, ClassicGroup, ClassicMember, Event, State, group
-from anabranch.machines.groups.classic.stored import GroupMetadataValue, MemberMetadata
+from anabranch.machines.groups.records import GroupMetadataValue, MemberMetadata
 from anabranch.protocol.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
 from tests.support.classic_groups import GroupWorld
 
@@ -62,8 +62,6 @@ def test_records_of_every_version_can_be_restored() -> None:
 
 
 def decoded(value: GroupMetadataValue, version: int) -> GroupMetadataValue:
-    from anabranch.codec import decode
-
     return decode(GroupMetadataValue, b"".join(bytes(part) for part in encode(value, version)), version)
 
 
