@@ -1,4 +1,4 @@
-"""A world of one classic group: its clock, its timers, its log, and who waits for an answer. Checked after every step."""
+"""A world of one classic group: its clock, timers, log, and who waits for an answer. Checked after every step."""
 
 from __future__ import annotations
 
