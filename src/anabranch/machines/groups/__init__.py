@@ -1,0 +1,1 @@
+"""The group coordinator's pure machines: consumer and classic groups, their records, assignors."""
