@@ -34,7 +34,7 @@ from anabranch.machines.groups.consumer.group import (
 )
 from anabranch.machines.groups.consumer.step import Live, Step
 from anabranch.machines.groups.consumer.target import server_assignor, subscriptions
-from anabranch.machines.groups.image import Image
+from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.positions import Position, Positions, position_record
 from anabranch.machines.groups.records import GroupMetadataKey, OffsetCommitKey, Record
 from anabranch.machines.groups.regex import Regexes
@@ -66,6 +66,7 @@ from anabranch.protocol.messages.leave_group import (
 from anabranch.protocol.messages.list_groups import ListedGroup
 from anabranch.protocol.messages.offset_commit import (
     OffsetCommitRequest,
+    OffsetCommitRequestPartition,
     OffsetCommitResponse,
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
@@ -85,6 +86,7 @@ from anabranch.protocol.messages.offset_fetch import (
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 from anabranch.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
     TxnOffsetCommitResponse,
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
@@ -491,33 +493,22 @@ class Coordinator:
             caller.version,
         )
         by_id = caller.version >= TOPIC_IDS_SINCE
+        missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         records: list[Record] = []
         answers = []
         for topic in request.topics:
             known = self.image.by_id.get(topic.topic_id) if by_id else self.image.by_name.get(topic.name)
-            missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            parts = []
-            for part in topic.partitions:
-                code = error
-                if code is ErrorCode.NONE and known is None:
-                    code = missing
-                if (
-                    code is ErrorCode.NONE
-                    and len(part.committed_metadata or "") > self.settings.offset_metadata_max_bytes
-                ):
-                    code = ErrorCode.OFFSET_METADATA_TOO_LARGE
-                if code is ErrorCode.NONE:
-                    assert known is not None
-                    position = Position(
-                        part.committed_offset,
-                        part.committed_leader_epoch,
-                        part.committed_metadata or "",
-                        now_ms,
-                        known.topic_id,
-                    )
-                    records.append(position_record(request.group_id, known.name, part.partition_index, position))
-                parts.append(OffsetCommitResponsePartition(partition_index=part.partition_index, error_code=code))
-            answers.append(OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=parts))
+            known = None if error else known
+            codes = self._commit(request.group_id, known, topic.partitions, error or missing, now_ms, records)
+            answers.append(
+                OffsetCommitResponseTopic(
+                    name=topic.name,
+                    topic_id=topic.topic_id,
+                    partitions=[
+                        OffsetCommitResponsePartition(partition_index=index, error_code=code) for index, code in codes
+                    ],
+                )
+            )
         timers: tuple[SetTimer | CancelTimer, ...] = ()
         if error is ErrorCode.NONE and isinstance(group, ClassicGroup):
             session = classic.session_timer(group, request.member_id, now_ms)
@@ -541,34 +532,47 @@ class Coordinator:
         answers = []
         for topic in request.topics:
             known = self.image.by_name.get(topic.name)
-            parts = []
-            for part in topic.partitions:
-                code = error
-                if code is ErrorCode.NONE and known is None:
-                    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                if (
-                    code is ErrorCode.NONE
-                    and len(part.committed_metadata or "") > self.settings.offset_metadata_max_bytes
-                ):
-                    code = ErrorCode.OFFSET_METADATA_TOO_LARGE
-                if code is ErrorCode.NONE:
-                    assert known is not None
-                    position = Position(
-                        part.committed_offset,
-                        part.committed_leader_epoch,
-                        part.committed_metadata or "",
-                        now_ms,
-                        known.topic_id,
-                    )
-                    records.append(position_record(request.group_id, topic.name, part.partition_index, position))
-                parts.append(TxnOffsetCommitResponsePartition(partition_index=part.partition_index, error_code=code))
-            answers.append(TxnOffsetCommitResponseTopic(name=topic.name, partitions=parts))
+            missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            known = None if error else known
+            codes = self._commit(request.group_id, known, topic.partitions, error or missing, now_ms, records)
+            answers.append(
+                TxnOffsetCommitResponseTopic(
+                    name=topic.name,
+                    partitions=[
+                        TxnOffsetCommitResponsePartition(partition_index=index, error_code=code)
+                        for index, code in codes
+                    ],
+                )
+            )
         del caller
         return Outcome(
             TxnOffsetCommitResponse(topics=answers),
             tuple(records),
             producer=(request.producer_id, request.producer_epoch) if records else None,
         )
+
+    def _commit(
+        self,
+        group_id: str,
+        topic: TopicImage | None,
+        parts: Iterable[OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition],
+        error: ErrorCode,
+        now_ms: int,
+        records: list[Record],
+    ) -> Iterator[tuple[int, ErrorCode]]:
+        """Add the records of a topic's commits; each one's code. `error` is the code where the topic is None."""
+        for part in parts:
+            metadata = part.committed_metadata or ""
+            if topic is None:
+                yield part.partition_index, error
+            elif len(metadata) > self.settings.offset_metadata_max_bytes:
+                yield part.partition_index, ErrorCode.OFFSET_METADATA_TOO_LARGE
+            else:
+                position = Position(
+                    part.committed_offset, part.committed_leader_epoch, metadata, now_ms, topic.topic_id
+                )
+                records.append(position_record(group_id, topic.name, part.partition_index, position))
+                yield part.partition_index, ErrorCode.NONE
 
     def _commit_error(
         self,

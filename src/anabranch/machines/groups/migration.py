@@ -65,7 +65,7 @@ PROTOCOL_SAID_SINCE = 5
 COOPERATIVE = "cooperative-sticky"
 
 
-# -- conversions ---------------------------------------------------------------------------------------------------------
+# -- conversions ------------------------------------------------------------------------------------------------------
 
 
 def upgrade(classic: ClassicGroup, settings: GroupSettings, image: Image) -> Draft:
@@ -82,9 +82,7 @@ def upgrade(classic: ClassicGroup, settings: GroupSettings, image: Image) -> Dra
     try:
         members = [_from_classic(member, classic.generation, image) for member in classic.members.values()]
     except DecodeError as error:
-        raise ApiError(
-            ErrorCode.GROUP_ID_NOT_FOUND, f"{refusal}a member's subscription is unreadable, {error}."
-        ) from None
+        raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"{refusal}a subscription is unreadable, {error}.") from None
     draft = Draft(ConsumerGroup(group_id))
     if classic.is_stored:
         draft.records.append(tombstone(group_id))
@@ -178,7 +176,7 @@ def _to_classic(member: Member, image: Image) -> ClassicMember:
     )
 
 
-# -- classic members in a group of the consumer protocol -----------------------------------------------------------------
+# -- classic members in a group of the consumer protocol --------------------------------------------------------------
 
 
 def join(step: Step, request: JoinGroupRequest, caller: Caller) -> JoinGroupResponse:
@@ -244,7 +242,7 @@ def join(step: Step, request: JoinGroupRequest, caller: Caller) -> JoinGroupResp
 def _who_joins(
     group: ConsumerGroup, member_id: str, instance_id: str | None, caller: Caller
 ) -> tuple[str, Member | None]:
-    """The id under which the member joins, and who it is so far; a static member without an id takes another's place."""
+    """The id under which the member joins, and who it is so far; a static one without an id takes another's place."""
     if instance_id is None:
         return member_id or f"{caller.client_id}-{caller.member_id}", group.members.get(member_id)
     present = group.static_members.get(instance_id)

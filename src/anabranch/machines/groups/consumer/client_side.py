@@ -132,7 +132,7 @@ def _chosen(step: Step, member_id: str, epoch: int) -> Computation:
     if member.epoch != epoch:
         raise ApiError(
             ErrorCode.STALE_MEMBER_EPOCH,
-            f"Member {member_id} is at epoch {member.epoch}, not {epoch}; heartbeat first.",
+            f"Member {member_id} is at epoch {member.epoch}, not {epoch}.",
         )
     computation = step.live.computation
     if computation is None or computation.member_id != member_id:

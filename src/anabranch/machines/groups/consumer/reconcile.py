@@ -38,9 +38,8 @@ def reconcile(group: ConsumerGroup, member: Member, owned: Assignment | None, wa
     target_epoch = group.target_epoch
     if member.state is MemberState.STABLE and member.epoch == target_epoch:
         return member
-    if member.state is MemberState.UNREVOKED_PARTITIONS:
-        if owned is None or _shares(owned, member.revoking):
-            return member
+    if member.state is MemberState.UNREVOKED_PARTITIONS and (owned is None or _shares(owned, member.revoking)):
+        return member
     has = sets_of(member.assigned)
     wanted = sets_of(group.target(member.member_id))
     kept = {topic_id: numbers & wanted.get(topic_id, set()) for topic_id, numbers in has.items()}

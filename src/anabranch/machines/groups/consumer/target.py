@@ -64,9 +64,7 @@ def subscription(said: Described, image: Image, regexes: Regexes) -> frozenset[s
 
 def subscriptions(group: ConsumerGroup, image: Image, regexes: Regexes) -> frozenset[str]:
     """The topics that any member subscribes to."""
-    distinct = {
-        (member.described.topics, member.described.regex): member.described for member in group.members.values()
-    }
+    distinct = {(said.topics, said.regex): said for said in (member.described for member in group.members.values())}
     return frozenset().union(*(subscription(said, image, regexes) for said in distinct.values()))
 
 
@@ -109,7 +107,7 @@ def offers_of(said: Described) -> tuple[Assignor, ...]:
 
 
 def client_assignor(offers: Iterable[tuple[Assignor, ...]]) -> Offer | None:
-    """The client-side assignor to use, or None if there is none that every member offers, and one that is not classic."""
+    """The client-side assignor to use, or None if there is none that every member offers."""
     ranks: dict[str, list[int]] = {}
     lowest: dict[str, int] = {}
     highest: dict[str, int] = {}
