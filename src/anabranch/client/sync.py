@@ -303,7 +303,7 @@ def _awaited_with_callbacks(
 
 
 class Admin(_Synchronous[aio.Admin]):
-    """Administers topics; see `anabranch.client.Admin`."""
+    """Administers topics and groups; see `anabranch.client.Admin`."""
 
     @_like(aio.Admin.__init__)
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -322,6 +322,12 @@ class Admin(_Synchronous[aio.Admin]):
     describe_configs = _awaited(aio.Admin.describe_configs)
     alter_configs = _awaited(aio.Admin.alter_configs)
     describe_cluster = _awaited(aio.Admin.describe_cluster)
+    list_groups = _awaited(aio.Admin.list_groups)
+    describe_groups = _awaited(aio.Admin.describe_groups)
+    delete_groups = _awaited(aio.Admin.delete_groups)
+    list_group_offsets = _awaited(aio.Admin.list_group_offsets)
+    alter_group_offsets = _awaited(aio.Admin.alter_group_offsets)
+    delete_group_offsets = _awaited(aio.Admin.delete_group_offsets)
 
 
 class Consumer(_Synchronous[aio.Consumer]):
