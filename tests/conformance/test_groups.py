@@ -562,3 +562,48 @@ def test_what_cannot_be_done_is_said_in_a_sentence(address: str, topic: str) -> 
                 await consumer.poll(20)
 
     run(scenario())
+
+
+def test_groups_are_listed_described_moved_and_deleted(address: str, topic: str, protocol: str) -> None:
+    async def scenario() -> None:
+        await produce(address, topic, 0, 40)
+        async with Admin(address) as admin:
+            async with group_of(2, address, topic, topic, group_protocol=protocol, client_id="us") as [one, two]:
+                await until(lambda: shared([one, two]) and len(values(one, two)) == 40)
+                [listed] = [group for group in await admin.list_groups(types=[protocol]) if group.group_id == topic]
+                assert listed.state == "Stable" and listed.protocol_type == "consumer"
+                assert topic not in [group.group_id for group in await admin.list_groups(states=["Empty"])]
+                described = (await admin.describe_groups(topic))[topic]
+                assert (described.type, described.state) == (protocol, "Stable")
+                assert {member.client_id for member in described.members} == {"us"}
+                owned = {member.member_id: {tp.partition for tp in member.assigned} for member in described.members}
+                assert owned == {reader.consumer.group_metadata().member_id: reader.owned for reader in (one, two)}
+                assert all(member.topics == (topic,) and not member.pending for member in described.members)
+                with pytest.raises(ApiError, match=r"cannot be deleted: it has members; stop them first"):
+                    await admin.delete_groups(topic)
+                with pytest.raises(ApiError, match=r"cannot be set: the group has members"):
+                    await admin.alter_group_offsets(topic, {(topic, 0): 1})
+            assert [at.offset for at in (await admin.list_group_offsets(topic)).values()] == [10] * 4
+            await admin.alter_group_offsets(topic, {(topic, 0): 2, (topic, 1): OffsetAndMetadata(3, "why")})
+            await admin.delete_group_offsets(topic, [(topic, 3)])
+            offsets = await admin.list_group_offsets(topic)
+            assert {tp.partition: at.offset for tp, at in offsets.items()} == {0: 2, 1: 3, 2: 10}
+            assert await admin.list_group_offsets(topic, [(topic, 3)]) == {}
+            await admin.delete_groups(topic)
+            with pytest.raises(ApiError, match=r"there is no group"):
+                await admin.describe_groups(topic)
+
+    run(scenario())
+
+
+def test_a_group_has_settings_of_its_own(address: str, topic: str) -> None:
+    async def scenario() -> None:
+        async with Admin(address) as admin:
+            await admin.alter_configs("group", topic, {"consumer.heartbeat.interval.ms": "150"})
+            async with asyncio.timeout(10):
+                while (await admin.describe_configs("group", topic))["consumer.heartbeat.interval.ms"].value != "150":
+                    await asyncio.sleep(0.05)
+            with pytest.raises(ApiError, match=r"settings of group .* cannot be changed"):
+                await admin.alter_configs("group", topic, {"no.such": "1"})
+
+    run(scenario())

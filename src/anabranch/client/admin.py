@@ -81,7 +81,10 @@ class TopicDescription:
 
 
 class Admin(GroupAdmin):
-    """Administers topics and groups. Use as `async with Admin(bootstrap_servers=...) as admin`, or call `close` at the end."""
+    """Administers topics and groups.
+
+    Use as `async with Admin(bootstrap_servers=...) as admin`, or call `close` at the end.
+    """
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,7 +14,7 @@ from anabranch.client.connection import ConnectError, DisconnectedError
 from anabranch.client.coordinator import Coordinator
 from anabranch.client.membership.strategies import assignment_of, subscribed_topics
 from anabranch.client.metadata import Cluster
-from anabranch.client.offsets import OffsetAndMetadata, Offsets
+from anabranch.client.offsets import OffsetAndMetadata, Offsets, OffsetsByPartition, offsets_of
 from anabranch.protocol.messages.consumer_group_describe import Assignment as DescribedAssignment
 from anabranch.protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
 from anabranch.protocol.messages.consumer_group_describe import DescribedGroup as DescribedConsumerGroup
@@ -168,11 +168,9 @@ class GroupAdmin:
                 offsets[tp] = result
         return offsets
 
-    async def alter_group_offsets(self, group: str, offsets: Mapping[tuple[str, int], int | OffsetAndMetadata]) -> None:
+    async def alter_group_offsets(self, group: str, offsets: OffsetsByPartition) -> None:
         """Set the committed offsets of a group that has no members."""
-        wanted = {
-            TopicPartition(*tp): OffsetAndMetadata(at) if isinstance(at, int) else at for tp, at in offsets.items()
-        }
+        wanted = offsets_of(offsets)
         if not wanted:
             return
         coordinator = Coordinator(self._cluster, group)

@@ -23,7 +23,7 @@ from anabranch import client as aio
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.client.consumer import COLUMNS, Record
 from anabranch.client.group import CLOSE_TIMEOUT_MS, in_callback
-from anabranch.client.offsets import OffsetAndMetadata
+from anabranch.client.offsets import OffsetsByPartition
 from anabranch.client.producer import ColumnsMetadata
 from anabranch.client.rows import ColumnNames, Header, RecordMetadata
 from anabranch.client.settings import as_keywords
@@ -31,7 +31,7 @@ from anabranch.client.settings import as_keywords
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Inner = TypeVar("Inner")
+Inner = TypeVar("Inner", covariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -227,7 +227,7 @@ class _Synchronous(Generic[Inner]):
     _inner: Inner
     _thread: _LoopThread
 
-    def _start(self, inner: Inner) -> None:
+    def _start(self, inner: Any) -> None:
         self._inner = inner
         self._thread = _LoopThread()
 
@@ -387,9 +387,7 @@ class Consumer(_Synchronous[aio.Consumer]):
         while True:
             yield from self._inner.one_by_one(self.poll(timeout_s=None))
 
-    def commit_async(
-        self, offsets: Mapping[tuple[str, int], int | OffsetAndMetadata] | None = None
-    ) -> concurrent.futures.Future[None]:
+    def commit_async(self, offsets: OffsetsByPartition | None = None) -> concurrent.futures.Future[None]:
         """Commit without waiting; the future that comes back is the outcome. Commits are done in their order."""
         self._thread.check()
 
