@@ -461,7 +461,7 @@ class ConsumerMember:
         if target != self._target:
             self._target = target
             settled = self.event() is None
-            self._report = True
+            self._report = self._report or settled
             self._urgent = self._urgent or settled
         if new_epoch and self._assignors:
             metadata = AssignorMetadata(assignment.metadata_version, bytes(assignment.metadata_bytes))
