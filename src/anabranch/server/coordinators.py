@@ -119,7 +119,7 @@ class Coordinators(Generic[MachineT, RecordT]):
 
     def start(self) -> None:
         """Load every shard, if there is the topic, while other things are done."""
-        if self.topic in self._controller.state.topics:
+        if self.there:
             self._loading = asyncio.get_running_loop().create_task(self._load_all(), name=f"load {self.topic}")
 
     def unload(self) -> None:

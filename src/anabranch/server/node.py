@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
 from typing import Any
 
 from anabranch.runtime.chance import Chance
