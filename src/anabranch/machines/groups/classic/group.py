@@ -316,8 +316,8 @@ def apply(group: ClassicGroup, value: GroupMetadataValue | None) -> ClassicGroup
 
 
 def _restored(stored: MemberMetadata, protocol_name: str, known: ClassicMember | None) -> ClassicMember:
-    if known is not None:
-        return replace(known, assignment=bytes(stored.assignment))
+    """The member as the record has it; a live one supports protocols beside the chosen one, which no record tells."""
+    chosen = (protocol_name, bytes(stored.subscription))
     return ClassicMember(
         member_id=stored.member_id,
         instance_id=stored.group_instance_id,
@@ -325,7 +325,7 @@ def _restored(stored: MemberMetadata, protocol_name: str, known: ClassicMember |
         client_host=stored.client_host,
         session_timeout_ms=stored.session_timeout,
         rebalance_timeout_ms=stored.rebalance_timeout if stored.rebalance_timeout > 0 else stored.session_timeout,
-        protocols=((protocol_name, bytes(stored.subscription)),),
+        protocols=known.protocols if known is not None and chosen in known.protocols else (chosen,),
         assignment=bytes(stored.assignment),
     )
 
