@@ -216,3 +216,17 @@ def test_a_kick_begins_a_rebalance_and_does_nothing_to_one_that_waits_or_to_an_e
     waiting = world.join("a", a)
     world.kick()
     assert waiting.is_parked
+
+
+def test_what_compaction_removed_is_not_missed() -> None:
+    world = GroupWorld()
+    a, b = world.start("a", "b")
+    follower = world.join("b", b, protocols={"range": b"new"})
+    world.complete([world.join("a", a), follower])
+    assert len(world.journal) == 2
+    world.fail_over()
+    replayed = world.group
+    del world.journal[:-1]
+    world.fail_over()
+    assert replayed.members == world.group.members and replayed.leader == world.group.leader
+    assert [m.metadata("range") for m in replayed.members.values()] == [b"topics", b"new"]
