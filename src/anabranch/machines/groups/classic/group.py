@@ -8,7 +8,7 @@ on, since a coordinator that forgets one only makes the members join again.
     PREPARING_REBALANCE   -          COMPLETING  PREPARING (2)  EMPTY      DEAD
     COMPLETING_REBALANCE  PREPARING  -           STABLE         -          DEAD
     STABLE                PREPARING  -           STABLE (3)     EMPTY (1)  DEAD
-    DEAD                  -          -           -              -          -
+    DEAD                  -          -           -              -          DEAD
 
 begun: somebody joined, left, fell silent or changed; joined: all are there, or the time is up; stored: the record of a
 generation with its assignment; emptied: the record of a generation without members. `-` cannot happen.
@@ -80,7 +80,7 @@ NEXT: dict[tuple[State, Event], State | None] = {
     (_DEAD, _JOINED): None,
     (_DEAD, _STORED): None,
     (_DEAD, _EMPTIED): None,
-    (_DEAD, _DISSOLVED): None,
+    (_DEAD, _DISSOLVED): _DEAD,
 }
 
 
