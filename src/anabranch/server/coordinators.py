@@ -156,5 +156,13 @@ class Coordinators(Generic[MachineT, RecordT]):
         partition = self._replicas.get(self.topic, number)
         assert partition is not None
         return Shard(
-            partition, lambda: self._make(number), self._codec(), commit=self._replicas.commit, clock=self._clock
+            partition,
+            lambda: self._make(number),
+            self._codec(),
+            commit=self._replicas.commit,
+            clock=self._clock,
+            prepare=self._prepare,
         )
+
+    def _prepare(self, machine: MachineT) -> None:
+        """Tell a machine, whose log is applied, what it cannot know from it."""

@@ -57,7 +57,6 @@ class Groups(Coordinators["Coordinator", "Record"]):
         self._broker_settings = settings
         self._group_settings: GroupSettings | None = None
         self._images: Images | None = None
-        self._image_version = 0
         self._refreshing = False
         self._tickets = 0
         controller.on_change = self._on_change
@@ -79,7 +78,10 @@ class Groups(Coordinators["Coordinator", "Record"]):
 
         if self._group_settings is None:
             self._group_settings = self._read_settings()
-        return Coordinator(self._group_settings, self._newest_images().newest)
+        return Coordinator(self._group_settings)
+
+    def _prepare(self, machine: Coordinator) -> None:
+        machine.image = self._newest_images().newest()
 
     def _read_settings(self) -> GroupSettings:
         from anabranch.machines.groups.settings import GroupSettings
@@ -131,10 +133,9 @@ class Groups(Coordinators["Coordinator", "Record"]):
     def _refresh(self) -> None:
         self._refreshing = False
         image = self._newest_images().newest()
-        if image.version != self._image_version:
-            self._image_version = image.version
-            for shard in self:
-                shard.tell(lambda coordinator, now_ms: coordinator.topics_changed(now_ms))
+        for shard in self:
+            if shard.active and shard.machine.image is not image:
+                shard.tell(lambda coordinator, now_ms: coordinator.topics_changed(image, now_ms))
 
 
 def group_configs(settings: Settings) -> Mapping[str, GroupConfig]:

@@ -109,8 +109,12 @@ class Shard(Generic[MachineT, RecordT]):
         *,
         commit: Callable[[Partition], asyncio.Future[None]],
         clock: Clock,
+        prepare: Callable[[MachineT], None] = lambda machine: None,
     ) -> None:
-        """`make` gives an empty machine; `commit` makes what a partition holds durable (`Replicas.commit`)."""
+        """`make` gives an empty machine; `commit` makes what a partition holds durable (`Replicas.commit`).
+
+        `prepare` is called with the machine when its log is applied, before it decides anything.
+        """
         self.partition = partition
         self.state = State.LOADING
         self.load_ms = 0
@@ -121,6 +125,7 @@ class Shard(Generic[MachineT, RecordT]):
         self._codec = codec
         self._commit = commit
         self._clock = clock
+        self._prepare = prepare
         self._wall_ms = clock.now_ms()
         self._monotonic_ms = clock.monotonic_ms()
         self._written = 0
@@ -356,6 +361,7 @@ class Shard(Generic[MachineT, RecordT]):
         if self._written > self.partition.log.high_watermark:
             self._make_durable()
         self.load_ms = self._clock.monotonic_ms() - began_ms
+        self._prepare(machine)
         self._decide_alone(lambda machine, now_ms: machine.loaded(now_ms))
         if self.active:
             self._failures = 0

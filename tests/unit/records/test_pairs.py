@@ -77,13 +77,11 @@ def test_any_damage_is_an_error_or_other_records_never_anything_else() -> None:
     for _ in range(3_000):
         data = bytearray(sound * 2)
         for _ in range(chance.randrange(1, 4)):
-            data[chance.randrange(61, len(data))] = chance.randrange(256)
-        with pytest.raises(DecodeError):
-            walk(bytes(data))
-            raise DecodeError("the same byte as before")
-        for position in (0, len(sound)):
-            if data[position + 8 : position + 12] == sound[8:12]:
-                stamp_crc(data, position)
+            data[chance.randrange(61, len(sound))] = chance.randrange(256)
+        if data != sound * 2:
+            with pytest.raises(DecodeError):
+                walk(bytes(data))
+        stamp_crc(data)
         try:
             expected = read_one_by_one(bytes(data))
         except DecodeError:

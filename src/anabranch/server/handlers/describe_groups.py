@@ -60,7 +60,7 @@ def handle_describe_groups(
         return _read(
             node,
             group_id,
-            lambda groups, now_ms: groups.describe_group(group_id, call.api_version),
+            lambda groups, now_ms: groups.describe_group(group_id),
             lambda code, message: DescribedGroup(
                 error_code=code, error_message=message, group_id=group_id, group_state=DEAD
             ),
@@ -116,7 +116,7 @@ def _read(
     node: Node, group_id: str, look: Callable[[Any, int], Any], refuse: Callable[[ErrorCode, str], Result]
 ) -> Result | Awaitable[Result]:
     try:
-        return node.groups.of(group_id).read(look)  # type: ignore[no-any-return]
+        return node.groups.of(group_id).read(look)
     except ApiError as error:
         return refuse(error.code, error.message)
 
@@ -128,6 +128,6 @@ def _gathered(
         return make(list(found))  # type: ignore[arg-type]
 
     async def gathered() -> Response:
-        return make([await it if hasattr(it, "__await__") else it for it in found])  # type: ignore[misc]
+        return make([await it if hasattr(it, "__await__") else it for it in found])
 
     return gathered()

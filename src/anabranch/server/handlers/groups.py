@@ -51,7 +51,7 @@ def submit(
         answer = node.groups.of(group_id).ask(decide)
     except ApiError as error:
         return refuse(error.code, error.message)
-    return awaited(answer, refuse) if isinstance(answer, asyncio.Future) else answer  # type: ignore[no-any-return]
+    return awaited(answer, refuse) if isinstance(answer, asyncio.Future) else answer
 
 
 async def awaited(answer: Awaitable[Response], refuse: Refuse[Response]) -> Response:
