@@ -25,7 +25,7 @@ from anabranch.machines.groups.assignors.spec import (
 )
 
 SCATTER = np.uint32(2_654_435_761)
-"""Odd: multiplied by it, neighbouring partitions sort far apart, so that what is given up is of many topics."""
+"""Odd: multiplied by it, neighbouring topics sort far apart."""
 
 RUNS_MAX = 20_000
 """Free partitions are dealt one at a time, several when there are so many members that this many deals are exceeded:
@@ -66,7 +66,7 @@ def _within_classes(spec: Spec, numbers: Ints, owners: Ints, of_class: Ints, oth
     over = held > share
     if over.any():
         at = np.flatnonzero(over[owners] & (owners != NOBODY))
-        at = at[np.lexsort((numbers[at].astype(np.uint32) * SCATTER, owners[at]))]
+        at = at[np.lexsort((*_kept_first(spec, numbers[at]), owners[at]))]
         owners[at[places(owners[at]) >= share[owners[at]]]] = NOBODY
 
     free = np.flatnonzero(owners == NOBODY)
@@ -78,6 +78,14 @@ def _within_classes(spec: Spec, numbers: Ints, owners: Ints, of_class: Ints, oth
     rounds = (places(takers) // at_once).astype(np.int32)
     takers = takers[ordered(spec.class_of[takers], rounds)]
     owners[free[ordered(of_class[free])]] = takers
+
+
+def _kept_first(spec: Spec, numbers: Ints) -> tuple[Ints, Ints]:
+    """Sort keys, the last one first, of what a member keeps rather: the first partitions of each of its topics.
+
+    So what is given up is of many topics, and of each the last, as in the proposal's examples.
+    """
+    return numbers.astype(np.uint32) * SCATTER, spec.partitions.index[numbers]
 
 
 def _between_classes(spec: Spec, numbers: Ints, owners: Ints) -> Ints:
@@ -95,7 +103,7 @@ def _between_classes(spec: Spec, numbers: Ints, owners: Ints) -> Ints:
     if gives.any():
         # A member's partitions of pairs that give come last, so that the fullest members' have the highest places.
         giving = gives[pair[held]]
-        by_owner = held[np.lexsort((numbers[held].astype(np.uint32) * SCATTER, giving, owners[held]))]
+        by_owner = held[np.lexsort((*_kept_first(spec, numbers[held]), giving, owners[held]))]
         place = np.empty(len(numbers), np.int32)
         place[by_owner] = places(owners[by_owner])
         candidates = held[giving]
