@@ -163,4 +163,4 @@ def group_configs(settings: Settings) -> Mapping[str, GroupConfig]:
 def _codec() -> RecordCodec[Record]:
     from anabranch.machines.groups.records import decode_record, encode_record
 
-    return RecordCodec(encode_record, decode_record)
+    return RecordCodec(encode_record, decode_record, lambda coordinator, latest: coordinator.restore(latest))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from enum import Enum
 from importlib import import_module
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -64,6 +64,8 @@ class RecordCodec(NamedTuple, Generic[RecordT]):
 
     encode: Callable[[RecordT], tuple[bytes, bytes | None]]
     decode: Callable[[bytes, bytes | None], RecordT | None]
+    restore: Callable[[Any, dict[bytes, bytes]], Iterator[None]] | None = None
+    """Apply the last value of every key to an empty machine, which may keep the dictionary; yields now and then."""
 
 
 class State(Enum):
@@ -379,20 +381,23 @@ class Shard(Generic[MachineT, RecordT]):
             await asyncio.get_running_loop().run_in_executor(None, import_module, "anabranch.records.spans")
         for _ in replay.scan(slices, fast=fast):
             await asyncio.sleep(0)
-        decode = self._codec.decode
-        for applied, (key, value) in enumerate(replay.latest.items(), start=1):
-            record = decode(key, value)
+        restore = self._codec.restore or self._applied
+        for _ in restore(machine, replay.latest):
+            await asyncio.sleep(0)
+        for producer_id, key, value in replay.held():
+            record = self._codec.decode(key, value)
+            if record is not None:
+                machine.apply(record, producer_id=producer_id)
+        self.records_loaded = replay.records
+        return machine
+
+    def _applied(self, machine: MachineT, latest: dict[bytes, bytes]) -> Iterator[None]:
+        for applied, (key, value) in enumerate(latest.items(), start=1):
+            record = self._codec.decode(key, value)
             if record is not None:
                 machine.apply(record)
             if not applied % APPLY_STEP:
-                await asyncio.sleep(0)
-        for producer_id, held in replay.undecided.items():
-            for key, (_, pending) in held.items():
-                record = decode(key, pending)
-                if record is not None:
-                    machine.apply(record, producer_id=producer_id)
-        self.records_loaded = replay.records
-        return machine
+                yield
 
     def _fail(self, what: str, error: BaseException) -> None:
         """Throw the machine away and load again after a while."""
