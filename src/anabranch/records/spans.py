@@ -64,7 +64,7 @@ def walk(data: bytes) -> Walked:
         raise DecodeError("record batches of an unknown format")
     view = memoryview(data)
     checksums = _numbers(octets, at + _CRC_AT, 4).tolist()
-    for start, end, checksum in zip(starts, [*starts[1:], position], checksums, strict=True):
+    for start, end, checksum in zip(starts, [*starts, position][1:], checksums, strict=True):
         if crc32c(view[start + _ATTRIBUTES_AT : end]) != checksum:
             raise ChecksumError(f"the record batch at position {start} has not the checksum that its header says")
     plain = not (_numbers(octets, at + _ATTRIBUTES_AT, 2) & _NOT_PLAIN).any()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # Imported when the first log is read, so that a broker witho
 
 TOPIC = "__consumer_offsets"
 MINUTE_MS = 60_000
+POSITIONS_STEP = 100
 
 
 class Groups(Coordinators["Coordinator", "Record"]):
@@ -163,4 +164,9 @@ def group_configs(settings: Settings) -> Mapping[str, GroupConfig]:
 def _codec() -> RecordCodec[Record]:
     from anabranch.machines.groups.records import decode_record, encode_record
 
-    return RecordCodec(encode_record, decode_record, lambda coordinator, latest: coordinator.restore(latest))
+    return RecordCodec(
+        encode_record,
+        decode_record,
+        lambda coordinator, latest: coordinator.restore(latest),
+        lambda coordinator: coordinator.positions.read_some(POSITIONS_STEP),
+    )

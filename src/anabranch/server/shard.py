@@ -32,6 +32,8 @@ say = Say("shard")
 RELOAD_DELAY_S = 1.0
 """Between a failure and the next attempt to load; doubled with every failure that follows, up to the maximum."""
 RELOAD_DELAY_MAX_S = 30.0
+SETTLE_PAUSE_S = 0.01
+"""Between two steps of what loading left for later."""
 APPLY_STEP = 2_000
 """Records that are applied before others get their turn."""
 
@@ -66,6 +68,8 @@ class RecordCodec(NamedTuple, Generic[RecordT]):
     decode: Callable[[bytes, bytes | None], RecordT | None]
     restore: Callable[[Any, dict[bytes, bytes]], Iterator[None]] | None = None
     """Apply the last value of every key to an empty machine, which may keep the dictionary; yields now and then."""
+    settle: Callable[[Any], bool] | None = None
+    """Do a millisecond's worth of what `restore` has put off; whether there is more."""
 
 
 class State(Enum):
@@ -138,6 +142,7 @@ class Shard(Generic[MachineT, RecordT]):
         self._timers: dict[Hashable, _Timer] = {}
         self._failures = 0
         self._loading: asyncio.Task[None] | None = None
+        self._settling: asyncio.Task[None] | None = None
         self._reload: asyncio.TimerHandle | None = None
 
     # -- asking ------------------------------------------------------------------------------------------------------
@@ -367,6 +372,17 @@ class Shard(Generic[MachineT, RecordT]):
         self._decide_alone(lambda machine, now_ms: machine.loaded(now_ms))
         if self.active:
             self._failures = 0
+        if self._codec.settle is not None:
+            settled = self._settled(machine, self._codec.settle)
+            self._settling = asyncio.get_running_loop().create_task(settled, name=f"settle {self.partition.name}")
+
+    async def _settled(self, machine: MachineT, settle: Callable[[MachineT], bool]) -> None:
+        """Do what loading left for later, a little at a time, for as long as it is this machine's time."""
+        try:
+            while self._machine is machine and settle(machine):
+                await asyncio.sleep(SETTLE_PAUSE_S)
+        except Exception as error:
+            self._fail("what was loaded is not sound", error)
 
     async def _replayed(self) -> MachineT:
         partition = self.partition
