@@ -74,10 +74,12 @@ def _within_classes(spec: Spec, numbers: Ints, owners: Ints, of_class: Ints, oth
         return
     lacking = share - np.minimum(held, share)
     takers = np.repeat(np.arange(spec.members, dtype=np.int32), lacking)
-    at_once = -(-int(lacking.max()) // max(1, RUNS_MAX // np.count_nonzero(lacking)))
-    rounds = (places(takers) // at_once).astype(np.int32)
-    takers = takers[ordered(spec.class_of[takers], rounds)]
-    owners[free[ordered(of_class[free])]] = takers
+    at_once = -(-int(lacking.max()) // max(1, RUNS_MAX // int(np.count_nonzero(lacking))))
+    rounds = (np.arange(len(takers)) - np.repeat(np.cumsum(lacking) - lacking, lacking)) // at_once
+    if len(size) == 1:
+        owners[free] = takers[ordered(rounds)]
+    else:
+        owners[free[ordered(of_class[free])]] = takers[ordered(spec.class_of[takers], rounds)]
 
 
 def _between_classes(spec: Spec, numbers: Ints, owners: Ints) -> Ints:
@@ -159,4 +161,5 @@ def _filled(load: Longs, size: Longs, count: int, now: Longs | None) -> Longs:
     short = count - int(given.sum())
     room = most - given if short >= 0 else given - least
     step: Longs = np.minimum(np.maximum(abs(short) - (np.cumsum(room) - room), 0), room)
-    return given + step if short >= 0 else given - step
+    filled: Longs = given + step if short >= 0 else given - step
+    return filled
