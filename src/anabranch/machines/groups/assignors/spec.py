@@ -115,6 +115,8 @@ class Subscriptions:
 
     def pair(self, bundle: Ints, of_class: Ints) -> Ints:
         """Find the pairs of bundles and classes, -1 where the class does not subscribe to the bundle."""
+        if self.classes == 1:
+            return bundle
         key = bundle.astype(np.int64) * self.classes + of_class
         if self.table is not None:
             found: Ints = self.table[key]
