@@ -307,6 +307,11 @@ class Shard(Generic[MachineT, RecordT]):
         """How many requests are parked."""
         return len(self._parked)
 
+    @property
+    def waiting(self) -> int:
+        """How many replies wait for the disk."""
+        return len(self._waiting)
+
     # -- timers ------------------------------------------------------------------------------------------------------
 
     def _set_timer(self, key: Hashable, at_ms: int, now_ms: int) -> None:

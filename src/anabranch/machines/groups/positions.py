@@ -38,7 +38,7 @@ SIZE_MIN = 2 + 2 + 2 + 4
 """Of a key: its kind, the sizes of two names, a partition."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Positions:
     """All positions of a shard; `apply` and `end_transaction` change them, decisions look."""
 
@@ -50,6 +50,25 @@ class Positions:
     """By group: the keys of those that were loaded and that nobody has asked for."""
     _raw: MutableMapping[bytes, bytes] = field(default_factory=dict)
     """Their values."""
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the same is committed, and the same is pending."""
+        return isinstance(other, Positions) and self._comparable() == other._comparable()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _comparable(self) -> tuple[object, object]:
+        while self.read_some(1_000):
+            pass
+        pending = {
+            producer_id: {
+                group: {at: position for at, (_, position) in waiting.items()}
+                for group, waiting in groups.items()
+                if waiting
+            }
+            for producer_id, groups in self._pending.items()
+        }
+        return self._of_group, pending
 
     # -- looking -------------------------------------------------------------------------------------------------------
 

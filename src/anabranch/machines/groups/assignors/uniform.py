@@ -6,8 +6,8 @@ Live and retiring partitions are two lists, balanced one after the other. For ea
 2. A class that must give of a bundle gives what its fullest members have of it.
 3. Within a class all members may own the same, so it is made exactly even: those that have more than their share give
    the excess, and what is free is dealt round those that have less, which spreads topics over members.
-Each step is a whole array at a time. With equal subscriptions there is one class, and only step 3. A partition moves when
-that alone evens two members out; chains of moves through a third are not sought. Racks are ignored.
+Each step is a whole array at a time. With equal subscriptions there is one class, and only step 3. A partition moves
+when that alone evens two members out; chains of moves through a third are not sought. Racks are ignored.
 """
 
 from __future__ import annotations
