@@ -35,3 +35,6 @@ PRODUCER_BATCHES_REMEMBERED = 5
 PRODUCERS_PER_PARTITION_MAX = 100_000
 PRODUCER_ID_BITS = 40
 """Producer ids handed out stay below 2**40; the bits above name the retiring partition of a redirected batch."""
+
+PENDING_MEMBERS_PER_GROUP_MAX = 10_000
+"""Members of a classic group that were given an id and did not join with it yet."""

@@ -1,1 +1,3 @@
-"""The group coordinator's pure machines: consumer and classic groups, their records, assignors."""
+"""The group coordinator (groups.md): two protocols and committed offsets, one state machine per `__consumer_offsets`
+partition.
+"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.groups import AssignedGroup, topic
+from tests.support.assigned import AssignedGroup, topic
 
 
 def group(*members: str) -> AssignedGroup:
