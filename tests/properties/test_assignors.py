@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anabranch.machines.groups.assignors.planner import Planner
-from tests.support.assigned import AssignedGroup, FakeTopic, TopicPartition, topic
+from tests.support.assigned_group import AssignedGroup, FakeTopic, TopicPartition, topic
 
 NAMES = tuple("abcdef")
 ASSIGNORS = ("uniform", "range")

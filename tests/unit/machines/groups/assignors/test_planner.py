@@ -10,7 +10,7 @@ import pytest
 from anabranch.machines.groups.assignors import Subscriber
 from anabranch.machines.groups.assignors.planner import Planner
 from anabranch.machines.groups.assignors.spec import NOBODY, AssignorError, Ints, Spec
-from tests.support.assigned import AssignedGroup, topic
+from tests.support.assigned_group import AssignedGroup, topic
 
 
 def small() -> AssignedGroup:

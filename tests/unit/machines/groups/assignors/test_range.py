@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.assigned import AssignedGroup, topic
+from tests.support.assigned_group import AssignedGroup, topic
 
 
 def group(*members: str) -> AssignedGroup:

@@ -11,7 +11,7 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.assignors import DEFAULT_ASSIGNOR, UnknownAssignorError, assignor, names, registry
-from tests.support.assigned import AssignedGroup, topic
+from tests.support.assigned_group import AssignedGroup, topic
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from anabranch.machines.groups.assignors import assignor
-from tests.support.assigned import AssignedGroup, topic
+from tests.support.assigned_group import AssignedGroup, topic
 
 
 def group(*members: str, topics: str = "a b") -> AssignedGroup:
