@@ -198,7 +198,7 @@ def test_classic_metadata_has_version_minus_one_during_migration() -> None:
     world = GroupWorld(topics(foo=2))
     members = stable_classic(world, 1, "mine", A="foo-0 foo-1")
     world.join("N", client_assignors=[offer(lowest=-1)])
-    assert world.beat("N", 0).should_compute_assignment
-    told = prepare(world, "N", 0)
+    assert world.beat("N", 1).should_compute_assignment
+    told = prepare(world, "N", 1)
     versions = {member.member_id: member.assignor.metadata_version for member in told.members}
     assert versions == {"N": 1, members["A"].name: -1}
