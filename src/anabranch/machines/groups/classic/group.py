@@ -8,7 +8,7 @@ on, since a coordinator that forgets one only makes the members join again.
     PREPARING_REBALANCE   -          COMPLETING  PREPARING (2)  EMPTY      DEAD
     COMPLETING_REBALANCE  PREPARING  -           STABLE         -          DEAD
     STABLE                PREPARING  -           STABLE (3)     EMPTY (1)  DEAD
-    DEAD                  -          -           -              -          -
+    DEAD                  -          -           -              -          DEAD
 
 begun: somebody joined, left, fell silent or changed; joined: all are there, or the time is up; stored: the record of a
 generation with its assignment; emptied: the record of a generation without members. `-` cannot happen.
@@ -80,7 +80,7 @@ NEXT: dict[tuple[State, Event], State | None] = {
     (_DEAD, _JOINED): None,
     (_DEAD, _STORED): None,
     (_DEAD, _EMPTIED): None,
-    (_DEAD, _DISSOLVED): None,
+    (_DEAD, _DISSOLVED): _DEAD,
 }
 
 
@@ -316,8 +316,8 @@ def apply(group: ClassicGroup, value: GroupMetadataValue | None) -> ClassicGroup
 
 
 def _restored(stored: MemberMetadata, protocol_name: str, known: ClassicMember | None) -> ClassicMember:
-    if known is not None:
-        return replace(known, assignment=bytes(stored.assignment))
+    """The member as the record has it; a live one supports protocols beside the chosen one, which no record tells."""
+    chosen = (protocol_name, bytes(stored.subscription))
     return ClassicMember(
         member_id=stored.member_id,
         instance_id=stored.group_instance_id,
@@ -325,7 +325,7 @@ def _restored(stored: MemberMetadata, protocol_name: str, known: ClassicMember |
         client_host=stored.client_host,
         session_timeout_ms=stored.session_timeout,
         rebalance_timeout_ms=stored.rebalance_timeout if stored.rebalance_timeout > 0 else stored.session_timeout,
-        protocols=((protocol_name, bytes(stored.subscription)),),
+        protocols=known.protocols if known is not None and chosen in known.protocols else (chosen,),
         assignment=bytes(stored.assignment),
     )
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 from anabranch.machines.groups.records import (
@@ -296,7 +296,16 @@ def described(value: ConsumerGroupMemberMetadataValue) -> Described:
     )
 
 
-def assignment(topics: Iterable[TopicPartitions]) -> Assignment:
+class Partitions(Protocol):
+    """Partitions of one topic, in a record or a message."""
+
+    @property
+    def topic_id(self) -> UUID: ...
+    @property
+    def partitions(self) -> Sequence[int]: ...
+
+
+def assignment(topics: Iterable[Partitions]) -> Assignment:
     """Read partitions from records or messages, which have the same fields."""
     return tuple((topic.topic_id, tuple(topic.partitions)) for topic in topics if len(topic.partitions))
 

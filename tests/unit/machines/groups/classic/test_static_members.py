@@ -159,3 +159,17 @@ def test_a_restarted_member_must_sync_where_its_former_self_did_not() -> None:
     assert list(world.group.unsynced) == [again.member_id]
     world.sync(again.member_id, instance="ib")
     assert ("classic", "g", "sync") not in world.timers
+
+
+def test_a_member_restarted_during_its_first_join_has_a_session_like_any_other() -> None:
+    world = GroupWorld()
+    (a,) = world.start("a")
+    first = world.join("b", instance="ib")
+    again = world.join("b", instance="ib", session_timeout_ms=6_000)
+    assert first.error == ErrorCode.FENCED_INSTANCE_ID
+    for _ in range(10):
+        world.advance(5_000)
+        world.heartbeat(a)
+    assert again.is_parked, "a member that waits for a join need not beat"
+    world.join("a", a)
+    assert again.error == ErrorCode.NONE
