@@ -227,3 +227,47 @@ def test_the_positions_of_a_reader_are_offsets_of_the_partitions_there_are(broke
         asyncio.run(scenario())
     finally:
         broker.kill()
+
+
+def test_a_gate_that_opens_while_decoded_records_are_left_lets_nothing_overtake_them(broker: BrokerProcess) -> None:
+    broker.start()
+
+    async def scenario() -> None:
+        address = f"127.0.0.1:{broker.port}"
+        async with Admin(address) as admin, Producer(address, batch_size=500) as producer:
+            await admin.create_topics(TOPIC, partitions=1)
+            for round_, count in enumerate((2, 1, 1)):
+                for number in range(300):
+                    await producer.send(TOPIC, str(10 * round_ + number // 30), key=f"k-{number % 30}")
+                await producer.flush()
+                if count != 1 or round_ == 1:
+                    await admin.resize(TOPIC, count)
+        async with Consumer(address, auto_offset_reset="earliest", max_partition_fetch_bytes=12_000) as consumer:
+            consumer.assign(TOPIC)
+            readings = Readings()
+
+            async def read(most: int, timeout_s: float = 5) -> int:
+                records = await consumer.poll(timeout_s, max_records=most)
+                for record in records:
+                    assert record.key is not None and record.value is not None
+                    readings.take(record.key, int(record.value))
+                return len(records)
+
+            await consumer.pause((TOPIC, 1))
+            while await consumer.position(TOPIC, 0) < 400:
+                await read(10)
+            await asyncio.sleep(0.5)
+            await read(1)
+            await consumer.pause((TOPIC, 0))
+            await consumer.resume((TOPIC, 1))
+            while await read(1_000, 0.5):
+                pass
+            await consumer.resume((TOPIC, 0))
+            while readings.count < 900:
+                await read(1_000)
+            assert not readings.missing
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        broker.kill()

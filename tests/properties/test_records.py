@@ -254,6 +254,66 @@ def test_any_timestamps_come_back(times: list[int]) -> None:
     assert decode(data, columns=["timestamp"]).records.column(0).to_pylist() == times
 
 
+def alike(choice: random.Random) -> Batch:
+    """A batch of many records that are mostly of one shape, as producers send them, with others in between."""
+    value_size = choice.choice([0, 20, 58, 61, 64, 100, 8185, 8192])
+    key_size = choice.choice([None, 0, 6, 60, 64])
+    time_step = choice.choice([0, 1, 37, 3_000, -5])
+    odd = choice.choice([0, 0, 0.02, 0.3])
+    offset, timestamp = choice.randrange(1 << 40), 1_700_000_000_000
+    base = offset
+    rows = []
+    for _ in range(choice.choice([3, 30, 256, 257, 700]) if value_size < 8000 else 40):
+        key = None if key_size is None else choice.randbytes(key_size)
+        value: bytes | None = choice.randbytes(max(0, value_size + choice.randrange(3) - 1))
+        headers: tuple[tuple[str, bytes | None], ...] = ()
+        if choice.random() < odd:
+            key = choice.choice([None, key, b"", b"x" * 63, b"y" * 64])
+            value = choice.choice([None, value, b"", choice.randbytes(9_000)])
+            headers = choice.choice([(), (("h", None),), (("", b"v"), ("\u00e9", b""))])
+            offset += choice.randrange(300)
+            timestamp += choice.randrange(-(1 << 33), 1 << 33)
+        rows.append(Row(offset, timestamp, key, value, headers))
+        offset += 1
+        timestamp += time_step
+    return Batch(base, tuple(rows), last_offset=offset, log_append_time=choice.choice([None, None, 5]))
+
+
+@settings(PATIENT, max_examples=150)
+@given(seed=st.integers(0, 1 << 32))
+def test_batches_of_records_that_are_alike_are_decoded_too(seed: int) -> None:
+    choice = random.Random(seed)
+    batches = [alike(choice) for _ in range(choice.randrange(1, 4))]
+    batches = sorted(batches, key=lambda batch: batch.base_offset)
+    log = b"".join(map(model.encode, batches))
+    rows = [row for batch in batches for row in model.seen(batch)]
+    assert as_rows(decode(log, columns=ROW_COLUMNS).records) == rows
+    start, end = sorted(choice.choice(rows).offset for _ in range(2))
+    middle = choice.randrange(1 << 63)
+    found = [
+        decode(
+            log, columns=ROW_COLUMNS, start_offset=start, end_offset=end, key_range=key_range, decoded_size_max=1 << 30
+        )
+        for key_range in ((0, middle - 1), (middle, (1 << 63) - 1))
+    ]
+    assert sorted((row for part in found for row in as_rows(part.records)), key=lambda row: row.offset) == [
+        row for row in rows if start <= row.offset < end
+    ]
+
+
+@settings(PATIENT, max_examples=150)
+@given(seed=st.integers(0, 1 << 32))
+def test_changed_bytes_among_records_that_are_alike_harm_nobody(seed: int) -> None:
+    choice = random.Random(seed)
+    log = bytearray(model.encode(alike(choice)))
+    for _ in range(choice.randrange(1, 20)):
+        log[choice.randrange(61, len(log))] = choice.choice([choice.randrange(256), 0x80, 0xFF, 0, 1])
+    survives(with_crc(log))
+    cut = choice.randrange(61, len(log) + 1)
+    struct.pack_into(">i", log, 8, cut - 12)
+    survives(with_crc(log[:cut]))
+
+
 def with_crc(data: bytearray) -> bytearray:
     """Make the first batch's checksum right again, so that the kernels see what is wrong behind it."""
     size = struct.unpack_from(">i", data, 8)[0] + 12

@@ -223,7 +223,8 @@ class Consumer:
         for part in await self._gather(timeout_s):
             if len(found) >= room:
                 break
-            await self._hand_out_some(part, room - len(found), found)
+            if self._fetcher.stands_at(part):
+                await self._hand_out_some(part, room - len(found), found)
         self._pump()
         return found
 
@@ -235,6 +236,8 @@ class Consumer:
         left = self._decoded.pop(tp, None)
         if left is None or left.part.fetched is not part.fetched or left.position != part.start:
             left = _Decoded(part, await self._table([part], RECORD_COLUMNS, None), 0, part.start)
+            if not self._fetcher.stands_at(part):
+                return
         rows = left.rows.slice(left.first, room)
         found += records_of(part, rows)
         left.first += rows.num_rows
@@ -259,10 +262,11 @@ class Consumer:
         partition, offset, timestamp, timestamp_type, key, value, headers, key_hash, leader_epoch, and sequence, which
         grows with every record of a key. With `key_range`, only keys whose range hash is in it (both ends inclusive).
         """
-        parts = await self.gather(timeout_s, max_bytes)
-        table = await self._table(parts, columns, key_range)
-        self.hand_out(parts)
-        return table
+        while True:
+            parts = await self.gather(timeout_s, max_bytes)
+            table = await self._table(parts, columns, key_range)
+            if self.hand_out(parts):
+                return table
 
     async def _table(
         self, parts: Sequence[Ready], columns: Sequence[str], key_range: tuple[int, int] | None
@@ -294,11 +298,14 @@ class Consumer:
 
         return table_of(parts, columns, key_range, self._lineages, check_crcs=self._check_crcs)
 
-    def hand_out(self, parts: Sequence[Ready]) -> None:
-        """Move the positions beyond gathered parts, and fetch on."""
-        for part in parts:
-            self._fetcher.handed_out(part, part.end)
+    def hand_out(self, parts: Sequence[Ready]) -> bool:
+        """Move the positions beyond gathered parts, and fetch on; False, and nothing moves, if a position moved since.
+
+        Then what was gathered is not what comes next, and must be gathered anew.
+        """
+        standing = self._fetcher.all_handed_out(parts)
         self._pump()
+        return standing
 
     async def __aiter__(self) -> AsyncIterator[Record]:
         while not self._closed:

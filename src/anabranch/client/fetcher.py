@@ -433,11 +433,27 @@ class Fetcher:
                 self._errors.append(ApiError(error, f"no offset could be found for {tp}"))
                 partition.retry_at_ms = now_ms + self._settings.retry_backoff_max_ms
 
-    def handed_out(self, part: Ready, offset: int) -> None:
-        """Say that the records of `part` below `offset` were handed out, unless the reader went elsewhere meanwhile."""
+    def stands_at(self, part: Ready) -> bool:
+        """Whether the first record of `part` is still the next one to hand out of its partition."""
         partition = self._find(TopicPartition(part.topic, part.partition))
-        if partition is None or partition.position != part.start:
-            return
+        return partition is not None and partition.position == part.start
+
+    def all_handed_out(self, parts: Sequence[Ready]) -> bool:
+        """Say that all records of `parts` were handed out; False, and nothing moves, if the reader went elsewhere."""
+        reached: dict[tuple[str, int], int] = {}
+        for part in parts:
+            name = (part.topic, part.partition)
+            if part.start != reached[name] if name in reached else not self.stands_at(part):
+                return False
+            reached[name] = part.end
+        for part in parts:
+            self.handed_out(part, part.end)
+        return True
+
+    def handed_out(self, part: Ready, offset: int) -> None:
+        """Say that the records of `part`, at which its partition stands, were handed out below `offset`."""
+        partition = self._partition(TopicPartition(part.topic, part.partition))
+        assert partition.position == part.start, (partition.name, partition.position, part.start)
         assert part.start <= offset <= part.end
         partition.position = offset
         while partition.held and partition.held[0].next_offset <= offset:
@@ -615,6 +631,8 @@ class Fetcher:
             partition.log_start = answer.log_start_offset
             if answer.data is not None and len(answer.data) > 0:
                 self._hold(partition, said, answer)
+        elif code is ErrorCode.OFFSET_OUT_OF_RANGE and partition.held:
+            partition.retry_at_ms = now_ms + self._settings.retry_backoff_ms
         elif code is ErrorCode.OFFSET_OUT_OF_RANGE:
             self._out_of_range(partition)
         elif code in STALE:
@@ -642,7 +660,7 @@ class Fetcher:
             self._errors.append(ApiError(ErrorCode.CORRUPT_MESSAGE, f"{text}, as far as the broker sent it"))
 
     def _out_of_range(self, partition: _Partition) -> None:
-        """The offset is gone or never was: begin again where `auto.offset.reset` says, once what is held is read."""
+        """The offset is gone or never was: begin again where `auto.offset.reset` says (what was held has been read)."""
         if self._settings.auto_offset_reset in ("earliest", "latest"):
             self._forget(partition)
             partition.wanted_timestamp = self._reset()

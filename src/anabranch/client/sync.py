@@ -293,11 +293,13 @@ class Consumer(_Synchronous[aio.Consumer]):
         key_range: tuple[int, int] | None = None,
     ) -> pa.Table:
         """Hand out the next records as a table; see `anabranch.client.Consumer.poll_arrow`."""
-        parts = self._thread.run(self._inner.gather(timeout_s, max_bytes))
-        table = self._inner.table(parts, columns, key_range)
-        if parts:
-            self._thread.loop.call_soon_threadsafe(self._inner.hand_out, parts)
-        return table
+        while True:
+            parts = self._thread.run(self._inner.gather(timeout_s, max_bytes))
+            table = self._inner.table(parts, columns, key_range)
+            if not parts or self._hand_out(parts):
+                return table
+
+    _hand_out = _called(aio.Consumer.hand_out)
 
     def __iter__(self) -> Iterator[Record]:
         while True:

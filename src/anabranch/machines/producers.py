@@ -223,29 +223,18 @@ class ProducerTable:
             del self._producers[producer_id]
         return len(idle)
 
-    def truncated(self) -> None:
-        """Forget everything: the log was cut, and the table is folded anew from a snapshot and what is left."""
-        self._producers.clear()
-        self._awaited.clear()
-        self._undecided.clear()
-        self._ended.clear()
-        self.aborted.clear()
-
     # Transactions.
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Where readers of committed records must stop: nothing below belongs to an undecided transaction."""
-        first = next(iter(self._undecided), high_watermark)
-        for start, marker in self._ended.items():
-            if marker >= high_watermark:
-                first = min(first, start)
-        return min(first, high_watermark)
+        """Where readers of committed records must stop: nothing below belongs to an undecided transaction.
 
-    def decided(self, high_watermark: int) -> None:
-        """The high watermark moved: transactions whose marker lies below it are done with."""
-        if self._ended:
-            for start in [start for start, marker in self._ended.items() if marker < high_watermark]:
-                del self._ended[start]
+        One whose marker is not below the high watermark is undecided still: a crash may undo the marker. The high
+        watermark never falls from call to call, so what is decided is forgotten.
+        """
+        for start in [start for start, marker in self._ended.items() if marker < high_watermark]:
+            del self._ended[start]
+        first = next(iter(self._undecided), high_watermark)
+        return min(first, min(self._ended, default=first), high_watermark)
 
     def open_transaction(self, producer_id: int) -> int | None:
         """The first offset of the producer's open transaction."""

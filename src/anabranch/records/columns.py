@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -61,16 +62,17 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
 COLUMNS_DEFAULT = ("offset", "timestamp", "key", "value", "headers")
 EXPANDED_SIZE_MAX = MESSAGE_SIZE_MAX * DECOMPRESSION_RATIO_MAX
 """Default bound of one batch's records while they are not compressed."""
-DECODED_SIZE_MAX = 256 * 1024 * 1024
+DECODED_SIZE_MAX = 4 * 1024 * 1024
 """Bytes of records after which `decode` stops at the end of a batch."""
 
 _INT32_MAX = (1 << 31) - 1
 _ALIGNMENT = 64
+_CHECK_FIELDS = [kernels.POSITION, kernels.SIZE, kernels.CRC, kernels.ATTRIBUTES]
 _SLAB_SIZE_MIN = 64 * 1024
 _SLAB_SIZE_MAX = 64 * 1024 * 1024
 _SHELF_SIZE_MAX = 64 * 1024 * 1024
 _SCRATCH_SIZE_MIN = 1024 * 1024
-_NULLABLE_ONLY_IF_NEEDED = frozenset({"offset", "timestamp", "timestamp_type", "leader_epoch"})
+_NEVER_NULL = frozenset({"offset", "timestamp", "timestamp_type", "leader_epoch"})
 
 
 class Decoded(NamedTuple):
@@ -124,20 +126,11 @@ class _Shelf:
 _shelf = _Shelf()
 
 
-class _Layout:
-    """Carves the buffers of one result out of one slab."""
-
-    def __init__(self) -> None:
-        self.size = _ALIGNMENT
-
-    def reserve(self, size: int) -> int:
-        position = self.size
-        self.size = (position + size + kernels.SLACK + _ALIGNMENT - 1) & -_ALIGNMENT
-        return position
-
-
 def _address(array: NDArray[Any]) -> int:
     return int(array.__array_interface__["data"][0])
+
+
+_CRC_TABLES_AT = _address(kernels.CRC_TABLES)
 
 
 # --- decode
@@ -163,26 +156,94 @@ def decode(
     of those. `size_max` bounds each batch's records while they are not compressed. Anything malformed in what is
     looked at raises DecodeError naming the offset of its batch.
     """
+    return next(
+        _pieces(
+            buffer,
+            columns=columns,
+            start_offset=start_offset,
+            end_offset=end_offset,
+            key_range=key_range,
+            aborted=aborted,
+            check_crc=check_crc,
+            size_max=size_max,
+            decoded_size_max=decoded_size_max,
+        )
+    )
+
+
+def decode_all(
+    buffer: Bytes,
+    *,
+    columns: Sequence[str] = COLUMNS_DEFAULT,
+    start_offset: int = 0,
+    end_offset: int | None = None,
+    key_range: tuple[int, int] | None = None,
+    aborted: Sequence[tuple[int, int]] = (),
+    check_crc: bool = True,
+    size_max: int = EXPANDED_SIZE_MAX,
+    decoded_size_max: int = DECODED_SIZE_MAX,
+) -> Iterator[Decoded]:
+    """Decode all of a buffer, however large, as `decode` does, in pieces; at least one comes, perhaps without rows.
+
+    Who drops a piece before he takes the next but one keeps the memory of all of them small and warm.
+    """
+    return _pieces(
+        buffer,
+        columns=columns,
+        start_offset=start_offset,
+        end_offset=end_offset,
+        key_range=key_range,
+        aborted=aborted,
+        check_crc=check_crc,
+        size_max=size_max,
+        decoded_size_max=decoded_size_max,
+    )
+
+
+def _pieces(
+    buffer: Bytes,
+    *,
+    columns: Sequence[str],
+    start_offset: int,
+    end_offset: int | None,
+    key_range: tuple[int, int] | None,
+    aborted: Sequence[tuple[int, int]],
+    check_crc: bool,
+    size_max: int,
+    decoded_size_max: int,
+) -> Iterator[Decoded]:
     assert decoded_size_max <= _INT32_MAX
     size_max = min(size_max, _INT32_MAX - kernels.SLACK)
     end = OFFSET_MAX if end_offset is None else end_offset
     source = pa.py_buffer(buffer)
     table = _read_table(buffer, source)
-    table, next_offset, complete, _scratch = _choose(
-        buffer, table, start_offset, end, aborted, check_crc=check_crc, size_max=size_max, stop=decoded_size_max
-    )
-    records = _gather(table, columns, start_offset, end, key_range)
-    return Decoded(records, next_offset, complete)
-
-
-def decode_all(buffer: Bytes, *, start_offset: int = 0, **options: Any) -> Iterator[Decoded]:
-    """Decode all of a buffer, however large, in pieces; options as for `decode`."""
+    if aborted:
+        _pass_over_aborted(buffer, table, aborted)
+    count, highest = kernels.choose_batches(table, start_offset, end)
+    first = 0
     while True:
-        decoded = decode(buffer, start_offset=start_offset, **options)
-        yield decoded
-        if decoded.complete:
+        ready, compressed = kernels.next_batches(table, first, count, decoded_size_max)
+        scratch: list[NDArray[np.uint8]] = []
+        if check_crc and (compressed or not kernels.CHECKS_CRC):
+            _check(memoryview(buffer).cast("B"), table[first:ready])
+        if compressed:
+            view = memoryview(buffer).cast("B")
+            ready = first + _expand(view, table[first:ready], scratch, size_max, decoded_size_max)
+        complete = ready == count
+        following = max(start_offset, min(highest + 1, end)) if complete else int(table[ready, kernels.BASE_OFFSET])
+        if not complete and following <= start_offset:
+            raise DecodeError(f"the record batch at offset {following} comes after one with offset {start_offset}")
+        # Not kept in a variable: while the next piece is made, this one must be able to go.
+        yield Decoded(
+            _gather(
+                table[first:ready], columns, start_offset, end, key_range, check_crc=check_crc and kernels.CHECKS_CRC
+            ),
+            following,
+            complete,
+        )
+        if complete:
             return
-        start_offset = decoded.next_offset
+        first = ready
 
 
 def _read_table(buffer: Bytes, source: pa.Buffer) -> NDArray[np.int64]:
@@ -196,69 +257,30 @@ def _read_table(buffer: Bytes, source: pa.Buffer) -> NDArray[np.int64]:
     return table
 
 
-def _choose(
-    buffer: Bytes,
-    table: NDArray[np.int64],
-    start_offset: int,
-    end_offset: int,
-    aborted: Sequence[tuple[int, int]],
-    *,
-    check_crc: bool,
-    size_max: int,
-    stop: int,
-) -> tuple[NDArray[np.int64], int, bool, list[NDArray[np.uint8]]]:
-    """Pick the batches to decode, checked and expanded, and say how far that is.
-
-    The rows of expanded batches point into the arrays that come last, which must live as long as the rows are used.
-    """
-    scratch: list[NDArray[np.uint8]] = []
-    if not len(table):
-        return table, start_offset, True, scratch
-    last = table[:, kernels.BASE_OFFSET] + table[:, kernels.LAST_OFFSET_DELTA]
-    wanted = (last >= start_offset) & (table[:, kernels.BASE_OFFSET] < end_offset)
-    wanted &= table[:, kernels.ATTRIBUTES] & CONTROL == 0
-    if aborted:
-        wanted &= ~_aborted_batches(buffer, table, last, aborted)
-    rows = np.flatnonzero(wanted)
-    if len(rows) == len(table):
-        chosen = table
-    else:
-        chosen = table[rows]
-    view = memoryview(buffer).cast("B")
-    if check_crc:
-        _check(view, chosen)
-    next_offset = max(start_offset, min(int(last.max()) + 1, end_offset))
-    sizes = chosen[:, kernels.SIZE]
-    if (chosen[:, kernels.ATTRIBUTES] & COMPRESSION_MASK).any():
-        count = _expand(view, chosen, scratch, size_max, stop)
-    else:
-        count = len(chosen)
-        if count and int(sizes.sum()) > stop:
-            count = max(1, int(np.searchsorted(np.cumsum(sizes), stop, side="right")))
-    if count == len(chosen):
-        return chosen, next_offset, True, scratch
-    return chosen[:count], max(start_offset, int(chosen[count, kernels.BASE_OFFSET])), False, scratch
-
-
 def _check(view: memoryview, table: NDArray[np.int64]) -> None:
-    for position, size, crc in table[:, [kernels.POSITION, kernels.SIZE, kernels.CRC]].tolist():
+    """Compare with their checksums all batches that no kernel will: it does so for those that are not compressed."""
+    for position, size, crc, attributes in table[:, _CHECK_FIELDS].tolist():
+        if kernels.CHECKS_CRC and not attributes & COMPRESSION_MASK:
+            continue
         if crc32c(view[position + 21 : position + size]) != crc:
-            raise ChecksumError(
-                f"the record batch at offset {parse_header(view, position).base_offset} ({size} bytes)"
-                f" is not what its checksum was made of"
-            )
+            raise _checksum_error(parse_header(view, position).base_offset)
 
 
-def _aborted_batches(
-    buffer: Bytes, table: NDArray[np.int64], last: NDArray[np.int64], aborted: Sequence[tuple[int, int]]
-) -> NDArray[np.bool_]:
-    """Say which batches belong to aborted transactions, as consumers that read what is committed tell them (KIP-98)."""
+def _checksum_error(base_offset: int) -> ChecksumError:
+    return ChecksumError(f"the record batch at offset {base_offset} is not what its checksum was made of")
+
+
+def _pass_over_aborted(buffer: Bytes, table: NDArray[np.int64], aborted: Sequence[tuple[int, int]]) -> None:
+    """Mark the batches of aborted transactions, as consumers that read what is committed tell them (KIP-98).
+
+    A mark is the attribute of control batches, in the table alone: both are passed over.
+    """
     starts = sorted((first_offset, producer_id) for producer_id, first_offset in aborted)
     begun = 0
     active: set[int] = set()
-    answer = np.zeros(len(table), np.bool_)
     for row in np.flatnonzero(table[:, kernels.ATTRIBUTES] & TRANSACTIONAL).tolist():
-        while begun < len(starts) and starts[begun][0] <= last[row]:
+        last = table[row, kernels.BASE_OFFSET] + table[row, kernels.LAST_OFFSET_DELTA]
+        while begun < len(starts) and starts[begun][0] <= last:
             active.add(starts[begun][1])
             begun += 1
         producer_id = int(table[row, kernels.PRODUCER_ID])
@@ -269,8 +291,7 @@ def _aborted_batches(
             if marker is not None and not marker.commit:
                 active.remove(producer_id)
         else:
-            answer[row] = True
-    return answer
+            table[row, kernels.ATTRIBUTES] |= CONTROL
 
 
 def _expand(
@@ -321,131 +342,123 @@ def _expand(
     return len(table)
 
 
+class _Buffer(NamedTuple):
+    """Memory that a column needs: the kernel's name for it, bits for each record, bytes beside, and data or not."""
+
+    field: int
+    record_bits: int
+    extra: int = 0
+    is_data: bool = False
+
+
+_KEY_VALIDITY = _Buffer(kernels.TO_KEY_VALIDITY, 1)
+_BUFFERS: dict[str, tuple[_Buffer, ...]] = {
+    "offset": (_Buffer(kernels.TO_OFFSETS, 64),),
+    "timestamp": (_Buffer(kernels.TO_TIMESTAMPS, 64),),
+    "timestamp_type": (_Buffer(kernels.TO_TIMESTAMP_TYPES, 8),),
+    "leader_epoch": (_Buffer(kernels.TO_LEADER_EPOCHS, 32),),
+    "key_hash": (_KEY_VALIDITY, _Buffer(kernels.TO_HASHES, 32)),
+    "headers": (_Buffer(kernels.TO_HEADERS_AT, 3 * 64),),
+    "key": (_KEY_VALIDITY, _Buffer(kernels.TO_KEY_ENDS, 32, 4), _Buffer(kernels.TO_KEY_DATA, 0, is_data=True)),
+    "value": (
+        _Buffer(kernels.TO_VALUE_VALIDITY, 1),
+        _Buffer(kernels.TO_VALUE_ENDS, 32, 4),
+        _Buffer(kernels.TO_VALUE_DATA, 0, is_data=True),
+    ),
+}
+
+
+class _Shape:
+    """What `decode` is asked for: the buffers of its columns, data last, and their schema."""
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        for name in columns:
+            if name not in _BUFFERS:
+                raise ValueError(f"there is no column {name!r}: choose from {', '.join(COLUMN_TYPES)}")
+        self.columns = columns
+        # Data comes last: it is the largest, its size is known in the end only, and the rest is never touched.
+        buffers = dict.fromkeys(buffer for name in columns for buffer in _BUFFERS[name])
+        self.buffers = sorted(buffers, key=lambda buffer: (buffer.is_data, buffer.field))
+        self.schema = pa.schema(
+            [pa.field(name, COLUMN_TYPES[name], nullable=name not in _NEVER_NULL) for name in columns]
+        )
+
+
+_shape = lru_cache(maxsize=256)(_Shape)
+
+
 def _gather(
     table: NDArray[np.int64],
     columns: Sequence[str],
     start_offset: int,
     end_offset: int,
     key_range: tuple[int, int] | None,
+    *,
+    check_crc: bool,
 ) -> pa.RecordBatch:
-    record_count = int(table[:, kernels.RECORD_COUNT].sum())
-    size = int((table[:, kernels.END] - table[:, kernels.START]).sum())
+    shape = _shape(tuple(columns))
+    answer = np.zeros(kernels.DECODED_FIELDS, np.int64)
+    record_count, size = kernels.measure_batches(table)
     if record_count * kernels.RECORD_SIZE_MIN > size:
         for row in table:
             if row[kernels.RECORD_COUNT] * kernels.RECORD_SIZE_MIN > row[kernels.END] - row[kernels.START]:
                 raise DecodeError(f"the record batch at offset {row[kernels.BASE_OFFSET]} is too small for its records")
-    wanted = frozenset(columns)
-    layout = _Layout()
-    places: dict[int, int] = {}
-
-    def want(field: int, bytes_: int) -> None:
-        places[field] = layout.reserve(bytes_)
-
-    bitmap_size = (record_count + 7) // 8
-    if "offset" in wanted:
-        want(kernels.TO_OFFSETS, 8 * record_count)
-    if "timestamp" in wanted:
-        want(kernels.TO_TIMESTAMPS, 8 * record_count)
-    if "timestamp_type" in wanted:
-        want(kernels.TO_TIMESTAMP_TYPES, record_count)
-    if "leader_epoch" in wanted:
-        want(kernels.TO_LEADER_EPOCHS, 4 * record_count)
-    if "key_hash" in wanted:
-        want(kernels.TO_HASHES, 4 * record_count)
-    if "key" in wanted or "key_hash" in wanted:
-        want(kernels.TO_KEY_VALIDITY, bitmap_size)
-    if "headers" in wanted:
-        want(kernels.TO_HEADERS_AT, 24 * record_count)
-    if "value" in wanted:
-        want(kernels.TO_VALUE_VALIDITY, bitmap_size)
-        want(kernels.TO_VALUE_ENDS, 4 * record_count + 4)
-    if "key" in wanted:
-        want(kernels.TO_KEY_ENDS, 4 * record_count + 4)
-        want(kernels.TO_KEY_DATA, size)
-    # Last what is largest and of a size not known before: what is not needed of it is never touched.
-    if "value" in wanted:
-        want(kernels.TO_VALUE_DATA, size)
-
-    slab = _shelf.take(layout.size)
-    whole = pa.py_buffer(slab)
+    plan = [0] * kernels.DECODE_FIELDS
+    end = _ALIGNMENT
+    for field, record_bits, extra, is_data in shape.buffers:
+        plan[field] = end
+        needed = size if is_data else (record_bits * record_count + 7 >> 3) + extra
+        end = (end + needed + kernels.SLACK + _ALIGNMENT - 1) & -_ALIGNMENT
+    slab = pa.py_buffer(_shelf.take(end))
     # Places begin at _ALIGNMENT, so that there is room to move all of them down to aligned addresses.
-    shift = -(whole.address % _ALIGNMENT)
-    base = whole.address + shift
-    plan = np.zeros(kernels.DECODE_FIELDS, np.int64)
-    for field, position in places.items():
-        plan[field] = base + position
-    for field in (kernels.TO_KEY_VALIDITY, kernels.TO_VALUE_VALIDITY):
-        if field in places:
-            slab[shift + places[field] : shift + places[field] + bitmap_size] = 0xFF
-    for field in (kernels.TO_KEY_ENDS, kernels.TO_VALUE_ENDS):
-        if field in places:
-            slab[shift + places[field] : shift + places[field] + 4] = 0
-            plan[field] += 4
+    base = slab.address & -_ALIGNMENT
+    places = [place + base - slab.address for place in plan]
+    for field, *_ in shape.buffers:
+        plan[field] += base
+    plan[kernels.RECORDS_MAX] = record_count
+    plan[kernels.CHECKED_BY] = _CRC_TABLES_AT if check_crc else 0
     plan[kernels.FROM_OFFSET] = start_offset
     plan[kernels.TO_OFFSET] = end_offset
     if key_range is not None:
         plan[kernels.RANGED] = 1
         plan[kernels.RANGE_START], plan[kernels.RANGE_END] = key_range
-    answer = np.zeros(kernels.DECODED_FIELDS, np.int64)
-    rows = kernels.decode_records(table, plan, answer)
-    if rows == kernels.MALFORMED:
+    rows = kernels.decode_records(table, np.array(plan, np.int64), answer)
+    if rows < 0:
         offset = table[answer[kernels.AT_BATCH], kernels.BASE_OFFSET]
+        if rows == kernels.CORRUPT:
+            raise _checksum_error(int(offset))
         raise DecodeError(f"the record batch at offset {offset} holds a malformed record")
+    found = answer.tolist()
 
     def piece(field: int, bytes_: int) -> pa.Buffer:
-        return whole.slice(shift + places[field], bytes_)
+        return slab.slice(places[field], bytes_)
 
-    def fixed(name: str, field: int, width: int, validity: pa.Buffer | None = None, nulls: int = 0) -> pa.Array:
-        return pa.Array.from_buffers(COLUMN_TYPES[name], rows, [validity, piece(field, width * rows)], nulls)
+    def validity(field: int, nulls: int) -> pa.Buffer | None:
+        return piece(field, rows + 7 >> 3) if nulls else None
 
-    key_nulls, value_nulls = int(answer[kernels.KEY_NULLS]), int(answer[kernels.VALUE_NULLS])
     arrays = []
-    for name in columns:
-        match name:
-            case "offset":
-                array = fixed(name, kernels.TO_OFFSETS, 8)
-            case "timestamp":
-                array = fixed(name, kernels.TO_TIMESTAMPS, 8)
-            case "timestamp_type":
-                array = fixed(name, kernels.TO_TIMESTAMP_TYPES, 1)
-            case "leader_epoch":
-                array = fixed(name, kernels.TO_LEADER_EPOCHS, 4)
-            case "key_hash":
-                validity = piece(kernels.TO_KEY_VALIDITY, (rows + 7) // 8) if key_nulls else None
-                array = fixed(name, kernels.TO_HASHES, 4, validity, key_nulls)
-            case "key":
-                validity = piece(kernels.TO_KEY_VALIDITY, (rows + 7) // 8) if key_nulls else None
-                ends = piece(kernels.TO_KEY_ENDS, 4 * rows + 4)
-                data = piece(kernels.TO_KEY_DATA, int(answer[kernels.KEY_SIZE]))
-                array = pa.Array.from_buffers(COLUMN_TYPES[name], rows, [validity, ends, data], key_nulls)
-            case "value":
-                validity = piece(kernels.TO_VALUE_VALIDITY, (rows + 7) // 8) if value_nulls else None
-                ends = piece(kernels.TO_VALUE_ENDS, 4 * rows + 4)
-                data = piece(kernels.TO_VALUE_DATA, int(answer[kernels.VALUE_SIZE]))
-                array = pa.Array.from_buffers(COLUMN_TYPES[name], rows, [validity, ends, data], value_nulls)
-            case "headers":
-                array = _gather_headers(table, rows, int(plan[kernels.TO_HEADERS_AT]), answer)
-            case _:
-                raise ValueError(f"there is no column {name!r}: choose from {', '.join(COLUMN_TYPES)}")
-        arrays.append(array)
-    return pa.RecordBatch.from_arrays(arrays, schema=_schema(tuple(columns)))
+    for name in shape.columns:
+        kind = COLUMN_TYPES[name]
+        if name == "headers":
+            arrays.append(_gather_headers(table, rows, plan[kernels.TO_HEADERS_AT], found))
+            continue
+        *_, last = parts = _BUFFERS[name]
+        if len(parts) == 1:
+            arrays.append(pa.Array.from_buffers(kind, rows, [None, piece(last.field, last.record_bits * rows >> 3)], 0))
+            continue
+        nulls = found[kernels.VALUE_NULLS if name == "value" else kernels.KEY_NULLS]
+        buffers = [validity(parts[0].field, nulls)]
+        if last.is_data:
+            data_size = found[kernels.VALUE_SIZE if name == "value" else kernels.KEY_SIZE]
+            buffers += [piece(parts[1].field, 4 * rows + 4), piece(last.field, data_size)]
+        else:
+            buffers.append(piece(last.field, last.record_bits * rows >> 3))
+        arrays.append(pa.Array.from_buffers(kind, rows, buffers, nulls))
+    return pa.RecordBatch.from_arrays(arrays, schema=shape.schema)
 
 
-_schemas: dict[tuple[str, ...], pa.Schema] = {}
-
-
-def _schema(columns: tuple[str, ...]) -> pa.Schema:
-    schema = _schemas.get(columns)
-    if schema is None:
-        schema = pa.schema(
-            [pa.field(name, COLUMN_TYPES[name], nullable=name not in _NULLABLE_ONLY_IF_NEEDED) for name in columns]
-        )
-        _schemas[columns] = schema
-    return schema
-
-
-def _gather_headers(table: NDArray[np.int64], rows: int, headers_at: int, answer: NDArray[np.int64]) -> pa.Array:
-    count, size = int(answer[kernels.HEADER_COUNT]), int(answer[kernels.HEADER_SIZES])
+def _gather_headers(table: NDArray[np.int64], rows: int, headers_at: int, found: list[int]) -> pa.Array:
+    count, size = found[kernels.HEADER_COUNT], found[kernels.HEADER_SIZES]
     kind = COLUMN_TYPES["headers"]
     list_offsets = np.zeros(rows + 1, np.int32)
     key_offsets = np.zeros(count + 1, np.int32)
@@ -457,7 +470,7 @@ def _gather_headers(table: NDArray[np.int64], rows: int, headers_at: int, answer
         sizes = np.zeros(kernels.DECODED_FIELDS, np.int64)
         keys = np.empty(size + kernels.SLACK, np.uint8)
         values = np.empty(size + kernels.SLACK, np.uint8)
-        found = kernels.decode_headers(
+        written = kernels.decode_headers(
             headers_at,
             rows,
             _address(list_offsets) + 4,
@@ -468,7 +481,7 @@ def _gather_headers(table: NDArray[np.int64], rows: int, headers_at: int, answer
             _address(validity),
             sizes,
         )
-        if found == kernels.MALFORMED:
+        if written == kernels.MALFORMED:
             raise DecodeError(f"the record batches from offset {table[0, kernels.BASE_OFFSET]} hold a malformed header")
         nulls = int(sizes[kernels.VALUE_NULLS])
         keys, values = keys[: sizes[kernels.KEY_SIZE]], values[: sizes[kernels.VALUE_SIZE]]
@@ -555,13 +568,16 @@ def encode_partitioned(
     slab = _shelf.take(size + HEADER_SIZE * batches_max + kernels.SLACK)
     plan[kernels.TARGET] = _address(slab)
     plan[kernels.BATCH_SIZE_MAX] = batch_size_max
+    if kernels.CHECKS_CRC and compression is Compression.NONE:
+        plan[kernels.STAMPED_BY] = _CRC_TABLES_AT
     count = kernels.encode_batches(columns, plan, starts, starts if order is None else order, table)
     view = slab.data
     batches = []
     for at, length, partition, first, records in table[:count].tolist():
         data = view[at : at + length]
         if compression is Compression.NONE:
-            stamp_crc(data)
+            if not kernels.CHECKS_CRC:
+                stamp_crc(data)
         else:
             data = _compressed(data, compression, compression_level)
         first_row = first if order is None else int(order[first])

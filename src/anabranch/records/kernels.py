@@ -15,12 +15,15 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numpy as np
+from crc32c import crc32c
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features, get_process_triple
 from numba import njit, types
+from numba.core import config
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from anabranch.records.batch import HEADER_SIZE, LENGTH_END, LOG_APPEND_TIME, MAGIC
+from anabranch.records.batch import CONTROL, HEADER_SIZE, LENGTH_END, LOG_APPEND_TIME, MAGIC
 from anabranch.records.compression import COMPRESSION_MASK
 
 SLACK = 64
@@ -32,6 +35,8 @@ HEADER_OVERHEAD_MAX = 10
 
 MALFORMED = -1
 """The answer of a kernel that met bytes that cannot be."""
+CORRUPT = -2
+"""The answer of a kernel that met bytes that their checksum was not made of."""
 
 # Columns of the table of batches, one row each: where its records lie in memory, and its header.
 START, END, LIMIT, BASE_OFFSET, LAST_OFFSET_DELTA, LEADER_EPOCH, ATTRIBUTES = 0, 1, 2, 3, 4, 5, 6
@@ -42,8 +47,8 @@ BATCH_FIELDS = 14
 FROM_OFFSET, TO_OFFSET, RANGED, RANGE_START, RANGE_END = 0, 1, 2, 3, 4
 TO_OFFSETS, TO_TIMESTAMPS, TO_TIMESTAMP_TYPES, TO_LEADER_EPOCHS, TO_HASHES = 5, 6, 7, 8, 9
 TO_KEY_ENDS, TO_KEY_DATA, TO_KEY_VALIDITY, TO_VALUE_ENDS, TO_VALUE_DATA, TO_VALUE_VALIDITY = 10, 11, 12, 13, 14, 15
-TO_HEADERS_AT = 16
-DECODE_FIELDS = 17
+TO_HEADERS_AT, CHECKED_BY, RECORDS_MAX = 16, 17, 18
+DECODE_FIELDS = 19
 
 # What `decode_records` answers.
 ROWS, KEY_SIZE, KEY_NULLS, VALUE_SIZE, VALUE_NULLS, HEADER_COUNT, HEADER_SIZES, AT_BATCH = 0, 1, 2, 3, 4, 5, 6, 7
@@ -54,10 +59,9 @@ OFFSETS_AT, OFFSETS_WIDE, DATA_AT, DATA_END, VALIDITY_AT, VALIDITY_FIRST = 0, 1,
 COLUMN_FIELDS = 6
 
 # What `encode_batches` is told beside the columns (keys, values, header keys, header values).
-ROW_ORDER, TIMESTAMPS_AT, TIMESTAMP, LISTS_AT, LISTS_WIDE, LISTS_VALIDITY, LISTS_FIRST, TARGET, BATCH_SIZE_MAX = range(
-    9
-)
-ENCODE_FIELDS = 9
+ROW_ORDER, TIMESTAMPS_AT, TIMESTAMP, TARGET, BATCH_SIZE_MAX, STAMPED_BY = 0, 1, 2, 3, 4, 5
+LISTS_AT, LISTS_WIDE, LISTS_VALIDITY, LISTS_FIRST = 6, 7, 8, 9
+ENCODE_FIELDS = 10
 KEYS, VALUES, HEADER_KEYS, HEADER_VALUES = 0, 1, 2, 3
 
 # Columns of the table of batches that `encode_batches` answers.
@@ -72,13 +76,21 @@ _LOW_31 = 0x7FFF_FFFF
 _MIX_1 = 0xFF51_AFD7_ED55_8CCD - (1 << 64)
 _MIX_2 = 0xC4CE_B9FE_1A85_EC53 - (1 << 64)
 _CODEC_MAX = 4
+_CRC_FROM = 21
 _NOWHERE = 1 << 62
-_PROLOGUE = 48
-"""Bytes before a record's key, and some to read too far: with as many left nothing needs a look at the end."""
+_SAFE = 96
+"""What may be read from a record's start on when it is taken for one like the last: 8 bytes, a key of 63, 3 more."""
+_CONTINUED = 0x8080_8080_8080_8080 - (1 << 64)
+"""The bit of every byte that says that a number goes on in the next one."""
 _BLOCK = 256
 """Records that are scanned before they are moved."""
 _PLANE = 8 * _BLOCK
 """Of a block, first the lengths of a column, then, so many bytes further, where the values are."""
+
+_PROCESSOR = get_process_triple().partition("-")[0]
+_CRC_FEATURE = {"x86_64": "sse4.2", "aarch64": "crc"}.get(_PROCESSOR, "")
+CHECKS_CRC = bool(get_host_cpu_features().get(_CRC_FEATURE)) and getattr(config, "CPU_NAME", None) is None
+"""Whether kernels can compute checksums: the processor has an instruction for it, and code is compiled for it."""
 
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 
@@ -164,6 +176,54 @@ def _move_bytes(_: Any, target: Any, source: Any, size: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), generate
 
 
+def _declare(module: Any, kind: Any, name: str) -> Any:
+    """Find a function of LLVM's own in a module, or make it known there."""
+    return module.globals.get(name) or ir.Function(module, kind, name)
+
+
+def _crc_step(bits: int) -> Callable[[int, int], int]:
+    """Make a function that takes a CRC-32C over `bits` more, with the processor's own instruction."""
+
+    def step(_: Any, crc: Any, data: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            byte, word, wide = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+            name, state, data_type = {
+                ("x86_64", 64): ("llvm.x86.sse42.crc32.64.64", wide, wide),
+                ("x86_64", 8): ("llvm.x86.sse42.crc32.32.8", word, byte),
+                ("aarch64", 64): ("llvm.aarch64.crc32cx", word, wide),
+                ("aarch64", 8): ("llvm.aarch64.crc32cb", word, word),
+            }[_PROCESSOR, bits]
+            function = _declare(builder.module, ir.FunctionType(state, (state, data_type)), name)
+            crc, data = arguments
+            if state is not wide:
+                crc = builder.trunc(crc, state)
+            if data_type is not wide:
+                data = builder.trunc(data, data_type)
+            crc = builder.call(function, (crc, data))
+            return crc if state is wide else builder.zext(crc, wide)
+
+        return types.int64(types.int64, types.int64), generate
+
+    return cast(Callable[[int, int], int], intrinsic(step))
+
+
+def _prefetcher(*, write: bool) -> Callable[[int], None]:
+    """Make a function that has the line at an address brought near; any address will do, it is never accessed."""
+
+    def prefetch(_: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+            kind = ir.FunctionType(ir.VoidType(), (pointer, word, word, word))
+            function = _declare(builder.module, kind, "llvm.prefetch.p0")
+            options = (ir.Constant(word, number) for number in (int(write), 3, 1))
+            builder.call(function, (builder.inttoptr(arguments[0], pointer), *options))
+            return context.get_dummy_value()
+
+        return types.void(types.int64), generate
+
+    return cast(Callable[[int], None], intrinsic(prefetch))
+
+
 def _count_leading_zeros(_: Any, value: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 0))
@@ -173,6 +233,10 @@ def _count_leading_zeros(_: Any, value: Any) -> Any:
 
 _copy_32 = cast(Callable[[int, int], None], intrinsic(_move_block))
 _copy_bytes = cast(Callable[[int, int, int], None], intrinsic(_move_bytes))
+_prefetch_to_read = _prefetcher(write=False)
+_prefetch_to_write = _prefetcher(write=True)
+_crc_8 = _crc_step(8)
+_crc_64 = _crc_step(64)
 _leading_zeros = cast(Callable[[int], int], intrinsic(_count_leading_zeros))
 
 
@@ -207,32 +271,72 @@ def _varint(at: int, end: int) -> tuple[int, int]:
 
 
 @_inlined
-def _length(at: int, end: int) -> tuple[int, int]:
-    """Read a number of probably at most two bytes, of which either may come next; two bytes can be read."""
-    word = _u16(at)
-    if word & 0x8080 == 0x8080:
-        return _varint(at, end)
-    second = (word >> 7) & 1
-    value = (word & 0x7F) | (((word & 0x7F00) >> 1) & -second)
-    return (value >> 1) ^ -(value & 1), at + 1 + second
+def _unzigzag(value: int) -> int:
+    """What a zigzag number of less than 64 bits stands for."""
+    return (value >> 1) ^ -(value & 1)
+
+
+_LONG, _SHORT = 1024, 128
+
+
+def _zeros_table(size: int) -> NDArray[np.uint32]:
+    """What `size` bytes of zeros make of a CRC, by each of its four bytes: the CRC is linear in its bits."""
+    bits = [crc32c(bytes(size), _MASK_32 ^ 1 << bit) ^ _MASK_32 for bit in range(32)]
+    table = np.zeros((4, 256), np.uint32)
+    for bit, effect in enumerate(bits):
+        chosen = np.arange(256) >> (bit & 7) & 1 == 1
+        table[bit >> 3, chosen] ^= np.uint32(effect)
+    return table
+
+
+CRC_TABLES = np.stack([_zeros_table(_LONG), _zeros_table(_SHORT)])
+"""How to join checksums of neighbouring pieces: a kernel that checks them is given the address."""
 
 
 @_inlined
-def _delta(at: int, end: int) -> tuple[int, int]:
-    """Read a number that has probably as many bytes as the one of the record before; four bytes can be read."""
-    word = _u32(at)
-    if word & 0x80 == 0:
-        value = word & 0x7F
+def _crc_shift(tables: int, crc: int) -> int:
+    """The CRC behind as many bytes of zeros as the table is for."""
+    return (
+        _u32(tables + 4 * (crc & 0xFF))
+        ^ _u32(tables + 1024 + 4 * ((crc >> 8) & 0xFF))
+        ^ _u32(tables + 2048 + 4 * ((crc >> 16) & 0xFF))
+        ^ _u32(tables + 3072 + 4 * (crc >> 24))
+    )
+
+
+@_inlined
+def _crc_thirds(crc: int, at: int, third: int, tables: int) -> int:
+    """Take a CRC over three pieces at once, because the instruction takes three times as long as it occupies."""
+    second, last = 0, 0
+    for line in range(at, at + third, 64):
+        for place in range(line, line + 64, 8):
+            crc = _crc_64(crc, _i64(place))
+            second = _crc_64(second, _i64(place + third))
+            last = _crc_64(last, _i64(place + 2 * third))
+        if third == _LONG:
+            _prefetch_to_read(line + 3 * third)
+            _prefetch_to_read(line + 4 * third)
+            _prefetch_to_read(line + 5 * third)
+    return _crc_shift(tables, _crc_shift(tables, crc) ^ second) ^ last
+
+
+@_inlined
+def _crc(at: int, end: int, tables: int) -> int:
+    """The CRC-32C of the bytes from `at` to `end`."""
+    crc = _MASK_32
+    while end - at >= 3 * _LONG:
+        crc = _crc_thirds(crc, at, _LONG, tables)
+        at += 3 * _LONG
+    while end - at >= 3 * _SHORT:
+        crc = _crc_thirds(crc, at, _SHORT, tables + 4096)
+        at += 3 * _SHORT
+    while end - at >= 8:
+        crc = _crc_64(crc, _i64(at))
+        at += 8
+    while at < end:
+        crc = _crc_8(crc, _u8(at))
         at += 1
-    elif word & 0x8000 == 0:
-        value = (word & 0x7F) | ((word & 0x7F00) >> 1)
-        at += 2
-    elif word & 0x80_0000 == 0:
-        value = (word & 0x7F) | ((word & 0x7F00) >> 1) | ((word & 0x7F_0000) >> 2)
-        at += 3
-    else:
-        return _varint(at, end)
-    return (value >> 1) ^ -(value & 1), at
+    return crc ^ _MASK_32
 
 
 @_inlined
@@ -342,17 +446,76 @@ def read_headers(address: int, size: int, table: NDArray[np.int64]) -> int:
     return len(table)
 
 
+@_kernel
+def choose_batches(table: NDArray[np.int64], from_offset: int, to_offset: int) -> tuple[int, int]:
+    """Move the rows of batches to decode to the front of the table: all but control batches and those out of bounds.
+
+    Answers how many they are, and the highest offset of all batches, -1 if there are none.
+    """
+    count = 0
+    highest = -1
+    for row in range(len(table)):
+        last_offset = table[row, BASE_OFFSET] + table[row, LAST_OFFSET_DELTA]
+        highest = max(highest, last_offset)
+        if last_offset < from_offset or table[row, BASE_OFFSET] >= to_offset or table[row, ATTRIBUTES] & CONTROL:
+            continue
+        if row != count:
+            for field in range(BATCH_FIELDS):
+                table[count, field] = table[row, field]
+        count += 1
+    return count, highest
+
+
+@_kernel
+def next_batches(table: NDArray[np.int64], first: int, count: int, size_max: int) -> tuple[int, int]:
+    """Take rows from `first` on, below `count`: at most `size_max` bytes or one batch.
+
+    Answers the first row that is not taken, and whether any that is taken is compressed.
+    """
+    size = 0
+    compressed = 0
+    for row in range(first, count):
+        size += table[row, SIZE]
+        if size > size_max and row > first:
+            return row, compressed
+        compressed |= table[row, ATTRIBUTES] & COMPRESSION_MASK
+    return count, compressed
+
+
+@_kernel
+def measure_batches(table: NDArray[np.int64]) -> tuple[int, int]:
+    """Sum up how many records the batches claim, and the bytes that hold them."""
+    count = 0
+    size = 0
+    for row in range(len(table)):
+        count += table[row, RECORD_COUNT]
+        size += table[row, END] - table[row, START]
+    return count, size
+
+
+@_inlined
+def _prepare(validity: int, ends: int, rows: int) -> None:
+    """Make a column of variable-length values start at 0 with nothing null; 7 bytes too many are set."""
+    if validity:
+        for place in range(0, (rows + 7) >> 3, 8):
+            _put64(validity + place, -1)
+    if ends:
+        _put32(ends, 0)
+
+
 @_inlined
 def _gather(
     lengths: int, rows: int, row: int, data: int, size: int, ends: int, validity: int, limit: int
 ) -> tuple[int, int]:
     """Move a block of one column, behind the `size` bytes that are there; answers the new size and the nulls."""
     nulls = 0
-    ends += 4 * row
+    ends += 4 * row + 4
     for place in range(rows):
         length = _i64(lengths + 8 * place)
         if length >= 0:
             if data:
+                _prefetch_to_write(data + size + 1024)
+                _prefetch_to_write(data + size + 1088)
                 _copy(data + size, _i64(lengths + _PLANE + 8 * place), length, limit)
                 size += length
         else:
@@ -367,9 +530,8 @@ def _gather(
 def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: NDArray[np.int64]) -> int:
     """Read the records of all batches of the table, keep those within the bounds, and gather them into columns.
 
-    The ends of keys and values (int32) go one place further than the row, so that with a zero before them they are
-    Arrow's offsets. Validity bitmaps must come filled with ones. Records are taken a block at a time: one tight loop
-    finds out where everything is, then one for each column moves it while the block is in the nearest cache.
+    Records are taken a block at a time: one tight loop finds out where everything is, then one for each column moves
+    it while the block is in the nearest cache.
     """
     from_offset = plan[FROM_OFFSET]
     to_offset = plan[TO_OFFSET]
@@ -379,6 +541,8 @@ def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: ND
     to_offsets = plan[TO_OFFSETS]
     to_timestamps = plan[TO_TIMESTAMPS]
     to_headers_at = plan[TO_HEADERS_AT]
+    _prepare(plan[TO_KEY_VALIDITY], plan[TO_KEY_ENDS], plan[RECORDS_MAX])
+    _prepare(plan[TO_VALUE_VALIDITY], plan[TO_VALUE_ENDS], plan[RECORDS_MAX])
     block = np.empty(4 * _BLOCK, np.int64)
     keys = block.ctypes.data
     values = keys + 2 * _PLANE
@@ -389,6 +553,10 @@ def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: ND
     value_nulls = 0
     header_count = 0
     header_sizes = 0
+    # The shape of the last record that was read byte by byte: at first none, which no record has.
+    shape, shape_mask, size_width, size_bits, timestamp_shift, timestamp_bits, timestamp_high_bits = 0, 0, 0, 0, 0, 0, 0
+    offset_shift, offset_bits, key_byte_at, key_shape, key_mask, key_bits, key_is_null = 0, 0, 0, 0, 0, 0, 0
+    value_width, value_bits, value_shape, value_mask = 0, 0, 0, 0
     for batch in range(len(table)):
         answer[AT_BATCH] = batch
         at = table[batch, START]
@@ -399,75 +567,132 @@ def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: ND
         least_delta = from_offset - base_offset
         most_delta = to_offset - base_offset - 1
         base_timestamp = table[batch, BASE_TIMESTAMP]
-        max_timestamp = table[batch, MAX_TIMESTAMP]
         append_time = table[batch, ATTRIBUTES] & LOG_APPEND_TIME != 0
+        delta_bits = -1
+        if append_time:
+            base_timestamp = table[batch, MAX_TIMESTAMP]
+            delta_bits = 0
+        filtered = ranged or least_delta > 0 or most_delta < last_delta
         left = table[batch, RECORD_COUNT]
         previous = -1
+        safe_end = end - _SAFE
+        # The checksum of expanded batches was of other bytes, and has been looked at.
+        checked = plan[CHECKED_BY] != 0 and table[batch, ATTRIBUTES] & COMPRESSION_MASK == 0
+        if checked and _crc(at - HEADER_SIZE + _CRC_FROM, end, plan[CHECKED_BY]) != table[batch, CRC]:
+            return CORRUPT
         while left > 0:
             rows = 0
             scanned = min(left, _BLOCK)
             left -= scanned
             for _ in range(scanned):
-                if end - at >= _PROLOGUE:
-                    size, at = _length(at, end)
-                    if size < RECORD_SIZE_MIN - 1 or size > end - at:
-                        return MALFORMED
-                    record_end = at + size
-                    timestamp_delta, at = _delta(at + 1, end)
-                    offset_delta, at = _delta(at, end)
-                    key_length, at = _length(at, end)
-                else:
+                record_at = at
+                headers = 0
+                fits = False
+                if shape_mask != 0 and at <= safe_end:
+                    # Does the record look like the last one that was read byte by byte? Then all is where it was there.
+                    word = _i64(at)
+                    key_byte = _u8(at + key_byte_at)
+                    if (word ^ shape) & shape_mask == 0 and (key_byte ^ key_shape) & key_mask == 0:
+                        size = ((word & 0x7F) | ((word >> 1) & size_bits)) >> 1
+                        record_end = at + size_width + size
+                        field = word >> timestamp_shift
+                        timestamp_delta = _unzigzag(
+                            (field & 0x7F) | ((field >> 1) & timestamp_bits) | ((field >> 2) & timestamp_high_bits)
+                        )
+                        field = word >> offset_shift
+                        offset_delta = ((field & 0x7F) | ((field >> 1) & offset_bits)) >> 1
+                        key_at = at + key_byte_at + 1
+                        key_length = (key_byte >> 1) & key_bits
+                        pair = _u16(key_at + key_length)
+                        value_at = key_at + key_length + value_width
+                        value_length = ((pair & 0x7F) | ((pair >> 1) & value_bits)) >> 1
+                        headers_at = value_at + value_length
+                        fits = (
+                            (pair ^ value_shape) & value_mask == 0
+                            and headers_at + 1 == record_end
+                            and record_end <= end
+                            and _u8(headers_at) == 0
+                        )
+                        key_length -= key_is_null
+                if not fits:
                     size, at = _varint(at, end)
                     if size < RECORD_SIZE_MIN - 1 or size > end - at:
                         return MALFORMED
                     record_end = at + size
-                    timestamp_delta, at = _varint(at + 1, end)
-                    offset_delta, at = _varint(at, end)
-                    key_length, at = _varint(at, end)
-                if at > record_end or key_length < -1 or key_length > record_end - at:
-                    return MALFORMED
-                if offset_delta <= previous or offset_delta > last_delta:
+                    timestamp_at = at + 1
+                    timestamp_delta, offset_at = _varint(timestamp_at, record_end)
+                    offset_delta, key_size_at = _varint(offset_at, record_end)
+                    key_length, key_at = _varint(key_size_at, record_end)
+                    if key_at > record_end or key_length < -1 or key_length > record_end - key_at:
+                        return MALFORMED
+                    value_size_at = key_at + max(key_length, 0)
+                    value_length, value_at = _varint(value_size_at, record_end)
+                    if value_at > record_end or value_length < -1 or value_length > record_end - value_at:
+                        return MALFORMED
+                    headers_at = value_at + max(value_length, 0)
+                    headers, at = _varint(headers_at, record_end)
+                    if at > record_end or headers < 0 or headers > (record_end - at) >> 1:
+                        return MALFORMED
+                    if headers == 0 and at != record_end:
+                        return MALFORMED
+                    size_width = timestamp_at - record_at - 1
+                    key_byte_at = key_size_at - record_at
+                    value_width = value_at - value_size_at
+                    shape_mask = 0
+                    if (
+                        record_at <= safe_end
+                        and size_width <= 2
+                        and offset_at - timestamp_at <= 3
+                        and key_size_at - offset_at <= 2
+                        and key_byte_at <= 8
+                        and key_at - key_size_at == 1
+                        and value_width <= 2
+                        and value_length >= 0
+                    ):
+                        timestamp_shift = 8 * (timestamp_at - record_at)
+                        offset_shift = 8 * (offset_at - record_at)
+                        # Which bytes a number goes on behind, and that sizes and offsets are not negative.
+                        shape_mask = _CONTINUED if key_byte_at == 8 else _CONTINUED & ((1 << (8 * key_byte_at)) - 1)
+                        shape_mask = (shape_mask & ~(0xFF << (8 * size_width))) | 1 | (1 << offset_shift)
+                        shape = _i64(record_at) & shape_mask
+                        size_bits = 0x3F80 if size_width == 2 else 0
+                        timestamp_bits = 0x3F80 if offset_at - timestamp_at >= 2 else 0
+                        timestamp_high_bits = 0x1F_C000 if offset_at - timestamp_at == 3 else 0
+                        offset_bits = 0x3F80 if key_size_at - offset_at == 2 else 0
+                        key_is_null = 1 if key_length < 0 else 0
+                        key_mask = 0xFF if key_is_null else 0x81
+                        key_shape = 1 if key_is_null else 0
+                        key_bits = 0 if key_is_null else 0x3F
+                        value_mask = 0x8081 if value_width == 2 else 0x81
+                        value_shape = 0x80 if value_width == 2 else 0
+                        value_bits = 0x3F80 if value_width == 2 else 0
+                at = record_end
+                if offset_delta <= previous:
                     return MALFORMED
                 previous = offset_delta
-                if offset_delta < least_delta or offset_delta > most_delta:
-                    at = record_end
-                    continue
-                offset = base_offset + offset_delta
-                if ranged:
-                    place = _range_hash(_murmur2(at, key_length) if key_length >= 0 else offset)
-                    if place < range_start or place > range_end:
-                        at = record_end
+                if filtered:
+                    if offset_delta < least_delta or offset_delta > most_delta:
                         continue
+                    if ranged:
+                        place = _murmur2(key_at, key_length) if key_length >= 0 else base_offset + offset_delta
+                        place = _range_hash(place)
+                        if place < range_start or place > range_end:
+                            continue
                 _put64(keys + 8 * rows, key_length)
-                _put64(keys + _PLANE + 8 * rows, at)
-                at += max(key_length, 0)
-                value_length, at = _length(at, end) if end - at >= _PROLOGUE else _varint(at, end)
-                if at > record_end or value_length < -1 or value_length > record_end - at:
-                    return MALFORMED
+                _put64(keys + _PLANE + 8 * rows, key_at)
                 _put64(values + 8 * rows, value_length)
-                _put64(values + _PLANE + 8 * rows, at)
-                at += max(value_length, 0)
+                _put64(values + _PLANE + 8 * rows, value_at)
                 if to_offsets:
-                    _put64(to_offsets + 8 * (row + rows), offset)
+                    _put64(to_offsets + 8 * (row + rows), base_offset + offset_delta)
                 if to_timestamps:
-                    timestamp = max_timestamp if append_time else base_timestamp + timestamp_delta
-                    _put64(to_timestamps + 8 * (row + rows), timestamp)
-                headers = 0
-                headers_at = at
-                if at + 1 == record_end and _u8(at) == 0:
-                    at += 1
-                else:
-                    headers, at = _varint(at, record_end)
-                    if at > record_end or headers <= 0 or headers > (record_end - at) >> 1:
-                        return MALFORMED
+                    _put64(to_timestamps + 8 * (row + rows), base_timestamp + (timestamp_delta & delta_bits))
                 if to_headers_at:
                     _put64(to_headers_at + 24 * (row + rows), headers_at)
                     _put64(to_headers_at + 24 * (row + rows) + 8, record_end)
                     _put64(to_headers_at + 24 * (row + rows) + 16, limit)
                     header_count += headers
-                    header_sizes += record_end - at
+                    header_sizes += record_end - headers_at
                 rows += 1
-                at = record_end
             if plan[TO_KEY_VALIDITY]:
                 key_size, nulls = _gather(
                     keys, rows, row, plan[TO_KEY_DATA], key_size, plan[TO_KEY_ENDS], plan[TO_KEY_VALIDITY], limit
@@ -497,7 +722,7 @@ def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: ND
                 for place in range(rows):
                     _put32(plan[TO_LEADER_EPOCHS] + 4 * (row + place), table[batch, LEADER_EPOCH])
             row += rows
-        if at != end:
+        if at != end or previous > last_delta:
             return MALFORMED
     answer[ROWS] = row
     answer[KEY_SIZE] = key_size
@@ -642,8 +867,8 @@ def encode_batches(
 ) -> int:
     """Write rows as batches, partition by partition, each at most BATCH_SIZE_MAX bytes unless one record is more.
 
-    Every batch gets its header, without the checksum. The target must have room for the sum of all bytes and the
-    overheads; the table has a row for every batch that can come out. Answers how many did.
+    Every batch gets its header, with the checksum if there are tables for it. The target must have room for the sum of
+    all bytes and the overheads; the table has a row for every batch that can come out. Answers how many did.
     """
     ordered = plan[ROW_ORDER] != 0
     timestamps_at = plan[TIMESTAMPS_AT]
@@ -691,7 +916,7 @@ def encode_batches(
             delta = _zigzag(timestamp - base_timestamp)
             size = 1 + _varint_size(delta) + _varint_size(count << 1) + payload
             if count and at - batch_at + _varint_size(size << 1) + size > batch_size_max:
-                _put_header(batch_at, at, count, base_timestamp, max_timestamp)
+                _put_header(batch_at, at, count, base_timestamp, max_timestamp, plan[STAMPED_BY])
                 _note(table, batches, batch_at - plan[TARGET], at - batch_at, partition, place - count, count)
                 batches += 1
                 batch_at = at
@@ -714,7 +939,7 @@ def encode_batches(
             max_timestamp = max(max_timestamp, timestamp)
             count += 1
         if count:
-            _put_header(batch_at, at, count, base_timestamp, max_timestamp)
+            _put_header(batch_at, at, count, base_timestamp, max_timestamp, plan[STAMPED_BY])
             place = starts[partition + 1]
             _note(table, batches, batch_at - plan[TARGET], at - batch_at, partition, place - count, count)
             batches += 1
@@ -743,8 +968,8 @@ def _put_field(at: int, columns: NDArray[np.int64], field: int, row: int) -> int
 
 
 @_inlined
-def _put_header(at: int, end: int, count: int, base_timestamp: int, max_timestamp: int) -> None:
-    """Write the header of the batch from `at` to `end`: no place in a log yet, no producer, no checksum."""
+def _put_header(at: int, end: int, count: int, base_timestamp: int, max_timestamp: int, crc_tables: int) -> None:
+    """Write the header of the batch from `at` to `end`: no place in a log yet, and no producer."""
     _put_be64(at, 0)
     _put_be32(at + 8, end - at - LENGTH_END)
     _put_be32(at + 12, -1)
@@ -758,6 +983,8 @@ def _put_header(at: int, end: int, count: int, base_timestamp: int, max_timestam
     _put_be16(at + 51, -1)
     _put_be32(at + 53, -1)
     _put_be32(at + 57, count)
+    if crc_tables:
+        _put_be32(at + 17, _crc(at + _CRC_FROM, end, crc_tables))
 
 
 @_inlined

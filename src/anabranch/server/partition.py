@@ -105,10 +105,12 @@ class Partition:
         if header.producer_id >= 0:
             marker = _marker(data) if header.is_control else None
             self.table.apply(header._replace(base_offset=appended.base_offset), now_ms, marker)
+            if marker is not None:
+                self.table.last_stable_offset(self.log.high_watermark)  # It forgets what is decided.
         self.bytes_in.add(header.size)
         self.messages_in.add(header.record_count)
         if not self.settings.fsync:
-            self.flushed()
+            self.changed()
         return appended
 
     def storage_failed(self, error: OSError) -> None:
@@ -118,8 +120,7 @@ class Partition:
             say.error("append refused by the disk", partition=self.name, reason=error, suppressed=suppressed)
 
     def flushed(self) -> None:
-        """The high watermark moved."""
-        self.table.decided(self.log.high_watermark)
+        """The high watermark moved, because a sync is done."""
         self.changed()
 
     # -- producers -----------------------------------------------------------------------------------------------
@@ -139,7 +140,6 @@ class Partition:
                 if header.base_offset >= start:
                     table.apply(header, now_ms, self._marker_at(header) if header.is_control else None)
         table.aborted.forget_before(self.log.log_start)
-        table.decided(self.log.high_watermark)
         self.table = table
         self.snapshot_end = start
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendStopReplica
-from anabranch.machines.controller.leadership import take_role
+from anabranch.machines.controller.leadership import Taken, take_role
 from anabranch.machines.controller.reaper import LogRange
 from anabranch.machines.placement import level_size
 from anabranch.runtime.clock import Clock
@@ -100,31 +100,48 @@ class Replicas:
         if missing:
             await self._open_all(order, missing)
         errors: dict[int, ErrorCode] = {}
+        ended: list[Partition] = []
         for role in order.roles:
             partition = self.get(order.topic, role.partition)
             if partition is None:
                 errors[role.partition] = ErrorCode.KAFKA_STORAGE_ERROR
                 continue
             try:
-                errors[role.partition] = self._take_role(partition, order, role)
+                taken = self._take_role(partition, order, role)
             except OSError as error:
                 say.error("role not taken", partition=partition.name, reason=error)
                 errors[role.partition] = ErrorCode.KAFKA_STORAGE_ERROR
+                continue
+            errors[role.partition] = taken.error
+            if taken.final_end and partition.log.flushed < partition.log.end:
+                ended.append(partition)
+        if ended:
+            await self._sync_ends(ended, errors)
         return errors
 
-    def _take_role(self, partition: Partition, order: SendLeaderAndIsr, role: Role) -> ErrorCode:
+    async def _sync_ends(self, ended: Sequence[Partition], errors: dict[int, ErrorCode]) -> None:
+        """Make durable what became the end of a segment, before the controller builds on it."""
+        synced = await asyncio.gather(*(self.commit(partition) for partition in ended), return_exceptions=True)
+        for partition, failure in zip(ended, synced, strict=True):
+            if isinstance(failure, OSError):
+                say.error("end of a segment not synced", partition=partition.name, reason=failure)
+                errors[partition.name.partition] = ErrorCode.KAFKA_STORAGE_ERROR
+            elif failure is not None:
+                raise failure
+
+    def _take_role(self, partition: Partition, order: SendLeaderAndIsr, role: Role) -> Taken:
         if partition.offline_reason is not None:
             partition.topic_id = order.topic_id
-            return ErrorCode.KAFKA_STORAGE_ERROR
+            return Taken(None, ErrorCode.KAFKA_STORAGE_ERROR)
         taken = take_role(partition.leadership, order, role, partition.log.epochs.latest)
         if taken.error is not ErrorCode.NONE:
-            return taken.error
+            return taken
         if taken.start_epoch is not None:
             partition.log.start_epoch(taken.start_epoch)
         if partition.leadership != taken.leadership:
             partition.leadership = taken.leadership
             partition.changed()
-        return ErrorCode.NONE
+        return taken
 
     async def _open_all(self, order: SendLeaderAndIsr, roles: Sequence[Role]) -> None:
         settings = self._settings_of(order.topic)

@@ -255,6 +255,35 @@ def test_a_position_below_the_log_start_is_an_error_when_nothing_may_be_lost() -
     assert "offset 0 of t-0 is not in its log" in str(error)
 
 
+def test_what_is_held_is_read_before_a_position_is_reset() -> None:
+    reader = Reader(reset="earliest")
+    reader.read_whole()
+    reader.data(reader.fetch(), p0=batch(0, 5))
+    reader.answer(reader.fetch(), {P0: Answer(ErrorCode.OFFSET_OUT_OF_RANGE)})
+    assert reader.ready() == [(0, 0, 5)]
+    reader.hand_out()
+    reader.now += 1_000
+    reader.answer(reader.fetch(), {P0: Answer(ErrorCode.OFFSET_OUT_OF_RANGE)})
+    (lookup,) = reader.fetcher.drain(reader.now).lookups
+    assert lookup.partitions == {P0: (EARLIEST, 4)}
+
+
+def test_parts_that_do_not_follow_the_position_are_not_handed_out() -> None:
+    reader = Reader()
+    reader.read_whole()
+    reader.data(reader.fetch(), p0=batch(0, 5))
+    reader.data(reader.fetch(), p0=batch(5, 5))
+    first, second = reader.fetcher.ready()
+    assert not reader.fetcher.all_handed_out([second])
+    assert not reader.fetcher.all_handed_out([second, first])
+    reader.fetcher.handed_out(first, 3)
+    assert not reader.fetcher.all_handed_out([first, second])
+    assert reader.fetcher.position(P0) == 3
+    assert not reader.fetcher.stands_at(second)
+    assert reader.fetcher.all_handed_out(reader.fetcher.ready())
+    assert reader.fetcher.position(P0) == 10
+
+
 def test_a_reader_holds_at_most_two_fetches_of_a_partition() -> None:
     fetcher = Fetcher(FetcherSettings(auto_offset_reset="earliest", max_partition_fetch_bytes=100))
     reader = Reader()

@@ -43,6 +43,14 @@ class Taken:
     start_epoch: int | None = None
     """Assign this epoch at the log end before anything is appended; durable before the answer."""
 
+    @property
+    def final_end(self) -> bool:
+        """Whether the log's end, as it is now, becomes the end of a segment: the log is synced before the answer.
+
+        A power loss could else move an end that readers of the new layout already wait for.
+        """
+        return self.start_epoch is not None or (self.leadership is not None and self.leadership.retiring)
+
 
 def take_role(
     current: Leadership | None, order: SendLeaderAndIsr, role: Role, latest_epoch: int = NO_LEADER_EPOCH

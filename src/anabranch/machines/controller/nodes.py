@@ -253,6 +253,8 @@ def read_topic(name: str, data: bytes) -> Topic:
         raw = json.loads(data)
         partitions = {int(p): tuple(replicas) for p, replicas in raw["partitions"].items()}
         resize = raw.get("resize")
+        if not partitions or sorted(partitions) != list(range(len(partitions))) or raw.get("layouts") == []:
+            raise ValueError("a topic has partitions 0 to n-1, and a layout")
         return Topic(
             name=name,
             topic_id=UUID(bytes=urlsafe_b64decode(raw["topic_id"] + "==")),
@@ -317,7 +319,7 @@ class _Reading:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (ValueError, TypeError, KeyError, AttributeError)):
+        if isinstance(error, (ValueError, TypeError, KeyError, AttributeError, RecursionError)):
             raise DecodeError(f"metadata node {self._path} is not what it should be: {error!r}") from error
 
 

@@ -20,7 +20,7 @@ from anabranch.machines.controller.effects import (
     SendStopReplica,
 )
 from anabranch.machines.controller.nodes import Confirmed, DeleteNode, PartitionNode, Phase, Record, Stopped, Topic
-from anabranch.machines.controller.roles import counts, due_node, phase_of, phases, role_of
+from anabranch.machines.controller.roles import counts, due_node, layout_of, phase_of, phases, role_of
 from anabranch.machines.controller.state import State
 from anabranch.machines.lineage import Layout
 from anabranch.machines.outcome import SetTimer
@@ -75,9 +75,8 @@ class Plan:
         node = self.node(partition)
         if node is None:
             return False
-        role = role_of(self.topic, partition, node)
         known = self._confirmed.get(partition) or self.state.confirmed.get(self.topic.name, {}).get(partition)
-        return known == (role.layout, role.leader_epoch)
+        return known == (layout_of(self.topic, partition), node.leader_epoch)
 
     def stopped(self, partition: int) -> bool:
         """Whether all replicas of a partition are gone."""

@@ -26,19 +26,14 @@ def decide_elected(state: State) -> Decision[int]:
     term = replace(state, controller_epoch=epoch)
     for name in sorted(state.deleting - state.topics.keys()):
         records.extend(deleted_nodes(state, name))
-    retiring: list[str] = []
     for name in sorted(state.topics):
         plan = Plan(term, state.topics[name])
         if name not in state.deleting:
             plan.write_due()
-            if len(plan.topic.partitions) > plan.topic.undeleted_partition_count:
-                retiring.append(name)
         plan.send_all()
         records.extend(plan.records)
         effects.extend(plan.effects)
-    effects.append(PublishMetadata(tuple(sorted(state.topics))))
-    if retiring:
-        effects.append(InspectRetiring(tuple(retiring)))
+    effects.extend(_look_over(state))
     return Decision(reply=epoch, records=tuple(records), effects=tuple(effects))
 
 
@@ -60,7 +55,7 @@ def decide_register_broker(state: State, broker: BrokerNode, *, unclean: bool = 
         plan.send_all(broker.broker_id)
         records.extend(plan.records)
         effects.extend(plan.effects)
-    effects.append(PublishMetadata(tuple(sorted(state.topics))))
+    effects.extend(_look_over(state))
     return Decision(reply=None, records=tuple(records), effects=tuple(effects))
 
 
@@ -72,6 +67,18 @@ def decide_broker_left(state: State, broker_id: int) -> Decision[None]:
         name for name in sorted(state.topics) if any(n.leader == broker_id for n in state.partitions[name].values())
     )
     return Decision(reply=None, records=(DeleteNode(nodes.broker_path(broker_id)),), effects=(PublishMetadata(names),))
+
+
+def _look_over(state: State) -> list[Effect]:
+    """Every topic is shown anew, and looked at for retiring partitions that are empty by now."""
+    retiring = (
+        name
+        for name, topic in sorted(state.topics.items())
+        if name not in state.deleting and len(topic.partitions) > topic.undeleted_partition_count
+    )
+    effects: list[Effect] = [PublishMetadata(tuple(sorted(state.topics)))]
+    names = tuple(retiring)
+    return [*effects, InspectRetiring(names)] if names else effects
 
 
 def _restart_epochs(plan: Plan, broker_id: int) -> None:

@@ -1,0 +1,58 @@
+"""What a coordinator knows of the cluster's topics: a snapshot that the shell replaces when the metadata changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from uuid import UUID
+
+from anabranch.machines.lineage import Lineage
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TopicImage:
+    """One topic; a new object whenever anything in it changed."""
+
+    topic_id: UUID
+    name: str
+    partitions: Sequence[int]
+    """The live partitions, ascending."""
+    retiring: Sequence[int] = ()
+    """Partitions that take no more appends and are read until they are empty, ascending."""
+    lineage: Lineage | None = None
+    """Of a topic that was resized and keeps keys in order; None where no partition waits for another."""
+    log_start: Callable[[int], int] = field(default=lambda _: 0)
+    """Where the log of a partition starts: a partition without a committed offset stands there."""
+
+    @property
+    def size(self) -> int:
+        """How many partitions there are to read."""
+        return len(self.partitions) + len(self.retiring)
+
+    def has(self, partition: int) -> bool:
+        """Whether there is such a partition to read."""
+        return partition in self.partitions or partition in self.retiring
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """What assignments depend on."""
+        return (self.topic_id, tuple(self.partitions), tuple(self.retiring))
+
+
+@dataclass(frozen=True)
+class Image:
+    """All topics. Versions grow; equal versions are equal images."""
+
+    version: int = 0
+    by_name: Mapping[str, TopicImage] = field(default_factory=dict)
+
+    @cached_property
+    def by_id(self) -> Mapping[UUID, TopicImage]:
+        """The topics by id."""
+        return {topic.topic_id: topic for topic in self.by_name.values()}
+
+    def name_of(self, topic_id: UUID) -> str:
+        """A topic's name, empty if it is gone."""
+        topic = self.by_id.get(topic_id)
+        return "" if topic is None else topic.name

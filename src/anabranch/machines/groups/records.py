@@ -1,0 +1,291 @@
+"""What a group coordinator writes to `__consumer_offsets`: a key, and a value or nothing (a tombstone).
+
+Keys, versions and fields are those of Apache Kafka 4's own schemas, which are the proposal's Records chapter as it was
+built, so that its tools read the log; what the proposal has beyond them (client-side assignors) travels in tagged
+fields from 10000 up. A key begins with its version, which is its kind; so does a value, which has versions of its own.
+
+Only the last value of a key counts. Whatever follows from several records is worked out from them, never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+from uuid import UUID
+
+from anabranch.base.errors import DecodeError
+from anabranch.base.ids import NO_LEADER_EPOCH, NO_TOPIC_ID
+from anabranch.codec import (
+    Blob,
+    array,
+    bytes_,
+    decode,
+    encode,
+    int8,
+    int16,
+    int32,
+    int64,
+    message,
+    nested,
+    string,
+    struct,
+    uuid,
+)
+
+
+@message(versions="0-1")
+class OffsetCommitKey:
+    """A group's progress in a partition."""
+
+    group: str = string()
+    topic: str = string()
+    partition: int = int32()
+
+
+@message(versions="0-4", flexible="4+")
+class OffsetCommitValue:
+    """The next offset to read; v4 adds the id of the topic that it is an offset of."""
+
+    offset: int = int64()
+    leader_epoch: int = int32(since=3, default=NO_LEADER_EPOCH)
+    metadata: str = string()
+    commit_timestamp: int = int64()
+    expire_timestamp: int = int64(since=1, until=1, default=-1)
+    topic_id: UUID = uuid(since=4, tag=0, default=NO_TOPIC_ID)
+
+
+@message(versions="2")
+class GroupMetadataKey:
+    """A group of the classic protocol."""
+
+    group: str = string()
+
+
+@struct()
+class MemberMetadata:
+    """A member of a classic group's generation."""
+
+    member_id: str = string()
+    group_instance_id: str | None = string(since=3, nullable=True, default=None)
+    client_id: str = string()
+    client_host: str = string()
+    rebalance_timeout: int = int32(since=1)
+    session_timeout: int = int32()
+    subscription: Blob = bytes_()
+    assignment: Blob = bytes_()
+
+
+@message(versions="0-4", flexible="4+")
+class GroupMetadataValue:
+    """A generation of a classic group that has completed, or that nobody is in any more."""
+
+    protocol_type: str = string()
+    generation: int = int32()
+    protocol: str | None = string(nullable=True, default=None)
+    leader: str | None = string(nullable=True, default=None)
+    current_state_timestamp: int = int64(since=2, default=-1)
+    members: Sequence[MemberMetadata] = array(MemberMetadata)
+
+
+@message(versions="3")
+class ConsumerGroupMetadataKey:
+    """A group of the consumer protocol."""
+
+    group_id: str = string()
+
+
+@message(versions="0", flexible="0+")
+class ConsumerGroupMetadataValue:
+    """Its epoch."""
+
+    epoch: int = int32()
+    metadata_hash: int = int64(tag=0)
+    """Of the metadata of the topics it subscribes to: what a change is told by."""
+
+
+@message(versions="4")
+class ConsumerGroupPartitionMetadataKey:
+    """The topics of a group, as earlier versions kept them."""
+
+    group_id: str = string()
+
+
+@struct()
+class TopicMetadata:
+    """A topic's partitions."""
+
+    topic_id: UUID = uuid()
+    topic_name: str = string()
+    num_partitions: int = int32()
+    partition_metadata: Sequence[int] = array(int32)
+
+
+@message(versions="0", flexible="0+")
+class ConsumerGroupPartitionMetadataValue:
+    """Replaced by the hash in `ConsumerGroupMetadataValue`; only its tombstones are written."""
+
+    topics: Sequence[TopicMetadata] = array(TopicMetadata)
+
+
+@message(versions="5")
+class ConsumerGroupMemberMetadataKey:
+    """A member."""
+
+    group_id: str = string()
+    member_id: str = string()
+
+
+@struct()
+class ClassicProtocol:
+    """A protocol that a classic member can follow, and its subscription."""
+
+    name: str = string()
+    metadata: Blob = bytes_()
+
+
+@struct()
+class ClassicMemberMetadata:
+    """What only a member that speaks the classic protocol has."""
+
+    session_timeout_ms: int = int32()
+    supported_protocols: Sequence[ClassicProtocol] = array(ClassicProtocol)
+
+
+@struct()
+class ClientAssignor:
+    """A client-side assignor that a member offers."""
+
+    name: str = string()
+    minimum_version: int = int16()
+    maximum_version: int = int16()
+    reason: int = int8()
+    version: int = int16()
+    metadata: Blob = bytes_()
+
+
+@message(versions="0", flexible="0+")
+class ConsumerGroupMemberMetadataValue:
+    """What a member said of itself."""
+
+    instance_id: str | None = string(nullable=True, default=None)
+    rack_id: str | None = string(nullable=True, default=None)
+    client_id: str = string()
+    client_host: str = string()
+    subscribed_topic_names: Sequence[str] = array(string)
+    subscribed_topic_regex: str | None = string(nullable=True, default=None)
+    rebalance_timeout_ms: int = int32(default=-1)
+    server_assignor: str | None = string(nullable=True, default=None)
+    classic_member_metadata: ClassicMemberMetadata | None = nested(ClassicMemberMetadata, nullable=True, tag=0)
+    client_assignors: Sequence[ClientAssignor] = array(ClientAssignor, tag=10000)
+
+
+@message(versions="6")
+class ConsumerGroupTargetAssignmentMetadataKey:
+    """A group's target assignment."""
+
+    group_id: str = string()
+
+
+@message(versions="0", flexible="0+")
+class ConsumerGroupTargetAssignmentMetadataValue:
+    """The group epoch that the target was computed for."""
+
+    assignment_epoch: int = int32()
+
+
+@struct()
+class TopicPartitions:
+    """Partitions of one topic."""
+
+    topic_id: UUID = uuid()
+    partitions: Sequence[int] = array(int32)
+
+
+@message(versions="7")
+class ConsumerGroupTargetAssignmentMemberKey:
+    """A member's part of the target."""
+
+    group_id: str = string()
+    member_id: str = string()
+
+
+@message(versions="0", flexible="0+")
+class ConsumerGroupTargetAssignmentMemberValue:
+    """What the member is to have; ours: what its client-side assignor tells it."""
+
+    topic_partitions: Sequence[TopicPartitions] = array(TopicPartitions)
+    error: int = int8(tag=10000)
+    metadata_version: int = int16(tag=10001)
+    metadata_bytes: Blob = bytes_(tag=10002)
+
+
+@message(versions="8")
+class ConsumerGroupCurrentMemberAssignmentKey:
+    """What a member has."""
+
+    group_id: str = string()
+    member_id: str = string()
+
+
+@message(versions="0", flexible="0+")
+class ConsumerGroupCurrentMemberAssignmentValue:
+    """Its epoch, what it has, and what it was told to let go and still holds."""
+
+    member_epoch: int = int32()
+    previous_member_epoch: int = int32()
+    state: int = int8()
+    assigned_partitions: Sequence[TopicPartitions] = array(TopicPartitions)
+    partitions_pending_revocation: Sequence[TopicPartitions] = array(TopicPartitions)
+
+
+KeyValue: TypeAlias = tuple[type, type | None, int]
+
+KINDS: Mapping[int, KeyValue] = {
+    0: (OffsetCommitKey, OffsetCommitValue, 4),
+    1: (OffsetCommitKey, OffsetCommitValue, 4),
+    2: (GroupMetadataKey, GroupMetadataValue, 3),
+    3: (ConsumerGroupMetadataKey, ConsumerGroupMetadataValue, 0),
+    4: (ConsumerGroupPartitionMetadataKey, ConsumerGroupPartitionMetadataValue, 0),
+    5: (ConsumerGroupMemberMetadataKey, ConsumerGroupMemberMetadataValue, 0),
+    6: (ConsumerGroupTargetAssignmentMetadataKey, ConsumerGroupTargetAssignmentMetadataValue, 0),
+    7: (ConsumerGroupTargetAssignmentMemberKey, ConsumerGroupTargetAssignmentMemberValue, 0),
+    8: (ConsumerGroupCurrentMemberAssignmentKey, ConsumerGroupCurrentMemberAssignmentValue, 0),
+}
+"""By the version of the key: the classes, and the version that values are written in."""
+
+_VERSION_OF: Mapping[type, int] = {classes[0]: version for version, classes in KINDS.items()}
+
+
+class Record(NamedTuple):
+    """One entry of the log; without a value it says that there is no such thing any more."""
+
+    key: Any
+    value: Any | None = None
+
+
+def encode_record(record: Record) -> tuple[bytes, bytes | None]:
+    """Write a record as key and value, each with its version before it."""
+    version = _VERSION_OF[type(record.key)]
+    key = version.to_bytes(2) + b"".join(encode(record.key, version))
+    if record.value is None:
+        return key, None
+    written = KINDS[version][2]
+    return key, written.to_bytes(2) + b"".join(encode(record.value, written))
+
+
+def decode_record(key: Blob, value: Blob | None) -> Record | None:
+    """Read a record; None for a kind that is not ours. DecodeError when it is damaged."""
+    if len(key) < 2:
+        raise DecodeError("a key of a coordinator record is at least its version")
+    version = int.from_bytes(key[:2])
+    kind = KINDS.get(version)
+    if kind is None:
+        return None
+    key_class, value_class, _ = kind
+    read_key: Any = decode(key_class, memoryview(key)[2:], version)
+    if value is None:
+        return Record(read_key)
+    assert value_class is not None
+    if len(value) < 2:
+        raise DecodeError("a value of a coordinator record is at least its version")
+    return Record(read_key, decode(value_class, memoryview(value)[2:], int.from_bytes(value[:2])))

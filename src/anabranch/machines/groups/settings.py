@@ -1,0 +1,54 @@
+"""The coordinator's settings, by Kafka's names: the broker's own, and what a group's config puts in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerGroupSettings:
+    """What applies to one group of the consumer protocol."""
+
+    session_timeout_ms: int
+    heartbeat_interval_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """`group.*` and `offsets.*` settings of a broker."""
+
+    consumer_session_timeout_ms: int = 45_000
+    consumer_heartbeat_interval_ms: int = 5_000
+    consumer_max_size: int = 1 << 31
+    consumer_assignors: tuple[str, ...] = ("uniform", "range")
+    consumer_migration_policy: str = "bidirectional"
+    """bidirectional, upgrade, downgrade or disabled."""
+    consumer_regex_length_max: int = 1_000
+    min_session_timeout_ms: int = 6_000
+    max_session_timeout_ms: int = 1_800_000
+    max_size: int = 1 << 31
+    initial_rebalance_delay_ms: int = 3_000
+    offset_metadata_max_bytes: int = 4_096
+    offsets_retention_ms: int = 7 * 24 * 60 * 60 * 1_000
+    offsets_retention_check_interval_ms: int = 600_000
+    group_configs: Callable[[str], Mapping[str, str]] = field(default=lambda _: {})
+    """The configs of a group: `consumer.session.timeout.ms`, `consumer.heartbeat.interval.ms`."""
+
+    @property
+    def upgrades(self) -> bool:
+        """Whether a classic group may become one of the consumer protocol."""
+        return self.consumer_migration_policy in ("bidirectional", "upgrade")
+
+    @property
+    def downgrades(self) -> bool:
+        """Whether a group of the consumer protocol may become a classic one."""
+        return self.consumer_migration_policy in ("bidirectional", "downgrade")
+
+    def of(self, group_id: str) -> ConsumerGroupSettings:
+        """What applies to a group."""
+        configs = self.group_configs(group_id)
+        return ConsumerGroupSettings(
+            int(configs.get("consumer.session.timeout.ms", self.consumer_session_timeout_ms)),
+            int(configs.get("consumer.heartbeat.interval.ms", self.consumer_heartbeat_interval_ms)),
+        )
