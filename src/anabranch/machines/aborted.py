@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from anabranch.base.errors import DecodeError
@@ -67,9 +67,11 @@ class AbortedTransactions:
         if gone:
             del self._lines[: gone * _FIELDS]
 
-    def clear(self) -> None:
-        """Forget everything."""
-        del self._lines[:]
+    def forget(self, markers: Iterable[int]) -> None:
+        """Drop the lines whose marker is at one of these offsets."""
+        gone = set(markers)
+        kept = [line for line in self if line.last_offset not in gone]
+        self._lines = array("q", [number for line in kept for number in line])
 
     def to_bytes(self) -> bytes:
         """Write the lines, big-endian."""

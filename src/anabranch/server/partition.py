@@ -8,7 +8,7 @@ every change that a waiting fetch can see (append, high watermark, log start, ro
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 from uuid import UUID
 
@@ -152,6 +152,12 @@ class Partition:
         if self.snapshot_end != self.log.end and (len(self.table) or self.snapshot_end >= 0):
             self.log.write_snapshot(self.table.snapshot())
             self.snapshot_end = self.log.end
+
+    def forget_aborted(self, markers: Iterable[int]) -> None:
+        """These markers are about to be compacted away: forget their transactions, durably. Blocks; OSError."""
+        self.table.aborted.forget(markers)
+        self.log.write_snapshot(self.table.snapshot(), only=True)
+        self.snapshot_end = self.log.end
 
     def _on_truncate(self, end: int) -> None:
         say.warning("unsynced records cut after a failed sync", partition=self.name, log_end=end)

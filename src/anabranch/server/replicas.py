@@ -303,10 +303,14 @@ class Replicas:
     async def _compact(self, partition: Partition, now_ms: int) -> None:
         if not partition.settings.log.compact:
             return
-        cleaning = cleaner.plan(partition.log, now_ms)
+        cleaning = cleaner.plan(
+            partition.log, now_ms, stable=partition.last_stable_offset, aborted=partition.table.aborted
+        )
         if cleaning is not None:
             loop = asyncio.get_running_loop()
             cleaned = await loop.run_in_executor(self._threads, cleaning.run)
+            if cleaned.forgotten:
+                partition.forget_aborted(cleaned.forgotten)
             saved = cleaner.finish(partition.log, cleaned)
             say.info("compacted", partition=partition.name, bytes_saved=saved)
 
