@@ -20,12 +20,14 @@ from anabranch.server.controller import Controller
 from anabranch.server.fetch_sessions import FetchSessions
 from anabranch.server.listener import Listener
 from anabranch.server.logs import Say
+from anabranch.server.markers import Markers
 from anabranch.server.metrics import Labels, Metrics, MetricsServer
 from anabranch.server.node import Node
 from anabranch.server.producer_ids import ProducerIds
 from anabranch.server.replicas import Replicas
 from anabranch.server.settings import Address, Settings, explicit
 from anabranch.server.topic_settings import TopicSettings, topic_settings
+from anabranch.server.transactions import Transactions
 from anabranch.storage.directory import METADATA_FILE, DataDirectory, Identity
 from anabranch.storage.metadata.embedded import EmbeddedMetadataStore
 
@@ -81,6 +83,14 @@ class Broker:
         replicas = Replicas(directory, disk=self._disk, clock=self._clock, metrics=metrics, settings_of=settings_of)
         replicas.recovering = not clean
         controller = Controller(store, replicas, self._clock)
+        transactions = Transactions(
+            settings,
+            controller=controller,
+            replicas=replicas,
+            clock=self._clock,
+            new_id=self._chance.uuid,
+            markers=Markers(replicas, self._clock, lambda partition, marker: None),
+        )
         self.node = Node(
             settings=settings,
             cluster_id=identity.cluster_id,
@@ -93,6 +103,8 @@ class Broker:
             controller=controller,
             fetch_sessions=FetchSessions(settings.fetch_sessions_max, self._chance.below),
             producer_ids=ProducerIds(store),
+            transactions=transactions,
+            coordinators={1: transactions},
         )
         self._directory = directory
         self._describe_in_metrics()
@@ -109,6 +121,8 @@ class Broker:
         replicas.recovering = False
         await self._serve_metrics()
         self._listener.accept()
+        for coordinators in self.node.coordinators.values():
+            coordinators.start()
         self._upkeep = [
             asyncio.create_task(self._every(settings.log_retention_check_interval_ms, self._keep_up)),
             asyncio.create_task(self._every(settings.reaper_interval_ms, controller.inspect_all_retiring)),

@@ -246,6 +246,30 @@ class Settings:
     min_insync_replicas: int = setting(
         "min.insync.replicas", Between(1, INT32_MAX), 1, "Accepted; with one replica per partition it changes nothing."
     )
+    transaction_max_timeout_ms: int = setting(
+        "transaction.max.timeout.ms",
+        Between(1, INT32_MAX),
+        900_000,
+        "The longest transaction.timeout.ms that a producer may ask for.",
+    )
+    transactional_id_expiration_ms: int = setting(
+        "transactional.id.expiration.ms",
+        Between(1, INT64_MAX),
+        7 * 24 * 3600 * 1000,
+        "How long a transactional id that nobody uses is remembered.",
+    )
+    transaction_timed_out_interval_ms: int = setting(
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
+        Between(1, INT32_MAX),
+        10_000,
+        "How often transactions that took too long are looked for, and aborted.",
+    )
+    transaction_expired_interval_ms: int = setting(
+        "transaction.remove.expired.transaction.cleanup.interval.ms",
+        Between(1, INT32_MAX),
+        3_600_000,
+        "How often transactional ids that nobody uses are looked for, and forgotten.",
+    )
     producer_id_expiration_ms: int = setting(
         "producer.id.expiration.ms",
         Between(1, INT32_MAX),
@@ -254,6 +278,25 @@ class Settings:
     )
     reaper_interval_ms: int = setting(
         "reaper.interval.ms", Between(10, INT32_MAX), 5_000, "How often emptied retiring partitions are looked for."
+    )
+
+    transaction_state_log_num_partitions: int = setting(
+        "transaction.state.log.num.partitions",
+        Between(1, limits.PARTITIONS_PER_TOPIC_MAX),
+        50,
+        "Partitions of __transaction_state, when it is made; each coordinates the ids that hash to it.",
+    )
+    transaction_state_log_segment_bytes: int = setting(
+        "transaction.state.log.segment.bytes",
+        Between(14, INT32_MAX),
+        100 * 1024 * 1024,
+        "Size of a log segment of __transaction_state, when it is made.",
+    )
+    transaction_state_log_replication_factor: int = setting(
+        "transaction.state.log.replication.factor", Between(1, INT32_MAX), 1, "Accepted; a partition has one replica."
+    )
+    transaction_state_log_min_isr: int = setting(
+        "transaction.state.log.min.isr", Between(1, INT32_MAX), 1, "Accepted; a partition has one replica."
     )
 
     socket_request_max_bytes: int = setting(

@@ -215,10 +215,12 @@ class Coordinator:
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    def verify(self, transactional_id: str, producer: Producer, partition: TopicPartition) -> ErrorCode:
+    def verify(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, partition: TopicPartition
+    ) -> ErrorCode:
         """Say whether a producer may write into a partition as part of its transaction (KIP-890, part 1)."""
         known = self._transactions.get(transactional_id)
-        error = self._refuse(transactional_id, known, producer, PRODUCER_FENCED_SINCE)
+        error = self._refuse(transactional_id, known, Producer(producer_id, producer_epoch), PRODUCER_FENCED_SINCE)
         if error is not ErrorCode.NONE or known is None:
             return error
         if known.state.prepared:

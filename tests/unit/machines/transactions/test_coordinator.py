@@ -401,16 +401,16 @@ def test_markers_that_were_written_for_an_earlier_transaction_complete_no_other(
 def test_only_the_open_transaction_of_its_producer_is_verified(world: World) -> None:
     _, producer = world.init()
     machine, zero = world.machine, TopicPartition("topic", 0)
-    assert machine.verify("t", producer, zero) is ErrorCode.INVALID_TXN_STATE
+    assert machine.verify("t", *producer, zero) is ErrorCode.INVALID_TXN_STATE
     world.add(producer, 0)
-    assert machine.verify("t", producer, zero) is OK
-    assert machine.verify("t", producer, TopicPartition("topic", 1)) is ErrorCode.INVALID_TXN_STATE
-    assert machine.verify("t", Producer(7, 1), zero) is ErrorCode.PRODUCER_FENCED
-    assert machine.verify("u", producer, zero) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    assert machine.verify("t", *producer, zero) is OK
+    assert machine.verify("t", *producer, TopicPartition("topic", 1)) is ErrorCode.INVALID_TXN_STATE
+    assert machine.verify("t", 7, 1, zero) is ErrorCode.PRODUCER_FENCED
+    assert machine.verify("u", *producer, zero) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
     world.end(producer)
-    assert machine.verify("t", producer, zero) is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert machine.verify("t", *producer, zero) is ErrorCode.CONCURRENT_TRANSACTIONS
     world.write_markers()
-    assert machine.verify("t", producer, zero) is ErrorCode.INVALID_TXN_STATE
+    assert machine.verify("t", *producer, zero) is ErrorCode.INVALID_TXN_STATE
 
 
 def test_a_transaction_is_described(world: World) -> None:
