@@ -42,3 +42,6 @@ PARTITIONS_PER_TRANSACTION_MAX = 10_000
 """They are all in one record."""
 ABORTED_TRANSACTIONS_MAX = 1_000_000
 """Lines of a partition's aborted-transaction index; beyond it the partition takes no more transactions."""
+
+PENDING_MEMBERS_PER_GROUP_MAX = 10_000
+"""Members of a classic group that were given an id and did not join with it yet."""

@@ -1,0 +1,292 @@
+"""From a coordinator's own state to the targets that change, one `Planner` per group.
+
+The coordinator keeps plain mappings; the planner remembers what it saw of them as arrays and looks, by identity, only
+for what is new. It is a memo: a planner that is thrown away, or made after fail-over, gives the same answers. So its
+rule: the answer follows from the arguments alone.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
+from operator import is_, itemgetter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anabranch.machines.groups.assignors.model import Assignment, Subscriber, Topic
+from anabranch.machines.groups.assignors.spec import (
+    ABSENT,
+    NOBODY,
+    Assignor,
+    Ints,
+    Longs,
+    Partitions,
+    Spec,
+    Subscriptions,
+    check,
+    ordered,
+)
+
+
+class Planner:
+    """What is known of a group, in arrays: members and partitions are numbered as in `Spec`."""
+
+    def __init__(self) -> None:
+        self._subscribers: dict[str, Subscriber] = {}
+        self._order: list[str] = []
+        self._number: dict[str, int] = {}
+        self._sets: dict[frozenset[str], int] = {}
+        self._set_of: Ints = np.empty(0, np.int32)
+        """Per member the number of its topics in `_sets`."""
+
+        self._subscribed: list[str] = []
+        self._partitions = Partitions.of(())
+        self._sets_used: Ints = np.empty(0, np.int32)
+        self._topics_of_set: dict[int, Ints] = {}
+        self._class_of_set: Ints = np.empty(0, np.int32)
+        self._subscriptions: Subscriptions | None = None
+
+        self._target: dict[str, Assignment] = {}
+        self._owner: Ints = np.empty(0, np.int32)
+        """Per partition its owner in `_target`."""
+        self._wrong: set[str] = set()
+        """Members whose target has what does not exist, is not subscribed to, or is another's as well."""
+        self._answer: tuple[dict[str, Assignment], Ints] = {}, self._owner
+        """The last answer, and the owners if that is what the targets become."""
+
+    def plan(
+        self,
+        assignor: Assignor,
+        subscribers: Mapping[str, Subscriber],
+        topics: Mapping[str, Topic],
+        target: Mapping[str, Assignment],
+    ) -> dict[str, Assignment]:
+        """Return the new target of each member whose target changes, or that has none yet, in the members' order.
+
+        `topics` is by name, as the metadata has it. `target` may still have members that are gone: what they had is
+        free, and nothing is returned for them. Nothing changes but the memo. AssignorError is the assignor's fault.
+        """
+        self._adopt_answer(target)
+        resubscribed = self._look_at_members(subscribers)
+        self._look_at_topics(topics)
+        self._look_at_subscriptions()
+        self._release(resubscribed)
+        self._look_at_target(target)
+        if not self._order or self._subscriptions is None:
+            return {}
+
+        spec = Spec(self._partitions, self._subscriptions, self._class_of_set[self._set_of], self._owner)
+        owner = assignor(spec) if len(self._owner) else self._owner
+        check(spec, owner)
+        moved = np.flatnonzero(owner != self._owner)
+        changed = np.zeros(spec.members + 1, np.bool_)
+        changed[self._owner[moved]] = True
+        changed[owner[moved]] = True
+        untold = [member for member in self._order if member not in target]
+        changed[[self._number[member] for member in chain(untold, self._wrong)]] = True
+        changes = self._assignments(owner, changed[:NOBODY])
+        self._answer = changes, owner
+        return changes
+
+    def _adopt_answer(self, target: Mapping[str, Assignment]) -> None:
+        """If the last answer has become the target, take its arrays, so that it need not be read back."""
+        changes, owner = self._answer
+        self._answer = {}, owner
+        if changes and all(target.get(member, new) == new for member, new in changes.items()):
+            self._owner = owner
+            self._target.update({member: target.get(member, new) for member, new in changes.items()})
+            self._wrong -= changes.keys()
+
+    def _look_at_members(self, subscribers: Mapping[str, Subscriber]) -> Ints:
+        """Number the members anew if there is anything new; return those that stay with another subscription."""
+        seen = self._subscribers
+        changed = [member for member, subscriber in subscribers.items() if seen.get(member) is not subscriber]
+        joined = [member for member in changed if member not in seen]
+        left = seen.keys() - subscribers.keys() if len(seen) + len(joined) > len(subscribers) else set()
+        if not changed and not left:
+            return np.empty(0, np.int32)
+        if len(self._sets) > 2 * len(self._sets_used) + 16:
+            self._forget_unused_sets()
+        for member in left:
+            self._target.pop(member, None)
+            self._wrong.discard(member)
+        self._subscribers = dict(subscribers)
+
+        before = self._order
+        members = [member for member in before if member not in left] + joined if left else before + joined
+        static = {
+            member: subscriber.instance_id
+            for member, subscriber in subscribers.items()
+            if subscriber.instance_id is not None
+        }
+        dynamic = sorted(member for member in members if member not in static) if static else sorted(members)
+        self._order = sorted(static, key=lambda member: (static[member], member)) + dynamic
+        self._number = dict(zip(self._order, range(len(self._order)), strict=True))
+        now = np.fromiter((self._number.get(member, NOBODY) for member in before), np.int32, len(before))
+        self._owner = np.append(now, np.int32(NOBODY))[self._owner]
+
+        set_of = np.full(len(self._order) + 1, NOBODY, np.int32)
+        set_of[now] = self._set_of
+        numbers = np.fromiter(map(self._number.__getitem__, changed), np.int32, len(changed))
+        sets = [self._sets.setdefault(subscribers[member].topics, len(self._sets)) for member in changed]
+        other = (set_of[numbers] != NOBODY) & (set_of[numbers] != sets)
+        set_of[numbers] = sets
+        self._set_of = set_of[:-1]
+        return numbers[other]
+
+    def _forget_unused_sets(self) -> None:
+        names = list(self._sets)
+        self._sets = {names[old]: number for number, old in enumerate(self._sets_used.tolist())}
+        self._set_of = np.searchsorted(self._sets_used, self._set_of).astype(np.int32)
+        self._sets_used = np.empty(0, np.int32)
+        self._topics_of_set = {}
+
+    def _look_at_topics(self, topics: Mapping[str, Topic]) -> None:
+        """Number the partitions anew if the topics that are subscribed to are others, or other than they were."""
+        used = np.flatnonzero(np.bincount(self._set_of)).astype(np.int32)
+        if not np.array_equal(used, self._sets_used):
+            names = list(self._sets)
+            self._subscribed = sorted(frozenset().union(*(names[number] for number in used.tolist())))
+            self._sets_used = used
+            self._subscriptions = None
+        there = [topic for topic in map(topics.get, self._subscribed) if topic is not None]
+        before = self._partitions
+        if len(there) == len(before.topics) and all(map(is_, there, before.topics)):
+            return
+        self._subscriptions = None
+        self._topics_of_set = {}
+        self._partitions = now = Partitions.of(there)
+        numbers = {topic.topic_id.int: number for number, topic in enumerate(there)}
+        topic = np.array([numbers.get(old.topic_id.int, -1) for old in before.topics], np.int32)[before.topic_of]
+        moved = np.where(topic >= 0, now.first[topic] + before.index, 0)
+        stays = (topic >= 0) & (moved < now.first[topic + 1])
+        stays[stays] = now.kind[moved[stays]] != ABSENT
+        owner = np.full(len(now.kind), NOBODY, np.int32)
+        owner[moved[stays]] = self._owner[stays]
+        self._mark_wrong(self._owner[~stays])
+        self._owner = owner
+
+    def _look_at_subscriptions(self) -> None:
+        """Find the classes of members, and what they may own, if the subscriptions or the topics are others."""
+        if self._subscriptions is not None or not self._order:
+            return
+        number_of = {topic.name: number for number, topic in enumerate(self._partitions.topics)}
+        names = list(self._sets)
+        classes: dict[bytes, list[int]] = {}
+        for used in self._sets_used.tolist():
+            topics = self._topics_of_set.get(used)
+            if topics is None:
+                topics = np.array(sorted(number_of[name] for name in names[used] if name in number_of), np.int32)
+                self._topics_of_set[used] = topics
+            classes.setdefault(topics.tobytes(), []).append(used)
+        by_content = [classes[key] for key in sorted(classes)]
+        self._class_of_set = np.zeros(len(names), np.int32)
+        for number, sets in enumerate(by_content):
+            self._class_of_set[sets] = number
+        subscribed = [self._topics_of_set[sets[0]] for sets in by_content]
+        self._subscriptions = Subscriptions.of(subscribed, len(number_of))
+
+    def _release(self, members: Ints) -> None:
+        """Take from members what they subscribe to no longer."""
+        if len(members) and self._subscriptions is not None:
+            theirs = self._of(members)
+            lost = theirs[~self._may_own(theirs, self._owner[theirs])]
+            self._mark_wrong(self._owner[lost])
+            self._owner[lost] = NOBODY
+
+    def _look_at_target(self, target: Mapping[str, Assignment]) -> None:
+        """Read the targets that are new, and again those that were wrong, for what was wrong may be right by now."""
+        seen, wrong = self._target, self._wrong
+        new = [member for member in self._number if target.get(member) is not seen.get(member) or member in wrong]
+        if not new:
+            return
+        for member in new:
+            if member in target:
+                seen[member] = target[member]
+            else:
+                seen.pop(member, None)
+        wrong.difference_update(new)
+        numbers = np.fromiter(map(self._number.__getitem__, new), np.int32, len(new))
+        self._owner[self._of(numbers)] = NOBODY
+
+        assignments = [seen.get(member, ()) for member in new]
+        entries = list(chain.from_iterable(assignments))
+        number_of = {topic.topic_id.int: number for number, topic in enumerate(self._partitions.topics)}
+        topic = np.fromiter((number_of.get(topic_id.int, -1) for topic_id, _ in entries), np.int32, len(entries))
+        lists = list(map(itemgetter(1), entries))
+        lengths = np.fromiter(map(len, lists), np.int32, len(lists))
+        index = np.fromiter(chain.from_iterable(lists), np.int32, int(lengths.sum()))
+        owners = np.repeat(np.repeat(numbers, np.fromiter(map(len, assignments), np.int32, len(new))), lengths)
+        topic = np.repeat(topic, lengths)
+        partition = np.where((topic >= 0) & (index >= 0), self._partitions.first[topic] + index, 0)
+        right = (topic >= 0) & (index >= 0) & (partition < self._partitions.first[topic + 1])
+        right[right] = self._partitions.kind[partition[right]] != ABSENT
+        right[right] = self._may_own(partition[right], owners[right])
+        self._mark_wrong(owners[~right])
+
+        partition, owners = partition[right], owners[right]
+        others = self._owner[partition]
+        np.maximum.at(self._owner, partition, owners)
+        owner = self._owner[partition]
+        self._mark_wrong(others[others != owner])
+        self._mark_wrong(owners[owners != owner])
+
+    def _of(self, members: Ints) -> Ints:
+        """Return the partitions that the members own, ascending."""
+        theirs = np.zeros(len(self._order) + 1, np.bool_)
+        theirs[members] = True
+        return np.flatnonzero(theirs[self._owner]).astype(np.int32)
+
+    def _may_own(self, partitions: Ints, members: Ints) -> NDArray[np.bool_]:
+        assert self._subscriptions is not None
+        bundle = self._subscriptions.bundle_of[self._partitions.topic_of[partitions]]
+        return self._subscriptions.may_own(bundle, self._class_of_set[self._set_of[members]])
+
+    def _mark_wrong(self, members: Ints) -> None:
+        self._wrong.update(self._order[member] for member in np.unique(members).tolist() if member != NOBODY)
+
+    def _assignments(self, owner: Ints, changed: NDArray[np.bool_]) -> dict[str, Assignment]:
+        """Write out what the changed members own."""
+        members = np.flatnonzero(changed)
+        theirs = np.flatnonzero(np.append(changed, np.False_)[owner])
+        theirs = theirs[ordered(owner[theirs])]
+        topic = self._partitions.topic_of[theirs]
+        begins = np.empty(len(theirs), np.bool_)
+        begins[:1] = True
+        begins[1:] = (topic[1:] != topic[:-1]) | (owner[theirs[1:]] != owner[theirs[:-1]])
+        start = np.flatnonzero(begins)
+        end = np.append(start[1:], len(theirs))
+
+        with _uninterrupted():
+            ids = np.fromiter(
+                (topic.topic_id for topic in self._partitions.topics), object, len(self._partitions.topics)
+            )
+            runs = self._runs(self._partitions.index[theirs], start, end)
+            entries = tuple(zip(ids[topic[start]].tolist(), runs, strict=True))
+            first = np.searchsorted(owner[theirs[start]], members).tolist()
+            each = map(entries.__getitem__, map(slice, first, [*first[1:], len(entries)]))
+            return dict(zip(map(self._order.__getitem__, members.tolist()), each, strict=True))
+
+    def _runs(self, index: Ints, start: Longs, end: Longs) -> Iterable[tuple[int, ...]]:
+        """Cut the column into tuples; those of one element, which may be very many, are made once."""
+        if len(start) == len(index):
+            singles = np.fromiter(zip(range(int(index.max(initial=-1)) + 1)), object)
+            return singles[index].tolist()
+        column = tuple(index.tolist())
+        return map(column.__getitem__, map(slice, start.tolist(), end.tolist()))
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Keep the garbage collector from looking at what is just being made, again and again: half of the time."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,63 @@
+"""The classic group protocol: members join, one of them assigns, all start again together when anybody comes or goes.
+
+`decide_*` look at a group and carry its rebalance on, `apply` folds the record of a generation into it; see `group` for
+the states, `rebalance` for the course of one.
+"""
+
+from anabranch.machines.groups.classic.group import (
+    NEXT,
+    ClassicGroup,
+    ClassicMember,
+    Event,
+    State,
+    apply,
+    describe,
+    generation_record,
+    group_of,
+    restore,
+    subscribed_topics,
+    tombstone,
+)
+from anabranch.machines.groups.classic.join import Caller, decide_join, member_error
+from anabranch.machines.groups.classic.sessions import (
+    commit_error,
+    decide_delete,
+    decide_dissolve,
+    decide_heartbeat,
+    decide_kick,
+    decide_leave,
+    decide_loaded,
+    decide_timer,
+    session_timer,
+)
+from anabranch.machines.groups.classic.settings import ClassicSettings
+from anabranch.machines.groups.classic.sync import decide_sync
+
+__all__ = [
+    "NEXT",
+    "Caller",
+    "ClassicGroup",
+    "ClassicMember",
+    "ClassicSettings",
+    "Event",
+    "State",
+    "apply",
+    "commit_error",
+    "decide_delete",
+    "decide_dissolve",
+    "decide_heartbeat",
+    "decide_join",
+    "decide_kick",
+    "decide_leave",
+    "decide_loaded",
+    "decide_sync",
+    "decide_timer",
+    "describe",
+    "generation_record",
+    "group_of",
+    "member_error",
+    "restore",
+    "session_timer",
+    "subscribed_topics",
+    "tombstone",
+]

@@ -1,0 +1,376 @@
+"""A classic group: what its last record says, and above it the rebalance in progress, which dies with the coordinator.
+
+The rule: `apply` alone makes a group STABLE or EMPTY, live and on reload; a decision may begin a rebalance and carry it
+on, since a coordinator that forgets one only makes the members join again.
+
+    state                 begun      joined      stored         emptied    dissolved
+    EMPTY                 PREPARING  -           STABLE (1)     EMPTY (1)  DEAD
+    PREPARING_REBALANCE   -          COMPLETING  PREPARING (2)  EMPTY      DEAD
+    COMPLETING_REBALANCE  PREPARING  -           STABLE         -          DEAD
+    STABLE                PREPARING  -           STABLE (3)     EMPTY (1)  DEAD
+    DEAD                  -          -           -              -          DEAD
+
+begun: somebody joined, left, fell silent or changed; joined: all are there, or the time is up; stored: the record of a
+generation with its assignment; emptied: the record of a generation without members. `-` cannot happen.
+(1) on reload. (2) a group converted from the other protocol and kicked in one step. (3) a static member was replaced.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from anabranch.base.errors import DecodeError, ErrorCode
+from anabranch.codec import decode_prefix
+from anabranch.machines.groups.records import GroupMetadataKey, GroupMetadataValue, MemberMetadata, Record
+from anabranch.protocol.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
+from anabranch.protocol.messages.describe_groups import DescribedGroup, DescribedGroupMember
+
+NO_MEMBER_ID = ""
+CONSUMER_PROTOCOL = "consumer"
+
+
+class State(Enum):
+    """The states, by the names that DescribeGroups and ListGroups show."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+class Event(Enum):
+    """What moves a group from one state to another."""
+
+    BEGUN = "begun"
+    JOINED = "joined"
+    STORED = "stored"
+    EMPTIED = "emptied"
+    DISSOLVED = "dissolved"
+
+
+_EMPTY, _PREPARING, _COMPLETING, _STABLE, _DEAD = State
+_BEGUN, _JOINED, _STORED, _EMPTIED, _DISSOLVED = Event
+
+NEXT: dict[tuple[State, Event], State | None] = {
+    (_EMPTY, _BEGUN): _PREPARING,
+    (_EMPTY, _JOINED): None,
+    (_EMPTY, _STORED): _STABLE,
+    (_EMPTY, _EMPTIED): _EMPTY,
+    (_EMPTY, _DISSOLVED): _DEAD,
+    (_PREPARING, _BEGUN): None,
+    (_PREPARING, _JOINED): _COMPLETING,
+    (_PREPARING, _STORED): _PREPARING,
+    (_PREPARING, _EMPTIED): _EMPTY,
+    (_PREPARING, _DISSOLVED): _DEAD,
+    (_COMPLETING, _BEGUN): _PREPARING,
+    (_COMPLETING, _JOINED): None,
+    (_COMPLETING, _STORED): _STABLE,
+    (_COMPLETING, _EMPTIED): None,
+    (_COMPLETING, _DISSOLVED): _DEAD,
+    (_STABLE, _BEGUN): _PREPARING,
+    (_STABLE, _JOINED): None,
+    (_STABLE, _STORED): _STABLE,
+    (_STABLE, _EMPTIED): _EMPTY,
+    (_STABLE, _DISSOLVED): _DEAD,
+    (_DEAD, _BEGUN): None,
+    (_DEAD, _JOINED): None,
+    (_DEAD, _STORED): None,
+    (_DEAD, _EMPTIED): None,
+    (_DEAD, _DISSOLVED): _DEAD,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ClassicMember:
+    """A member and what it said when it last joined."""
+
+    member_id: str
+    instance_id: str | None
+    """`group.instance.id` of a static member (KIP-345)."""
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+    """Names and metadata, the one it likes best first."""
+    assignment: bytes = b""
+
+    def metadata(self, protocol_name: str | None) -> bytes:
+        """What the member said for this protocol."""
+        return next((metadata for name, metadata in self.protocols if name == protocol_name), b"")
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedJoin:
+    """A JoinGroup request that waits for the others."""
+
+    ticket: Hashable
+    version: int
+
+
+@dataclass(slots=True)
+class InitialDelay:
+    """The first rebalance of an empty group waits for more members to come, as long as they do come."""
+
+    delay_ms: int
+    waiting_ms: int
+    """What the timer now running was set to."""
+    remaining_ms: int
+    someone_came: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class ClassicGroup:
+    """A group of one protocol type, say `consumer` or `connect`."""
+
+    group_id: str
+    state: State = State.EMPTY
+    state_changed_ms: int = -1
+    """When the state was last changed; -1 where an old record does not say."""
+    generation: int = 0
+    protocol_type: str | None = None
+    """None until the first member joined."""
+    protocol_name: str | None = None
+    leader: str | None = None
+    members: dict[str, ClassicMember] = field(default_factory=dict)
+    """By member id, those who joined first first."""
+    static: dict[str, str] = field(default_factory=dict)
+    """Member ids of static members by instance id."""
+    is_stored: bool = False
+    """Whether the log has a record of it."""
+
+    supported: Counter[str] = field(default_factory=Counter)
+    """How many members support each protocol."""
+    pending: dict[str, None] = field(default_factory=dict)
+    """Ids given with MEMBER_ID_REQUIRED that did not join yet, oldest first."""
+    joining: dict[str, ParkedJoin] = field(default_factory=dict)
+    syncing: dict[str, Hashable] = field(default_factory=dict)
+    """Tickets of parked SyncGroup requests by member id."""
+    unsynced: dict[str, None] = field(default_factory=dict)
+    """Members of this generation whose SyncGroup did not come yet."""
+    new: set[str] = field(default_factory=set)
+    """Members whose first JoinGroup is parked."""
+    initial: InitialDelay | None = None
+
+    @property
+    def is_vacant(self) -> bool:
+        """Whether nothing would be lost with it: no record, nobody there, nobody about to come."""
+        return self.state is State.EMPTY and not self.is_stored and not self.pending
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether everyone who is known has joined."""
+        return len(self.joining) == len(self.members) and not self.pending
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        """The longest that a member wants to be waited for."""
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+
+    def supports(self, protocol_type: str, names: Iterable[str]) -> bool:
+        """Whether one of the protocols is supported by all members."""
+        if not self.members:
+            return protocol_type != "" and any(True for _ in names)
+        return protocol_type == self.protocol_type and any(self.supported[n] == len(self.members) for n in names)
+
+    def select_protocol(self) -> str:
+        """Let every member vote for the protocol it likes best among those that all support."""
+        candidates = {name for name, count in self.supported.items() if count == len(self.members)}
+        votes = Counter(
+            next(name for name, _ in member.protocols if name in candidates) for member in self.members.values()
+        )
+        return max(votes, key=lambda name: votes[name])
+
+    def put(self, member: ClassicMember) -> None:
+        """Add a member, or put it in the place of its former self."""
+        former = self.members.get(member.member_id)
+        if former is not None:
+            self._uncount(former)
+        self.members[member.member_id] = member
+        self.supported.update({name for name, _ in member.protocols})
+        if member.instance_id is not None:
+            self.static[member.instance_id] = member.member_id
+        if self.leader is None:
+            self.leader = member.member_id
+
+    def remove(self, member_id: str) -> None:
+        """Take a member out; where it was the leader another one becomes it."""
+        member = self.members.pop(member_id)
+        self._uncount(member)
+        if member.instance_id is not None and self.static.get(member.instance_id) == member_id:
+            del self.static[member.instance_id]
+        if self.leader == member_id:
+            self.leader = next(iter(self.members), None)
+        self.unsynced.pop(member_id, None)
+        self.new.discard(member_id)
+
+    def rename(self, member_id: str, new_id: str) -> None:
+        """Give a static member another id, in its place and with its role."""
+        self.members = {
+            new_id if known == member_id else known: replace(member, member_id=new_id) if known == member_id else member
+            for known, member in self.members.items()
+        }
+        instance_id = self.members[new_id].instance_id
+        assert instance_id is not None
+        self.static[instance_id] = new_id
+        if self.leader == member_id:
+            self.leader = new_id
+        if member_id in self.unsynced:
+            self.unsynced = {new_id if known == member_id else known: None for known in self.unsynced}
+        self.new.discard(member_id)
+
+    def _uncount(self, member: ClassicMember) -> None:
+        for name in {name for name, _ in member.protocols}:
+            self.supported[name] -= 1
+            if not self.supported[name]:
+                del self.supported[name]
+
+    def move(self, event: Event, now_ms: int) -> None:
+        """Take the step that the table says."""
+        following = NEXT[self.state, event]
+        assert following is not None, (self.group_id, self.state, event)
+        self.state = following
+        self.state_changed_ms = now_ms
+
+
+def group_of(
+    group_id: str,
+    members: Iterable[ClassicMember],
+    *,
+    generation: int,
+    protocol_type: str,
+    now_ms: int,
+    protocol_name: str | None = None,
+    leader: str | None = None,
+) -> ClassicGroup:
+    """Make a STABLE group of members that came from elsewhere (the other protocol); `decide_loaded` sets its timers.
+
+    Without `protocol_name` the members vote, without `leader` the first member is it.
+    """
+    group = ClassicGroup(group_id, State.STABLE, now_ms, generation, protocol_type)
+    for member in members:
+        group.put(member)
+    assert group.members
+    group.protocol_name = protocol_name if protocol_name is not None else group.select_protocol()
+    group.leader = leader if leader is not None else group.leader
+    assert group.leader in group.members
+    return group
+
+
+def generation_record(group: ClassicGroup, now_ms: int, assignments: Mapping[str, bytes] | None = None) -> Record:
+    """What makes the present generation durable: its members and what each is assigned, without `assignments` as is."""
+    members = [
+        MemberMetadata(
+            member_id=member.member_id,
+            group_instance_id=member.instance_id,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            rebalance_timeout=member.rebalance_timeout_ms,
+            session_timeout=member.session_timeout_ms,
+            subscription=member.metadata(group.protocol_name),
+            assignment=member.assignment if assignments is None else assignments.get(member.member_id, b""),
+        )
+        for member in group.members.values()
+    ]
+    value = GroupMetadataValue(
+        protocol_type=group.protocol_type or "",
+        generation=group.generation,
+        protocol=group.protocol_name,
+        leader=group.leader,
+        current_state_timestamp=now_ms,
+        members=members,
+    )
+    return Record(GroupMetadataKey(group=group.group_id), value)
+
+
+def tombstone(group_id: str) -> Record:
+    """What removes a group."""
+    return Record(GroupMetadataKey(group=group_id), None)
+
+
+def apply(group: ClassicGroup, value: GroupMetadataValue | None) -> ClassicGroup:
+    """Fold a record into the group, in place, and give it back; None removed the group."""
+    if value is None:
+        group.move(Event.DISSOLVED, group.state_changed_ms)
+        group.is_stored = False
+        return group
+    prepares = group.state is State.PREPARING_REBALANCE
+    group.move(Event.STORED if value.members else Event.EMPTIED, value.current_state_timestamp)
+    group.is_stored = True
+    if prepares and value.members:
+        assert value.generation == group.generation
+        return group
+    known = group.members
+    group.members, group.static, group.supported = {}, {}, Counter()
+    group.generation = value.generation
+    group.protocol_type = value.protocol_type or None
+    group.protocol_name = value.protocol
+    group.leader = value.leader
+    for stored in value.members:
+        group.put(_restored(stored, value.protocol or "", known.get(stored.member_id)))
+    return group
+
+
+def _restored(stored: MemberMetadata, protocol_name: str, known: ClassicMember | None) -> ClassicMember:
+    """The member as the record has it; a live one supports protocols beside the chosen one, which no record tells."""
+    chosen = (protocol_name, bytes(stored.subscription))
+    return ClassicMember(
+        member_id=stored.member_id,
+        instance_id=stored.group_instance_id,
+        client_id=stored.client_id,
+        client_host=stored.client_host,
+        session_timeout_ms=stored.session_timeout,
+        rebalance_timeout_ms=stored.rebalance_timeout if stored.rebalance_timeout > 0 else stored.session_timeout,
+        protocols=known.protocols if known is not None and chosen in known.protocols else (chosen,),
+        assignment=bytes(stored.assignment),
+    )
+
+
+def restore(group_id: str, value: GroupMetadataValue) -> ClassicGroup:
+    """The group that a record tells of; its members support the protocol that was chosen, and no other is known."""
+    return apply(ClassicGroup(group_id), value)
+
+
+def subscribed_topics(group: ClassicGroup) -> frozenset[str] | None:
+    """Topics that the members consume; None where the coordinator cannot know, as with other protocol types."""
+    if group.protocol_type != CONSUMER_PROTOCOL or (group.members and group.protocol_name is None):
+        return None
+    topics: set[str] = set()
+    for member in group.members.values():
+        metadata = member.metadata(group.protocol_name)
+        try:
+            subscription, _ = decode_prefix(ConsumerProtocolSubscription, metadata[2:], 0)
+        except DecodeError:
+            return None
+        topics.update(subscription.topics)
+    return frozenset(topics)
+
+
+def describe(group: ClassicGroup) -> DescribedGroup:
+    """The group as DescribeGroups shows it; what members said and were given is shown of a STABLE group only."""
+    if group.state is State.DEAD:
+        return DescribedGroup(group_id=group.group_id, group_state=State.DEAD.value)
+    stable = group.state is State.STABLE
+    members = [
+        DescribedGroupMember(
+            member_id=member.member_id,
+            group_instance_id=member.instance_id,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            member_metadata=member.metadata(group.protocol_name) if stable else b"",
+            member_assignment=member.assignment if stable else b"",
+        )
+        for member in group.members.values()
+    ]
+    return DescribedGroup(
+        error_code=ErrorCode.NONE,
+        group_id=group.group_id,
+        group_state=group.state.value,
+        protocol_type=group.protocol_type or "",
+        protocol_data=(group.protocol_name or "") if stable else "",
+        members=members,
+    )

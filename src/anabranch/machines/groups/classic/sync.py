@@ -1,0 +1,72 @@
+"""SyncGroup, versions 0 to 5: the leader hands in the assignment of its generation, the others wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from anabranch.base.errors import ErrorCode
+from anabranch.machines.groups.classic.group import ClassicGroup, State, generation_record
+from anabranch.machines.groups.classic.join import Caller, member_error
+from anabranch.machines.groups.classic.rebalance import synced
+from anabranch.machines.groups.classic.turn import Turn
+from anabranch.machines.groups.records import Record
+from anabranch.machines.outcome import Outcome, Parked
+from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+
+PROTOCOL_SAID = 5
+"""Version of SyncGroup from which a request must say the group's protocol."""
+
+
+def decide_sync(
+    group: ClassicGroup, request: SyncGroupRequest, caller: Caller, ticket: Hashable, now_ms: int
+) -> Outcome[SyncGroupResponse | Parked, Record]:
+    """Store the leader's assignment and answer everyone who waits for it; the group is STABLE once that is applied."""
+    turn = Turn(group, now_ms)
+    error = _error(group, request, caller)
+    if error:
+        return turn.outcome(SyncGroupResponse(error_code=error))
+    synced(turn, request.member_id)
+    if group.state is State.STABLE:
+        return turn.outcome(_assigned(group, group.members[request.member_id].assignment))
+    turn.park_sync(request.member_id, ticket)
+    if request.member_id == group.leader:
+        _assign(turn, request)
+    return turn.outcome_for(ticket)
+
+
+def _error(group: ClassicGroup, request: SyncGroupRequest, caller: Caller) -> ErrorCode:
+    if group.state is State.DEAD:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    unsaid = request.protocol_type is None or request.protocol_name is None
+    if caller.version >= PROTOCOL_SAID and unsaid:
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    error = member_error(group, request.member_id, request.group_instance_id)
+    if error:
+        return error
+    if request.generation_id != group.generation:
+        return ErrorCode.ILLEGAL_GENERATION
+    if _differs(request.protocol_type, group.protocol_type) or _differs(request.protocol_name, group.protocol_name):
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    if group.state is State.PREPARING_REBALANCE:
+        return ErrorCode.REBALANCE_IN_PROGRESS
+    return ErrorCode.NONE
+
+
+def _differs(said: str | None, known: str | None) -> bool:
+    return said is not None and known is not None and said != known
+
+
+def _assign(turn: Turn, request: SyncGroupRequest) -> None:
+    """Give each member what the leader says, and nothing where it says nothing."""
+    group = turn.group
+    assignments = {given.member_id: bytes(given.assignment) for given in request.assignments}
+    turn.records.append(generation_record(group, turn.now_ms, assignments))
+    for member_id in list(group.syncing):
+        turn.answer_sync(member_id, _assigned(group, assignments.get(member_id, b"")))
+        turn.prolong(group.members[member_id])
+
+
+def _assigned(group: ClassicGroup, assignment: bytes) -> SyncGroupResponse:
+    return SyncGroupResponse(
+        protocol_type=group.protocol_type, protocol_name=group.protocol_name, assignment=assignment
+    )

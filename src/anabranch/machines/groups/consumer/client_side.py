@@ -1,0 +1,175 @@
+"""Client-side assignors (KIP-848, Client Side Mode): a member is asked, told the group, and hands in the target.
+
+    chosen ──heartbeat: should_compute──► told ──Prepare──► prepared ──Install──► the target is installed
+       ▲                                    └──────── rebalance timeout ────────────┘ another member is chosen
+
+What is handed in is checked against what was told at Prepare, not against what the group has become since: a group that
+went on to a later epoch gets this target first, and the next computation after it.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.machines.groups.consumer.group import (
+    Assignment,
+    Member,
+    Told,
+    assignment_of,
+    target_epoch_record,
+    target_record,
+)
+from anabranch.machines.groups.consumer.heartbeat import unknown
+from anabranch.machines.groups.consumer.step import Step
+from anabranch.machines.groups.consumer.target import Computation, offers_of, subscription, subscriptions
+from anabranch.machines.groups.image import TopicImage
+from anabranch.machines.outcome import CancelTimer
+from anabranch.protocol.messages import consumer_group_prepare_assignment as prepare_messages
+from anabranch.protocol.messages.consumer_group_install_assignment import (
+    ConsumerGroupInstallAssignmentRequest,
+    ConsumerGroupInstallAssignmentResponse,
+)
+from anabranch.protocol.messages.consumer_group_prepare_assignment import (
+    ConsumerGroupPrepareAssignmentRequest,
+    ConsumerGroupPrepareAssignmentResponse,
+)
+
+
+def check_request(request: ConsumerGroupPrepareAssignmentRequest | ConsumerGroupInstallAssignmentRequest) -> None:
+    """Raise INVALID_REQUEST for what no group could accept."""
+    for holds, message in (
+        (bool(request.group_id), "GroupId is empty."),
+        (bool(request.member_id), "MemberId is empty."),
+        (request.member_epoch >= 0, f"MemberEpoch is {request.member_epoch}; it is at least 0."),
+    ):
+        if not holds:
+            raise ApiError(ErrorCode.INVALID_REQUEST, message)
+
+
+def prepare(step: Step, request: ConsumerGroupPrepareAssignmentRequest) -> ConsumerGroupPrepareAssignmentResponse:
+    """Tell the chosen member what its assignor needs."""
+    computation = _chosen(step, request.member_id, request.member_epoch)
+    group, image = step.group, step.image
+    topics = [
+        topic
+        for name in sorted(subscriptions(group, image, step.regexes))
+        if (topic := image.by_name.get(name)) is not None
+    ]
+    computation.group_epoch = group.epoch
+    computation.members = frozenset(group.members)
+    computation.partitions = {topic.topic_id: frozenset([*topic.partitions, *topic.retiring]) for topic in topics}
+    return ConsumerGroupPrepareAssignmentResponse(
+        group_epoch=group.epoch,
+        assignor_name=computation.assignor.name,
+        members=[_member(step, member, computation) for _, member in sorted(group.members.items())],
+        topics=[_topic(topic) for topic in topics],
+    )
+
+
+def _topic(topic: TopicImage) -> prepare_messages.TopicMetadata:
+    return prepare_messages.TopicMetadata(topic_id=topic.topic_id, topic_name=topic.name, num_partitions=topic.size)
+
+
+def _member(step: Step, member: Member, computation: Computation) -> prepare_messages.Member:
+    said = member.described
+    offer = next(offer for offer in offers_of(said) if offer.name == computation.assignor.name)
+    topics = sorted(subscription(said, step.image, step.regexes))
+    return prepare_messages.Member(
+        member_id=member.member_id,
+        member_epoch=member.epoch,
+        instance_id=said.instance_id,
+        rack_id=said.rack_id,
+        subscribed_topic_ids=[topic.topic_id for name in topics if (topic := step.image.by_name.get(name)) is not None],
+        assignor=prepare_messages.Assignor(
+            reason=offer.reason, metadata_version=offer.version, metadata_bytes=offer.metadata
+        ),
+        topic_partitions=[
+            prepare_messages.TopicPartition(topic_id=topic_id, partitions=list(numbers))
+            for topic_id, numbers in step.group.target(member.member_id)
+        ],
+    )
+
+
+def install(step: Step, request: ConsumerGroupInstallAssignmentRequest) -> ConsumerGroupInstallAssignmentResponse:
+    """Take the target that the chosen member computed, if it is one."""
+    computation = _chosen(step, request.member_id, request.member_epoch)
+    if computation.members is None or request.group_epoch != computation.group_epoch:
+        raise ApiError(
+            ErrorCode.INVALID_ASSIGNMENT,
+            f"The assignment is for group epoch {request.group_epoch}, which was not what the assignor was told last.",
+        )
+    group = step.group
+    if request.error:
+        for member_id in sorted(group.members):
+            step.put(target_record(step.group_id, member_id, group.target(member_id), Told(error=request.error)))
+    else:
+        for member_id, target, told in _checked(request, computation):
+            if member_id in group.members and (group.target(member_id) != target or group.told.get(member_id) != told):
+                step.put(target_record(step.group_id, member_id, target, told))
+    step.put(target_epoch_record(step.group_id, computation.group_epoch))
+    step.live.computation = None
+    step.timers.append(CancelTimer(("compute", step.group_id)))
+    step.assign()
+    return ConsumerGroupInstallAssignmentResponse()
+
+
+def overdue(step: Step) -> None:
+    """The chosen member did not deliver in time: choose another one. It is not fenced; only its session does that."""
+    computation = step.live.computation
+    if computation is None:
+        return
+    computation.tried.add(computation.member_id)
+    step.live.computation = Computation("", computation.group_epoch, computation.assignor, computation.tried)
+    step.assign()
+
+
+def _chosen(step: Step, member_id: str, epoch: int) -> Computation:
+    """The computation that this member was asked for."""
+    member = step.group.members.get(member_id)
+    if member is None:
+        raise unknown(step.group_id, member_id)
+    if member.epoch != epoch:
+        raise ApiError(
+            ErrorCode.STALE_MEMBER_EPOCH,
+            f"Member {member_id} is at epoch {member.epoch}, not {epoch}.",
+        )
+    computation = step.live.computation
+    if computation is None or computation.member_id != member_id:
+        raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} was not asked to compute an assignment.")
+    return computation
+
+
+def _checked(
+    request: ConsumerGroupInstallAssignmentRequest, computation: Computation
+) -> list[tuple[str, Assignment, Told]]:
+    """Every member of the assignment is known, and every partition is there once and given to exactly one."""
+    assert computation.members is not None
+    found = []
+    free: dict[UUID, set[int]] = {topic_id: set(numbers) for topic_id, numbers in computation.partitions.items()}
+    for member in request.members:
+        if member.member_id not in computation.members:
+            raise _wrong(f"it names member {member.member_id}, whom the group has not")
+        for entry in member.partitions:
+            if entry.topic_id not in free:
+                raise _wrong(f"it names topic {entry.topic_id}, to which nobody subscribes")
+            for partition in entry.partitions:
+                if partition not in free[entry.topic_id]:
+                    known = partition in computation.partitions[entry.topic_id]
+                    reason = "is assigned twice" if known else "does not exist"
+                    raise _wrong(f"partition {partition} of topic {entry.topic_id} {reason}")
+                free[entry.topic_id].remove(partition)
+        mine: dict[UUID, list[int]] = {}
+        for entry in member.partitions:
+            mine.setdefault(entry.topic_id, []).extend(entry.partitions)
+        told = Told(0, member.metadata_version, bytes(member.metadata_bytes))
+        found.append((member.member_id, assignment_of(mine), told))
+    for topic_id, left in free.items():
+        if left:
+            raise _wrong(f"partition {min(left)} of topic {topic_id} is assigned to nobody")
+    named = {member_id for member_id, _, _ in found}
+    return [*found, *((member_id, (), Told()) for member_id in sorted(computation.members - named))]
+
+
+def _wrong(reason: str) -> ApiError:
+    return ApiError(ErrorCode.INVALID_ASSIGNMENT, f"The assignment is not valid: {reason}.")

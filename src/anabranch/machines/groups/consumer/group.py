@@ -1,0 +1,422 @@
+"""A group of the consumer protocol (KIP-848): what is durable of it, as a fold over its records.
+
+Three epochs move a group. The group epoch counts what calls for a new assignment; the assignment epoch is the group
+epoch for which the target was computed; every member has the epoch of the target it has reached. So, always,
+
+    member epoch <= assignment epoch <= group epoch        none of them ever goes back
+
+    state         | members | assignment epoch | members' epochs
+    EMPTY         | none    |                  |
+    ASSIGNING     | some    | < group epoch    |
+    RECONCILING   | some    | = group epoch    | some lower, or not yet at their target
+    STABLE        | some    | = group epoch    | all equal and at their target
+
+A partition has at most one holder: the member that has it assigned, or was told to let it go and has not said yet that
+it did. `apply` is the only code that changes a group, live and on reload; it takes records in any order that compaction
+leaves, for everything is kept by key and what follows from several of them is worked out when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, IntEnum
+from typing import NamedTuple, Protocol, TypeAlias
+from uuid import UUID
+
+from anabranch.machines.groups.records import (
+    ClassicMemberMetadata,
+    ClassicProtocol,
+    ClientAssignor,
+    ConsumerGroupCurrentMemberAssignmentKey,
+    ConsumerGroupCurrentMemberAssignmentValue,
+    ConsumerGroupMemberMetadataKey,
+    ConsumerGroupMemberMetadataValue,
+    ConsumerGroupMetadataKey,
+    ConsumerGroupMetadataValue,
+    ConsumerGroupTargetAssignmentMemberKey,
+    ConsumerGroupTargetAssignmentMemberValue,
+    ConsumerGroupTargetAssignmentMetadataKey,
+    ConsumerGroupTargetAssignmentMetadataValue,
+    Record,
+    TopicPartitions,
+)
+
+Assignment: TypeAlias = tuple[tuple[UUID, tuple[int, ...]], ...]
+"""Partitions by topic id, ascending; no topic empty."""
+NOTHING: Assignment = ()
+LEFT_FOR_GOOD, LEFT_FOR_A_WHILE = -1, -2
+"""Member epochs that say goodbye; the second is of a static member that will be back."""
+
+
+class GroupState(Enum):
+    """How far a group is, by the names that are shown."""
+
+    EMPTY = "Empty"
+    ASSIGNING = "Assigning"
+    RECONCILING = "Reconciling"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+class MemberState(IntEnum):
+    """How far a member is."""
+
+    STABLE = 0
+    """It has its whole target."""
+    UNREVOKED_PARTITIONS = 1
+    """It was told to let partitions go, and has not said yet that it did."""
+    UNRELEASED_PARTITIONS = 2
+    """Some of its target is still held by others, or waits for records of other partitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a member said of itself."""
+
+    client_id: str = ""
+    client_host: str = ""
+    instance_id: str | None = None
+    rack_id: str | None = None
+    rebalance_timeout_ms: int = -1
+    topics: tuple[str, ...] = ()
+    regex: str | None = None
+    server_assignor: str | None = None
+    client_assignors: tuple[Assignor, ...] = ()
+    classic: Classic | None = None
+    """Of a member that speaks the classic protocol."""
+
+
+class Assignor(NamedTuple):
+    """A client-side assignor that a member offers (KIP-848, Member)."""
+
+    name: str
+    minimum_version: int
+    maximum_version: int
+    reason: int
+    version: int
+    metadata: bytes
+
+
+class Classic(NamedTuple):
+    """What only a member that speaks the classic protocol has."""
+
+    session_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member: what it said, and how far it has followed its target."""
+
+    member_id: str
+    described: Described = field(default_factory=Described)
+    epoch: int = 0
+    previous_epoch: int = 0
+    state: MemberState = MemberState.STABLE
+    assigned: Assignment = NOTHING
+    revoking: Assignment = NOTHING
+    """What it was told to let go and still holds."""
+
+    @property
+    def holds(self) -> Iterator[tuple[UUID, int]]:
+        """Every partition that nobody else may have."""
+        for assignment in (self.assigned, self.revoking):
+            for topic_id, partitions in assignment:
+                for partition in partitions:
+                    yield topic_id, partition
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a client-side assignor tells a member beside its partitions."""
+
+    error: int = 0
+    version: int = 0
+    metadata: bytes = b""
+
+
+@dataclass(slots=True)
+class ConsumerGroup:
+    """A group; `apply` changes it, decisions look."""
+
+    group_id: str
+    epoch: int = 0
+    metadata_hash: int = 0
+    target_epoch: int = 0
+    members: dict[str, Member] = field(default_factory=dict)
+    targets: dict[str, Assignment] = field(default_factory=dict)
+    told: dict[str, Told] = field(default_factory=dict)
+    static_members: dict[str, str] = field(default_factory=dict)
+    """Member ids by instance id."""
+    holders: dict[tuple[UUID, int], str] = field(default_factory=dict)
+    """Who holds a partition."""
+
+    def state(self) -> GroupState:
+        """How far the group is."""
+        if not self.members:
+            return GroupState.EMPTY
+        if self.epoch > self.target_epoch:
+            return GroupState.ASSIGNING
+        if all(
+            member.state is MemberState.STABLE and member.epoch in (self.target_epoch, LEFT_FOR_A_WHILE)
+            for member in self.members.values()
+        ):
+            return GroupState.STABLE
+        return GroupState.RECONCILING
+
+    def target(self, member_id: str) -> Assignment:
+        """What a member is to have."""
+        return self.targets.get(member_id, NOTHING)
+
+    @property
+    def classic_members(self) -> list[Member]:
+        """The members that speak the classic protocol."""
+        return [member for member in self.members.values() if member.described.classic is not None]
+
+    def copy(self) -> ConsumerGroup:
+        """The same group, to try things on."""
+        return replace(
+            self,
+            members=dict(self.members),
+            targets=dict(self.targets),
+            told=dict(self.told),
+            static_members=dict(self.static_members),
+            holders=dict(self.holders),
+        )
+
+    # -- the fold ------------------------------------------------------------------------------------------------------
+
+    def apply(self, record: Record) -> None:
+        """Fold one of the group's records."""
+        key, value = record
+        match key:
+            case ConsumerGroupMetadataKey():
+                self.epoch = 0 if value is None else value.epoch
+                self.metadata_hash = 0 if value is None else value.metadata_hash
+            case ConsumerGroupMemberMetadataKey():
+                self._put_member(key.member_id, value)
+            case ConsumerGroupTargetAssignmentMetadataKey():
+                self.target_epoch = 0 if value is None else value.assignment_epoch
+            case ConsumerGroupTargetAssignmentMemberKey():
+                self._put_target(key.member_id, value)
+            case ConsumerGroupCurrentMemberAssignmentKey():
+                self._put_current(key.member_id, value)
+
+    def _put_member(self, member_id: str, value: ConsumerGroupMemberMetadataValue | None) -> None:
+        if value is None:
+            member = self.members.pop(member_id, None)
+            if member is not None:
+                self._let_go(member)
+                instance = member.described.instance_id
+                if instance is not None and self.static_members.get(instance) == member_id:
+                    del self.static_members[instance]
+            return
+        member = self.members.get(member_id) or Member(member_id)
+        before = member.described.instance_id
+        if before is not None and self.static_members.get(before) == member_id:
+            del self.static_members[before]
+        self.members[member_id] = replace(member, described=described(value))
+        if value.instance_id is not None:
+            self.static_members[value.instance_id] = member_id
+
+    def _put_target(self, member_id: str, value: ConsumerGroupTargetAssignmentMemberValue | None) -> None:
+        self.told.pop(member_id, None)
+        if value is None:
+            self.targets.pop(member_id, None)
+            return
+        self.targets[member_id] = assignment(value.topic_partitions)
+        if value.error or value.metadata_version or len(value.metadata_bytes):
+            self.told[member_id] = Told(value.error, value.metadata_version, bytes(value.metadata_bytes))
+
+    def _put_current(self, member_id: str, value: ConsumerGroupCurrentMemberAssignmentValue | None) -> None:
+        member = self.members.get(member_id)
+        if value is None:
+            if member is not None:
+                self._let_go(member)
+                self.members[member_id] = Member(member_id, member.described)
+            return
+        if member is None:
+            member = Member(member_id)
+        self._let_go(member)
+        member = self.members[member_id] = Member(
+            member_id,
+            member.described,
+            value.member_epoch,
+            value.previous_member_epoch,
+            MemberState(value.state),
+            assignment(value.assigned_partitions),
+            assignment(value.partitions_pending_revocation),
+        )
+        for partition in member.holds:
+            self.holders[partition] = member_id
+
+    def _let_go(self, member: Member) -> None:
+        """Forget what a member held, but not what another was given since."""
+        for partition in member.holds:
+            if self.holders.get(partition) == member.member_id:
+                del self.holders[partition]
+
+
+class Draft:
+    """A decision that is being made: the records so far, and the group as it will be when they are applied."""
+
+    def __init__(self, group: ConsumerGroup) -> None:
+        self.group = group.copy()
+        self.records: list[Record] = []
+
+    def put(self, *records: Record) -> None:
+        """Add records."""
+        for record in records:
+            self.records.append(record)
+            self.group.apply(record)
+
+
+def described(value: ConsumerGroupMemberMetadataValue) -> Described:
+    """Read what a member said of itself."""
+    classic = value.classic_member_metadata
+    return Described(
+        client_id=value.client_id,
+        client_host=value.client_host,
+        instance_id=value.instance_id,
+        rack_id=value.rack_id,
+        rebalance_timeout_ms=value.rebalance_timeout_ms,
+        topics=tuple(value.subscribed_topic_names),
+        regex=value.subscribed_topic_regex or None,
+        server_assignor=value.server_assignor,
+        client_assignors=tuple(
+            Assignor(one.name, one.minimum_version, one.maximum_version, one.reason, one.version, bytes(one.metadata))
+            for one in value.client_assignors
+        ),
+        classic=None
+        if classic is None
+        else Classic(
+            classic.session_timeout_ms, tuple((one.name, bytes(one.metadata)) for one in classic.supported_protocols)
+        ),
+    )
+
+
+class Partitions(Protocol):
+    """Partitions of one topic, in a record or a message."""
+
+    @property
+    def topic_id(self) -> UUID: ...
+    @property
+    def partitions(self) -> Sequence[int]: ...
+
+
+def assignment(topics: Iterable[Partitions]) -> Assignment:
+    """Read partitions from records or messages, which have the same fields."""
+    return tuple((topic.topic_id, tuple(topic.partitions)) for topic in topics if len(topic.partitions))
+
+
+def assignment_of(partitions: Mapping[UUID, Iterable[int]]) -> Assignment:
+    """Make an assignment of sets of partitions."""
+    made = ((topic_id, tuple(sorted(numbers))) for topic_id, numbers in partitions.items())
+    return tuple(entry for entry in made if entry[1])
+
+
+def sets_of(partitions: Assignment) -> dict[UUID, set[int]]:
+    """The partitions as sets."""
+    found: dict[UUID, set[int]] = {}
+    for topic_id, numbers in partitions:
+        found.setdefault(topic_id, set()).update(numbers)
+    return found
+
+
+def same(one: Assignment, other: Assignment) -> bool:
+    """Whether two assignments have the same partitions, in whatever order."""
+    return one == other or sets_of(one) == sets_of(other)
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
+
+
+def group_record(group_id: str, epoch: int | None, metadata_hash: int = 0) -> Record:
+    """The group's epoch; None: there is no such group any more."""
+    key = ConsumerGroupMetadataKey(group_id=group_id)
+    return Record(key, None if epoch is None else ConsumerGroupMetadataValue(epoch=epoch, metadata_hash=metadata_hash))
+
+
+def member_record(group_id: str, member_id: str, said: Described | None) -> Record:
+    """What a member said of itself; None: it is gone."""
+    key = ConsumerGroupMemberMetadataKey(group_id=group_id, member_id=member_id)
+    if said is None:
+        return Record(key)
+    value = ConsumerGroupMemberMetadataValue(
+        instance_id=said.instance_id,
+        rack_id=said.rack_id,
+        client_id=said.client_id,
+        client_host=said.client_host,
+        subscribed_topic_names=list(said.topics),
+        subscribed_topic_regex=said.regex,
+        rebalance_timeout_ms=said.rebalance_timeout_ms,
+        server_assignor=said.server_assignor,
+        classic_member_metadata=None
+        if said.classic is None
+        else ClassicMemberMetadata(
+            session_timeout_ms=said.classic.session_timeout_ms,
+            supported_protocols=[ClassicProtocol(name=name, metadata=data) for name, data in said.classic.protocols],
+        ),
+        client_assignors=[
+            ClientAssignor(
+                name=one.name,
+                minimum_version=one.minimum_version,
+                maximum_version=one.maximum_version,
+                reason=one.reason,
+                version=one.version,
+                metadata=one.metadata,
+            )
+            for one in said.client_assignors
+        ],
+    )
+    return Record(key, value)
+
+
+def target_epoch_record(group_id: str, epoch: int | None) -> Record:
+    """The group epoch that the target is for; it follows the members' parts. None: there is no target any more."""
+    key = ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id)
+    return Record(key, None if epoch is None else ConsumerGroupTargetAssignmentMetadataValue(assignment_epoch=epoch))
+
+
+def target_record(group_id: str, member_id: str, target: Assignment | None, told: Told = Told()) -> Record:
+    """A member's part of the target; None: it has none any more."""
+    key = ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id)
+    if target is None:
+        return Record(key)
+    value = ConsumerGroupTargetAssignmentMemberValue(
+        topic_partitions=topic_partitions(target),
+        error=told.error,
+        metadata_version=told.version,
+        metadata_bytes=told.metadata,
+    )
+    return Record(key, value)
+
+
+def current_record(group_id: str, member_id: str, member: Member | None) -> Record:
+    """What a member has; None: it is gone."""
+    key = ConsumerGroupCurrentMemberAssignmentKey(group_id=group_id, member_id=member_id)
+    if member is None:
+        return Record(key)
+    value = ConsumerGroupCurrentMemberAssignmentValue(
+        member_epoch=member.epoch,
+        previous_member_epoch=member.previous_epoch,
+        state=int(member.state),
+        assigned_partitions=topic_partitions(member.assigned),
+        partitions_pending_revocation=topic_partitions(member.revoking),
+    )
+    return Record(key, value)
+
+
+def topic_partitions(partitions: Assignment) -> Sequence[TopicPartitions]:
+    """The partitions as records have them."""
+    return [TopicPartitions(topic_id=topic_id, partitions=numbers) for topic_id, numbers in partitions]
+
+
+def gone_records(group_id: str, member_id: str) -> tuple[Record, ...]:
+    """What says that a member is gone."""
+    return (
+        current_record(group_id, member_id, None),
+        target_record(group_id, member_id, None),
+        member_record(group_id, member_id, None),
+    )

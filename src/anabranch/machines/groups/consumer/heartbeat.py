@@ -1,0 +1,367 @@
+"""ConsumerGroupHeartbeat (KIP-848): join, stay, say what is owned, be told what to have, leave.
+
+The checks and their errors are the proposal's, in its order; a request that fails any of them changes nothing. Where
+the proposal removes a member whose epoch is wrong, it stays here: a request that comes late must not end a session.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.machines.groups.assignors.registry import names as server_assignors
+from anabranch.machines.groups.caller import Caller
+from anabranch.machines.groups.consumer.group import (
+    LEFT_FOR_A_WHILE,
+    NOTHING,
+    Assignment,
+    Assignor,
+    ConsumerGroup,
+    Described,
+    Member,
+    MemberState,
+    Told,
+    assignment,
+    current_record,
+    gone_records,
+    member_record,
+    same,
+    target_record,
+)
+from anabranch.machines.groups.consumer.reconcile import is_subset, pending, reconcile
+from anabranch.machines.groups.consumer.step import Step
+from anabranch.machines.groups.consumer.target import client_assignor, offers_of
+from anabranch.machines.outcome import SetTimer
+from anabranch.protocol.messages.consumer_group_heartbeat import (
+    Assignment as AssignmentMessage,
+)
+from anabranch.protocol.messages.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    TopicPartitions,
+)
+
+JOINING = 0
+
+
+def check_request(request: ConsumerGroupHeartbeatRequest, version: int) -> None:
+    """Raise INVALID_REQUEST for what no group could accept."""
+    joining = request.member_epoch == JOINING
+    _need(bool(request.group_id), "GroupId is empty.")
+    _need(bool(request.member_id) or (joining and version == 0), "MemberId is empty; clients make their own.")
+    _need(request.member_epoch >= LEFT_FOR_A_WHILE, f"MemberEpoch is {request.member_epoch}; it is at least -2.")
+    _need(request.instance_id != "", "InstanceId is empty; leave it out instead.")
+    _need(request.rack_id != "", "RackId is empty; leave it out instead.")
+    if request.member_epoch == LEFT_FOR_A_WHILE:
+        _need(request.instance_id is not None, "MemberEpoch is -2, but only a member with an InstanceId will be back.")
+    if joining:
+        _need(request.rebalance_timeout_ms > 0, "RebalanceTimeoutMs must be above 0 in the first heartbeat.")
+        _need(
+            request.subscribed_topic_names is not None or bool(request.subscribed_topic_regex),
+            "The first heartbeat says what is subscribed to: SubscribedTopicNames or SubscribedTopicRegex.",
+        )
+        _need(not request.topic_partitions, "TopicPartitions is not empty, but who joins owns nothing.")
+    elif request.member_epoch > JOINING:
+        _need(request.rebalance_timeout_ms == -1 or request.rebalance_timeout_ms > 0, "RebalanceTimeoutMs is 0.")
+    _need(all(request.subscribed_topic_names or ()), "SubscribedTopicNames has an empty name.")
+    _need(
+        request.server_assignor is None or not request.client_assignors,
+        "ServerAssignor and ClientAssignors cannot be used together.",
+    )
+    for offer in request.client_assignors or ():
+        _need(bool(offer.name), "An assignor has an empty name.")
+        _need(offer.minimum_version >= -1, f"Assignor {offer.name}: MinimumVersion is below -1.")
+        _need(
+            offer.maximum_version >= max(0, offer.minimum_version),
+            f"Assignor {offer.name}: MaximumVersion {offer.maximum_version} is below 0 or MinimumVersion.",
+        )
+        _need(
+            offer.minimum_version <= offer.metadata_version <= offer.maximum_version,
+            f"Assignor {offer.name}: version {offer.metadata_version} is not in its range.",
+        )
+    if request.server_assignor is not None and request.server_assignor not in server_assignors():
+        raise ApiError(
+            ErrorCode.UNSUPPORTED_ASSIGNOR,
+            f"There is no server-side assignor '{request.server_assignor}'; there are {', '.join(server_assignors())}.",
+        )
+
+
+def _need(holds: bool, message: str) -> None:
+    if not holds:
+        raise ApiError(ErrorCode.INVALID_REQUEST, message)
+
+
+def heartbeat(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller) -> ConsumerGroupHeartbeatResponse:
+    """Decide about a heartbeat of a member that stays or joins. ApiError refuses it; nothing changed then."""
+    group = step.group
+    if request.subscribed_topic_regex:
+        step.regexes.check(request.subscribed_topic_regex)
+    member_id = request.member_id or caller.member_id
+    replaced, member = find_member(group, member_id, request.instance_id, request.member_epoch)
+    if member is not None:
+        check_late(step, member.member_id, caller, rejoins=request.member_epoch == JOINING)
+    owned = None if request.topic_partitions is None else assignment(request.topic_partitions)
+    if request.member_epoch == JOINING:
+        owned = NOTHING
+    elif member is not None:
+        check_epoch(member, request.member_epoch, owned)
+    if caller.connection < step.live.connections.get(member_id, 0):
+        owned = None
+    said = _merged(Described() if member is None else member.described, request, caller)
+    if member is None or said != member.described:
+        _check_versions(group, member_id, said)
+    if member is None:
+        check_room(step, group)
+        step.put(member_record(step.group_id, member_id, said))
+        step.put(current_record(step.group_id, member_id, Member(member_id, said)))
+        calls = True
+    else:
+        calls = calls_for_assignment(member.described, said)
+        if replaced is not None:
+            replace_member(step, member, member_id, said)
+        elif said != member.described:
+            step.put(member_record(step.group_id, member_id, said))
+    step.live.connections[member_id] = caller.connection
+    if calls:
+        step.next_epoch()
+    step.assign()
+    return _answer(step, follow(step, member_id, owned), request, owned, member)
+
+
+def find_member(
+    group: ConsumerGroup, member_id: str, instance_id: str | None, epoch: int
+) -> tuple[str | None, Member | None]:
+    """The member that speaks, and the id of the one that it replaces; none of either if it is new."""
+    if instance_id is None:
+        member = group.members.get(member_id)
+        if member is None and epoch != JOINING:
+            raise unknown(group.group_id, member_id)
+        return None, member
+    present = group.static_members.get(instance_id)
+    if present is None:
+        member = group.members.get(member_id)
+        if epoch != JOINING or member is not None:
+            raise unknown(group.group_id, member_id)
+        return None, None
+    member = group.members[present]
+    if present == member_id:
+        return None, member
+    if epoch != JOINING:
+        raise ApiError(
+            ErrorCode.FENCED_INSTANCE_ID, f"Instance id {instance_id} belongs to member {present} now, not {member_id}."
+        )
+    if member.epoch != LEFT_FOR_A_WHILE:
+        raise ApiError(
+            ErrorCode.UNRELEASED_INSTANCE_ID,
+            f"Instance id {instance_id} is in use by member {present}, which has not left yet.",
+        )
+    return present, member
+
+
+def unknown(group_id: str, member_id: str) -> ApiError:
+    """The error for who is not a member."""
+    return ApiError(ErrorCode.UNKNOWN_MEMBER_ID, f"Group {group_id} has no member {member_id}.")
+
+
+def check_epoch(member: Member, epoch: int, owned: Assignment | None) -> None:
+    """Refuse another epoch than the member's, but for the one before, if the answer that moved it on was lost."""
+    if epoch == member.epoch:
+        return
+    lost_answer = epoch == member.previous_epoch and epoch < member.epoch
+    if lost_answer and (owned is None or is_subset(owned, member.assigned)):
+        return
+    raise ApiError(
+        ErrorCode.FENCED_MEMBER_EPOCH,
+        f"Member {member.member_id} is at epoch {member.epoch}, not {epoch}. Give up all partitions and join again.",
+    )
+
+
+def check_late(step: Step, member_id: str, caller: Caller, *, rejoins: bool) -> None:
+    """Refuse to let a member begin anew, or leave, by what comes late on a connection that it uses no more."""
+    if rejoins and caller.connection < step.live.connections.get(member_id, 0):
+        raise ApiError(ErrorCode.FENCED_MEMBER_EPOCH, f"Member {member_id} speaks on a newer connection.")
+
+
+def check_room(step: Step, group: ConsumerGroup) -> None:
+    """Refuse one member too many."""
+    if len(group.members) >= step.settings.consumer_max_size:
+        raise ApiError(
+            ErrorCode.GROUP_MAX_SIZE_REACHED,
+            f"Group {group.group_id} has {len(group.members)} members; group.consumer.max.size allows no more.",
+        )
+
+
+def _check_versions(group: ConsumerGroup, member_id: str, said: Described) -> None:
+    """Refuse a version range that excludes the assignor that the others use (KIP-268)."""
+    others = [offers_of(other.described) for other in group.members.values() if other.member_id != member_id]
+    used = client_assignor(others) if others and said.client_assignors else None
+    if used is None:
+        return
+    mine = [offer for offer in said.client_assignors if offer.name == used.name]
+    if mine and client_assignor([*others, tuple(mine)]) is None:
+        offer = mine[0]
+        raise ApiError(
+            ErrorCode.UNSUPPORTED_ASSIGNOR,
+            f"Assignor {used.name}: the group's members do not understand versions {offer.minimum_version} to "
+            f"{offer.maximum_version}.",
+        )
+
+
+def _merged(before: Described, request: ConsumerGroupHeartbeatRequest, caller: Caller) -> Described:
+    """What the member says of itself now: null fields, and a timeout of -1, mean what they meant before."""
+    said = before
+    names, regex = request.subscribed_topic_names, request.subscribed_topic_regex
+    if (
+        names is None
+        and regex is None
+        and request.server_assignor is None
+        and request.client_assignors is None
+        and request.rebalance_timeout_ms == -1
+        and request.rack_id is None
+        and before.instance_id == request.instance_id
+    ):
+        return before
+    joining = request.member_epoch == JOINING
+    return replace(
+        said,
+        client_id=caller.client_id,
+        client_host=caller.client_host,
+        instance_id=request.instance_id if request.instance_id is not None else said.instance_id,
+        rack_id=request.rack_id if joining or request.rack_id is not None else said.rack_id,
+        rebalance_timeout_ms=said.rebalance_timeout_ms
+        if request.rebalance_timeout_ms == -1
+        else request.rebalance_timeout_ms,
+        topics=tuple(sorted(set(names))) if names is not None else () if joining else said.topics,
+        regex=(regex or None) if joining or regex is not None else said.regex,
+        server_assignor=request.server_assignor
+        if joining or request.server_assignor is not None
+        else said.server_assignor,
+        client_assignors=said.client_assignors
+        if request.client_assignors is None and not joining
+        else tuple(
+            Assignor(
+                offer.name,
+                offer.minimum_version,
+                offer.maximum_version,
+                offer.reason,
+                offer.metadata_version,
+                bytes(offer.metadata_bytes),
+            )
+            for offer in request.client_assignors or ()
+        ),
+        classic=None,
+    )
+
+
+def calls_for_assignment(before: Described, said: Described) -> bool:
+    """Whether what a member says changes who should have what."""
+    return (
+        before.topics != said.topics
+        or before.regex != said.regex
+        or before.server_assignor != said.server_assignor
+        or before.client_assignors != said.client_assignors
+        or before.rack_id != said.rack_id
+        or (before.classic is None) != (said.classic is None)
+    )
+
+
+def replace_member(step: Step, member: Member, new_id: str, said: Described) -> None:
+    """A static member is back under another id: it has what it had."""
+    group_id, old_id = step.group_id, member.member_id
+    target, told = step.group.target(old_id), step.group.told.get(old_id, Told())
+    step.put(*gone_records(group_id, old_id))
+    step.put(member_record(group_id, new_id, said))
+    step.put(target_record(group_id, new_id, target, told))
+    step.put(current_record(group_id, new_id, replace(member, member_id=new_id, described=said, epoch=JOINING)))
+    step.live.connections.pop(old_id, None)
+    step.stop_expecting("session", old_id)
+
+
+def follow(step: Step, member_id: str, owned: Assignment | None) -> Member:
+    """Move a member one step towards its target, with the timers that go with it."""
+    before = step.group.members[member_id]
+    after = reconcile(step.group, before, owned, step.waits)
+    if after is not before:
+        step.put_member(after)
+    if after.state is MemberState.UNREVOKED_PARTITIONS:
+        if before.state is not MemberState.UNREVOKED_PARTITIONS or before.revoking != after.revoking:
+            step.expect_within_rebalance_timeout("rebalance", after)
+    elif before.state is MemberState.UNREVOKED_PARTITIONS:
+        step.stop_expecting("rebalance", member_id)
+    step.keep_session(after)
+    return step.group.members[member_id]
+
+
+def _answer(
+    step: Step, member: Member, request: ConsumerGroupHeartbeatRequest, owned: Assignment | None, before: Member | None
+) -> ConsumerGroupHeartbeatResponse:
+    """Tell a member its epoch, and its assignment if it does not know it, or may not."""
+    whole = (
+        request.topic_partitions is not None
+        and request.rebalance_timeout_ms != -1
+        and (request.subscribed_topic_names is not None or request.subscribed_topic_regex is not None)
+    )
+    tell = (
+        whole
+        or before is None
+        or request.member_epoch != member.epoch
+        or not same(before.assigned, member.assigned)
+        or (owned is not None and not same(owned, member.assigned))
+    )
+    response = ConsumerGroupHeartbeatResponse(
+        member_id=member.member_id,
+        member_epoch=member.epoch,
+        heartbeat_interval_ms=step.configs.heartbeat_interval_ms,
+        should_compute_assignment=_asked(step, member),
+    )
+    if tell:
+        told = step.group.told.get(member.member_id, Told())
+        response.assignment = AssignmentMessage(
+            topic_partitions=_message(member.assigned),
+            pending_topic_partitions=_message(pending(step.group, member)),
+            error=told.error,
+            metadata_version=told.version,
+            metadata_bytes=told.metadata,
+        )
+    return response
+
+
+def _asked(step: Step, member: Member) -> bool:
+    """Whether the member is to compute the target; its time runs from when it is told."""
+    computation = step.live.computation
+    if computation is None or computation.member_id != member.member_id or computation.members is not None:
+        return False
+    if not computation.told:
+        computation.told = True
+        timeout_ms = member.described.rebalance_timeout_ms
+        step.timers.append(SetTimer(("compute", step.group_id), step.now_ms + timeout_ms))
+    return True
+
+
+def _message(partitions: Assignment) -> list[TopicPartitions]:
+    return [TopicPartitions(topic_id=topic_id, partitions=list(numbers)) for topic_id, numbers in partitions]
+
+
+def leaver(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller) -> Member:
+    """The member that says goodbye. ApiError if it is none, or says so on a connection that it uses no more."""
+    group = step.group
+    member = group.members.get(request.member_id)
+    if member is None and request.instance_id is not None:
+        holder = group.static_members.get(request.instance_id)
+        if holder is not None:
+            raise ApiError(
+                ErrorCode.FENCED_INSTANCE_ID, f"Instance id {request.instance_id} belongs to member {holder} now."
+            )
+    if member is None or (
+        request.member_epoch == LEFT_FOR_A_WHILE and member.described.instance_id != request.instance_id
+    ):
+        raise unknown(group.group_id, request.member_id)
+    check_late(step, member.member_id, caller, rejoins=True)
+    return member
+
+
+def leave_for_a_while(step: Step, member: Member) -> None:
+    """A static member goes and will be back: it keeps what it has until its session ends."""
+    step.put_member(replace(member, epoch=LEFT_FOR_A_WHILE, state=MemberState.STABLE, revoking=NOTHING))
+    step.stop_expecting("rebalance", member.member_id)
+    step.keep_session(member)

@@ -1,0 +1,196 @@
+"""What a decision about one group of the consumer protocol has at hand, and what all such decisions share.
+
+A heartbeat in quiet times writes nothing and copies nothing: a draft is begun with the first record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from anabranch.machines.groups.consumer.group import (
+    LEFT_FOR_A_WHILE,
+    ConsumerGroup,
+    Draft,
+    Member,
+    current_record,
+    gone_records,
+    group_record,
+    target_epoch_record,
+    target_record,
+)
+from anabranch.machines.groups.consumer.reconcile import Waits
+from anabranch.machines.groups.consumer.target import (
+    Computation,
+    Offer,
+    Targets,
+    client_assignor,
+    metadata_hash,
+    offers_of,
+    server_assignor,
+    subscriptions,
+)
+from anabranch.machines.groups.image import Image
+from anabranch.machines.groups.records import Record
+from anabranch.machines.groups.regex import Regexes
+from anabranch.machines.groups.settings import ConsumerGroupSettings, GroupSettings
+from anabranch.machines.outcome import CancelTimer, SetTimer
+
+
+@dataclass(slots=True)
+class Live:
+    """What dies with the coordinator: it is safe to lose, for it is found anew."""
+
+    connections: dict[str, int] = field(default_factory=dict)
+    """The newest connection on which each member spoke. What an older one still brings says nothing of the present."""
+    rejoining: set[str] = field(default_factory=set)
+    """Classic members that were called to join again, and have not yet."""
+    computation: Computation | None = None
+    targets: Targets = field(default_factory=Targets)
+
+
+class Step:
+    """One decision about one group."""
+
+    def __init__(
+        self,
+        group: ConsumerGroup,
+        live: Live,
+        *,
+        image: Image,
+        regexes: Regexes,
+        settings: GroupSettings,
+        waits: Waits,
+        now_ms: int,
+        draft: Draft | None = None,
+    ) -> None:
+        self._group = group
+        self._draft = draft
+        self.live = live
+        self.epoch_before = group.epoch
+        self.image = image
+        self.regexes = regexes
+        self.settings = settings
+        self.waits = waits
+        self.now_ms = now_ms
+        self.timers: list[SetTimer | CancelTimer] = []
+
+    @property
+    def group(self) -> ConsumerGroup:
+        """The group, with what was decided so far."""
+        return self._group if self._draft is None else self._draft.group
+
+    @property
+    def group_id(self) -> str:
+        return self._group.group_id
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """What was decided so far."""
+        return () if self._draft is None else tuple(self._draft.records)
+
+    @property
+    def configs(self) -> ConsumerGroupSettings:
+        """What applies to this group."""
+        return self.settings.of(self.group_id)
+
+    def put(self, *records: Record) -> None:
+        """Decide that this is so."""
+        if self._draft is None:
+            self._draft = Draft(self._group)
+        self._draft.put(*records)
+
+    def put_member(self, member: Member) -> None:
+        """Decide what a member has."""
+        self.put(current_record(self.group_id, member.member_id, member))
+
+    # -- timers --------------------------------------------------------------------------------------------------------
+
+    def keep_session(self, member: Member) -> None:
+        """Expect to hear from the member again within the session timeout."""
+        classic = member.described.classic
+        timeout_ms = self.configs.session_timeout_ms if classic is None else classic.session_timeout_ms
+        self.timers.append(SetTimer(("session", self.group_id, member.member_id), self.now_ms + timeout_ms))
+
+    def expect_within_rebalance_timeout(self, kind: str, member: Member) -> None:
+        """Give the member its rebalance timeout for something; `kind` names the timer."""
+        timeout_ms = member.described.rebalance_timeout_ms
+        self.timers.append(SetTimer((kind, self.group_id, member.member_id), self.now_ms + timeout_ms))
+
+    def stop_expecting(self, kind: str, member_id: str) -> None:
+        """It did what was expected."""
+        self.timers.append(CancelTimer((kind, self.group_id, member_id)))
+
+    # -- epochs and targets --------------------------------------------------------------------------------------------
+
+    def next_epoch(self) -> None:
+        """Something changed that assignments depend on."""
+        group = self.group
+        topics = subscriptions(group, self.image, self.regexes)
+        self.put(group_record(self.group_id, group.epoch + 1, metadata_hash(topics, self.image)))
+
+    def look_at_topics(self) -> bool:
+        """Start a new epoch if the topics that the group subscribes to are others than they were; whether so."""
+        group = self.group
+        if not group.members:
+            return False
+        topics = subscriptions(group, self.image, self.regexes)
+        now = metadata_hash(topics, self.image)
+        if now == group.metadata_hash:
+            return False
+        self.put(group_record(self.group_id, group.epoch + 1, now))
+        return True
+
+    def assign(self) -> None:
+        """Compute the target for the group's epoch if it is due, or have a member compute it."""
+        if self.group.target_epoch == self.group.epoch:
+            return
+        offer = client_assignor(offers_of(member.described) for member in self.group.members.values())
+        if offer is not None and self.ask(offer):
+            return
+        self.live.computation = None
+        self.timers.append(CancelTimer(("compute", self.group_id)))
+        group = self.group
+        self.put()
+        if group.members:
+            name = server_assignor(
+                (member.described for member in group.members.values()), self.settings.consumer_assignors
+            )
+            changes = self.live.targets.plan(name, group, self.image, self.regexes)
+            for member_id, target in changes.items():
+                self.put(target_record(self.group_id, member_id, target))
+            for member_id in group.told.keys() - changes.keys():
+                self.put(target_record(self.group_id, member_id, group.target(member_id)))
+        self.put(target_epoch_record(self.group_id, self.group.epoch))
+
+    def ask(self, offer: Offer) -> bool:
+        """Choose the member that computes the target, unless one is at it; whether there is one to choose."""
+        asked = self.live.computation
+        group = self.group
+        if asked is not None and asked.assignor.name == offer.name and asked.member_id in group.members:
+            return True
+        tried = set() if asked is None or asked.group_epoch != group.epoch else asked.tried
+        able = [
+            member_id
+            for member_id, member in sorted(group.members.items())
+            if member.described.classic is None and member.epoch != LEFT_FOR_A_WHILE
+        ]
+        if not able:
+            return False
+        untried = [member_id for member_id in able if member_id not in tried]
+        if not untried:
+            tried = set()
+        self.live.computation = Computation((untried or able)[0], group.epoch, offer, tried)
+        self.timers.append(CancelTimer(("compute", self.group_id)))
+        return True
+
+    # -- members -------------------------------------------------------------------------------------------------------
+
+    def remove(self, *member_ids: str) -> None:
+        """Take members out of the group, and begin the epoch in which the others have what they had."""
+        for member_id in member_ids:
+            self.put(*gone_records(self.group_id, member_id))
+            self.live.connections.pop(member_id, None)
+            for kind in ("session", "rebalance", "join", "sync"):
+                self.stop_expecting(kind, member_id)
+        self.next_epoch()
+        self.assign()

@@ -1,0 +1,156 @@
+"""Who is to have what: which assignor decides, and what it is told (KIP-848, Assignment).
+
+A client-side assignor is used if every member offers it, in versions that overlap; if there are several, the one that
+stands earliest in the members' lists. Otherwise the server-side assignor that most members named; those that name none
+vote for the broker's first one.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from anabranch.machines.groups.assignors.model import Subscriber
+from anabranch.machines.groups.consumer.group import Assignment, Assignor, ConsumerGroup, Described
+from anabranch.machines.groups.image import Image
+from anabranch.machines.groups.regex import Regexes
+
+
+class Targets:
+    """Computes a group's target. What it remembers is a memo: without it the answers are the same."""
+
+    def __init__(self) -> None:
+        self._planner: object | None = None
+        self._subscribers: dict[str, tuple[Described, frozenset[str], Subscriber]] = {}
+
+    def plan(self, name: str, group: ConsumerGroup, image: Image, regexes: Regexes) -> dict[str, Assignment]:
+        """The targets that change, by member, when the assignor `name` decides anew."""
+        from anabranch.machines.groups.assignors.planner import Planner
+        from anabranch.machines.groups.assignors.registry import assignor
+
+        if self._planner is None:
+            self._planner = Planner()
+        planner = self._planner
+        assert isinstance(planner, Planner)
+        return planner.plan(assignor(name), self._look_at(group, image, regexes), image.by_name, group.targets)
+
+    def _look_at(self, group: ConsumerGroup, image: Image, regexes: Regexes) -> Mapping[str, Subscriber]:
+        seen = self._subscribers
+        for gone in seen.keys() - group.members.keys():
+            del seen[gone]
+        found = {}
+        for member_id, member in group.members.items():
+            said = member.described
+            known = seen.get(member_id)
+            if known is None or known[0] is not said or said.regex is not None:
+                topics = subscription(said, image, regexes)
+                if known is None or known[1] != topics or known[0].instance_id != said.instance_id:
+                    known = (said, topics, Subscriber(topics, said.instance_id))
+                else:
+                    known = (said, topics, known[2])
+                seen[member_id] = known
+            found[member_id] = known[2]
+        return found
+
+
+def subscription(said: Described, image: Image, regexes: Regexes) -> frozenset[str]:
+    """The topics that a member subscribes to, by name and by regex."""
+    topics = frozenset(said.topics)
+    return topics if said.regex is None else topics | regexes.matches(said.regex, image)
+
+
+def subscriptions(group: ConsumerGroup, image: Image, regexes: Regexes) -> frozenset[str]:
+    """The topics that any member subscribes to."""
+    distinct = {(said.topics, said.regex): said for said in (member.described for member in group.members.values())}
+    return frozenset().union(*(subscription(said, image, regexes) for said in distinct.values()))
+
+
+def metadata_hash(topics: Iterable[str], image: Image) -> int:
+    """A number that changes when partitions of subscribed topics do; 0 for none. Equal on every run."""
+    text = "\n".join(
+        f"{name} {topic.topic_id} {_span(topic.partitions)} {_span(topic.retiring)}"
+        for name in sorted(topics)
+        if (topic := image.by_name.get(name)) is not None
+    )
+    return zlib.crc32(text.encode()) | len(text) << 32 if text else 0
+
+
+def _span(numbers: Iterable[int]) -> str:
+    listed = list(numbers)
+    return f"{listed[0]}-{listed[-1]}/{len(listed)}" if listed else "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A client-side assignor that can be used."""
+
+    name: str
+    version: int
+    """The highest metadata version that all members understand (KIP-268)."""
+
+
+CLASSIC_VERSION = -1
+"""The metadata version of what a classic member's subscription carries for its assignor (KIP-848, JoinGroup)."""
+
+
+def offers_of(said: Described) -> tuple[Assignor, ...]:
+    """The client-side assignors that a member offers; a classic member's protocols count as such."""
+    if said.classic is None:
+        return said.client_assignors
+    return tuple(
+        Assignor(name, CLASSIC_VERSION, CLASSIC_VERSION, 0, CLASSIC_VERSION, metadata)
+        for name, metadata in said.classic.protocols
+    )
+
+
+def client_assignor(offers: Iterable[tuple[Assignor, ...]]) -> Offer | None:
+    """The client-side assignor to use, or None if there is none that every member offers."""
+    ranks: dict[str, list[int]] = {}
+    lowest: dict[str, int] = {}
+    highest: dict[str, int] = {}
+    members = 0
+    for mine in offers:
+        members += 1
+        for rank, offer in enumerate(mine):
+            ranks.setdefault(offer.name, []).append(rank)
+            lowest[offer.name] = max(lowest.get(offer.name, offer.minimum_version), offer.minimum_version)
+            highest[offer.name] = min(highest.get(offer.name, offer.maximum_version), offer.maximum_version)
+    usable = [name for name, places in ranks.items() if len(places) == members and lowest[name] <= highest[name]]
+    if not usable:
+        return None
+    name = min(usable, key=lambda name: (sum(ranks[name]), name))
+    return Offer(name, highest[name])
+
+
+def server_assignor(said: Iterable[Described], offered: tuple[str, ...]) -> str:
+    """The server-side assignor to use."""
+    votes = Counter(described.server_assignor or offered[0] for described in said)
+    if not votes:
+        return offered[0]
+    most = max(votes.values())
+    return min((name for name, count in votes.items() if count == most), key=lambda name: _rank(name, offered))
+
+
+def _rank(name: str, offered: tuple[str, ...]) -> tuple[int, str]:
+    return (offered.index(name) if name in offered else len(offered), name)
+
+
+@dataclass(slots=True)
+class Computation:
+    """A target that a member has been asked for (volatile: a new coordinator asks anew)."""
+
+    member_id: str
+    group_epoch: int
+    """The group epoch for which it is asked; at Prepare, the one it is told."""
+    assignor: Offer
+    tried: set[str] = field(default_factory=set)
+    """Members that were asked for this epoch and did not deliver."""
+    told: bool = False
+    """Whether the member knows that it is asked."""
+    members: frozenset[str] | None = None
+    """Who was in the group at Prepare."""
+    partitions: Mapping[UUID, frozenset[int]] = field(default_factory=dict)
+    """The partitions at Prepare, by topic id."""

@@ -1,0 +1,910 @@
+"""One shard of the group coordinator: all groups, of both protocols, whose names fall to one log partition.
+
+Requests come in as messages, with who sent them and the time; what they change goes out as records, and only `apply`
+changes what is durable. What is not durable (sessions, parked requests, a classic rebalance in progress, who was asked
+to compute an assignment) may change at once: whoever loads the log anew does without it.
+
+Timers are named by tuples: ("session" | "rebalance" | "join" | "sync", group, member), ("compute", group),
+("classic", group, ...), ("expire",).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any, TypeVar
+from uuid import UUID
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.ids import NO_TOPIC_ID
+from anabranch.machines.groups import classic, migration
+from anabranch.machines.groups.caller import Caller
+from anabranch.machines.groups.classic import ClassicGroup, ClassicSettings
+from anabranch.machines.groups.consumer import client_side
+from anabranch.machines.groups.consumer import heartbeat as beats
+from anabranch.machines.groups.consumer.group import (
+    LEFT_FOR_A_WHILE,
+    LEFT_FOR_GOOD,
+    Assignment,
+    ConsumerGroup,
+    Draft,
+    GroupState,
+    Member,
+    MemberState,
+)
+from anabranch.machines.groups.consumer.step import Live, Step
+from anabranch.machines.groups.consumer.target import server_assignor, subscriptions
+from anabranch.machines.groups.image import Image, TopicImage
+from anabranch.machines.groups.positions import Position, Positions, position_record
+from anabranch.machines.groups.records import GroupMetadataKey, OffsetCommitKey, Record
+from anabranch.machines.groups.regex import Regexes
+from anabranch.machines.groups.settings import GroupSettings
+from anabranch.machines.outcome import Answer, CancelTimer, Outcome, Parked, SetTimer
+from anabranch.protocol.messages import consumer_group_describe as described_messages
+from anabranch.protocol.messages.consumer_group_describe import DescribedGroup as DescribedConsumerGroup
+from anabranch.protocol.messages.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
+from anabranch.protocol.messages.consumer_group_install_assignment import (
+    ConsumerGroupInstallAssignmentRequest,
+    ConsumerGroupInstallAssignmentResponse,
+)
+from anabranch.protocol.messages.consumer_group_prepare_assignment import (
+    ConsumerGroupPrepareAssignmentRequest,
+    ConsumerGroupPrepareAssignmentResponse,
+)
+from anabranch.protocol.messages.describe_groups import DescribedGroup
+from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
+from anabranch.protocol.messages.leave_group import (
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    MemberIdentity,
+    MemberResponse,
+)
+from anabranch.protocol.messages.list_groups import ListedGroup
+from anabranch.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+from anabranch.protocol.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
+)
+from anabranch.protocol.messages.offset_fetch import (
+    OffsetFetchRequestGroup,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopics,
+)
+from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from anabranch.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
+
+STALE_EPOCH_SINCE = 9
+"""Version of OffsetCommit and OffsetFetch that knows the consumer protocol."""
+TOPIC_IDS_SINCE = 10
+PROTOCOL_NAME_MAY_BE_NULL = 7
+CONSUMER_MEMBER, CLASSIC_MEMBER = 1, 0
+Group = ConsumerGroup | ClassicGroup
+Reply = TypeVar("Reply")
+
+
+class Coordinator:
+    """A shard; see the module."""
+
+    def __init__(self, settings: GroupSettings, image: Image | None = None) -> None:
+        self.settings = settings
+        self.image = image or Image()
+        self.groups: dict[str, Group] = {}
+        self.positions = Positions()
+        self.rebalances: Counter[str] = Counter()
+        """How many epochs began, by protocol: `consumer`, `classic`."""
+        self._classic_settings = ClassicSettings(
+            initial_rebalance_delay_ms=settings.initial_rebalance_delay_ms,
+            session_timeout_min_ms=settings.min_session_timeout_ms,
+            session_timeout_max_ms=settings.max_session_timeout_ms,
+            size_max=settings.max_size,
+        )
+        self._regexes = Regexes(settings.consumer_regex_length_max)
+        self._lives: dict[str, Live] = {}
+        self._arriving: dict[str, ClassicGroup] = {}
+        """Classic groups that take the place of others as soon as the records that say so are applied."""
+
+    # -- the fold ------------------------------------------------------------------------------------------------------
+
+    def apply(self, record: Record, *, producer_id: int = -1) -> None:
+        """Fold a record; a position with a producer id is pending until that producer's marker."""
+        key, value = record
+        match key:
+            case OffsetCommitKey():
+                self.positions.apply(key, value, producer_id)
+            case GroupMetadataKey():
+                self._apply_classic(key.group, value)
+            case _:
+                self._apply_consumer(key.group_id, record)
+
+    def apply_marker(self, producer_id: int, producer_epoch: int, committed: bool) -> None:
+        """End a producer's transaction."""
+        del producer_epoch
+        self.positions.end_transaction(producer_id, committed=committed)
+
+    def _apply_classic(self, group_id: str, value: Any) -> None:
+        group = self.groups.get(group_id)
+        if value is None:
+            if isinstance(group, ClassicGroup):
+                del self.groups[group_id]
+            return
+        if not isinstance(group, ClassicGroup):
+            group = ClassicGroup(group_id)
+        self.groups[group_id] = classic.apply(group, value)
+
+    def _apply_consumer(self, group_id: str, record: Record) -> None:
+        group = self.groups.get(group_id)
+        if record.value is None and not isinstance(group, ConsumerGroup):
+            return
+        if not isinstance(group, ConsumerGroup):
+            group = self.groups[group_id] = ConsumerGroup(group_id)
+        group.apply(record)
+        if record.value is None and type(record.key).__name__ == "ConsumerGroupMetadataKey":
+            del self.groups[group_id]
+            self._lives.pop(group_id, None)
+            arriving = self._arriving.pop(group_id, None)
+            if arriving is not None:
+                self.groups[group_id] = arriving
+
+    def loaded(self, now_ms: int) -> Outcome[None, Record]:
+        """All records are applied: sessions begin, and what is due is done (KIP-848, Fail Over)."""
+        whole = _Whole()
+        for group in list(self.groups.values()):
+            if isinstance(group, ClassicGroup):
+                whole.add(classic.decide_loaded(group, self._classic_settings, now_ms))
+                continue
+            step = self._step(group, now_ms)
+            for member in group.members.values():
+                step.keep_session(member)
+                if member.state is MemberState.UNREVOKED_PARTITIONS:
+                    step.expect_within_rebalance_timeout("rebalance", member)
+            step.look_at_topics()
+            step.assign()
+            whole.add_step(step)
+        whole.timers.append(self._expire_at(now_ms))
+        return whole.outcome()
+
+    def topics_changed(self, image: Image, now_ms: int) -> Outcome[None, Record]:
+        """The metadata changed: groups whose topics did begin an epoch, and positions of topics that are gone go."""
+        before, self.image = self.image, image
+        whole = _Whole()
+        gone = {name for name, topic in before.by_name.items() if _id(image, name) != topic.topic_id}
+        if gone:
+            for group_id in list(self.positions.of_group):
+                for (topic, partition), position in list(self.positions.entries(group_id)):
+                    if topic in gone and position.topic_id != _id(image, topic):
+                        whole.records.append(position_record(group_id, topic, partition, None))
+        for group in list(self.groups.values()):
+            if isinstance(group, ConsumerGroup) and group.members:
+                step = self._step(group, now_ms)
+                if step.look_at_topics():
+                    step.assign()
+                    whole.add_step(step)
+        return whole.outcome()
+
+    def on_timer(self, key: Any, now_ms: int) -> Outcome[None, Record]:
+        """The time that was set for `key` has come."""
+        match key:
+            case ("classic", str(group_id), *_):
+                group = self.groups.get(group_id)
+                if not isinstance(group, ClassicGroup):
+                    return Outcome(None)
+                outcome = classic.decide_timer(group, key, now_ms)
+                self._drop_vacant(group)
+                return outcome
+            case ("compute", str(group_id)):
+                group = self.groups.get(group_id)
+                if not isinstance(group, ConsumerGroup):
+                    return Outcome(None)
+                step = self._step(group, now_ms)
+                client_side.overdue(step)
+                return _Whole(step).outcome()
+            case ("expire",):
+                return self._expire(now_ms)
+            case (str(kind), str(group_id), str(member_id)):
+                return self._expelled(kind, group_id, member_id, now_ms)
+        raise AssertionError(key)
+
+    def _expelled(self, kind: str, group_id: str, member_id: str, now_ms: int) -> Outcome[None, Record]:
+        """A member was silent, or did not do in time what it was told to."""
+        group = self.groups.get(group_id)
+        member = group.members.get(member_id) if isinstance(group, ConsumerGroup) else None
+        if member is None or (kind == "rebalance" and member.state is not MemberState.UNREVOKED_PARTITIONS):
+            return Outcome(None)
+        assert isinstance(group, ConsumerGroup)
+        whole = _Whole()
+        self._remove(self._step(group, now_ms), frozenset([member_id]), whole)
+        return whole.outcome()
+
+    # -- the consumer protocol -----------------------------------------------------------------------------------------
+
+    def consumer_group_heartbeat(
+        self, request: ConsumerGroupHeartbeatRequest, caller: Caller, now_ms: int
+    ) -> Outcome[ConsumerGroupHeartbeatResponse, Record]:
+        """Join, stay, leave."""
+        try:
+            beats.check_request(request, caller.version)
+            if request.member_epoch in (LEFT_FOR_GOOD, LEFT_FOR_A_WHILE):
+                return self._leave(request, caller, now_ms)
+            group = self.groups.get(request.group_id)
+            joining = request.member_epoch == beats.JOINING
+            if not joining and not isinstance(group, ConsumerGroup):
+                raise beats.unknown(request.group_id, request.member_id)
+            if isinstance(group, ClassicGroup):
+                return self._upgrade(group, request, caller, now_ms)
+            step = self._step(group or ConsumerGroup(request.group_id), now_ms)
+            response = beats.heartbeat(step, request, caller)
+        except ApiError as error:
+            return Outcome(ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=error.message))
+        return self._done(step).outcome(response)
+
+    def _upgrade(
+        self, group: ClassicGroup, request: ConsumerGroupHeartbeatRequest, caller: Caller, now_ms: int
+    ) -> Outcome[ConsumerGroupHeartbeatResponse, Record]:
+        draft = migration.upgrade(group, self.settings, self.image)
+        live = Live()
+        step = self._step(ConsumerGroup(group.group_id), now_ms, draft=draft, live=live)
+        response = beats.heartbeat(step, request, caller)
+        for member in step.group.classic_members:
+            step.keep_session(member)
+        self._lives[group.group_id] = live
+        whole = _Whole()
+        whole.add(classic.decide_dissolve(group, now_ms))
+        if not group.is_stored:
+            del self.groups[group.group_id]
+        whole.add_step(step)
+        self.rebalances["consumer"] += 1
+        return whole.outcome(response)
+
+    def _leave(
+        self, request: ConsumerGroupHeartbeatRequest, caller: Caller, now_ms: int
+    ) -> Outcome[ConsumerGroupHeartbeatResponse, Record]:
+        group = self.groups.get(request.group_id)
+        if not isinstance(group, ConsumerGroup):
+            raise beats.unknown(request.group_id, request.member_id)
+        step = self._step(group, now_ms)
+        member = beats.leaver(step, request, caller)
+        response = ConsumerGroupHeartbeatResponse(member_id=member.member_id, member_epoch=request.member_epoch)
+        whole = _Whole()
+        if request.member_epoch == LEFT_FOR_A_WHILE:
+            beats.leave_for_a_while(step, member)
+            whole.add_step(step)
+        else:
+            self._remove(step, frozenset([member.member_id]), whole)
+        return whole.outcome(response)
+
+    def prepare_assignment(
+        self, request: ConsumerGroupPrepareAssignmentRequest, caller: Caller, now_ms: int
+    ) -> Outcome[ConsumerGroupPrepareAssignmentResponse, Record]:
+        """Tell a member what its assignor needs."""
+        del caller
+        try:
+            client_side.check_request(request)
+            step = self._step(self._consumer_group(request.group_id), now_ms)
+            response = client_side.prepare(step, request)
+        except ApiError as error:
+            return Outcome(ConsumerGroupPrepareAssignmentResponse(error_code=error.code, error_message=error.message))
+        return self._done(step).outcome(response)
+
+    def install_assignment(
+        self, request: ConsumerGroupInstallAssignmentRequest, caller: Caller, now_ms: int
+    ) -> Outcome[ConsumerGroupInstallAssignmentResponse, Record]:
+        """Take the target that a member's assignor computed."""
+        del caller
+        try:
+            client_side.check_request(request)
+            step = self._step(self._consumer_group(request.group_id), now_ms)
+            response = client_side.install(step, request)
+        except ApiError as error:
+            return Outcome(ConsumerGroupInstallAssignmentResponse(error_code=error.code, error_message=error.message))
+        return self._done(step).outcome(response)
+
+    def _consumer_group(self, group_id: str) -> ConsumerGroup:
+        group = self.groups.get(group_id)
+        if not isinstance(group, ConsumerGroup):
+            raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"There is no group {group_id} of the consumer protocol.")
+        return group
+
+    def _step(self, group: ConsumerGroup, now_ms: int, *, draft: Draft | None = None, live: Live | None = None) -> Step:
+        return Step(
+            group,
+            live or self._lives.setdefault(group.group_id, Live()),
+            image=self.image,
+            regexes=self._regexes,
+            settings=self.settings,
+            waits=self._waits(group.group_id),
+            now_ms=now_ms,
+            draft=draft,
+        )
+
+    def _done(self, step: Step) -> _Whole:
+        if step.group.epoch != step.epoch_before:
+            self.rebalances["consumer"] += 1
+        elif not step.records and step.group_id not in self.groups:
+            self._lives.pop(step.group_id, None)
+        return _Whole(step)
+
+    def _waits(self, group_id: str) -> Callable[[UUID, int], bool]:
+        """Whether a partition waits for records of others that the group has not read (ordering.md, section 8)."""
+        closed: dict[UUID, frozenset[int]] = {}
+
+        def waits(topic_id: UUID, partition: int) -> bool:
+            if topic_id not in closed:
+                closed[topic_id] = self._closed(group_id, topic_id)
+            return partition in closed[topic_id]
+
+        return waits
+
+    def _closed(self, group_id: str, topic_id: UUID) -> frozenset[int]:
+        topic = self.image.by_id.get(topic_id)
+        if topic is None or topic.lineage is None or not topic.lineage.current:
+            return frozenset()
+        positions = {}
+        for partition in (*topic.partitions, *topic.retiring):
+            committed = self._position(group_id, topic.name, partition)
+            positions[partition] = topic.log_start(partition) if committed is None else committed.offset
+        gates = topic.lineage.gates(positions)
+        return frozenset(
+            partition
+            for partition, position in positions.items()
+            if not gates.may_deliver(partition, topic.lineage.layout_at(partition, position))
+        )
+
+    def _remove(self, step: Step, member_ids: frozenset[str], whole: _Whole) -> None:
+        """Take members out; if only classic members are left, the group is a classic one from now on."""
+        group, settings = step.group, self.settings
+        self.rebalances["consumer"] += 1
+        if not migration.can_downgrade(group, member_ids, settings) or not any(
+            group.members[member_id].described.classic is None for member_id in member_ids
+        ):
+            step.remove(*sorted(member_ids))
+            whole.add_step(step)
+            return
+        records, arriving = migration.downgrade(group, member_ids, self.image, step.now_ms)
+        whole.records += records
+        whole.records.append(classic.generation_record(arriving, step.now_ms))
+        for member_id in group.members:
+            for kind in ("session", "rebalance", "join", "sync"):
+                whole.timers.append(CancelTimer((kind, group.group_id, member_id)))
+        whole.timers.append(CancelTimer(("compute", group.group_id)))
+        whole.add(classic.decide_loaded(arriving, self._classic_settings, step.now_ms))
+        whole.add(classic.decide_kick(arriving, step.now_ms))
+        self._arriving[group.group_id] = arriving
+
+    # -- the classic protocol ------------------------------------------------------------------------------------------
+
+    def join_group(
+        self, request: JoinGroupRequest, caller: Caller, ticket: Hashable, now_ms: int
+    ) -> Outcome[JoinGroupResponse | Parked, Record]:
+        """Join a classic group; or, as a classic member, one of the consumer protocol."""
+        whole = _Whole()
+        try:
+            if not request.group_id:
+                raise ApiError(ErrorCode.INVALID_GROUP_ID, "The group id is empty.")
+            group = self.groups.get(request.group_id)
+            if isinstance(group, ConsumerGroup) and group.members:
+                step = self._step(group, now_ms)
+                response = migration.join(step, request, caller)
+                return self._done(step).outcome(response)
+            if isinstance(group, ConsumerGroup):
+                arriving = ClassicGroup(request.group_id, generation=group.epoch)
+                outcome = classic.decide_join(arriving, request, caller, ticket, self._classic_settings, now_ms)
+                if arriving.is_vacant:
+                    return outcome
+                self._arriving[request.group_id] = arriving
+                whole.records += migration.end_records(group)
+                whole.add(outcome)
+                return whole.outcome(outcome.reply)
+        except ApiError as error:
+            name = None if caller.version >= PROTOCOL_NAME_MAY_BE_NULL else ""
+            return Outcome(JoinGroupResponse(error_code=error.code, member_id=request.member_id, protocol_name=name))
+        if group is None:
+            group = self.groups[request.group_id] = ClassicGroup(request.group_id)
+        generation = group.generation
+        outcome = classic.decide_join(group, request, caller, ticket, self._classic_settings, now_ms)
+        self._drop_vacant(group)
+        self.rebalances["classic"] += group.generation != generation
+        return outcome
+
+    def sync_group(
+        self, request: SyncGroupRequest, caller: Caller, ticket: Hashable, now_ms: int
+    ) -> Outcome[SyncGroupResponse | Parked, Record]:
+        """Hand in a generation's assignment, or ask for it."""
+        group = self.groups.get(request.group_id)
+        if isinstance(group, ClassicGroup):
+            return classic.decide_sync(group, request, caller, ticket, now_ms)
+        try:
+            step = self._step(self._known(group, request.group_id, request.member_id), now_ms)
+            response = migration.sync(step, request, caller)
+        except ApiError as error:
+            return Outcome(SyncGroupResponse(error_code=error.code))
+        return self._done(step).outcome(response)
+
+    def heartbeat(self, request: HeartbeatRequest, caller: Caller, now_ms: int) -> Outcome[HeartbeatResponse, Record]:
+        """Keep a classic member's session."""
+        del caller
+        group = self.groups.get(request.group_id)
+        if isinstance(group, ClassicGroup):
+            return classic.decide_heartbeat(group, request, now_ms)
+        try:
+            step = self._step(self._known(group, request.group_id, request.member_id), now_ms)
+            response = migration.heartbeat(step, request)
+        except ApiError as error:
+            return Outcome(HeartbeatResponse(error_code=error.code))
+        return self._done(step).outcome(response)
+
+    def leave_group(
+        self, request: LeaveGroupRequest, caller: Caller, now_ms: int
+    ) -> Outcome[LeaveGroupResponse, Record]:
+        """Let members go."""
+        group = self.groups.get(request.group_id)
+        if isinstance(group, ClassicGroup):
+            outcome = classic.decide_leave(group, request, caller.version, now_ms)
+            self._drop_vacant(group)
+            return outcome
+        if group is None:
+            return Outcome(_none_left(request, caller.version))
+        response, gone = migration.leaving(group, request, caller.version)
+        whole = _Whole()
+        if gone:
+            self._remove(self._step(group, now_ms), gone, whole)
+        return whole.outcome(response)
+
+    def _known(self, group: Group | None, group_id: str, member_id: str) -> ConsumerGroup:
+        if not isinstance(group, ConsumerGroup):
+            raise beats.unknown(group_id, member_id)
+        return group
+
+    def _drop_vacant(self, group: ClassicGroup) -> None:
+        if group.is_vacant and self.groups.get(group.group_id) is group:
+            del self.groups[group.group_id]
+
+    # -- positions -----------------------------------------------------------------------------------------------------
+
+    def offset_commit(
+        self, request: OffsetCommitRequest, caller: Caller, now_ms: int
+    ) -> Outcome[OffsetCommitResponse, Record]:
+        """Make a group's progress durable."""
+        group = self.groups.get(request.group_id)
+        error = self._commit_error(
+            group,
+            request.group_id,
+            request.member_id,
+            request.group_instance_id,
+            request.generation_id_or_member_epoch,
+            caller.version,
+        )
+        by_id = caller.version >= TOPIC_IDS_SINCE
+        missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        records: list[Record] = []
+        answers = []
+        for topic in request.topics:
+            known = self.image.by_id.get(topic.topic_id) if by_id else self.image.by_name.get(topic.name)
+            known = None if error else known
+            codes = self._commit(request.group_id, known, topic.partitions, error or missing, now_ms, records)
+            answers.append(
+                OffsetCommitResponseTopic(
+                    name=topic.name,
+                    topic_id=topic.topic_id,
+                    partitions=[
+                        OffsetCommitResponsePartition(partition_index=index, error_code=code) for index, code in codes
+                    ],
+                )
+            )
+        timers: tuple[SetTimer | CancelTimer, ...] = ()
+        if error is ErrorCode.NONE and isinstance(group, ClassicGroup):
+            session = classic.session_timer(group, request.member_id, now_ms)
+            timers = () if session is None else (session,)
+        return Outcome(OffsetCommitResponse(topics=answers), tuple(records), timers)
+
+    def txn_offset_commit(
+        self, request: TxnOffsetCommitRequest, caller: Caller, now_ms: int
+    ) -> Outcome[TxnOffsetCommitResponse, Record]:
+        """Make a group's progress part of a producer's transaction."""
+        error = self._commit_error(
+            self.groups.get(request.group_id),
+            request.group_id,
+            request.member_id,
+            request.group_instance_id,
+            request.generation_id,
+            STALE_EPOCH_SINCE,
+            transactional=True,
+        )
+        records: list[Record] = []
+        answers = []
+        for topic in request.topics:
+            known = self.image.by_name.get(topic.name)
+            missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            known = None if error else known
+            codes = self._commit(request.group_id, known, topic.partitions, error or missing, now_ms, records)
+            answers.append(
+                TxnOffsetCommitResponseTopic(
+                    name=topic.name,
+                    partitions=[
+                        TxnOffsetCommitResponsePartition(partition_index=index, error_code=code)
+                        for index, code in codes
+                    ],
+                )
+            )
+        del caller
+        return Outcome(
+            TxnOffsetCommitResponse(topics=answers),
+            tuple(records),
+            producer=(request.producer_id, request.producer_epoch) if records else None,
+        )
+
+    def _commit(
+        self,
+        group_id: str,
+        topic: TopicImage | None,
+        parts: Iterable[OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition],
+        error: ErrorCode,
+        now_ms: int,
+        records: list[Record],
+    ) -> Iterator[tuple[int, ErrorCode]]:
+        """Add the records of a topic's commits; each one's code. `error` is the code where the topic is None."""
+        for part in parts:
+            metadata = part.committed_metadata or ""
+            if topic is None:
+                yield part.partition_index, error
+            elif len(metadata) > self.settings.offset_metadata_max_bytes:
+                yield part.partition_index, ErrorCode.OFFSET_METADATA_TOO_LARGE
+            else:
+                position = Position(
+                    part.committed_offset, part.committed_leader_epoch, metadata, now_ms, topic.topic_id
+                )
+                records.append(position_record(group_id, topic.name, part.partition_index, position))
+                yield part.partition_index, ErrorCode.NONE
+
+    def _commit_error(
+        self,
+        group: Group | None,
+        group_id: str,
+        member_id: str,
+        instance_id: str | None,
+        epoch: int,
+        version: int,
+        *,
+        transactional: bool = False,
+    ) -> ErrorCode:
+        """Whether who says to be this member may commit."""
+        if not group_id:
+            return ErrorCode.INVALID_GROUP_ID
+        if isinstance(group, ClassicGroup):
+            return classic.commit_error(group, member_id, instance_id, epoch, transactional=transactional)
+        if group is None or not group.members:
+            if epoch < 0 or (group is not None and not group.members and epoch < 0):
+                return ErrorCode.NONE
+            if group is None:
+                return ErrorCode.GROUP_ID_NOT_FOUND if version >= STALE_EPOCH_SINCE else ErrorCode.ILLEGAL_GENERATION
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if transactional and epoch < 0 and not member_id:
+            return ErrorCode.NONE
+        member = group.members.get(member_id)
+        if member is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if epoch == member.epoch:
+            return ErrorCode.NONE
+        if member.described.classic is not None:
+            return ErrorCode.ILLEGAL_GENERATION
+        return ErrorCode.STALE_MEMBER_EPOCH if version >= STALE_EPOCH_SINCE else ErrorCode.UNSUPPORTED_VERSION
+
+    def offset_fetch(
+        self, asked: OffsetFetchRequestGroup, require_stable: bool, version: int, now_ms: int
+    ) -> OffsetFetchResponseGroup:
+        """What a group has committed. A stale member is told so, never that there is no offset."""
+        del now_ms
+        error = self._fetch_error(asked)
+        if error is not ErrorCode.NONE:
+            return OffsetFetchResponseGroup(group_id=asked.group_id, error_code=error)
+        by_id = version >= TOPIC_IDS_SINCE
+        wanted: dict[tuple[str, UUID], Iterable[int]] = {}
+        if asked.topics is None:
+            listed: dict[tuple[str, UUID], list[int]] = {}
+            for (topic, partition), position in sorted(self.positions.entries(asked.group_id)):
+                if self._is_current(topic, position):
+                    listed.setdefault((topic, _id(self.image, topic)), []).append(partition)
+            wanted.update(listed)
+        else:
+            for asked_topic in asked.topics:
+                name = self.image.name_of(asked_topic.topic_id) if by_id else asked_topic.name
+                topic_id = asked_topic.topic_id if by_id else _id(self.image, name)
+                wanted[name, topic_id] = asked_topic.partition_indexes
+        return OffsetFetchResponseGroup(
+            group_id=asked.group_id,
+            topics=[
+                OffsetFetchResponseTopics(
+                    name=name,
+                    topic_id=topic_id,
+                    partitions=[
+                        self._fetched(asked.group_id, name, partition, require_stable, missing=by_id and not name)
+                        for partition in partitions
+                    ],
+                )
+                for (name, topic_id), partitions in wanted.items()
+            ],
+        )
+
+    def _fetch_error(self, asked: OffsetFetchRequestGroup) -> ErrorCode:
+        if not asked.member_id or asked.member_epoch < 0:
+            return ErrorCode.NONE
+        group = self.groups.get(asked.group_id)
+        if group is None:
+            return ErrorCode.GROUP_ID_NOT_FOUND
+        if isinstance(group, ClassicGroup):
+            return ErrorCode.NONE
+        member = group.members.get(asked.member_id)
+        if member is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return ErrorCode.NONE if member.epoch == asked.member_epoch else ErrorCode.STALE_MEMBER_EPOCH
+
+    def _fetched(
+        self, group_id: str, topic: str, partition: int, require_stable: bool, *, missing: bool
+    ) -> OffsetFetchResponsePartitions:
+        code, position = ErrorCode.NONE, None
+        if missing:
+            code = ErrorCode.UNKNOWN_TOPIC_ID
+        elif require_stable and self.positions.unstable(group_id, topic, partition):
+            code = ErrorCode.UNSTABLE_OFFSET_COMMIT
+        else:
+            position = self._position(group_id, topic, partition)
+        if position is None:
+            return OffsetFetchResponsePartitions(
+                partition_index=partition, committed_offset=-1, metadata="", error_code=code
+            )
+        return OffsetFetchResponsePartitions(
+            partition_index=partition,
+            committed_offset=position.offset,
+            committed_leader_epoch=position.leader_epoch,
+            metadata=position.metadata,
+        )
+
+    def _position(self, group_id: str, topic: str, partition: int) -> Position | None:
+        position = self.positions.get(group_id, topic, partition)
+        return position if position is not None and self._is_current(topic, position) else None
+
+    def _is_current(self, topic: str, position: Position) -> bool:
+        """Whether a position is of the topic that has the name now."""
+        now = _id(self.image, topic)
+        return position.topic_id == NO_TOPIC_ID or now in (position.topic_id, NO_TOPIC_ID)
+
+    def offset_delete(self, request: OffsetDeleteRequest, now_ms: int) -> Outcome[OffsetDeleteResponse, Record]:
+        """Forget positions, but not of topics that members read."""
+        del now_ms
+        group = self.groups.get(request.group_id)
+        if not request.group_id:
+            return Outcome(OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID))
+        if group is None and request.group_id not in self.positions.of_group:
+            return Outcome(OffsetDeleteResponse(error_code=ErrorCode.GROUP_ID_NOT_FOUND))
+        read = self._read_topics(group)
+        if read is None:
+            return Outcome(OffsetDeleteResponse(error_code=ErrorCode.NON_EMPTY_GROUP))
+        records, answers = [], []
+        for topic in request.topics:
+            busy = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if topic.name in read else ErrorCode.NONE
+            parts = []
+            for part in topic.partitions:
+                index = part.partition_index
+                if busy is ErrorCode.NONE and self.positions.get(request.group_id, topic.name, index) is not None:
+                    records.append(position_record(request.group_id, topic.name, index, None))
+                parts.append(OffsetDeleteResponsePartition(partition_index=index, error_code=busy))
+            answers.append(OffsetDeleteResponseTopic(name=topic.name, partitions=parts))
+        return Outcome(OffsetDeleteResponse(topics=answers), tuple(records))
+
+    def _read_topics(self, group: Group | None) -> frozenset[str] | None:
+        """The topics that members of a group read; None if there are members and nobody can know."""
+        if group is None or not group.members:
+            return frozenset()
+        if isinstance(group, ConsumerGroup):
+            return subscriptions(group, self.image, self._regexes)
+        return classic.subscribed_topics(group)
+
+    def _expire_at(self, now_ms: int) -> SetTimer:
+        return SetTimer(("expire",), now_ms + self.settings.offsets_retention_check_interval_ms)
+
+    def _expire(self, now_ms: int) -> Outcome[None, Record]:
+        """Forget the positions that nobody uses any more, and the groups that have nothing left."""
+        whole = _Whole()
+        oldest_ms = now_ms - self.settings.offsets_retention_ms
+        for group_id in list(self.positions.of_group):
+            group = self.groups.get(group_id)
+            read = self._read_topics(group)
+            if read is None:
+                continue
+            empty_since_ms = -1
+            if isinstance(group, ClassicGroup) and group.protocol_type:
+                empty_since_ms = group.state_changed_ms
+            kept = 0
+            for (topic, partition), position in list(self.positions.entries(group_id)):
+                used_ms = max(position.committed_at_ms, empty_since_ms)
+                if topic in read or used_ms > oldest_ms or self.positions.unstable(group_id, topic, partition):
+                    kept += 1
+                else:
+                    whole.records.append(position_record(group_id, topic, partition, None))
+            if not kept and group is not None and not group.members:
+                self._end(group, whole, now_ms)
+        whole.timers.append(self._expire_at(now_ms))
+        return whole.outcome()
+
+    def _end(self, group: Group, whole: _Whole, now_ms: int) -> None:
+        """An empty group is no more."""
+        if isinstance(group, ConsumerGroup):
+            whole.records += migration.end_records(group)
+        elif group.state is classic.State.EMPTY:
+            whole.add(classic.decide_delete(group, now_ms))
+
+    # -- looking, deleting ---------------------------------------------------------------------------------------------
+
+    def delete_group(self, group_id: str, now_ms: int) -> Outcome[ErrorCode, Record]:
+        """Remove an empty group with all it has committed."""
+        group = self.groups.get(group_id)
+        if not group_id:
+            return Outcome(ErrorCode.INVALID_GROUP_ID)
+        if group is None and group_id not in self.positions.of_group:
+            return Outcome(ErrorCode.GROUP_ID_NOT_FOUND)
+        if (group is not None and group.members) or self.positions.has_pending(group_id):
+            return Outcome(ErrorCode.NON_EMPTY_GROUP)
+        if isinstance(group, ClassicGroup) and group.state is not classic.State.EMPTY:
+            return Outcome(ErrorCode.NON_EMPTY_GROUP)
+        whole = _Whole()
+        whole.records += [
+            position_record(group_id, topic, partition, None)
+            for (topic, partition), _ in self.positions.entries(group_id)
+        ]
+        if group is not None:
+            self._end(group, whole, now_ms)
+        return whole.outcome(ErrorCode.NONE)
+
+    def list_groups(self) -> Iterator[ListedGroup]:
+        """All groups, those that only have positions included."""
+        for group_id, group in sorted(self.groups.items()):
+            if isinstance(group, ConsumerGroup):
+                yield ListedGroup(
+                    group_id=group_id, protocol_type="consumer", group_state=group.state().value, group_type="consumer"
+                )
+            else:
+                yield ListedGroup(
+                    group_id=group_id,
+                    protocol_type=group.protocol_type or "",
+                    group_state=group.state.value,
+                    group_type="classic",
+                )
+        for group_id in sorted(self.positions.of_group.keys() - self.groups.keys()):
+            yield ListedGroup(group_id=group_id, group_state=classic.State.EMPTY.value, group_type="classic")
+
+    def describe_group(self, group_id: str) -> DescribedGroup:
+        """A classic group; of one of the consumer protocol, what it has in common with classic ones."""
+        group = self.groups.get(group_id)
+        if isinstance(group, ClassicGroup):
+            return classic.describe(group)
+        if group is None and group_id in self.positions.of_group:
+            return DescribedGroup(group_id=group_id, group_state=classic.State.EMPTY.value)
+        return DescribedGroup(
+            error_code=ErrorCode.GROUP_ID_NOT_FOUND,
+            error_message=f"Group {group_id} is not a classic group."
+            if group is not None
+            else f"Group {group_id} does not exist.",
+            group_id=group_id,
+            group_state=classic.State.DEAD.value,
+        )
+
+    def describe_consumer_group(self, group_id: str) -> DescribedConsumerGroup:
+        """A group of the consumer protocol and its members: what they have, and what they are to have."""
+        group = self.groups.get(group_id)
+        if not isinstance(group, ConsumerGroup):
+            reason = "does not exist" if group is None else "is a classic group"
+            return DescribedConsumerGroup(
+                error_code=ErrorCode.GROUP_ID_NOT_FOUND,
+                error_message=f"Group {group_id} {reason}.",
+                group_id=group_id,
+                group_state=GroupState.DEAD.value,
+            )
+        name = server_assignor(
+            (member.described for member in group.members.values()), self.settings.consumer_assignors
+        )
+        return DescribedConsumerGroup(
+            group_id=group_id,
+            group_state=group.state().value,
+            group_epoch=group.epoch,
+            assignment_epoch=group.target_epoch,
+            assignor_name=name,
+            members=[self._described(group, member) for _, member in sorted(group.members.items())],
+        )
+
+    def _described(self, group: ConsumerGroup, member: Member) -> described_messages.Member:
+        said = member.described
+        return described_messages.Member(
+            member_id=member.member_id,
+            instance_id=said.instance_id,
+            rack_id=said.rack_id,
+            member_epoch=member.epoch,
+            client_id=said.client_id,
+            client_host=said.client_host,
+            subscribed_topic_names=list(said.topics),
+            subscribed_topic_regex=said.regex,
+            assignment=self._named(member.assigned),
+            target_assignment=self._named(group.target(member.member_id)),
+            member_type=CONSUMER_MEMBER if said.classic is None else CLASSIC_MEMBER,
+        )
+
+    def _named(self, partitions: Assignment) -> described_messages.Assignment:
+        return described_messages.Assignment(
+            topic_partitions=[
+                described_messages.TopicPartitions(
+                    topic_id=topic_id, topic_name=self.image.name_of(topic_id), partitions=list(numbers)
+                )
+                for topic_id, numbers in partitions
+            ]
+        )
+
+    def states(self) -> Counter[tuple[str, str]]:
+        """How many groups there are, by protocol and state."""
+        return Counter(
+            ("consumer", group.state().value) if isinstance(group, ConsumerGroup) else ("classic", group.state.value)
+            for group in self.groups.values()
+        )
+
+
+class _Whole:
+    """An outcome that is put together."""
+
+    def __init__(self, step: Step | None = None) -> None:
+        self.records: list[Record] = []
+        self.timers: list[SetTimer | CancelTimer] = []
+        self.answers: list[Answer] = []
+        if step is not None:
+            self.add_step(step)
+
+    def add_step(self, step: Step) -> None:
+        """Add what was decided about a group."""
+        self.records += step.records
+        self.timers += step.timers
+
+    def add(self, outcome: Outcome[Any, Record]) -> None:
+        """Add what was decided elsewhere, but for the reply."""
+        self.records += outcome.records
+        self.timers += outcome.timers
+        self.answers += outcome.answers
+
+    def outcome(self, reply: Any = None) -> Outcome[Any, Record]:
+        """All of it."""
+        return Outcome(reply, tuple(self.records), tuple(self.timers), tuple(self.answers))
+
+
+def _id(image: Image, topic: str) -> UUID:
+    known = image.by_name.get(topic)
+    return NO_TOPIC_ID if known is None else known.topic_id
+
+
+def _none_left(request: LeaveGroupRequest, version: int) -> LeaveGroupResponse:
+    if version < migration.LEAVES_IN_BATCHES:
+        return LeaveGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID)
+    named: Iterable[MemberIdentity] = request.members
+    return LeaveGroupResponse(
+        members=[
+            MemberResponse(
+                member_id=identity.member_id,
+                group_instance_id=identity.group_instance_id,
+                error_code=ErrorCode.UNKNOWN_MEMBER_ID,
+            )
+            for identity in named
+        ]
+    )

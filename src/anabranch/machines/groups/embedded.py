@@ -1,0 +1,61 @@
+"""What classic consumers put into JoinGroup and SyncGroup: subscriptions and assignments behind a version of their own.
+
+A version that is newer than what we know is read as the newest that we do, as all Kafka clients do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from anabranch.base.errors import DecodeError
+from anabranch.codec import Blob, decode_prefix, encode
+from anabranch.machines.groups.consumer.group import NOTHING, Assignment, assignment_of
+from anabranch.machines.groups.image import Image
+from anabranch.protocol.messages import consumer_protocol_assignment
+from anabranch.protocol.messages.consumer_protocol_assignment import ConsumerProtocolAssignment
+from anabranch.protocol.messages.consumer_protocol_subscription import ConsumerProtocolSubscription, TopicPartition
+
+CONSUMER_PROTOCOL = "consumer"
+VERSION_MAX = 3
+OWNED_SINCE = 1
+
+
+def subscription(data: Blob) -> tuple[int, ConsumerProtocolSubscription]:
+    """A version and subscription. DecodeError for what is none."""
+    version = _version(data)
+    return version, decode_prefix(ConsumerProtocolSubscription, data, version, 2)[0]
+
+
+def assigned(data: Blob, image: Image) -> Assignment:
+    """The partitions of an assignment, of topics that there are. DecodeError for what is none."""
+    if not len(data):
+        return NOTHING
+    made = decode_prefix(ConsumerProtocolAssignment, data, _version(data), 2)[0]
+    return by_id(made.assigned_partitions, image)
+
+
+def by_id(topics: Iterable[TopicPartition | consumer_protocol_assignment.TopicPartition], image: Image) -> Assignment:
+    """Partitions by topic id, of topics that there are."""
+    return assignment_of(
+        {known.topic_id: topic.partitions for topic in topics if (known := image.by_name.get(topic.topic)) is not None}
+    )
+
+
+def assignment_data(assignment: Assignment, image: Image, version: int) -> bytes:
+    """An assignment as a classic consumer reads it."""
+    topics = [
+        consumer_protocol_assignment.TopicPartition(topic=name, partitions=list(partitions))
+        for topic_id, partitions in assignment
+        if (name := image.name_of(topic_id))
+    ]
+    made = ConsumerProtocolAssignment(assigned_partitions=topics)
+    return version.to_bytes(2) + b"".join(encode(made, version))
+
+
+def _version(data: Blob) -> int:
+    if len(data) < 2:
+        raise DecodeError("an embedded consumer protocol begins with its version")
+    version = int.from_bytes(data[:2], signed=True)
+    if version < 0:
+        raise DecodeError(f"there is no version {version} of the embedded consumer protocol")
+    return min(version, VERSION_MAX)

@@ -1,0 +1,340 @@
+"""Between the protocols, online (KIP-848, Supporting Online Consumer Group Upgrade).
+
+The first member that speaks the consumer protocol turns a classic group into one of that protocol; when the last one
+leaves, the group is a classic one again. The epoch goes on from the generation, and the generation from the epoch.
+
+In between, classic members are reconciled one by one, by the same engine; each goes round a loop of its own:
+
+    PrepareRebalance ──JoinGroup──► CompletingRebalance ──SyncGroup──► Stable ──Heartbeat: it must rejoin──► Prepare...
+
+JoinGroup says what the member owns and takes one step towards its target, SyncGroup tells it what it has, and Heartbeat
+is answered REBALANCE_IN_PROGRESS when there is a step to take. Whoever does not join, or sync, within its rebalance
+timeout is removed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from anabranch.base.errors import ApiError, DecodeError, ErrorCode
+from anabranch.machines.groups import embedded
+from anabranch.machines.groups.caller import Caller
+from anabranch.machines.groups.classic import ClassicGroup, ClassicMember, group_of, tombstone
+from anabranch.machines.groups.consumer.group import (
+    NOTHING,
+    Classic,
+    ConsumerGroup,
+    Described,
+    Draft,
+    Member,
+    MemberState,
+    current_record,
+    gone_records,
+    group_record,
+    member_record,
+    target_epoch_record,
+    target_record,
+)
+from anabranch.machines.groups.consumer.heartbeat import (
+    calls_for_assignment,
+    check_room,
+    follow,
+    replace_member,
+    unknown,
+)
+from anabranch.machines.groups.consumer.reconcile import reconcile
+from anabranch.machines.groups.consumer.step import Step
+from anabranch.machines.groups.embedded import CONSUMER_PROTOCOL
+from anabranch.machines.groups.image import Image
+from anabranch.machines.groups.records import ConsumerGroupPartitionMetadataKey, Record
+from anabranch.machines.groups.settings import GroupSettings
+from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
+from anabranch.protocol.messages.leave_group import (
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    MemberIdentity,
+    MemberResponse,
+)
+from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+
+MEMBER_ID_REQUIRED_SINCE = 4
+"""Version of JoinGroup whose new members come back with the id that they were given."""
+LEAVES_IN_BATCHES = 3
+PROTOCOL_SAID_SINCE = 5
+COOPERATIVE = "cooperative-sticky"
+
+
+# -- conversions ------------------------------------------------------------------------------------------------------
+
+
+def upgrade(classic: ClassicGroup, settings: GroupSettings, image: Image) -> Draft:
+    """The same members in a group of the consumer protocol. ApiError says why it cannot be."""
+    group_id = classic.group_id
+    refusal = f"Group {group_id} cannot be moved to the consumer protocol: "
+    if classic.members and not settings.upgrades:
+        policy = settings.consumer_migration_policy
+        raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"{refusal}group.consumer.migration.policy is {policy}.")
+    if classic.members and classic.protocol_type != CONSUMER_PROTOCOL:
+        raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"{refusal}its protocol type is '{classic.protocol_type}'.")
+    if len(classic.members) >= settings.consumer_max_size:
+        raise ApiError(ErrorCode.GROUP_MAX_SIZE_REACHED, f"{refusal}it has {len(classic.members)} members.")
+    try:
+        members = [_from_classic(member, classic.generation, image) for member in classic.members.values()]
+    except DecodeError as error:
+        raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"{refusal}a subscription is unreadable, {error}.") from None
+    draft = Draft(ConsumerGroup(group_id))
+    if classic.is_stored:
+        draft.records.append(tombstone(group_id))
+    draft.put(group_record(group_id, classic.generation))
+    for member in members:
+        draft.put(member_record(group_id, member.member_id, member.described))
+        draft.put(target_record(group_id, member.member_id, member.assigned))
+    draft.put(target_epoch_record(group_id, classic.generation))
+    for member in members:
+        draft.put(current_record(group_id, member.member_id, member))
+    return draft
+
+
+def _from_classic(member: ClassicMember, generation: int, image: Image) -> Member:
+    said = described(member.protocols, member.session_timeout_ms)
+    said = replace(
+        said,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        instance_id=member.instance_id,
+        rebalance_timeout_ms=member.rebalance_timeout_ms,
+    )
+    has = embedded.assigned(member.assignment, image)
+    return Member(member.member_id, said, generation, generation, MemberState.STABLE, has)
+
+
+def described(protocols: tuple[tuple[str, bytes], ...], session_timeout_ms: int) -> Described:
+    """What a classic member's protocols say of it. DecodeError if they are not those of a consumer that can move."""
+    if not protocols:
+        raise DecodeError("it offers no protocol")
+    version, said = embedded.subscription(protocols[0][1])
+    for name, metadata in protocols:
+        if COOPERATIVE in name and embedded.subscription(metadata)[0] < embedded.OWNED_SINCE:
+            raise DecodeError(f"{name} is cooperative, but version {version} does not say what is owned")
+    return Described(
+        topics=tuple(sorted(set(said.topics))),
+        rack_id=said.rack_id or None,
+        classic=Classic(session_timeout_ms, protocols),
+    )
+
+
+def can_downgrade(group: ConsumerGroup, leaving: frozenset[str], settings: GroupSettings) -> bool:
+    """Whether only classic members are left, and may be a classic group again."""
+    left = [member for member_id, member in group.members.items() if member_id not in leaving]
+    return (
+        settings.downgrades
+        and 0 < len(left) <= settings.max_size
+        and all(member.described.classic is not None for member in left)
+    )
+
+
+def downgrade(
+    group: ConsumerGroup, leaving: frozenset[str], image: Image, now_ms: int
+) -> tuple[tuple[Record, ...], ClassicGroup]:
+    """The classic group of those who are left, and the records that end the other one; `generation_record` follows."""
+    members = [
+        _to_classic(member, image) for member_id, member in sorted(group.members.items()) if member_id not in leaving
+    ]
+    classic = group_of(group.group_id, members, generation=group.epoch, protocol_type=CONSUMER_PROTOCOL, now_ms=now_ms)
+    return end_records(group), classic
+
+
+def end_records(group: ConsumerGroup) -> tuple[Record, ...]:
+    """What says that a group of the consumer protocol is no more."""
+    group_id = group.group_id
+    return (
+        *(record for member_id in sorted(group.members) for record in gone_records(group_id, member_id)),
+        *(
+            target_record(group_id, member_id, None)
+            for member_id in sorted(group.targets.keys() - group.members.keys())
+        ),
+        target_epoch_record(group_id, None),
+        Record(ConsumerGroupPartitionMetadataKey(group_id=group_id)),
+        group_record(group_id, None),
+    )
+
+
+def _to_classic(member: Member, image: Image) -> ClassicMember:
+    said, classic = member.described, member.described.classic
+    assert classic is not None
+    version, _ = embedded.subscription(classic.protocols[0][1])
+    return ClassicMember(
+        member_id=member.member_id,
+        instance_id=said.instance_id,
+        client_id=said.client_id,
+        client_host=said.client_host,
+        session_timeout_ms=classic.session_timeout_ms,
+        rebalance_timeout_ms=said.rebalance_timeout_ms,
+        protocols=classic.protocols,
+        assignment=embedded.assignment_data(member.assigned, image, version),
+    )
+
+
+# -- classic members in a group of the consumer protocol --------------------------------------------------------------
+
+
+def join(step: Step, request: JoinGroupRequest, caller: Caller) -> JoinGroupResponse:
+    """JoinGroup: what the member wants and owns, and one step towards its target."""
+    group, settings = step.group, step.settings
+    if not settings.min_session_timeout_ms <= request.session_timeout_ms <= settings.max_session_timeout_ms:
+        raise ApiError(ErrorCode.INVALID_SESSION_TIMEOUT, "The session timeout is out of the broker's bounds.")
+    protocols = tuple((protocol.name, bytes(protocol.metadata)) for protocol in request.protocols)
+    if request.protocol_type != CONSUMER_PROTOCOL:
+        raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "The group's members are consumers.")
+    try:
+        said = described(protocols, request.session_timeout_ms)
+        version, subscribed = embedded.subscription(protocols[0][1])
+    except DecodeError as error:
+        raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, f"The subscription is unreadable: {error}.") from None
+    timeout_ms = request.rebalance_timeout_ms if request.rebalance_timeout_ms > 0 else request.session_timeout_ms
+    instance_id = request.group_instance_id
+    said = replace(
+        said,
+        client_id=caller.client_id,
+        client_host=caller.client_host,
+        instance_id=instance_id,
+        rebalance_timeout_ms=timeout_ms,
+    )
+    member_id = request.member_id
+    if not member_id and instance_id is None and caller.version >= MEMBER_ID_REQUIRED_SINCE:
+        return JoinGroupResponse(
+            error_code=ErrorCode.MEMBER_ID_REQUIRED,
+            member_id=f"{caller.client_id}-{caller.member_id}",
+            protocol_name="",
+        )
+    member_id, member = _who_joins(group, member_id, instance_id, caller)
+    owned = NOTHING
+    if version >= embedded.OWNED_SINCE:
+        owned = embedded.by_id(subscribed.owned_partitions, step.image)
+    if member is None:
+        check_room(step, group)
+        step.put(member_record(step.group_id, member_id, said))
+        step.put(current_record(step.group_id, member_id, Member(member_id, said)))
+        calls = True
+    else:
+        calls = calls_for_assignment(member.described, said)
+        if member.member_id != member_id:
+            replace_member(step, member, member_id, said)
+            owned = NOTHING
+        elif said != member.described:
+            step.put(member_record(step.group_id, member_id, said))
+    if calls:
+        step.next_epoch()
+    step.assign()
+    after = follow(step, member_id, owned)
+    step.stop_expecting("join", member_id)
+    step.live.rejoining.discard(member_id)
+    step.expect_within_rebalance_timeout("sync", after)
+    return JoinGroupResponse(
+        generation_id=after.epoch,
+        protocol_type=CONSUMER_PROTOCOL,
+        protocol_name=protocols[0][0],
+        member_id=member_id,
+    )
+
+
+def _who_joins(
+    group: ConsumerGroup, member_id: str, instance_id: str | None, caller: Caller
+) -> tuple[str, Member | None]:
+    """The id under which the member joins, and who it is so far; a static one without an id takes another's place."""
+    if instance_id is None:
+        return member_id or f"{caller.client_id}-{caller.member_id}", group.members.get(member_id)
+    present = group.static_members.get(instance_id)
+    if not member_id:
+        fresh = f"{instance_id}-{caller.member_id}"
+        return fresh, None if present is None else group.members[present]
+    _check_instance(group, member_id, instance_id)
+    return member_id, group.members[member_id]
+
+
+def _check_instance(group: ConsumerGroup, member_id: str, instance_id: str | None) -> None:
+    if instance_id is None:
+        return
+    present = group.static_members.get(instance_id)
+    if present is None:
+        raise unknown(group.group_id, member_id)
+    if present != member_id:
+        raise ApiError(ErrorCode.FENCED_INSTANCE_ID, f"Instance id {instance_id} belongs to member {present} now.")
+
+
+def _member(step: Step, member_id: str, instance_id: str | None, generation: int) -> Member:
+    group = step.group
+    _check_instance(group, member_id, instance_id)
+    member = group.members.get(member_id)
+    if member is None or member.described.classic is None:
+        raise unknown(group.group_id, member_id)
+    if generation != member.epoch:
+        raise ApiError(ErrorCode.ILLEGAL_GENERATION, f"Member {member_id} is at {member.epoch}, not {generation}.")
+    return member
+
+
+def sync(step: Step, request: SyncGroupRequest, caller: Caller) -> SyncGroupResponse:
+    """SyncGroup: what the member has now."""
+    if caller.version >= PROTOCOL_SAID_SINCE and (request.protocol_type is None or request.protocol_name is None):
+        raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "The request does not say its protocol.")
+    member = _member(step, request.member_id, request.group_instance_id, request.generation_id)
+    classic = member.described.classic
+    assert classic is not None
+    name, metadata = classic.protocols[0]
+    if request.protocol_type not in (None, CONSUMER_PROTOCOL) or request.protocol_name not in (None, name):
+        raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, f"The member's protocol is {name}.")
+    if step.group.target_epoch > member.epoch and member.state is not MemberState.UNREVOKED_PARTITIONS:
+        raise ApiError(ErrorCode.REBALANCE_IN_PROGRESS, "A new epoch has begun; join again.")
+    step.stop_expecting("sync", member.member_id)
+    step.keep_session(member)
+    version, _ = embedded.subscription(metadata)
+    return SyncGroupResponse(
+        protocol_type=CONSUMER_PROTOCOL,
+        protocol_name=name,
+        assignment=embedded.assignment_data(member.assigned, step.image, version),
+    )
+
+
+def heartbeat(step: Step, request: HeartbeatRequest) -> HeartbeatResponse:
+    """Heartbeat: keep the session, and call the member to rejoin if there is a step to take."""
+    member = _member(step, request.member_id, request.group_instance_id, request.generation_id)
+    step.keep_session(member)
+    waits = (
+        member.epoch < step.group.target_epoch
+        or member.state is MemberState.UNREVOKED_PARTITIONS
+        or reconcile(step.group, member, None, step.waits) is not member
+    )
+    if not waits:
+        return HeartbeatResponse()
+    if member.member_id not in step.live.rejoining:
+        step.live.rejoining.add(member.member_id)
+        step.expect_within_rebalance_timeout("join", member)
+    return HeartbeatResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS)
+
+
+def leaving(
+    group: ConsumerGroup, request: LeaveGroupRequest, version: int
+) -> tuple[LeaveGroupResponse, frozenset[str]]:
+    """The answer to LeaveGroup, and who goes with it: classic members, and others whom an administrator removes."""
+    batched = version >= LEAVES_IN_BATCHES
+    named = request.members if batched else [MemberIdentity(member_id=request.member_id)]
+    gone: set[str] = set()
+    answers = []
+    for identity in named:
+        member_id, error = identity.member_id, ErrorCode.NONE
+        try:
+            if not member_id and identity.group_instance_id is not None:
+                member_id = group.static_members.get(identity.group_instance_id, "")
+            _check_instance(group, member_id, identity.group_instance_id)
+            if member_id not in group.members or member_id in gone:
+                raise unknown(group.group_id, member_id)
+            gone.add(member_id)
+        except ApiError as refusal:
+            error = refusal.code
+        answers.append(
+            MemberResponse(member_id=identity.member_id, group_instance_id=identity.group_instance_id, error_code=error)
+        )
+    if not batched:
+        return LeaveGroupResponse(error_code=answers[0].error_code), frozenset(gone)
+    return LeaveGroupResponse(members=answers), frozenset(gone)
