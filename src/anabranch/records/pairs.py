@@ -18,6 +18,7 @@ Pair = tuple[bytes | None, bytes | None]
 _NULL = b"\x01"
 """The length -1."""
 _NO_HEADERS = b"\x00"
+_LENGTH_SHIFT_MAX = 28
 
 
 def encode_pairs(
@@ -55,18 +56,19 @@ def decode_pairs(batch: memoryview, header: BatchHeader) -> list[Pair]:
     at = 0
     try:
         for _ in range(header.record_count):
-            length, at = _read_varint(records, at)
+            length, at = _read_length(records, at)
             end = at + length
             at += 1
             for _ in range(2):  # The deltas of timestamp and offset.
                 while records[at] >= 0x80:
                     at += 1
                 at += 1
-            size, at = _read_varint(records, at)
+            size, at = _read_length(records, at)
+            least = min(0, size)
             key = None if size < 0 else records[at : (at := at + size)]
-            size, at = _read_varint(records, at)
+            size, at = _read_length(records, at)
             value = None if size < 0 else records[at : (at := at + size)]
-            if not at < end <= len(records):
+            if not at < end <= len(records) or min(least, size) < -1:
                 raise DecodeError(f"the batch at offset {header.base_offset} has a record that is cut off")
             found.append((key, value))
             at = end
@@ -94,15 +96,15 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+def _read_length(data: bytes, at: int) -> tuple[int, int]:
     byte = data[at]
     at += 1
     if byte < 0x80:
         return byte >> 1 ^ -(byte & 1), at
     value, shift = byte & 0x7F, 7
     while byte >= 0x80:
-        if shift > 63:
-            raise DecodeError("a variable-length number of more than 10 bytes")
+        if shift > _LENGTH_SHIFT_MAX:
+            raise DecodeError("a length of more than 5 bytes")
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift

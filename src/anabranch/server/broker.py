@@ -18,6 +18,7 @@ from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import Disk
 from anabranch.server.controller import Controller
 from anabranch.server.fetch_sessions import FetchSessions
+from anabranch.server.groups import Groups
 from anabranch.server.listener import Listener
 from anabranch.server.logs import Say
 from anabranch.server.markers import Markers
@@ -83,13 +84,14 @@ class Broker:
         replicas = Replicas(directory, disk=self._disk, clock=self._clock, metrics=metrics, settings_of=settings_of)
         replicas.recovering = not clean
         controller = Controller(store, replicas, self._clock)
+        groups = Groups(settings, controller=controller, replicas=replicas, clock=self._clock, new_id=self._chance.uuid)
         transactions = Transactions(
             settings,
             controller=controller,
             replicas=replicas,
             clock=self._clock,
             new_id=self._chance.uuid,
-            markers=Markers(replicas, self._clock, lambda partition, marker: None),
+            markers=Markers(replicas, self._clock, groups),
         )
         self.node = Node(
             settings=settings,
@@ -103,8 +105,9 @@ class Broker:
             controller=controller,
             fetch_sessions=FetchSessions(settings.fetch_sessions_max, self._chance.below),
             producer_ids=ProducerIds(store),
+            groups=groups,
             transactions=transactions,
-            coordinators={1: transactions},
+            coordinators={0: groups, 1: transactions},
         )
         self._directory = directory
         self._describe_in_metrics()

@@ -63,12 +63,8 @@ class Coordinators(Generic[MachineT, RecordT]):
         replicas: Replicas,
         clock: Clock,
         new_id: Callable[[], UUID],
-        perform: Callable[[Any], None] | None = None,
     ) -> None:
-        """`make` gives the empty machine of a partition; it and `codec` are called when a log is about to be read.
-
-        `perform` does what outcomes ask for beside their records (`Outcome.effects`).
-        """
+        """`make` gives the empty machine of a partition; it and `codec` are called when a log is about to be read."""
         self.topic = topic
         self._partition_count = partition_count
         self._configs = configs
@@ -78,7 +74,6 @@ class Coordinators(Generic[MachineT, RecordT]):
         self._replicas = replicas
         self._clock = clock
         self._new_id = new_id
-        self._perform = perform
         self._shards: dict[int, Shard[MachineT, RecordT]] = {}
         self._count = 0
         self._asked_for: dict[int, None] = {}
@@ -173,5 +168,13 @@ class Coordinators(Generic[MachineT, RecordT]):
             self._codec(),
             commit=self._replicas.commit,
             clock=self._clock,
+            prepare=self._prepare,
             perform=self._perform,
         )
+
+    def _prepare(self, machine: MachineT) -> None:
+        """Tell a machine, whose log is applied, what it cannot know from it."""
+
+    def _perform(self, effect: Any) -> None:
+        """Do what a machine asked for beside its records (`Outcome.effects`), now that these are durable."""
+        raise AssertionError(effect)

@@ -9,9 +9,9 @@ under an alias of its producer; the marker for the partition that the producer n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from typing import Any
 
-from anabranch.base.errors import ErrorCode
+from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.limits import PRODUCER_ID_BITS
 from anabranch.machines.producers import redirected
 from anabranch.protocol.messages.write_txn_markers import (
@@ -24,23 +24,21 @@ from anabranch.protocol.messages.write_txn_markers import (
 )
 from anabranch.records.batch import end_transaction_marker, parse_header
 from anabranch.runtime.clock import Clock
+from anabranch.server.coordinators import Coordinators
 from anabranch.server.logs import Say
 from anabranch.server.partition import Partition
 from anabranch.server.replicas import Replicas
 
 say = Say("markers")
 
-EndElsewhere = Callable[[Partition, WritableTxnMarker], Awaitable[ErrorCode] | None]
-"""Writes the marker where a coordinator must hear of it: None for a partition that no coordinator runs on."""
-
 
 class Markers:
-    """Writes markers into the partitions of this broker."""
+    """Writes markers into the partitions of this broker; where groups live, through their coordinator."""
 
-    def __init__(self, replicas: Replicas, clock: Clock, end_elsewhere: EndElsewhere) -> None:
+    def __init__(self, replicas: Replicas, clock: Clock, groups: Coordinators[Any, Any]) -> None:
         self._replicas = replicas
         self._clock = clock
-        self._end_elsewhere = end_elsewhere
+        self._groups = groups
 
     async def write(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
         """Write every marker into each of its partitions; they are durable when this is answered without an error."""
@@ -68,10 +66,25 @@ class Markers:
                 return error
         if partition is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        elsewhere = self._end_elsewhere(partition, marker)
-        if elsewhere is not None:
-            return await elsewhere
+        if topic == self._groups.topic:
+            return await self._end_in_group(partition, marker)
         return await self._append(partition, marker, marker.producer_id)
+
+    async def _end_in_group(self, partition: Partition, marker: WritableTxnMarker) -> ErrorCode:
+        """Have the coordinator of groups write the marker, and decide the offsets that the transaction holds."""
+        error = partition.table.check_marker(marker.producer_id, marker.producer_epoch, marker.coordinator_epoch)
+        if error is not ErrorCode.NONE:
+            return error
+        try:
+            await self._groups.at(partition.name.partition).end_transaction(
+                marker.producer_id,
+                marker.producer_epoch,
+                committed=marker.transaction_result,
+                coordinator_epoch=marker.coordinator_epoch,
+            )
+        except ApiError as failure:
+            return failure.code
+        return ErrorCode.NONE
 
     def _aliases(self, marker: WritableTxnMarker, topic: str, number: int) -> list[tuple[Partition, int]]:
         """Where the producer's batches for the partition were redirected to, and are in an open transaction."""

@@ -12,6 +12,7 @@ from anabranch.runtime.clock import Clock
 from anabranch.server.controller import Controller
 from anabranch.server.coordinators import Coordinators
 from anabranch.server.fetch_sessions import FetchSessions
+from anabranch.server.groups import Groups
 from anabranch.server.metrics import Metrics
 from anabranch.server.producer_ids import ProducerIds
 from anabranch.server.replicas import Replicas
@@ -37,6 +38,7 @@ class Node:
     fetch_sessions: FetchSessions
     producer_ids: ProducerIds
     transactions: Transactions
+    groups: Groups
     coordinators: Mapping[int, Coordinators[Any, Any]]
     """By the `key_type` of FindCoordinator."""
     metadata: dict[tuple[str, bool], object] = field(default_factory=dict)

@@ -15,6 +15,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable
 from enum import Enum
+from importlib import import_module
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from anabranch.base.errors import ApiError, DecodeError, ErrorCode
@@ -24,15 +25,15 @@ from anabranch.records.pairs import encode_pairs
 from anabranch.runtime.clock import Clock
 from anabranch.server.logs import Say
 from anabranch.server.partition import Partition
-from anabranch.server.replay import Replay
+from anabranch.server.replay import FAST_FROM_SIZE, Replay
 from anabranch.storage.log.errors import OfflineLogError
 
 say = Say("shard")
 RELOAD_DELAY_S = 1.0
 """Between a failure and the next attempt to load; doubled with every failure that follows, up to the maximum."""
 RELOAD_DELAY_MAX_S = 30.0
-SCAN_STEP = 2_000
-"""Records that are read, or applied, before others get their turn."""
+APPLY_STEP = 2_000
+"""Records that are applied before others get their turn."""
 
 RecordT = TypeVar("RecordT")
 Taken = TypeVar("Taken", contravariant=True)
@@ -108,11 +109,13 @@ class Shard(Generic[MachineT, RecordT]):
         *,
         commit: Callable[[Partition], asyncio.Future[None]],
         clock: Clock,
+        prepare: Callable[[MachineT], None] = lambda machine: None,
         perform: Callable[[Any], None] | None = None,
     ) -> None:
         """`make` gives an empty machine; `commit` makes what a partition holds durable (`Replicas.commit`).
 
-        `perform` is given every effect of an outcome, once its records are durable.
+        `prepare` is called with the machine when its log is applied, before it decides anything. `perform` is given
+        every effect of an outcome once its records are durable.
         """
         self.partition = partition
         self.state = State.LOADING
@@ -124,6 +127,7 @@ class Shard(Generic[MachineT, RecordT]):
         self._codec = codec
         self._commit = commit
         self._clock = clock
+        self._prepare = prepare
         self._effect = perform
         self._wall_ms = clock.now_ms()
         self._monotonic_ms = clock.monotonic_ms()
@@ -132,7 +136,6 @@ class Shard(Generic[MachineT, RecordT]):
         self._waiting: deque[_Waiting] = deque()
         self._committing: asyncio.Future[None] | None = None
         self._parked: dict[Hashable, asyncio.Future[Any]] = {}
-        self._tickets = 0
         self._timers: dict[Hashable, _Timer] = {}
         self._failures = 0
         self._loading: asyncio.Task[None] | None = None
@@ -143,11 +146,6 @@ class Shard(Generic[MachineT, RecordT]):
     def now_ms(self) -> int:
         """The time that machines are told: the wall clock's as it was at the start, and from there on steady."""
         return self._wall_ms + self._clock.monotonic_ms() - self._monotonic_ms
-
-    def ticket(self) -> int:
-        """A ticket under which a request can be parked."""
-        self._tickets += 1
-        return self._tickets
 
     @property
     def active(self) -> bool:
@@ -381,6 +379,7 @@ class Shard(Generic[MachineT, RecordT]):
         if self._written > self.partition.log.high_watermark:
             self._make_durable()
         self.load_ms = self._clock.monotonic_ms() - began_ms
+        self._prepare(machine)
         self._decide_alone(lambda machine, now_ms: machine.loaded(now_ms))
         if self.active:
             self._failures = 0
@@ -392,14 +391,18 @@ class Shard(Generic[MachineT, RecordT]):
         partition.log.settle(self._clock.now_ms())
         machine = self._make()
         replay = Replay()
-        for _ in replay.scan(partition.log.slices(), SCAN_STEP):
+        slices = partition.log.slices()
+        fast = sum(len(piece) for piece in slices) >= FAST_FROM_SIZE
+        if fast:
+            await asyncio.get_running_loop().run_in_executor(None, import_module, "anabranch.records.spans")
+        for _ in replay.scan(slices, fast=fast):
             await asyncio.sleep(0)
         decode = self._codec.decode
         for applied, (key, value) in enumerate(replay.latest.items(), start=1):
             record = decode(key, value)
             if record is not None:
                 machine.apply(record)
-            if not applied % SCAN_STEP:
+            if not applied % APPLY_STEP:
                 await asyncio.sleep(0)
         for producer_id, held in replay.undecided.items():
             for key, (_, pending) in held.items():

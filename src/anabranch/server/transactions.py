@@ -67,7 +67,6 @@ class Transactions(Coordinators["Coordinator", "Record"]):
             replicas=replicas,
             clock=clock,
             new_id=new_id,
-            perform=self._begin_delivery,
         )
         self.markers = markers
         self._broker_settings = settings
@@ -111,7 +110,8 @@ class Transactions(Coordinators["Coordinator", "Record"]):
 
     # -- markers -----------------------------------------------------------------------------------------------------
 
-    def _begin_delivery(self, decided: WriteMarkers) -> None:
+    def _perform(self, effect: WriteMarkers) -> None:
+        decided = effect
         if decided not in self._deliveries:
             task = asyncio.get_running_loop().create_task(self._deliver(decided), name="write markers")
             self._deliveries[decided] = task

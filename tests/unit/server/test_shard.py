@@ -101,6 +101,7 @@ class World:
         self.partition.leadership = Leadership(NO_TOPIC_ID, 0, 0, 0, 1, 1, retiring=False)
         self.partition.rebuild_table(0)
         self.commits = GroupCommit()
+        self.tickets = 0
         self.shard: Shard[Toy, Pair] = self.another()
 
     def another(self) -> Shard[Toy, Pair]:
@@ -117,7 +118,8 @@ class World:
         return await self.shard.submit(lambda toy, now_ms: toy.put(key, value, **options))
 
     async def waiting(self, key: str) -> str:
-        ticket = self.shard.ticket()
+        self.tickets += 1
+        ticket = self.tickets
         return await self.shard.submit(lambda toy, now_ms: toy.wait(key, ticket))
 
     async def reloaded(self) -> dict[str, str]:
