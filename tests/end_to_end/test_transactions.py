@@ -14,15 +14,21 @@ from anabranch.protocol.messages.delete_records import (
     DeleteRecordsTopic,
 )
 from anabranch.protocol.messages.describe_producers import DescribeProducersRequest, TopicRequest
+from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
 from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest
 from anabranch.protocol.messages.list_transactions import ListTransactionsRequest
+from anabranch.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+)
 from anabranch.protocol.messages.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
 )
 from tests.support.broker import BrokerProcess, running
-from tests.support.transactions import UNCOMMITTED, TransactionalProducer, committed, fetch
+from tests.support.transactions import UNCOMMITTED, TransactionalProducer, committed, fetch, retried
 from tests.support.wire import WireClient, batch, values_of
 
 OK = ErrorCode.NONE
@@ -365,3 +371,53 @@ def test_an_operator_ends_a_transaction_by_hand(client: WireClient, producer: Tr
     assert answer.markers[0].topics[0].partitions[0].error_code == OK
     client.produce("t", 0, batch([b"plain"]))
     assert committed(client, "t") == [b"plain"]
+
+
+# Offsets of groups.
+
+
+def test_a_groups_progress_counts_when_the_transaction_is_committed(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path, durability="fsync").start()
+    try:
+        with WireClient(broker.port) as client:
+            client.create("t")
+            producer = TransactionalProducer(client).init()
+            client.call(FindCoordinatorRequest(key_type=0, coordinator_keys=["g"]), 4)
+            assert producer.commit_offset("g", "t", 0, 5) is OK
+            assert offset_of(client, "g", "t", 0) == (-1, OK)
+            assert offset_of(client, "g", "t", 0, stable=True)[1] is ErrorCode.UNSTABLE_OFFSET_COMMIT
+            producer.commit()
+            assert offset_of(client, "g", "t", 0, stable=True) == (5, OK)
+            producer.commit_offset("g", "t", 0, 9)
+            producer.abort()
+            assert offset_of(client, "g", "t", 0, stable=True) == (5, OK)
+            assert producer.commit_offset("g", "t", 0, 9, add=False) is ErrorCode.TRANSACTION_ABORTABLE
+            producer.commit_offset("g", "t", 0, 7)
+        broker.kill()
+        broker.start()
+        with WireClient(broker.port) as client:
+            producer.client = client
+            producer.until("Ongoing")
+            assert offset_of(client, "g", "t", 0) == (5, OK)
+            producer.commit()
+            assert offset_of(client, "g", "t", 0, stable=True) == (7, OK)
+        broker.kill()
+        broker.start()
+        with WireClient(broker.port) as client:
+            assert offset_of(client, "g", "t", 0, stable=True) == (7, OK)
+        assert broker.stop() == 0
+    finally:
+        if broker.alive:
+            broker.kill()
+
+
+def offset_of(
+    client: WireClient, group: str, topic: str, partition: int, *, stable: bool = False
+) -> tuple[int, ErrorCode]:
+    """A group's progress."""
+    asked = OffsetFetchRequestGroup(
+        group_id=group, topics=[OffsetFetchRequestTopics(name=topic, partition_indexes=[partition])]
+    )
+    request = OffsetFetchRequest(groups=[asked], require_stable=stable)
+    found = retried(lambda: client.call(request, 8).groups[0]).topics[0].partitions[0]
+    return found.committed_offset, ErrorCode(found.error_code)

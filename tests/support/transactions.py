@@ -8,11 +8,17 @@ from typing import Any
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID
+from anabranch.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from anabranch.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
 from anabranch.protocol.messages.describe_transactions import DescribeTransactionsRequest
 from anabranch.protocol.messages.end_txn import EndTxnRequest
 from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
 from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest
+from anabranch.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
 from anabranch.records.batch import TRANSACTIONAL, headers, parse_end_transaction_marker
 from tests.support.wire import WireClient, batch, values_of
 
@@ -101,6 +107,23 @@ class TransactionalProducer:
         if error is ErrorCode.NONE:
             self.sequences[topic, partition] = sequence + len(values)
         return error
+
+    def commit_offset(self, group: str, topic: str, partition: int, offset: int, *, add: bool = True) -> ErrorCode:
+        """AddOffsetsToTxn and TxnOffsetCommit."""
+        who: dict[str, Any] = {"producer_id": self.producer_id, "producer_epoch": self.epoch}
+        if add:
+            added = AddOffsetsToTxnRequest(transactional_id=self.name, group_id=group, **who)
+            assert retried(lambda: self.client.call(added)).error_code == ErrorCode.NONE
+        told = TxnOffsetCommitRequestPartition(
+            partition_index=partition, committed_offset=offset, committed_metadata=""
+        )
+        request = TxnOffsetCommitRequest(
+            transactional_id=self.name,
+            group_id=group,
+            topics=[TxnOffsetCommitRequestTopic(name=topic, partitions=[told])],
+            **who,
+        )
+        return ErrorCode(retried(lambda: self.client.call(request).topics[0].partitions[0]).error_code)
 
     def end(self, *, commit: bool, wait: bool = True) -> ErrorCode:
         """EndTxn, and wait until every partition has its marker."""

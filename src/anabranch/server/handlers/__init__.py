@@ -54,6 +54,7 @@ from anabranch.server.handlers.transactions import (
     handle_end_txn,
     handle_init_producer_id,
     handle_list_transactions,
+    handle_txn_offset_commit,
     handle_write_txn_markers,
 )
 from anabranch.server.node import Call, Node
@@ -84,6 +85,7 @@ HANDLERS: dict[int, Handler] = {
     25: handle_add_offsets_to_txn,
     26: handle_end_txn,
     27: handle_write_txn_markers,
+    28: handle_txn_offset_commit,
     32: handle_describe_configs,
     33: handle_alter_configs,
     35: handle_describe_log_dirs,

@@ -1,5 +1,5 @@
 """Transactions: InitProducerId (22), AddPartitionsToTxn (24), AddOffsetsToTxn (25), EndTxn (26), WriteTxnMarkers (27),
-DescribeProducers (61), DescribeTransactions (65), ListTransactions (66).
+TxnOffsetCommit (28), DescribeProducers (61), DescribeTransactions (65), ListTransactions (66).
 
 What is decided before the first await is decided in the order in which the requests arrived.
 """
@@ -32,7 +32,14 @@ from anabranch.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from anabranch.protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
 from anabranch.protocol.messages.list_transactions import TransactionState as Listed
+from anabranch.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
 from anabranch.protocol.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from anabranch.server.handlers.groups import caller_of, submit
 from anabranch.server.logs import Say
 from anabranch.server.node import Call, Node
 
@@ -42,7 +49,8 @@ if TYPE_CHECKING:
 
 say = Say("transactions")
 Response = TypeVar("Response")
-OFFSETS = "__consumer_offsets"
+ABORTABLE_SINCE = 4
+"""The version of TxnOffsetCommit from which producers know TRANSACTION_ABORTABLE."""
 
 
 def handle_init_producer_id(
@@ -111,6 +119,48 @@ def handle_end_txn(node: Node, request: EndTxnRequest, call: Call) -> EndTxnResp
         lambda it, now_ms: it.end(request, call.api_version, now_ms),
         lambda error: EndTxnResponse(error_code=error),
     )
+
+
+def handle_txn_offset_commit(
+    node: Node, request: TxnOffsetCommitRequest, call: Call
+) -> TxnOffsetCommitResponse | Awaitable[TxnOffsetCommitResponse]:
+    """Let a group's progress count when the transaction is committed; it must hold the group's partition already."""
+
+    def refuse(code: ErrorCode, message: str = "") -> TxnOffsetCommitResponse:
+        return TxnOffsetCommitResponse(
+            topics=[
+                TxnOffsetCommitResponseTopic(
+                    name=topic.name,
+                    partitions=[
+                        TxnOffsetCommitResponsePartition(partition_index=it.partition_index, error_code=code)
+                        for it in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ]
+        )
+
+    try:
+        partition = node.groups.of(request.group_id).partition.name
+    except ApiError as error:
+        return refuse(error.code)
+    verified = node.transactions.verify(
+        request.transactional_id, partition, request.producer_id, request.producer_epoch
+    )
+    if verified is not ErrorCode.NONE:
+        abortable = verified is ErrorCode.INVALID_TXN_STATE and call.api_version >= ABORTABLE_SINCE
+        return refuse(ErrorCode.TRANSACTION_ABORTABLE if abortable else _OF_OFFSETS.get(verified, verified))
+    caller = caller_of(node, call, request.member_id or "-")
+    return submit(
+        node, request.group_id, lambda groups, now_ms: groups.txn_offset_commit(request, caller, now_ms), refuse
+    )
+
+
+_OF_OFFSETS = {
+    ErrorCode.PRODUCER_FENCED: ErrorCode.INVALID_PRODUCER_EPOCH,
+    ErrorCode.CONCURRENT_TRANSACTIONS: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+}
+"""How TxnOffsetCommit says what its clients know only of other requests."""
 
 
 async def handle_write_txn_markers(node: Node, request: WriteTxnMarkersRequest, call: Call) -> WriteTxnMarkersResponse:
