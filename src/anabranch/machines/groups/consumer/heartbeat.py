@@ -261,7 +261,6 @@ def calls_for_assignment(before: Described, said: Described) -> bool:
         or before.server_assignor != said.server_assignor
         or before.client_assignors != said.client_assignors
         or before.rack_id != said.rack_id
-        or (before.classic is None) != (said.classic is None)
     )
 
 
