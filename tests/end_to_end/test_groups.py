@@ -535,7 +535,7 @@ def test_compaction_while_it_runs_and_before_it_loads_changes_nothing(tmp_path: 
             client.commit("gone", {("t", 0): 1})
             client.call(DeleteGroupsRequest(groups_names=["gone"]))
         broker.until_said("info", "compacted")
-        until(lambda: sum(path.stat().st_size for path in (tmp_path / f"{OFFSETS}-0").glob("*.log")) < 20_000)
+        until(lambda: sum(path.stat().st_size for path in (tmp_path / f"{OFFSETS}-0").glob("*.log")) < 40_000)
         broker.kill()
         broker.start()
     with another(broker) as client:
