@@ -5,7 +5,20 @@ from anabranch.base.ids import TopicPartition
 from anabranch.client.admin import Admin, ConfigEntry, OffsetSpan, PartitionDescription, TopicDescription
 from anabranch.client.connection import ConnectError, DisconnectedError
 from anabranch.client.consumer import Consumer, Record
+from anabranch.client.group import GroupMetadata, RebalanceListener, SubscriptionPattern
+from anabranch.client.group_admin import GroupDescription, GroupListing, MemberDescription
+from anabranch.client.membership.assignors import (
+    AssignmentSpec,
+    AssignorMetadata,
+    GroupAssignment,
+    MemberAssignment,
+    MemberSpec,
+    PartitionAssignor,
+    TopicIdPartition,
+    TopicSpec,
+)
 from anabranch.client.metadata import ClusterInfo, Node, OffsetAndTimestamp, PartitionInfo, TopicInfo
+from anabranch.client.offsets import OffsetAndMetadata
 from anabranch.client.producer import ColumnsMetadata, DeliveryError, Producer
 from anabranch.client.rows import RecordMetadata
 
@@ -13,6 +26,8 @@ __all__ = [
     "Admin",
     "AnabranchError",
     "ApiError",
+    "AssignmentSpec",
+    "AssignorMetadata",
     "ClusterInfo",
     "ColumnsMetadata",
     "ConfigEntry",
@@ -21,15 +36,28 @@ __all__ = [
     "DeliveryError",
     "DisconnectedError",
     "ErrorCode",
+    "GroupAssignment",
+    "GroupDescription",
+    "GroupListing",
+    "GroupMetadata",
+    "MemberAssignment",
+    "MemberDescription",
+    "MemberSpec",
     "Node",
+    "OffsetAndMetadata",
     "OffsetAndTimestamp",
     "OffsetSpan",
+    "PartitionAssignor",
     "PartitionDescription",
     "PartitionInfo",
     "Producer",
+    "RebalanceListener",
     "Record",
     "RecordMetadata",
+    "SubscriptionPattern",
     "TopicDescription",
+    "TopicIdPartition",
     "TopicInfo",
     "TopicPartition",
+    "TopicSpec",
 ]
