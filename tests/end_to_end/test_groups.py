@@ -41,7 +41,7 @@ from anabranch.protocol.messages.offset_delete import (
     OffsetDeleteRequestTopic,
 )
 from tests.support.broker import BrokerProcess, running
-from tests.support.groups import GroupClient, owned
+from tests.support.group_client import GroupClient, owned
 from tests.support.wire import batch
 
 OFFSETS = "__consumer_offsets"
