@@ -473,3 +473,15 @@ def test_an_assignor_that_asks_for_a_rebalance_is_heard_with_the_next_heartbeat(
     world.answer(4, assigned=False)
     world.now += INTERVAL
     assert world.beat().client_assignors is None
+
+
+def test_as_long_as_its_epoch_is_zero_it_says_everything() -> None:
+    """Until somebody has computed the first assignment, each heartbeat is one that joins."""
+    world = World(local_assignors=[Everything()])
+    world.beat()
+    world.answer(0)
+    world.now += INTERVAL
+    again = world.beat()
+    assert again.member_epoch == 0 and again.subscribed_topic_names == ["flights"]
+    assert [offered.name for offered in again.client_assignors or ()] == ["everything"]
+    assert not world.member.is_member
