@@ -61,7 +61,7 @@ def another(broker: BrokerProcess) -> Iterator[GroupClient]:
         yield connection
 
 
-def until(true: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def until(true: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not true():
         assert time.monotonic() < deadline
