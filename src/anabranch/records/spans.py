@@ -18,9 +18,8 @@ from anabranch.base.errors import DecodeError
 from anabranch.records.batch import CONTROL, HEADER_SIZE, LENGTH_END, MAGIC, TRANSACTIONAL, ChecksumError
 from anabranch.records.compression import COMPRESSION_MASK
 
-_HEAD = Struct(">qiibIh")
-_COUNT = Struct(">i")
-_ATTRIBUTES_AT, _COUNT_AT = 21, 57
+_LENGTH = Struct(">i")
+_MAGIC_AT, _CRC_AT, _ATTRIBUTES_AT, _COUNT_AT = 16, 17, 21, 57
 _NOT_PLAIN = TRANSACTIONAL | CONTROL | COMPRESSION_MASK
 _LENGTH_SHIFT_MAX = 28
 
@@ -30,8 +29,8 @@ Positions = NDArray[np.int64]
 class Walked(NamedTuple):
     """The batches that are whole in some bytes, their checksums compared."""
 
-    starts: list[int]
-    counts: list[int]
+    starts: Positions
+    counts: Positions
     end: int
     """Behind the last one."""
     plain: bool
@@ -50,34 +49,35 @@ class Spans(NamedTuple):
 def walk(data: bytes) -> Walked:
     """Find the batches in `data`; a last one that is not all there is left out. DecodeError where there is none."""
     starts: list[int] = []
-    counts: list[int] = []
-    kinds = 0
-    position, total = 0, len(data)
-    view = memoryview(data)
-    while total - position >= HEADER_SIZE:
-        base_offset, length, _, magic, crc, attributes = _HEAD.unpack_from(data, position)
-        end = position + length + LENGTH_END
-        if magic != MAGIC or length < HEADER_SIZE - LENGTH_END:
-            raise DecodeError(f"after {len(starts)} batches there is none: magic {magic}, length {length}")
-        if end > total:
-            break
-        if crc32c(view[position + _ATTRIBUTES_AT : end]) != crc:
-            raise ChecksumError(f"the record batch at offset {base_offset} has not the checksum that its header says")
+    position, last = 0, len(data) - HEADER_SIZE
+    length_at = _LENGTH.unpack_from
+    while position <= last:
         starts.append(position)
-        counts.append(_COUNT.unpack_from(data, position + _COUNT_AT)[0])
-        kinds |= attributes
-        position = end
-    return Walked(starts, counts, position, not kinds & _NOT_PLAIN)
+        (length,) = length_at(data, position + 8)
+        if length < HEADER_SIZE - LENGTH_END:
+            raise DecodeError(f"after {len(starts) - 1} batches there is none: length {length}")
+        position += length + LENGTH_END
+    if position > len(data):
+        position = starts.pop()
+    at, octets = np.array(starts, np.int64), np.frombuffer(data, np.uint8)
+    if (octets[at + _MAGIC_AT] != MAGIC).any():
+        raise DecodeError("record batches of an unknown format")
+    view = memoryview(data)
+    checksums = _numbers(octets, at + _CRC_AT, 4).tolist()
+    for start, end, checksum in zip(starts, [*starts, position][1:], checksums, strict=True):
+        if crc32c(view[start + _ATTRIBUTES_AT : end]) != checksum:
+            raise ChecksumError(f"the record batch at position {start} has not the checksum that its header says")
+    plain = not (_numbers(octets, at + _ATTRIBUTES_AT, 2) & _NOT_PLAIN).any()
+    return Walked(at, _numbers(octets, at + _COUNT_AT, 4), position, bool(plain))
 
 
 def spans(data: bytes, walked: Walked) -> Spans:
     """Take the records of plain batches apart; DecodeError where they are malformed."""
     octets = np.frombuffer(data, np.uint8)
-    starts = np.array(walked.starts, np.int64)
-    counts = np.array(walked.counts, np.int64)
+    starts, counts = walked.starts, walked.counts
     ends = np.append(starts[1:], walked.end)
-    if (counts < 0).any():
-        raise DecodeError("a record batch with fewer than no records")
+    if (counts > ends - starts).any():
+        raise DecodeError("a record batch that claims more records than it can have")
     rows = np.cumsum(counts) - counts
     found = Spans(*(np.empty(int(counts.sum()), np.int64) for _ in range(4)))
     lanes = np.flatnonzero(counts)
@@ -108,6 +108,14 @@ def spans(data: bytes, walked: Walked) -> Spans:
             lanes, at = lanes[more], record_ends[more]
     except IndexError as error:
         raise DecodeError("a record that is cut off") from error
+    return found
+
+
+def _numbers(octets: NDArray[np.uint8], at: Positions, size: int) -> Positions:
+    """Read a number of `size` bytes, without a sign, at each position."""
+    found = np.zeros(len(at), np.int64)
+    for index in range(size):
+        found = found << 8 | octets[at + index]
     return found
 
 

@@ -18,6 +18,7 @@ from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import Disk
 from anabranch.server.controller import Controller
 from anabranch.server.fetch_sessions import FetchSessions
+from anabranch.server.group_metrics import describe as describe_groups
 from anabranch.server.groups import Groups
 from anabranch.server.listener import Listener
 from anabranch.server.logs import Say
@@ -111,6 +112,7 @@ class Broker:
         )
         self._directory = directory
         self._describe_in_metrics()
+        describe_groups(groups, metrics)
         loop = asyncio.get_running_loop()
         self._listener = Listener(self.node, loop)
         port = self._listen()

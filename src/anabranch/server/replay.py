@@ -90,6 +90,15 @@ class Replay:
                     latest[key] = window[value_start:value_end]
         return walked.end
 
+    def held(self) -> list[tuple[int, bytes, bytes | None]]:
+        """What open transactions have written, in the order of the log: producer id, key, value."""
+        found = [
+            (offset, producer_id, key, value)
+            for producer_id, held in self.undecided.items()
+            for key, (offset, value) in held.items()
+        ]
+        return [entry[1:] for entry in sorted(found, key=lambda entry: entry[0])]
+
     def put(self, key: bytes, value: bytes | None) -> None:
         """A record of no transaction."""
         self.latest.pop(key, None)

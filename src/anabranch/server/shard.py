@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from enum import Enum
 from importlib import import_module
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -32,6 +32,8 @@ say = Say("shard")
 RELOAD_DELAY_S = 1.0
 """Between a failure and the next attempt to load; doubled with every failure that follows, up to the maximum."""
 RELOAD_DELAY_MAX_S = 30.0
+SETTLE_PAUSE_S = 0.01
+"""Between two steps of what loading left for later."""
 APPLY_STEP = 2_000
 """Records that are applied before others get their turn."""
 
@@ -64,6 +66,10 @@ class RecordCodec(NamedTuple, Generic[RecordT]):
 
     encode: Callable[[RecordT], tuple[bytes, bytes | None]]
     decode: Callable[[bytes, bytes | None], RecordT | None]
+    restore: Callable[[Any, dict[bytes, bytes]], Iterator[None]] | None = None
+    """Apply the last value of every key to an empty machine, which may keep the dictionary; yields now and then."""
+    settle: Callable[[Any], bool] | None = None
+    """Do a millisecond's worth of what `restore` has put off; whether there is more."""
 
 
 class State(Enum):
@@ -139,6 +145,7 @@ class Shard(Generic[MachineT, RecordT]):
         self._timers: dict[Hashable, _Timer] = {}
         self._failures = 0
         self._loading: asyncio.Task[None] | None = None
+        self._settling: asyncio.Task[None] | None = None
         self._reload: asyncio.TimerHandle | None = None
 
     # -- asking ------------------------------------------------------------------------------------------------------
@@ -318,6 +325,11 @@ class Shard(Generic[MachineT, RecordT]):
         """How many requests are parked."""
         return len(self._parked)
 
+    @property
+    def waiting(self) -> int:
+        """How many replies wait for the disk."""
+        return len(self._waiting)
+
     # -- timers ------------------------------------------------------------------------------------------------------
 
     def _set_timer(self, key: Hashable, at_ms: int, now_ms: int) -> None:
@@ -383,6 +395,17 @@ class Shard(Generic[MachineT, RecordT]):
         self._decide_alone(lambda machine, now_ms: machine.loaded(now_ms))
         if self.active:
             self._failures = 0
+        if self._codec.settle is not None:
+            settled = self._settled(machine, self._codec.settle)
+            self._settling = asyncio.get_running_loop().create_task(settled, name=f"settle {self.partition.name}")
+
+    async def _settled(self, machine: MachineT, settle: Callable[[MachineT], bool]) -> None:
+        """Do what loading left for later, a little at a time, for as long as it is this machine's time."""
+        try:
+            while self._machine is machine and settle(machine):
+                await asyncio.sleep(SETTLE_PAUSE_S)
+        except Exception as error:
+            self._fail("what was loaded is not sound", error)
 
     async def _replayed(self) -> MachineT:
         partition = self.partition
@@ -397,20 +420,23 @@ class Shard(Generic[MachineT, RecordT]):
             await asyncio.get_running_loop().run_in_executor(None, import_module, "anabranch.records.spans")
         for _ in replay.scan(slices, fast=fast):
             await asyncio.sleep(0)
-        decode = self._codec.decode
-        for applied, (key, value) in enumerate(replay.latest.items(), start=1):
-            record = decode(key, value)
+        restore = self._codec.restore or self._applied
+        for _ in restore(machine, replay.latest):
+            await asyncio.sleep(0)
+        for producer_id, key, value in replay.held():
+            record = self._codec.decode(key, value)
+            if record is not None:
+                machine.apply(record, producer_id=producer_id)
+        self.records_loaded = replay.records
+        return machine
+
+    def _applied(self, machine: MachineT, latest: dict[bytes, bytes]) -> Iterator[None]:
+        for applied, (key, value) in enumerate(latest.items(), start=1):
+            record = self._codec.decode(key, value)
             if record is not None:
                 machine.apply(record)
             if not applied % APPLY_STEP:
-                await asyncio.sleep(0)
-        for producer_id, held in replay.undecided.items():
-            for key, (_, pending) in held.items():
-                record = decode(key, pending)
-                if record is not None:
-                    machine.apply(record, producer_id=producer_id)
-        self.records_loaded = replay.records
-        return machine
+                yield
 
     def _fail(self, what: str, error: BaseException) -> None:
         """Throw the machine away and load again after a while."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain, compress, repeat
-from operator import is_, is_not, itemgetter
+from itertools import chain, compress, count, repeat
+from operator import is_, is_not, itemgetter, not_
 from typing import cast
 
 import numpy as np
@@ -91,11 +91,13 @@ class Planner:
 
     def _changed(self, owner: Ints, target: Mapping[str, Assignment]) -> Ints:
         """Return the members that gain or lose a partition, that have no target yet, or a wrong one."""
+        if not target:
+            return np.arange(len(self._order), dtype=np.int32)
         moved = np.flatnonzero(owner != self._owner)
         changed = np.zeros(len(self._order) + 1, np.bool_)
         changed[self._owner[moved]] = True
         changed[owner[moved]] = True
-        changed[[number for number, member in enumerate(self._order) if member not in target]] = True
+        changed[list(compress(count(), map(not_, map(target.__contains__, self._order))))] = True
         changed[[self._number[member] for member in self._wrong]] = True
         return np.flatnonzero(changed[:NOBODY]).astype(np.int32)
 
@@ -123,11 +125,11 @@ class Planner:
             static.pop(member, None)
             self._target.pop(member, None)
             self._wrong.discard(member)
-        for member in changed:
-            instance_id = subscribers[member].instance_id
-            if instance_id is not None:
-                static[member] = instance_id
-            else:
+        subscriptions = list(map(subscribers.__getitem__, changed))
+        for member, subscriber in zip(changed, subscriptions, strict=True):
+            if subscriber.instance_id is not None:
+                static[member] = subscriber.instance_id
+            elif static:
                 static.pop(member, None)
         self._subscribers = dict(subscribers)
 
@@ -142,7 +144,7 @@ class Planner:
         set_of = np.full(len(self._order) + 1, NOBODY, np.int32)
         set_of[now] = self._set_of
         numbers = np.fromiter(map(self._number.__getitem__, changed), np.int32, len(changed))
-        sets = [self._sets.setdefault(subscribers[member].topics, len(self._sets)) for member in changed]
+        sets = [self._sets.setdefault(subscriber.topics, len(self._sets)) for subscriber in subscriptions]
         other = (set_of[numbers] != NOBODY) & (set_of[numbers] != sets)
         set_of[numbers] = sets
         self._set_of = set_of[:-1]
@@ -276,18 +278,20 @@ class Planner:
         theirs = self._of(members, owner)
         if not len(theirs):
             return {self._order[member]: () for member in members.tolist()}
-        theirs = theirs[ordered(owner[theirs])]
+        owners = owner[theirs]
+        by_owner = ordered(owners)
+        theirs, owners = theirs[by_owner], owners[by_owner]
         topic = self._partitions.topic_of[theirs]
         begins = np.empty(len(theirs), np.bool_)
         begins[0] = True
-        begins[1:] = (topic[1:] != topic[:-1]) | (owner[theirs[1:]] != owner[theirs[:-1]])
+        begins[1:] = (topic[1:] != topic[:-1]) | (owners[1:] != owners[:-1])
         start = np.flatnonzero(begins)
         end = np.append(start[1:], len(theirs))
 
         ids = np.fromiter((topic.topic_id for topic in self._partitions.topics), np.object_)
         runs = self._runs(self._partitions.index[theirs], start, end)
         entries = tuple(zip(ids[topic[start]].tolist(), runs, strict=True))
-        first = np.searchsorted(owner[theirs[start]], members).tolist()
+        first = np.searchsorted(owners[start], members).tolist()
         each = map(entries.__getitem__, map(slice, first, [*first[1:], len(entries)]))
         return dict(zip(map(self._order.__getitem__, members.tolist()), each, strict=True))
 

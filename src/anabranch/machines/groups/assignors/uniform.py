@@ -6,13 +6,14 @@ Live and retiring partitions are two lists, balanced one after the other. For ea
 2. A class that must give of a bundle gives what its fullest members have of it.
 3. Within a class all members may own the same, so it is made exactly even: those that have more than their share give
    the excess, and what is free is dealt round those that have less, which spreads topics over members.
-Each step is a whole array at a time. With equal subscriptions there is one class, and only step 3. A partition moves when
-that alone evens two members out; chains of moves through a third are not sought. Racks are ignored.
+Each step is a whole array at a time. With equal subscriptions there is one class, and only step 3. Only moves that by
+themselves even two members out are made, not chains of them. Racks are ignored.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from anabranch.machines.groups.assignors.spec import (
     LIVE,
@@ -27,7 +28,6 @@ from anabranch.machines.groups.assignors.spec import (
 
 SCATTER = np.uint32(2_654_435_761)
 """Odd: multiplied by it, neighbouring topics sort far apart."""
-
 RUNS_MAX = 20_000
 """Free partitions are dealt one at a time, several when there are so many members that this many deals are exceeded:
 the more topics a member has, the larger is its record."""
@@ -83,7 +83,7 @@ def _within_classes(spec: Spec, numbers: Ints, owners: Ints, of_class: Ints, oth
         owners[free[ordered(of_class[free])]] = takers[ordered(spec.class_of[takers], rounds)]
 
 
-def _kept_first(spec: Spec, numbers: Ints) -> tuple[Ints, Ints]:
+def _kept_first(spec: Spec, numbers: Ints) -> tuple[NDArray[np.uint32], Ints]:
     """Sort keys, the last one first, of what a member keeps rather: the first partitions of each of its topics.
 
     So what is given up is of many topics, and of each the last, as in the proposal's examples.

@@ -65,6 +65,7 @@ class Step:
     ) -> None:
         self._group = group
         self._draft = draft
+        self._last: tuple[Record, ...] = ()
         self.live = live
         self.epoch_before = group.epoch
         self.image = image
@@ -86,7 +87,7 @@ class Step:
     @property
     def records(self) -> tuple[Record, ...]:
         """What was decided so far."""
-        return () if self._draft is None else tuple(self._draft.records)
+        return self._last if self._draft is None else (*self._draft.records, *self._last)
 
     @property
     def configs(self) -> ConsumerGroupSettings:
@@ -99,9 +100,10 @@ class Step:
             self._draft = Draft(self._group)
         self._draft.put(*records)
 
-    def put_member(self, member: Member) -> None:
-        """Decide what a member has."""
-        self.put(current_record(self.group_id, member.member_id, member))
+    def put_last(self, member: Member) -> None:
+        """Decide what a member has, as the last thing: `group` does not show it, so that nothing need be copied."""
+        assert not self._last
+        self._last = (current_record(self.group_id, member.member_id, member),)
 
     # -- timers --------------------------------------------------------------------------------------------------------
 
@@ -168,7 +170,7 @@ class Step:
         group = self.group
         if asked is not None and asked.assignor.name == offer.name and asked.member_id in group.members:
             return True
-        tried = set() if asked is None or asked.group_epoch != group.epoch else asked.tried
+        tried = set() if asked is None else asked.tried
         able = [
             member_id
             for member_id, member in sorted(group.members.items())
