@@ -5,7 +5,19 @@ from anabranch.base.ids import TopicPartition
 from anabranch.client.admin import Admin, ConfigEntry, OffsetSpan, PartitionDescription, TopicDescription
 from anabranch.client.connection import ConnectError, DisconnectedError
 from anabranch.client.consumer import Consumer, Record
+from anabranch.client.group import GroupMetadata, RebalanceListener, SubscriptionPattern
+from anabranch.client.membership.assignors import (
+    AssignmentSpec,
+    AssignorMetadata,
+    GroupAssignment,
+    MemberAssignment,
+    MemberSpec,
+    PartitionAssignor,
+    TopicIdPartition,
+    TopicSpec,
+)
 from anabranch.client.metadata import ClusterInfo, Node, OffsetAndTimestamp, PartitionInfo, TopicInfo
+from anabranch.client.offsets import OffsetAndMetadata
 from anabranch.client.producer import ColumnsMetadata, DeliveryError, Producer
 from anabranch.client.rows import RecordMetadata
 
@@ -13,6 +25,8 @@ __all__ = [
     "Admin",
     "AnabranchError",
     "ApiError",
+    "AssignmentSpec",
+    "AssignorMetadata",
     "ClusterInfo",
     "ColumnsMetadata",
     "ConfigEntry",
@@ -21,15 +35,25 @@ __all__ = [
     "DeliveryError",
     "DisconnectedError",
     "ErrorCode",
+    "GroupAssignment",
+    "GroupMetadata",
+    "MemberAssignment",
+    "MemberSpec",
     "Node",
+    "OffsetAndMetadata",
     "OffsetAndTimestamp",
     "OffsetSpan",
+    "PartitionAssignor",
     "PartitionDescription",
     "PartitionInfo",
     "Producer",
+    "RebalanceListener",
     "Record",
     "RecordMetadata",
+    "SubscriptionPattern",
     "TopicDescription",
+    "TopicIdPartition",
     "TopicInfo",
     "TopicPartition",
+    "TopicSpec",
 ]

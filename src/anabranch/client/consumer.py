@@ -1,14 +1,15 @@
-"""The consumer by assignment: carries out on sockets what `fetcher` decides, and hands out records and Arrow tables.
+"""The consumer: carries out on sockets what `fetcher` decides, and hands out records and Arrow tables.
 
-Records of a key come in the order they were produced in, through every resize of the topic, as long as one consumer
-reads all its partitions (`assign("topic")`). One that reads some of them waits for no partition that it does not read.
+It reads what it is assigned (`assign`), or its share of what its group reads (`subscribe`; see `group`). Records of a
+key come in the order they were produced in, through every resize of the topic, as long as one consumer, or one group,
+reads all its partitions. One that is assigned some of them waits for no partition that it does not read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from uuid import UUID
@@ -26,7 +27,20 @@ from anabranch.client.fetcher import (
     Lookup,
     Ready,
 )
+from anabranch.client.group import (
+    CLOSE_TIMEOUT_MS,
+    Group,
+    GroupMetadata,
+    GroupSettings,
+    Invoke,
+    SubscriptionPattern,
+    listener_of,
+)
+from anabranch.client.membership.assignors import PartitionAssignor
+from anabranch.client.membership.steps import Subscription
+from anabranch.client.membership.strategies import COOPERATIVE_STICKY, RANGE, strategies_of
 from anabranch.client.metadata import Cluster, OffsetAndTimestamp, offsets_request
+from anabranch.client.offsets import OffsetAndMetadata
 from anabranch.client.settings import as_keywords
 from anabranch.machines.lineage import Lineage
 from anabranch.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
@@ -66,7 +80,7 @@ class _Decoded:
 
 
 class Consumer:
-    """Reads the partitions that are assigned to it, in the order of their keys.
+    """Reads the partitions that are assigned to it, or to it as a member of a group, in the order of their keys.
 
     Use as `async with Consumer(bootstrap_servers=...) as consumer`, or call `close` at the end.
     """
@@ -76,6 +90,18 @@ class Consumer:
         bootstrap_servers: str | Iterable[str] = "localhost:9092",
         *,
         client_id: str = "anabranch-consumer",
+        group_id: str | None = None,
+        group_protocol: str = "consumer",
+        group_instance_id: str | None = None,
+        group_remote_assignor: str | None = None,
+        group_local_assignors: Iterable[PartitionAssignor] = (),
+        partition_assignment_strategy: str | Iterable[str] = (RANGE, COOPERATIVE_STICKY),
+        session_timeout_ms: int = 45_000,
+        heartbeat_interval_ms: int = 3_000,
+        client_rack: str | None = None,
+        enable_auto_commit: bool = True,
+        auto_commit_interval_ms: int = 5_000,
+        max_poll_interval_ms: int = 300_000,
         auto_offset_reset: str = "latest",
         ordering: str = "key",
         isolation_level: str = "read_uncommitted",
@@ -87,6 +113,7 @@ class Consumer:
         check_crcs: bool = True,
         metadata_max_age_ms: int = 300_000,
         request_timeout_ms: int = 30_000,
+        default_api_timeout_ms: int = 60_000,
         retry_backoff_ms: int = 100,
         retry_backoff_max_ms: int = 1_000,
         socket_connection_setup_timeout_ms: int = 10_000,
@@ -96,6 +123,12 @@ class Consumer:
         _one_of("auto.offset.reset", auto_offset_reset, ("earliest", "latest", "none"))
         _one_of("ordering", ordering, ("key", "none"))
         _one_of("isolation.level", isolation_level, ("read_uncommitted", "read_committed"))
+        _one_of("group.protocol", group_protocol, ("consumer", "classic"))
+        strategies = strategies_of(partition_assignment_strategy)
+        assignors = tuple(group_local_assignors)
+        if assignors and (group_remote_assignor is not None or group_protocol != "consumer"):
+            text = "group.local.assignors cannot be used together with group.remote.assignor, nor with group.protocol"
+            raise ValueError(f"{text} 'classic': choose one")
         lanes = LaneSettings(
             client_id=client_id,
             request_timeout_ms=request_timeout_ms,
@@ -132,6 +165,36 @@ class Consumer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._kernels_loaded = False
         self._closed = False
+        self._unyielded: dict[TopicPartition, int] = {}
+        """While records are read in a loop: the next one that the loop has not come to."""
+        self._group: Group | None = None
+        if group_id is not None:
+            self._group = Group(
+                GroupSettings(
+                    group_id=group_id,
+                    group_protocol=group_protocol,
+                    group_instance_id=group_instance_id,
+                    group_remote_assignor=group_remote_assignor,
+                    group_local_assignors=assignors,
+                    partition_assignment_strategy=strategies,
+                    session_timeout_ms=session_timeout_ms,
+                    heartbeat_interval_ms=heartbeat_interval_ms,
+                    client_rack=client_rack,
+                    enable_auto_commit=enable_auto_commit,
+                    auto_commit_interval_ms=auto_commit_interval_ms,
+                    max_poll_interval_ms=max_poll_interval_ms,
+                    auto_offset_reset=auto_offset_reset,
+                    read_committed=self._read_committed,
+                    request_timeout_ms=request_timeout_ms,
+                    default_api_timeout_ms=default_api_timeout_ms,
+                    metadata_max_age_ms=metadata_max_age_ms,
+                    retry_backoff_ms=retry_backoff_ms,
+                    retry_backoff_max_ms=retry_backoff_max_ms,
+                ),
+                self._cluster,
+                self._fetcher,
+                self,
+            )
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -149,12 +212,65 @@ class Consumer:
     def assign(self, assignment: str | Iterable[str | tuple[str, int]]) -> None:
         """Read exactly these: a topic by its name (all partitions, also those to come), or (topic, partition) pairs.
 
-        What was read before and stays keeps its position; the rest begins where `auto_offset_reset` says.
+        What was read before and stays keeps its position; the rest begins at the group's committed offset, if this
+        consumer has a `group_id`, and otherwise where `auto_offset_reset` says.
         """
+        if self._group is not None and self._group.subscription is not None:
+            raise ApiError(ErrorCode.INVALID_REQUEST, "this consumer is subscribed; unsubscribe before assigning")
         parts = [assignment] if isinstance(assignment, str) else list(assignment)
         topics = [part for part in parts if isinstance(part, str)]
         pairs = [TopicPartition(*part) for part in parts if not isinstance(part, str)]
-        self._fetcher.assign(pairs, topics)
+        self._fetcher.assign(pairs, topics, awaiting=self._group is not None)
+
+    def subscribe(
+        self,
+        topics: str | Iterable[str] | SubscriptionPattern,
+        *,
+        listener: Any = None,
+        on_partitions_assigned: Callable[..., Any] | None = None,
+        on_partitions_revoked: Callable[..., Any] | None = None,
+        on_partitions_lost: Callable[..., Any] | None = None,
+    ) -> None:
+        """Read these topics, or all that match a pattern, together with the other members of the group.
+
+        It joins with the first `poll`, and stays a member as long as polls come within `max_poll_interval_ms`. The
+        listener (an object with any of the three methods, or the functions themselves, plain or async) is called in
+        `poll`, with the partitions in question.
+        """
+        group = self._grouped("subscribe")
+        if group.subscription is None and self._fetcher.topics:
+            raise ApiError(ErrorCode.INVALID_REQUEST, "this consumer is assigned; assign nothing before subscribing")
+        if isinstance(topics, SubscriptionPattern):
+            subscription = Subscription(pattern=topics.pattern)
+        else:
+            subscription = Subscription(frozenset([topics] if isinstance(topics, str) else topics))
+        if subscription.pattern == "" or (subscription.pattern is None and not subscription.topics):
+            raise ValueError("subscribe to at least one topic; to read nothing, unsubscribe")
+        functions = (on_partitions_assigned, on_partitions_revoked, on_partitions_lost)
+        group.subscribe(subscription, listener_of(listener, *functions))
+
+    def subscription(self) -> frozenset[str] | SubscriptionPattern | None:
+        """What this consumer is subscribed to; None if to nothing."""
+        found = None if self._group is None else self._group.subscription
+        if found is None:
+            return None
+        return found.topics if found.pattern is None else SubscriptionPattern(found.pattern)
+
+    async def unsubscribe(self) -> None:
+        """Leave the group, having committed and let go of everything."""
+        self._start()
+        if self._group is not None:
+            await self._group.unsubscribe()
+
+    def call_back_with(self, invoke: Invoke) -> None:
+        """Have rebalance listeners called by `invoke(function, arguments)`; for clients that live in other threads."""
+        if self._group is not None:
+            self._group.invoke = invoke
+
+    def _grouped(self, what: str) -> Group:
+        if self._group is None:
+            raise ApiError(ErrorCode.INVALID_GROUP_ID, f"this consumer has no group_id, and cannot {what} without")
+        return self._group
 
     def assignment(self) -> tuple[TopicPartition, ...]:
         """The partitions that are read now."""
@@ -309,15 +425,55 @@ class Consumer:
 
     async def __aiter__(self) -> AsyncIterator[Record]:
         while not self._closed:
-            for record in await self.poll(timeout_s=None):
+            for record in self.one_by_one(await self.poll(timeout_s=None)):
                 yield record
 
+    def one_by_one(self, records: Sequence[Record]) -> Iterator[Record]:
+        """Yield polled records; the positions to commit follow, so that a loop may be left at any record."""
+        following: list[int | None] = []
+        later: dict[tuple[str, int], int] = {}
+        for record in reversed(records):
+            following.append(later.get(record[:2]))
+            later[record[:2]] = record.offset
+        self._unyielded = {TopicPartition(*tp): offset for tp, offset in later.items()}
+        for record, offset in zip(records, reversed(following), strict=True):
+            tp = TopicPartition(record.topic, record.partition)
+            if offset is None:
+                self._unyielded.pop(tp, None)
+            else:
+                self._unyielded[tp] = offset
+            yield record
+
     async def _gather(self, timeout_s: float | None) -> list[Ready]:
+        group = self._group
+        self._start()
+        self._go_back()
+        if group is None:
+            return await self._gather_within(timeout_s)
+        group.refuse_in_callback()
+        group.start()
+        group.poll_began()
+        try:
+            return await self._gather_within(timeout_s)
+        finally:
+            group.poll_ended()
+
+    def _go_back(self) -> None:
+        """Hand out again what a loop was left before it came to it."""
+        unyielded, self._unyielded = self._unyielded, {}
+        for tp, offset in unyielded.items():
+            if tp in self._fetcher.assignment:
+                self._decoded.pop(tp, None)
+                self._fetcher.seek(tp, offset)
+
+    async def _gather_within(self, timeout_s: float | None) -> list[Ready]:
         loop = self._start()
         deadline = None if timeout_s is None else loop.time() + timeout_s
-        if not self._fetcher.topics:
+        if not self._fetcher.topics and (self._group is None or self._group.subscription is None):
             raise ApiError(ErrorCode.INVALID_REQUEST, "nothing is assigned to this consumer; assign a topic first")
         while True:
+            if self._group is not None:
+                await self._group.attend()
             self._pump()
             self._raise()
             parts = self._fetcher.ready()
@@ -327,7 +483,43 @@ class Consumer:
             remaining = None if deadline is None else deadline - loop.time()
             if remaining is not None and remaining <= 0:
                 return []
+            due_ms = None if self._group is None else self._group.next_attendance_ms()
+            if due_ms is not None:
+                due = max(0.01, (due_ms - _now_ms()) / 1000)
+                remaining = due if remaining is None else min(remaining, due)
             await self._wait(remaining)
+
+    # -- the group's offsets ------------------------------------------------------------------------------------------
+
+    async def commit(self, offsets: Mapping[tuple[str, int], int | OffsetAndMetadata] | None = None) -> None:
+        """Commit offsets, the next ones to read; by default after all that was handed out; wait until it is done.
+
+        Raises `ApiError` where it cannot be done; with UNKNOWN_MEMBER_ID or FENCED_MEMBER_EPOCH the group has given
+        the partitions to others.
+        """
+        group = self._grouped("commit")
+        self._start()
+        await group.commit(_offsets_of(offsets))
+
+    def commit_async(
+        self, offsets: Mapping[tuple[str, int], int | OffsetAndMetadata] | None = None
+    ) -> asyncio.Task[None]:
+        """Commit without waiting; the task that comes back is the outcome. Commits are done in their order."""
+        group = self._grouped("commit")
+        self._start()
+        if offsets is None:
+            offsets = {tp: OffsetAndMetadata(offset) for tp, offset in self.consumed().items()}
+        return self._run(group.commit(_offsets_of(offsets)))
+
+    async def committed(self, *partitions: tuple[str, int]) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """What the group has committed of partitions, by default of those assigned; None where nothing is."""
+        group = self._grouped("ask for committed offsets")
+        self._start()
+        return await group.committed([TopicPartition(*tp) for tp in partitions] or self._fetcher.assignment)
+
+    def group_metadata(self) -> GroupMetadata:
+        """Who this consumer is in its group, for a transaction that commits its offsets."""
+        return self._grouped("tell of it").metadata()
 
     # -- offsets ------------------------------------------------------------------------------------------------------
 
@@ -360,10 +552,22 @@ class Consumer:
         found = await self._cluster.offsets(asked, read_committed=self._read_committed)
         return {tp: at.offset for tp, at in found.items()}
 
-    async def close(self) -> None:
-        """End; positions are not kept anywhere."""
+    async def close(self, *, leave: bool | None = None, timeout_s: float = CLOSE_TIMEOUT_MS / 1000) -> None:
+        """End. A member of a group commits (if it does so by itself), lets go of its partitions, and leaves.
+
+        `leave`: whether to give up the place in the group; by default a static member (`group_instance_id`) does not.
+        """
         if self._closed:
             return
+        if self._group is not None and self._loop is not None:
+            try:
+                await self._group.close(leave=leave, timeout_ms=int(timeout_s * 1000))
+            finally:
+                await self._end()
+        else:
+            await self._end()
+
+    async def _end(self) -> None:
         self._closed = True
         for timer in (self._timer, self._aging):
             if timer is not None:
@@ -372,6 +576,22 @@ class Consumer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._cluster.close()
+
+    # -- what the group needs -----------------------------------------------------------------------------------------
+
+    def happened(self) -> None:
+        """Look again: something has changed."""
+        self._happened()
+
+    def dropped(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget what was fetched of these."""
+        for tp in partitions:
+            self._decoded.pop(tp, None)
+            self._unyielded.pop(tp, None)
+
+    def consumed(self) -> dict[TopicPartition, int]:
+        """The position after everything that the application has been given, of every partition that has one."""
+        return {**self._fetcher.positions(), **self._unyielded}
 
     # -- carrying out -------------------------------------------------------------------------------------------------
 
@@ -435,6 +655,8 @@ class Consumer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._group is not None:
+            self._group.look_for_positions()
         work = self._fetcher.drain(_now_ms())
         for fetch in work.fetches:
             self._run(self._fetch(fetch))
@@ -445,10 +667,11 @@ class Consumer:
         if work.wake_at_ms is not None:
             self._timer = loop.call_later(max(0, work.wake_at_ms - _now_ms()) / 1000, self._happened)
 
-    def _run(self, coroutine: Any) -> None:
+    def _run(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._start().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _fetch(self, fetch: Fetch) -> None:
         try:
@@ -551,7 +774,9 @@ class Consumer:
         else:
             if not self._ordered:
                 view = replace(view, ordered=False)
-            self._names[view.topic_id] = name
+            if self._names.get(view.topic_id) != name:
+                self._names = {topic_id: other for topic_id, other in self._names.items() if other != name}
+                self._names[view.topic_id] = name
             self._lineages[name] = view.lineage
             self._fetcher.topic_known(view, _now_ms())
         self._happened()
@@ -560,6 +785,17 @@ class Consumer:
 def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise ValueError(f"{name} is '{value}'; it can be {' or '.join(allowed)}")
+
+
+def _offsets_of(
+    offsets: Mapping[tuple[str, int], int | OffsetAndMetadata] | None,
+) -> dict[TopicPartition, OffsetAndMetadata] | None:
+    if offsets is None:
+        return None
+    return {
+        TopicPartition(*tp): OffsetAndMetadata(offset) if isinstance(offset, int) else offset
+        for tp, offset in offsets.items()
+    }
 
 
 def _now_ms() -> int:

@@ -21,7 +21,7 @@ from struct import Struct
 from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
-from anabranch.base.ids import COUNT_NOT_SAID, NO_LEADER_EPOCH, TopicPartition
+from anabranch.base.ids import COUNT_NOT_SAID, NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
 from anabranch.machines.lineage import Lineage
 
 EARLIEST, LATEST = -2, -1
@@ -185,6 +185,10 @@ class _Partition:
     failures: int = 0
     looking_up: int = 0
     """The request that looks for a position, if one does."""
+    awaiting: bool = False
+    """Where to begin is not known yet: the group's committed offset is being asked for."""
+    topic_id: UUID | None = None
+    """The topic that is meant, where it is known by its id: another one of the same name is not read."""
     high_watermark: int = -1
     log_start: int = -1
 
@@ -206,6 +210,12 @@ class _Topic:
     asked: bool = False
     ask_at_ms: int = 0
     failures: int = 0
+    awaiting: bool = False
+    """Partitions begin where `begin` says."""
+    granted: bool = False
+    """Partitions are granted one by one to a member of a group."""
+    elsewhere: dict[int, int] = field(default_factory=dict)
+    """Of a granted topic: how far the group has come in partitions that other members read."""
 
 
 @dataclass(slots=True)
@@ -234,11 +244,17 @@ class Fetcher:
         self._turn = 0
         self._wake_at_ms: int | None = None
         self._errors: list[ApiError] = []
+        self._milestone = False
 
     # -- what the reader wants ----------------------------------------------------------------------------------------
 
-    def assign(self, partitions: Iterable[TopicPartition], whole_topics: Iterable[str] = ()) -> None:
-        """Read exactly these; what was read before and stays keeps its position."""
+    def assign(
+        self, partitions: Iterable[TopicPartition], whole_topics: Iterable[str] = (), *, awaiting: bool = False
+    ) -> None:
+        """Read exactly these; what was read before and stays keeps its position.
+
+        With `awaiting`, the rest begins when `begin` has said where, as that which is granted does.
+        """
         wanted: dict[str, set[int] | None] = dict.fromkeys(whole_topics)
         for tp in partitions:
             numbers = wanted.setdefault(tp.topic, set())
@@ -250,17 +266,92 @@ class Fetcher:
             topic = self._topics.get(name)
             if topic is None or topic.follow != (numbers is None):
                 kept = {} if topic is None else topic.partitions
-                topic = self._topics[name] = _Topic(name, follow=numbers is None)
+                topic = self._topics[name] = _Topic(name, follow=numbers is None, awaiting=awaiting)
                 for partition in kept.values():
                     partition.topic = topic
                 topic.partitions = kept
             if numbers is None:
                 continue
             topic.partitions = {
-                number: topic.partitions.get(number) or _Partition(topic, number, wanted_timestamp=self._reset())
+                number: topic.partitions.get(number)
+                or _Partition(topic, number, wanted_timestamp=self._reset(), awaiting=awaiting)
                 for number in sorted(numbers)
             }
             topic.limits = None
+
+    def grant(self, partitions: Iterable[tuple[TopicPartition, UUID | None]]) -> None:
+        """Read these too, as a member of a group, each as soon as `begin` has said where to begin."""
+        for tp, topic_id in partitions:
+            topic = self._topics.setdefault(tp.topic, _Topic(tp.topic, follow=False, granted=True))
+            assert topic.granted
+            if tp.partition not in topic.partitions:
+                topic.partitions[tp.partition] = _Partition(topic, tp.partition, awaiting=True, topic_id=topic_id)
+            topic.limits = None
+
+    def withdraw(self, partitions: Iterable[TopicPartition]) -> None:
+        """Stop reading these, and drop what was fetched of them."""
+        for tp in partitions:
+            topic = self._topics.get(tp.topic)
+            if topic is not None:
+                topic.partitions.pop(tp.partition, None)
+                topic.limits = None
+                if not topic.partitions:
+                    del self._topics[tp.topic]
+
+    def awaiting(self) -> tuple[TopicPartition, ...]:
+        """The granted partitions of which nobody has said where to begin."""
+        return tuple(
+            part.name for topic in self._topics.values() for part in topic.partitions.values() if part.awaiting
+        )
+
+    def begin(self, tp: TopicPartition, *, offset: int | None = None, timestamp: int = LATEST) -> None:
+        """Say where a granted partition begins, unless the reader has chosen a place meanwhile."""
+        partition = self._find(tp)
+        if partition is None or not partition.awaiting:
+            return
+        if offset is None:
+            self.seek_to_timestamp(tp, timestamp)
+        else:
+            self.seek(tp, offset)
+
+    def elsewhere(self, topic: str, positions: Mapping[int, int]) -> None:
+        """Learn how far the group has come in partitions of a granted topic that other members read."""
+        found = self._topics.get(topic)
+        if found is not None:
+            found.elsewhere.update(positions)
+            found.limits = None
+
+    def waits(self) -> tuple[TopicPartition, ...]:
+        """The partitions of other members that gates of granted ones wait on."""
+        found: set[TopicPartition] = set()
+        for topic in self._topics.values():
+            view = topic.view
+            if not topic.granted or view is None or not view.ordered or view.lineage.current == 0:
+                continue
+            gates = view.lineage.gates(_positions(topic, view))
+            for number in topic.partitions:
+                names = (TopicPartition(topic.name, wait.partition) for wait in gates.waits(number))
+                found.update(tp for tp in names if tp.partition not in topic.partitions)
+        return tuple(sorted(found))
+
+    def milestone(self) -> bool:
+        """Whether a position passed the end of a layout since this was last asked: others may wait for its commit."""
+        milestone, self._milestone = self._milestone, False
+        return milestone
+
+    def view(self, topic: str) -> TopicView | None:
+        """What is known of a topic that is read."""
+        found = self._topics.get(topic)
+        return None if found is None else found.view
+
+    def positions(self) -> dict[TopicPartition, int]:
+        """The next offset to hand out of every partition that has one."""
+        return {
+            part.name: part.position
+            for topic in self._topics.values()
+            for part in topic.partitions.values()
+            if part.position is not None
+        }
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
         """Go on at `offset`."""
@@ -319,15 +410,21 @@ class Fetcher:
         if topic is None:
             return
         first = topic.view is None
+        again = topic.view is not None and NO_TOPIC_ID not in (topic.view.topic_id, view.topic_id)
+        if again and topic.view is not None and topic.view.topic_id != view.topic_id:
+            self._made_anew(topic)
         topic.view, topic.limits = view, None
         topic.asked = topic.stale = False
         if topic.follow:
             for number in sorted(view.leaders):
                 if number not in topic.partitions:
                     start = self._reset() if first else EARLIEST
-                    topic.partitions[number] = _Partition(topic, number, wanted_timestamp=start)
+                    new = _Partition(topic, number, wanted_timestamp=start, awaiting=topic.awaiting)
+                    topic.partitions[number] = new
             for number in topic.partitions.keys() - view.leaders.keys():
                 del topic.partitions[number]
+        elif topic.granted:
+            pass  # what is there no more, the group's coordinator takes back
         elif first and (absent := topic.partitions.keys() - view.leaders.keys()):
             names = ", ".join(str(number) for number in sorted(absent))
             has = f"it has {len(view.leaders)}, of numbers up to {max(view.leaders, default=-1)}"
@@ -342,6 +439,14 @@ class Fetcher:
             self._ask_later(topic, now_ms)
         else:
             topic.failures = 0
+
+    def _made_anew(self, topic: _Topic) -> None:
+        """The topic was deleted, and another one of its name created: none of its records were read."""
+        topic.elsewhere = {}
+        for partition in topic.partitions.values():
+            if not partition.awaiting and partition.topic_id is None:
+                self._forget(partition)
+                partition.position, partition.wanted_timestamp = None, EARLIEST
 
     def topic_unknown(self, name: str, error: ApiError, now_ms: int) -> None:
         """Learn that a topic could not be looked at."""
@@ -384,7 +489,9 @@ class Fetcher:
             if partition is None:
                 continue
             said = asked.get(tp)
-            if said is not None and partition.position is not None and said.offset == partition.fetch_offset:
+            if said is None or partition.topic_id not in (None, said.topic_id):
+                continue
+            if partition.position is not None and said.offset == partition.fetch_offset:
                 self._take(partition, said, answer, now_ms)
                 if answer.error is not ErrorCode.NONE:
                     session.known.pop(tp, None)
@@ -425,6 +532,7 @@ class Fetcher:
                 partition.position = partition.fetch_offset = offset
                 partition.failures = 0
                 partition.topic.limits = None
+                self._milestone = True
             elif error is ErrorCode.NONE:
                 partition.wanted_timestamp = LATEST
             elif error in STALE or error.retriable:
@@ -456,6 +564,10 @@ class Fetcher:
         assert partition.position == part.start, (partition.name, partition.position, part.start)
         assert part.start <= offset <= part.end
         partition.position = offset
+        view = partition.topic.view
+        if view is not None and view.lineage.current:
+            ends = (ends.get(part.partition, -1) for ends in view.lineage.ends)
+            self._milestone = self._milestone or any(part.start < end <= offset for end in ends)
         while partition.held and partition.held[0].next_offset <= offset:
             partition.held_size -= len(partition.held.popleft().data)
         limits = partition.topic.limits
@@ -544,6 +656,7 @@ class Fetcher:
         partition.held_size = 0
         partition.looking_up = 0
         partition.retry_at_ms = 0
+        partition.awaiting = False
         partition.topic.limits = None
 
     def _wake(self, at_ms: int) -> None:
@@ -583,7 +696,11 @@ class Fetcher:
         lookups: dict[int, dict[TopicPartition, tuple[int, int]]],
     ) -> None:
         node = view.leaders.get(partition.number, -1)
-        if node < 0 or (partition.topic.stale and partition.failures):
+        if node < 0 or partition.awaiting or (partition.topic.stale and partition.failures):
+            return
+        if partition.topic_id is not None and partition.topic_id != view.topic_id:
+            if not partition.topic.stale:
+                self._ask_later(partition.topic, now_ms)
             return
         if now_ms < partition.retry_at_ms:
             self._wake(partition.retry_at_ms)
@@ -692,12 +809,20 @@ def _limits(topic: _Topic, view: TopicView) -> dict[int, int | None]:
     """How far each partition of the topic may be read at the positions of all of them."""
     if not view.ordered or view.lineage.current == 0:
         return {}
-    others = {number for ends in view.lineage.ends for number in ends} - topic.partitions.keys()
-    positions = dict.fromkeys(others, BEYOND)
+    return view.lineage.deliverable(_positions(topic, view))
+
+
+def _positions(topic: _Topic, view: TopicView) -> dict[int, int]:
+    """How far each partition was read: of those that others read as far as is known, of those that nobody does, all."""
+    if topic.granted:
+        positions = dict(topic.elsewhere)
+    else:
+        positions = dict.fromkeys((number for ends in view.lineage.ends for number in ends), BEYOND)
     for number, partition in topic.partitions.items():
+        positions.pop(number, None)
         if partition.position is not None:
             positions[number] = partition.position
-    return view.lineage.deliverable(positions)
+    return positions
 
 
 def _reach(data: memoryview, epoch_max: int) -> tuple[int, int, bool]:

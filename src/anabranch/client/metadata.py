@@ -171,6 +171,10 @@ class Cluster:
         lane = None if node is None else self._lanes.get((node.host, node.port, purpose))
         return None if lane is None else lane.open_connection
 
+    async def connection_to(self, host: str, port: int, purpose: str) -> Connection:
+        """The connection to a broker by its address, which another broker told."""
+        return await self._lane(host, port, purpose).connection()
+
     async def any_connection(self) -> Connection:
         """A connection to whichever broker answers."""
         known = [(node.host, node.port) for node in self._nodes.values()]
@@ -252,6 +256,22 @@ class Cluster:
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 found[name] = ApiError(code, _why_no_topic(name, code))
         return found
+
+    async def topics_by_id(self, topic_ids: Iterable[UUID]) -> dict[UUID, TopicInfo]:
+        """Look at topics by their ids; those that are not there are left out."""
+        wanted = list(topic_ids)
+        if not wanted:
+            return {}
+        request = MetadataRequest(
+            topics=[MetadataRequestTopic(topic_id=topic_id, name=None) for topic_id in wanted],
+            allow_auto_topic_creation=False,
+        )
+        response: MetadataResponse = await self.ask(request)
+        return {
+            topic.topic_id: _topic_info(topic)
+            for topic in response.topics
+            if not topic.error_code and topic.name is not None
+        }
 
     async def topic(self, name: str, *, create: bool = False) -> TopicInfo:
         """Look at one topic, or raise the error that says why it cannot be seen."""

@@ -8,7 +8,10 @@ over and waits. Only what would be slow that way is written here: `send`, which 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import inspect
 import os
+import queue
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import wraps
@@ -19,6 +22,8 @@ import uvloop
 from anabranch import client as aio
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.client.consumer import COLUMNS, Record
+from anabranch.client.group import CLOSE_TIMEOUT_MS, in_callback
+from anabranch.client.offsets import OffsetAndMetadata
 from anabranch.client.producer import ColumnsMetadata
 from anabranch.client.rows import ColumnNames, Header, RecordMetadata
 from anabranch.client.settings import as_keywords
@@ -132,14 +137,18 @@ class _LoopThread:
                 raise ApiError(ErrorCode.INVALID_REQUEST, text)
             raise ApiError(ErrorCode.INVALID_REQUEST, "this client is closed; make a new one")
 
-    def run(self, coroutine: Coroutine[Any, Any, R]) -> R:
-        """Run a coroutine on the loop and wait for it; an interrupt cancels it."""
+    def begin(self, coroutine: Coroutine[Any, Any, R]) -> concurrent.futures.Future[R]:
+        """Run a coroutine on the loop."""
         try:
             self.check()
         except ApiError:
             coroutine.close()
             raise
-        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def run(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        """Run a coroutine on the loop and wait for it; an interrupt cancels it."""
+        future = self.begin(coroutine)
         try:
             return future.result()
         except BaseException:
@@ -167,6 +176,49 @@ async def _end_tasks() -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Callbacks:
+    """Runs what the loop wants to have called in the thread that waits for it, where it may use the client."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], concurrent.futures.Future[Any]] | None] = (
+            queue.SimpleQueue()
+        )
+
+    async def invoke(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        """On the loop: have a function called, and wait until it was."""
+        if inspect.iscoroutinefunction(function):
+            await function(*arguments)
+            return
+        outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._calls.put((lambda: function(*arguments), outcome))
+        await asyncio.wrap_future(outcome)
+
+    def serve(self, thread: _LoopThread, coroutine: Coroutine[Any, Any, R]) -> R:
+        """In the caller's thread: run a coroutine on the loop, and meanwhile what it wants to have called."""
+        future = thread.begin(coroutine)
+        future.add_done_callback(lambda _: self._calls.put(None))
+        try:
+            while True:
+                call = self._calls.get()
+                if call is None:
+                    if future.done():
+                        return future.result()
+                    continue
+                function, outcome = call
+                token = in_callback.set(True)
+                try:
+                    outcome.set_result(function())
+                except BaseException as error:
+                    outcome.set_exception(error)
+                    if not isinstance(error, Exception):
+                        raise
+                finally:
+                    in_callback.reset(token)
+        except BaseException:
+            future.cancel()
+            raise
 
 
 class _Synchronous(Generic[Inner]):
@@ -238,6 +290,18 @@ def _called(method: Callable[Concatenate[Inner, P], R]) -> Callable[Concatenate[
     return call
 
 
+def _awaited_with_callbacks(
+    method: Callable[Concatenate[aio.Consumer, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Consumer, P], R]:
+    """Make the synchronous form of a coroutine method that may call rebalance listeners."""
+
+    @wraps(method)
+    def call(self: Consumer, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._callbacks.serve(self._thread, method(self._inner, *args, **kwargs))
+
+    return call
+
+
 class Admin(_Synchronous[aio.Admin]):
     """Administers topics; see `anabranch.client.Admin`."""
 
@@ -261,13 +325,25 @@ class Admin(_Synchronous[aio.Admin]):
 
 
 class Consumer(_Synchronous[aio.Consumer]):
-    """Reads the partitions that are assigned to it, in the order of their keys; see `anabranch.client.Consumer`."""
+    """Reads the partitions that are assigned to it, or its share of a group's; see `anabranch.client.Consumer`.
+
+    Rebalance listeners are called in the thread that polls; async ones run on the client's own loop.
+    """
 
     @_like(aio.Consumer.__init__)
     def __init__(self, *args: Any, **settings: Any) -> None:
-        self._start(aio.Consumer(*args, **settings))
+        self._callbacks = _Callbacks()
+        inner = aio.Consumer(*args, **settings)
+        inner.call_back_with(self._callbacks.invoke)
+        self._start(inner)
 
     assign = _called(aio.Consumer.assign)
+    subscribe = _called(aio.Consumer.subscribe)
+    subscription = _called(aio.Consumer.subscription)
+    unsubscribe = _awaited_with_callbacks(aio.Consumer.unsubscribe)
+    commit = _awaited(aio.Consumer.commit)
+    committed = _awaited(aio.Consumer.committed)
+    group_metadata = _called(aio.Consumer.group_metadata)
     assignment = _called(aio.Consumer.assignment)
     seek = _awaited(aio.Consumer.seek)
     seek_to_beginning = _awaited(aio.Consumer.seek_to_beginning)
@@ -278,7 +354,7 @@ class Consumer(_Synchronous[aio.Consumer]):
     resume = _awaited(aio.Consumer.resume)
     paused = _called(aio.Consumer.paused)
     lineage = _called(aio.Consumer.lineage)
-    poll = _awaited(aio.Consumer.poll)
+    poll = _awaited_with_callbacks(aio.Consumer.poll)
     beginning_offsets = _awaited(aio.Consumer.beginning_offsets)
     end_offsets = _awaited(aio.Consumer.end_offsets)
     offsets_for_times = _awaited(aio.Consumer.offsets_for_times)
@@ -294,7 +370,7 @@ class Consumer(_Synchronous[aio.Consumer]):
     ) -> pa.Table:
         """Hand out the next records as a table; see `anabranch.client.Consumer.poll_arrow`."""
         while True:
-            parts = self._thread.run(self._inner.gather(timeout_s, max_bytes))
+            parts = self._callbacks.serve(self._thread, self._inner.gather(timeout_s, max_bytes))
             table = self._inner.table(parts, columns, key_range)
             if not parts or self._hand_out(parts):
                 return table
@@ -303,7 +379,26 @@ class Consumer(_Synchronous[aio.Consumer]):
 
     def __iter__(self) -> Iterator[Record]:
         while True:
-            yield from self.poll(timeout_s=None)
+            yield from self._inner.one_by_one(self.poll(timeout_s=None))
+
+    def commit_async(
+        self, offsets: Mapping[tuple[str, int], int | OffsetAndMetadata] | None = None
+    ) -> concurrent.futures.Future[None]:
+        """Commit without waiting; the future that comes back is the outcome. Commits are done in their order."""
+        self._thread.check()
+
+        async def commit() -> None:
+            await self._inner.commit_async(offsets)
+
+        return asyncio.run_coroutine_threadsafe(commit(), self._thread.loop)
+
+    def close(self, *, leave: bool | None = None, timeout_s: float = CLOSE_TIMEOUT_MS / 1000) -> None:
+        """End: commit, let go of partitions, leave; see `anabranch.client.Consumer.close`."""
+        if self._thread.running:
+            try:
+                self._callbacks.serve(self._thread, self._inner.close(leave=leave, timeout_s=timeout_s))
+            finally:
+                self._thread.stop()
 
 
 class Producer(_Synchronous[aio.Producer]):

@@ -1,0 +1,327 @@
+"""The assignors that a classic group's leader runs: range, roundrobin, sticky and cooperative-sticky.
+
+Range and roundrobin give what the Java client's give, so that leaders of either kind agree. The sticky ones keep what
+members own as far as balance allows; cooperative-sticky gives a partition to a new owner only in the rebalance after
+its old owner has let go.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from anabranch.base.errors import DecodeError
+from anabranch.base.ids import TopicPartition
+from anabranch.codec import array, decode, encode, int32, message, string, struct
+from anabranch.protocol.messages.consumer_protocol_assignment import ConsumerProtocolAssignment
+from anabranch.protocol.messages.consumer_protocol_assignment import TopicPartition as AssignedPartitions
+from anabranch.protocol.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
+from anabranch.protocol.messages.consumer_protocol_subscription import TopicPartition as OwnedPartitions
+
+RANGE, ROUND_ROBIN, STICKY, COOPERATIVE_STICKY = "range", "roundrobin", "sticky", "cooperative-sticky"
+STRATEGIES = (RANGE, ROUND_ROBIN, STICKY, COOPERATIVE_STICKY)
+SUBSCRIPTION_VERSION = 3
+ASSIGNMENT_VERSION = 3
+NO_GENERATION = -1
+_VERSION_SIZE = 2
+
+
+@struct()
+class _TopicAssignment:
+    """Partitions of one topic."""
+
+    topic: str = string()
+    partitions: Sequence[int] = array(int32)
+
+
+@message(versions="0-1")
+class _StickyUserData:
+    """What a sticky member remembers; v1 adds the generation it is from."""
+
+    previous_assignment: Sequence[_TopicAssignment] = array(_TopicAssignment)
+    generation: int = int32(since=1, default=NO_GENERATION)
+
+
+@message(versions="0")
+class _CooperativeUserData:
+    """The generation that the owned partitions are from."""
+
+    generation: int = int32(default=NO_GENERATION)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscriber:
+    """A member as the leader sees it."""
+
+    member_id: str
+    topics: frozenset[str]
+    owned: frozenset[TopicPartition] = frozenset()
+    generation: int = NO_GENERATION
+    """The generation that `owned` is from."""
+    instance_id: str | None = None
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """Static members come first, by their instance ids; then the others, by member ids."""
+        return (1, self.member_id) if self.instance_id is None else (0, self.instance_id)
+
+
+Assignment = dict[str, list[TopicPartition]]
+
+
+def strategies_of(named: str | Iterable[str]) -> tuple[str, ...]:
+    """Read `partition.assignment.strategy`: names, in their order or with commas between; Java class names will do."""
+    names = named.split(",") if isinstance(named, str) else list(named)
+    known = {strategy.replace("-", ""): strategy for strategy in STRATEGIES}
+    found: list[str] = []
+    for name in (name.strip() for name in names):
+        key = name.rpartition(".")[2].removesuffix("Assignor").lower().replace("-", "")
+        if key not in known:
+            allowed = ", ".join(STRATEGIES)
+            raise ValueError(f"partition.assignment.strategy: there is no '{name}'; it can be {allowed}")
+        found.append(known[key])
+    if not found:
+        raise ValueError("partition.assignment.strategy is empty; name at least one")
+    return tuple(dict.fromkeys(found))
+
+
+def is_cooperative(strategies: Sequence[str]) -> bool:
+    """Whether members keep their partitions during a rebalance: only if every strategy allows it."""
+    return all(strategy == COOPERATIVE_STICKY for strategy in strategies)
+
+
+def assign(strategy: str, members: Sequence[Subscriber], counts: Mapping[str, int]) -> Assignment:
+    """Give every partition of every subscribed topic to a member that subscribes to it."""
+    members = sorted(members, key=lambda member: member.order)
+    match strategy:
+        case "range":
+            return _range(members, counts)
+        case "roundrobin":
+            return _round_robin(members, counts)
+        case "sticky":
+            return _sticky(members, counts)[0]
+        case _:
+            assert strategy == COOPERATIVE_STICKY
+            return _cooperative(members, counts)
+
+
+def _range(members: Sequence[Subscriber], counts: Mapping[str, int]) -> Assignment:
+    given: Assignment = {member.member_id: [] for member in members}
+    for topic in sorted(counts):
+        takers = [member for member in members if topic in member.topics]
+        if not takers:
+            continue
+        share, extra = divmod(counts[topic], len(takers))
+        first = 0
+        for index, member in enumerate(takers):
+            size = share + (index < extra)
+            given[member.member_id] += [TopicPartition(topic, number) for number in range(first, first + size)]
+            first += size
+    return given
+
+
+def _round_robin(members: Sequence[Subscriber], counts: Mapping[str, int]) -> Assignment:
+    given: Assignment = {member.member_id: [] for member in members}
+    turn = 0
+    for topic in sorted(counts):
+        if not any(topic in member.topics for member in members):
+            continue
+        for number in range(counts[topic]):
+            while topic not in members[turn % len(members)].topics:
+                turn += 1
+            given[members[turn % len(members)].member_id].append(TopicPartition(topic, number))
+            turn += 1
+    return given
+
+
+@dataclass(slots=True)
+class _Share:
+    member: Subscriber
+    partitions: set[TopicPartition] = field(default_factory=set)
+
+
+def _sticky(members: Sequence[Subscriber], counts: Mapping[str, int]) -> tuple[Assignment, dict[TopicPartition, str]]:
+    """Returns the assignment, and who owned what until now."""
+    owners = _owners(members, counts)
+    shares = {member.member_id: _Share(member) for member in members}
+    for tp, owner in owners.items():
+        shares[owner].partitions.add(tp)
+    takers = {topic: [m.member_id for m in members if topic in m.topics] for topic in counts}
+    every = [TopicPartition(topic, n) for topic in sorted(counts) if takers[topic] for n in range(counts[topic])]
+    if len({member.topics for member in members}) == 1:
+        _shed(shares, len(every))
+    kept = {tp for share in shares.values() for tp in share.partitions}
+    heaps = {topic: [(len(shares[m].partitions), at, m) for at, m in enumerate(ids)] for topic, ids in takers.items()}
+    by_takers: dict[tuple[str, ...], list[tuple[int, int, str]]] = {}
+    for topic, ids in takers.items():
+        heap = by_takers.setdefault(tuple(ids), heaps[topic])
+        heapq.heapify(heap)
+        heaps[topic] = heap
+    for tp in sorted((tp for tp in every if tp not in kept), key=lambda tp: (len(takers[tp.topic]), tp)):
+        heap = heaps[tp.topic]
+        while True:
+            size, at, member_id = heap[0]
+            actual = len(shares[member_id].partitions)
+            if actual == size:
+                break
+            heapq.heapreplace(heap, (actual, at, member_id))
+        shares[member_id].partitions.add(tp)
+        heapq.heapreplace(heap, (size + 1, at, member_id))
+    _even_out(shares, takers)
+    return {member_id: sorted(share.partitions) for member_id, share in shares.items()}, owners
+
+
+def _owners(members: Sequence[Subscriber], counts: Mapping[str, int]) -> dict[TopicPartition, str]:
+    """Who owns what, as far as it is there and still subscribed to; of two claims the later generation's counts."""
+    claims: dict[TopicPartition, tuple[int, str | None]] = {}
+    for member in members:
+        for tp in member.owned:
+            if tp.topic not in member.topics or not 0 <= tp.partition < counts.get(tp.topic, 0):
+                continue
+            rival = claims.get(tp)
+            if rival is None or member.generation > rival[0]:
+                claims[tp] = (member.generation, member.member_id)
+            elif member.generation == rival[0]:
+                claims[tp] = (member.generation, None)
+    return {tp: owner for tp, (_, owner) in claims.items() if owner is not None}
+
+
+def _shed(shares: Mapping[str, _Share], total: int) -> None:
+    """Where all subscribe to the same: nobody keeps more than an even share."""
+    low, extra = divmod(total, len(shares))
+    for share in sorted(shares.values(), key=lambda share: (-len(share.partitions), share.member.order)):
+        allowed = low + 1 if extra > 0 and len(share.partitions) > low else low
+        extra -= allowed > low
+        for tp in sorted(share.partitions)[allowed:]:
+            share.partitions.discard(tp)
+
+
+def _even_out(shares: Mapping[str, _Share], takers: Mapping[str, Sequence[str]]) -> None:
+    """Move partitions from members that have two more than another one that could take them."""
+    moved = True
+    while moved:
+        moved = False
+        for share in sorted(shares.values(), key=lambda share: (-len(share.partitions), share.member.order)):
+            for tp in sorted(share.partitions):
+                least = min(takers[tp.topic], key=lambda member_id: len(shares[member_id].partitions))
+                if len(shares[least].partitions) + 1 < len(share.partitions):
+                    share.partitions.discard(tp)
+                    shares[least].partitions.add(tp)
+                    moved = True
+
+
+def _cooperative(members: Sequence[Subscriber], counts: Mapping[str, int]) -> Assignment:
+    """Sticky, less what another member has yet to let go of."""
+    given, owners = _sticky(members, counts)
+    claimed = {tp for member in members for tp in member.owned}
+    return {
+        member_id: [tp for tp in partitions if owners.get(tp) == member_id or tp not in claimed]
+        for member_id, partitions in given.items()
+    }
+
+
+# -- on the wire ------------------------------------------------------------------------------------------------------
+
+
+def subscription_bytes(
+    strategy: str, topics: frozenset[str], owned: frozenset[TopicPartition], generation: int, rack_id: str | None
+) -> bytes:
+    """What a member says when it joins. `owned` is of `generation`."""
+    listed = _listed(owned)
+    user_data: bytes | None = None
+    if strategy == STICKY and owned:
+        previous = [_TopicAssignment(topic=topic, partitions=numbers) for topic, numbers in listed.items()]
+        user_data = _written(_StickyUserData(previous_assignment=previous, generation=generation), 1)
+    elif strategy == COOPERATIVE_STICKY:
+        user_data = _written(_CooperativeUserData(generation=generation), 0)
+    subscription = ConsumerProtocolSubscription(
+        topics=sorted(topics),
+        user_data=user_data,
+        owned_partitions=[]
+        if strategy != COOPERATIVE_STICKY
+        else [OwnedPartitions(topic=topic, partitions=numbers) for topic, numbers in listed.items()],
+        generation_id=generation,
+        rack_id=rack_id,
+    )
+    return _versioned(subscription, SUBSCRIPTION_VERSION)
+
+
+def subscriber_of(member_id: str, instance_id: str | None, strategy: str, data: Any) -> Subscriber:
+    """Read what a member said; `DecodeError` if it makes no sense."""
+    said = _read(ConsumerProtocolSubscription, data, SUBSCRIPTION_VERSION)
+    owned = frozenset(
+        TopicPartition(topic.topic, number) for topic in said.owned_partitions for number in topic.partitions
+    )
+    generation = said.generation_id
+    if strategy == STICKY and said.user_data is not None and len(said.user_data):
+        remembered = _sticky_user_data(bytes(said.user_data))
+        if remembered is not None:
+            generation = remembered.generation
+            owned = frozenset(
+                TopicPartition(topic.topic, number)
+                for topic in remembered.previous_assignment
+                for number in topic.partitions
+            )
+    elif strategy == COOPERATIVE_STICKY and generation == NO_GENERATION and said.user_data:
+        try:
+            generation = decode(_CooperativeUserData, bytes(said.user_data), 0).generation
+        except DecodeError:
+            generation = NO_GENERATION
+    return Subscriber(member_id, frozenset(said.topics), owned, generation, instance_id)
+
+
+def assignment_bytes(partitions: Sequence[TopicPartition]) -> bytes:
+    """What the leader gives to one member."""
+    listed = [AssignedPartitions(topic=topic, partitions=numbers) for topic, numbers in _listed(partitions).items()]
+    return _versioned(ConsumerProtocolAssignment(assigned_partitions=listed), ASSIGNMENT_VERSION)
+
+
+def assignment_of(data: Any) -> frozenset[TopicPartition]:
+    """Read what the leader gave to a member."""
+    if not len(data):
+        return frozenset()
+    given = _read(ConsumerProtocolAssignment, data, ASSIGNMENT_VERSION)
+    return frozenset(
+        TopicPartition(topic.topic, number) for topic in given.assigned_partitions for number in topic.partitions
+    )
+
+
+def subscribed_topics(data: Any) -> tuple[str, ...]:
+    """The topics of a member's subscription."""
+    return tuple(_read(ConsumerProtocolSubscription, data, SUBSCRIPTION_VERSION).topics)
+
+
+def _sticky_user_data(data: bytes) -> _StickyUserData | None:
+    for version in (1, 0):
+        try:
+            return decode(_StickyUserData, data, version)
+        except DecodeError:
+            continue
+    return None
+
+
+def _listed(partitions: Sequence[TopicPartition] | frozenset[TopicPartition]) -> dict[str, list[int]]:
+    listed: dict[str, list[int]] = {}
+    for tp in sorted(partitions):
+        listed.setdefault(tp.topic, []).append(tp.partition)
+    return listed
+
+
+def _written(value: Any, version: int) -> bytes:
+    return b"".join(bytes(part) for part in encode(value, version))
+
+
+def _versioned(value: Any, version: int) -> bytes:
+    return version.to_bytes(_VERSION_SIZE, "big") + _written(value, version)
+
+
+def _read(kind: type[Any], data: Any, highest: int) -> Any:
+    view = memoryview(data)
+    if len(view) < _VERSION_SIZE:
+        raise DecodeError(f"{kind.__name__} of {len(view)} bytes; it begins with a version of two")
+    version = int.from_bytes(view[:_VERSION_SIZE], "big", signed=True)
+    if version < 0:
+        raise DecodeError(f"{kind.__name__} of version {version}")
+    return decode(kind, view[_VERSION_SIZE:], min(version, highest))
