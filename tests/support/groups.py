@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
+from anabranch.codec import Blob, decode_prefix, encode
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.consumer.reconcile import pending
@@ -15,11 +16,14 @@ from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.records import decode_record, encode_record
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.outcome import CancelTimer, Outcome, Parked, SetTimer
+from anabranch.protocol.messages import consumer_protocol_assignment, consumer_protocol_subscription
 from anabranch.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
     TopicPartitions,
 )
+from anabranch.protocol.messages.consumer_protocol_assignment import ConsumerProtocolAssignment
+from anabranch.protocol.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
 from anabranch.protocol.messages.heartbeat import HeartbeatRequest
 from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse
 from anabranch.protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
@@ -46,11 +50,50 @@ def partitions(names: str | None) -> list[TopicPartitions] | None:
     """Read `foo-0 foo-2 bar-1`."""
     if names is None:
         return None
+    return [
+        TopicPartitions(topic_id=topic_id(topic), partitions=sorted(numbers))
+        for topic, numbers in _by_topic(names).items()
+    ]
+
+
+def subscription(*topics: str, owned: str = "", generation: int = -1, version: int = 3) -> bytes:
+    """What a classic consumer says in JoinGroup."""
+    found = ConsumerProtocolSubscription(
+        topics=list(topics),
+        owned_partitions=[
+            consumer_protocol_subscription.TopicPartition(topic=name, partitions=numbers)
+            for name, numbers in _by_topic(owned).items()
+        ],
+        generation_id=generation,
+    )
+    return version.to_bytes(2) + b"".join(encode(found, version))
+
+
+def assignment(owned: str, version: int = 3) -> bytes:
+    """What a classic leader gives a member."""
+    made = ConsumerProtocolAssignment(
+        assigned_partitions=[
+            consumer_protocol_assignment.TopicPartition(topic=name, partitions=numbers)
+            for name, numbers in _by_topic(owned).items()
+        ]
+    )
+    return version.to_bytes(2) + b"".join(encode(made, version))
+
+
+def assigned(data: Blob) -> str:
+    """The partitions in what SyncGroup gave."""
+    made = decode_prefix(ConsumerProtocolAssignment, data, int.from_bytes(data[:2]), 2)[0]
+    return " ".join(
+        sorted(f"{topic.topic}-{number}" for topic in made.assigned_partitions for number in topic.partitions)
+    )
+
+
+def _by_topic(names: str) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for name in names.split():
         topic, _, number = name.rpartition("-")
         found.setdefault(topic, []).append(int(number))
-    return [TopicPartitions(topic_id=topic_id(topic), partitions=sorted(numbers)) for topic, numbers in found.items()]
+    return found
 
 
 class GroupWorld:

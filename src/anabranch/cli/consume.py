@@ -36,6 +36,13 @@ class Start(StrEnum):
     LATEST = "latest"
 
 
+class Protocol(StrEnum):
+    """How members of a group agree."""
+
+    CONSUMER = "consumer"
+    CLASSIC = "classic"
+
+
 class Ordering(StrEnum):
     """What order is kept."""
 
@@ -54,16 +61,33 @@ def consume(
     limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Stop after so many records.")] = None,
     until_end: Annotated[bool, typer.Option("--until-end", help="Stop at the end, instead of waiting.")] = False,
     partition: Annotated[list[int] | None, typer.Option("--partition", "-p", help="Only these partitions.")] = None,
+    group: Annotated[str | None, typer.Option("--group", "-g", help="Read as a member of this group.")] = None,
+    protocol: Annotated[Protocol, typer.Option("--group-protocol", help="How its members agree.")] = Protocol.CONSUMER,
     ordering: Annotated[Ordering, typer.Option(help="key: across resizes too; none: as they come.")] = Ordering.KEY,
     servers: Servers = DEFAULT_SERVERS,
 ) -> None:
-    """Print a topic's records, every key in order, and go on with what comes until Ctrl-C."""
+    """Print a topic's records, every key in order, and go on with what comes until Ctrl-C.
+
+    In a group, reading goes on where the group has committed; --from says where it begins without that.
+    """
     from anabranch.client.sync import Consumer
+
+    if group is not None and partition is not None:
+        raise typer.BadParameter("a group's members are told which partitions to read; say --group or --partition")
 
     printer = _PRINTERS[form]()
     printed = 0
-    with Consumer(bootstrap_servers=servers, auto_offset_reset=start.value, ordering=ordering.value) as consumer:
-        consumer.assign(topic if partition is None else [(topic, number) for number in partition])
+    with Consumer(
+        bootstrap_servers=servers,
+        group_id=group,
+        group_protocol=protocol.value,
+        auto_offset_reset=start.value,
+        ordering=ordering.value,
+    ) as consumer:
+        if group is not None:
+            consumer.subscribe(topic)
+        else:
+            consumer.assign(topic if partition is None else [(topic, number) for number in partition])
         try:
             while limit is None or printed < limit:
                 table = consumer.poll_arrow(timeout_s=0.5, max_bytes=8 << 20, columns=COLUMNS)
@@ -71,7 +95,7 @@ def consume(
                     table = table if limit is None else table.slice(0, limit - printed)
                     printer.print(table)
                     printed += table.num_rows
-                elif until_end and all(lag == 0 for lag in consumer.lag().values()):
+                elif until_end and consumer.assignment() and all(lag == 0 for lag in consumer.lag().values()):
                     break
         except KeyboardInterrupt:
             pass

@@ -9,7 +9,7 @@ import typer
 
 from anabranch import __version__
 from anabranch.base.errors import AnabranchError
-from anabranch.cli import topic
+from anabranch.cli import group, topic
 from anabranch.cli.consume import consume
 from anabranch.cli.demo import demo
 from anabranch.cli.plan import verify_plan
@@ -22,6 +22,7 @@ EXIT_INTERRUPTED = 130
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(serve)
 app.add_typer(topic.app, name="topic")
+app.add_typer(group.app, name="group")
 app.command()(produce)
 app.command()(consume)
 app.command()(demo)

@@ -6,6 +6,7 @@ from anabranch.client.admin import Admin, ConfigEntry, OffsetSpan, PartitionDesc
 from anabranch.client.connection import ConnectError, DisconnectedError
 from anabranch.client.consumer import Consumer, Record
 from anabranch.client.group import GroupMetadata, RebalanceListener, SubscriptionPattern
+from anabranch.client.group_admin import GroupDescription, GroupListing, MemberDescription
 from anabranch.client.membership.assignors import (
     AssignmentSpec,
     AssignorMetadata,
@@ -36,8 +37,11 @@ __all__ = [
     "DisconnectedError",
     "ErrorCode",
     "GroupAssignment",
+    "GroupDescription",
+    "GroupListing",
     "GroupMetadata",
     "MemberAssignment",
+    "MemberDescription",
     "MemberSpec",
     "Node",
     "OffsetAndMetadata",

@@ -1,4 +1,4 @@
-"""Topics, their settings and offsets, and the cluster: what an administrator asks for and changes."""
+"""Topics, settings, offsets, groups (`group_admin`), and the cluster: what an administrator asks for and changes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.client.connection import LaneSettings
 from anabranch.client.fetcher import EARLIEST, LATEST
+from anabranch.client.group_admin import GroupAdmin
 from anabranch.client.metadata import TOPIC_RESOURCE, Cluster, ClusterInfo, OffsetAndTimestamp, PartitionInfo, TopicInfo
 from anabranch.client.settings import as_keywords
 from anabranch.machines.lineage import Lineage, Segment, Wait
@@ -79,8 +80,11 @@ class TopicDescription:
     partitions: tuple[PartitionDescription, ...]
 
 
-class Admin:
-    """Administers topics. Use as `async with Admin(bootstrap_servers=...) as admin`, or call `close` at the end."""
+class Admin(GroupAdmin):
+    """Administers topics and groups.
+
+    Use as `async with Admin(bootstrap_servers=...) as admin`, or call `close` at the end.
+    """
 
     def __init__(
         self,
@@ -279,7 +283,7 @@ class Admin:
     # -- settings -----------------------------------------------------------------------------------------------------
 
     async def describe_configs(self, resource: str, name: str) -> dict[str, ConfigEntry]:
-        """The settings of a resource: 'topic' with its name, 'broker' with its id."""
+        """The settings of a resource: 'topic' or 'group' with its name, 'broker' with its id."""
         wanted = DescribeConfigsResource(resource_type=_resource(resource), resource_name=name, configuration_keys=None)
         node_id = int(name) if resource == "broker" else None
         response = await self._cluster.ask(DescribeConfigsRequest(resources=[wanted]), node_id=node_id)

@@ -40,7 +40,7 @@ from anabranch.client.membership.assignors import PartitionAssignor
 from anabranch.client.membership.steps import Subscription
 from anabranch.client.membership.strategies import COOPERATIVE_STICKY, RANGE, strategies_of
 from anabranch.client.metadata import Cluster, OffsetAndTimestamp, offsets_request
-from anabranch.client.offsets import OffsetAndMetadata
+from anabranch.client.offsets import OffsetAndMetadata, OffsetsByPartition, offsets_of
 from anabranch.client.settings import as_keywords
 from anabranch.machines.lineage import Lineage
 from anabranch.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
@@ -491,7 +491,7 @@ class Consumer:
 
     # -- the group's offsets ------------------------------------------------------------------------------------------
 
-    async def commit(self, offsets: Mapping[tuple[str, int], int | OffsetAndMetadata] | None = None) -> None:
+    async def commit(self, offsets: OffsetsByPartition | None = None) -> None:
         """Commit offsets, the next ones to read; by default after all that was handed out; wait until it is done.
 
         Raises `ApiError` where it cannot be done; with UNKNOWN_MEMBER_ID or FENCED_MEMBER_EPOCH the group has given
@@ -499,17 +499,13 @@ class Consumer:
         """
         group = self._grouped("commit")
         self._start()
-        await group.commit(_offsets_of(offsets))
+        await group.commit(None if offsets is None else offsets_of(offsets))
 
-    def commit_async(
-        self, offsets: Mapping[tuple[str, int], int | OffsetAndMetadata] | None = None
-    ) -> asyncio.Task[None]:
+    def commit_async(self, offsets: OffsetsByPartition | None = None) -> asyncio.Task[None]:
         """Commit without waiting; the task that comes back is the outcome. Commits are done in their order."""
         group = self._grouped("commit")
         self._start()
-        if offsets is None:
-            offsets = {tp: OffsetAndMetadata(offset) for tp, offset in self.consumed().items()}
-        return self._run(group.commit(_offsets_of(offsets)))
+        return self._run(group.commit(offsets_of(self.consumed() if offsets is None else offsets)))
 
     async def committed(self, *partitions: tuple[str, int]) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed of partitions, by default of those assigned; None where nothing is."""
@@ -785,17 +781,6 @@ class Consumer:
 def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise ValueError(f"{name} is '{value}'; it can be {' or '.join(allowed)}")
-
-
-def _offsets_of(
-    offsets: Mapping[tuple[str, int], int | OffsetAndMetadata] | None,
-) -> dict[TopicPartition, OffsetAndMetadata] | None:
-    if offsets is None:
-        return None
-    return {
-        TopicPartition(*tp): OffsetAndMetadata(offset) if isinstance(offset, int) else offset
-        for tp, offset in offsets.items()
-    }
 
 
 def _now_ms() -> int:

@@ -456,7 +456,7 @@ class Fetcher:
         topic.asked = False
         self._ask_later(topic, now_ms)
         missing = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and topic.failures >= FAILURES_UNTIL_MISSING
-        if missing or not error.retriable:
+        if (missing and not topic.granted) or not error.retriable:
             self._errors.append(error)
 
     def answered(
@@ -701,6 +701,7 @@ class Fetcher:
         if partition.topic_id is not None and partition.topic_id != view.topic_id:
             if not partition.topic.stale:
                 self._ask_later(partition.topic, now_ms)
+                self._wake(partition.topic.ask_at_ms)
             return
         if now_ms < partition.retry_at_ms:
             self._wake(partition.retry_at_ms)

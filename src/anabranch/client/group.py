@@ -46,6 +46,7 @@ from anabranch.client.membership.steps import (
 from anabranch.client.membership.strategies import COOPERATIVE_STICKY, RANGE
 from anabranch.client.metadata import Cluster, TopicInfo
 from anabranch.client.offsets import MemberIdentity, OffsetAndMetadata, Offsets
+from anabranch.client.patterns import compiled
 from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from anabranch.protocol.messages.leave_group import LeaveGroupRequest
 
@@ -404,21 +405,15 @@ class Group:
 
     async def _match(self) -> None:
         """Keep a classic member subscribed to the topics that match."""
-        import re2
-
         matched: frozenset[str] = frozenset()
         while (wanted := self._subscription) is not None and wanted.pattern is not None:
-            try:
-                pattern = re2.compile(wanted.pattern)
-            except re2.error as error:
-                text = f"'{wanted.pattern}' is not an RE2 regular expression: {error}"
-                raise ApiError(ErrorCode.INVALID_REGULAR_EXPRESSION, text) from None
+            matches = compiled(wanted.pattern)
             with suppress(AnabranchError, OSError):
                 topics = await self._cluster.topics()
                 names = frozenset(
                     name
                     for name, info in topics.items()
-                    if isinstance(info, TopicInfo) and not info.is_internal and pattern.fullmatch(name)
+                    if isinstance(info, TopicInfo) and not info.is_internal and matches(name)
                 )
                 if names and names != matched and wanted == self._subscription:
                     matched = names

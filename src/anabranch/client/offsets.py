@@ -40,6 +40,20 @@ class OffsetAndMetadata(NamedTuple):
     leader_epoch: int = NO_LEADER_EPOCH
 
 
+OffsetsByPartition = (
+    Mapping[tuple[str, int], int | OffsetAndMetadata]
+    | Mapping[TopicPartition, int | OffsetAndMetadata]
+    | Mapping[TopicPartition, int]
+    | Mapping[TopicPartition, OffsetAndMetadata]
+)
+"""What applications give: the next offset to read of each partition, with metadata or without."""
+
+
+def offsets_of(given: OffsetsByPartition) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Read what an application gave."""
+    return {TopicPartition(*tp): OffsetAndMetadata(at) if isinstance(at, int) else at for tp, at in given.items()}
+
+
 class MemberIdentity(NamedTuple):
     """Who commits: a member at an epoch (or generation), or nobody in particular."""
 

@@ -23,7 +23,7 @@ from anabranch import client as aio
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.client.consumer import COLUMNS, Record
 from anabranch.client.group import CLOSE_TIMEOUT_MS, in_callback
-from anabranch.client.offsets import OffsetAndMetadata
+from anabranch.client.offsets import OffsetsByPartition
 from anabranch.client.producer import ColumnsMetadata
 from anabranch.client.rows import ColumnNames, Header, RecordMetadata
 from anabranch.client.settings import as_keywords
@@ -31,7 +31,7 @@ from anabranch.client.settings import as_keywords
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Inner = TypeVar("Inner")
+Inner = TypeVar("Inner", covariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -227,7 +227,7 @@ class _Synchronous(Generic[Inner]):
     _inner: Inner
     _thread: _LoopThread
 
-    def _start(self, inner: Inner) -> None:
+    def _start(self, inner: Any) -> None:
         self._inner = inner
         self._thread = _LoopThread()
 
@@ -303,7 +303,7 @@ def _awaited_with_callbacks(
 
 
 class Admin(_Synchronous[aio.Admin]):
-    """Administers topics; see `anabranch.client.Admin`."""
+    """Administers topics and groups; see `anabranch.client.Admin`."""
 
     @_like(aio.Admin.__init__)
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -322,6 +322,12 @@ class Admin(_Synchronous[aio.Admin]):
     describe_configs = _awaited(aio.Admin.describe_configs)
     alter_configs = _awaited(aio.Admin.alter_configs)
     describe_cluster = _awaited(aio.Admin.describe_cluster)
+    list_groups = _awaited(aio.Admin.list_groups)
+    describe_groups = _awaited(aio.Admin.describe_groups)
+    delete_groups = _awaited(aio.Admin.delete_groups)
+    list_group_offsets = _awaited(aio.Admin.list_group_offsets)
+    alter_group_offsets = _awaited(aio.Admin.alter_group_offsets)
+    delete_group_offsets = _awaited(aio.Admin.delete_group_offsets)
 
 
 class Consumer(_Synchronous[aio.Consumer]):
@@ -381,9 +387,7 @@ class Consumer(_Synchronous[aio.Consumer]):
         while True:
             yield from self._inner.one_by_one(self.poll(timeout_s=None))
 
-    def commit_async(
-        self, offsets: Mapping[tuple[str, int], int | OffsetAndMetadata] | None = None
-    ) -> concurrent.futures.Future[None]:
+    def commit_async(self, offsets: OffsetsByPartition | None = None) -> concurrent.futures.Future[None]:
         """Commit without waiting; the future that comes back is the outcome. Commits are done in their order."""
         self._thread.check()
 

@@ -18,6 +18,8 @@ from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import Disk
 from anabranch.server.controller import Controller
 from anabranch.server.fetch_sessions import FetchSessions
+from anabranch.server.group_metrics import describe as describe_groups
+from anabranch.server.groups import Groups
 from anabranch.server.listener import Listener
 from anabranch.server.logs import Say
 from anabranch.server.metrics import Labels, Metrics, MetricsServer
@@ -81,6 +83,7 @@ class Broker:
         replicas = Replicas(directory, disk=self._disk, clock=self._clock, metrics=metrics, settings_of=settings_of)
         replicas.recovering = not clean
         controller = Controller(store, replicas, self._clock)
+        groups = Groups(settings, controller=controller, replicas=replicas, clock=self._clock, new_id=self._chance.uuid)
         self.node = Node(
             settings=settings,
             cluster_id=identity.cluster_id,
@@ -93,9 +96,12 @@ class Broker:
             controller=controller,
             fetch_sessions=FetchSessions(settings.fetch_sessions_max, self._chance.below),
             producer_ids=ProducerIds(store),
+            groups=groups,
+            coordinators={0: groups},
         )
         self._directory = directory
         self._describe_in_metrics()
+        describe_groups(groups, metrics)
         loop = asyncio.get_running_loop()
         self._listener = Listener(self.node, loop)
         port = self._listen()
@@ -109,6 +115,8 @@ class Broker:
         replicas.recovering = False
         await self._serve_metrics()
         self._listener.accept()
+        for coordinators in self.node.coordinators.values():
+            coordinators.start()
         self._upkeep = [
             asyncio.create_task(self._every(settings.log_retention_check_interval_ms, self._keep_up)),
             asyncio.create_task(self._every(settings.reaper_interval_ms, controller.inspect_all_retiring)),

@@ -54,6 +54,8 @@ class Controller:
         self.state = State()
         self.version = 0
         """Grows with every change of the state: whoever derives something from the state caches by it."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after every change of the state."""
         self._store = store
         self._replicas = replicas
         self._clock = clock
@@ -122,6 +124,7 @@ class Controller:
         if decision.records:
             self.version += 1
             self._wake()
+            self.on_change()
         return decision.reply
 
     async def command(self, decide: Callable[[State], Decision[CommandReply]], timeout_ms: int) -> Accepted | Validated:

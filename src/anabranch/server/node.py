@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from anabranch.runtime.chance import Chance
 from anabranch.runtime.clock import Clock
 from anabranch.server.controller import Controller
+from anabranch.server.coordinators import Coordinators
 from anabranch.server.fetch_sessions import FetchSessions
+from anabranch.server.groups import Groups
 from anabranch.server.metrics import Metrics
 from anabranch.server.producer_ids import ProducerIds
 from anabranch.server.replicas import Replicas
@@ -33,6 +36,9 @@ class Node:
     controller: Controller
     fetch_sessions: FetchSessions
     producer_ids: ProducerIds
+    groups: Groups
+    coordinators: Mapping[int, Coordinators[Any, Any]]
+    """By the `key_type` of FindCoordinator."""
     metadata: dict[tuple[str, bool], object] = field(default_factory=dict)
     """What Metadata answers about topics, made of the controller's state at `metadata_version`."""
     metadata_version: int = -1
@@ -43,6 +49,8 @@ class Node:
     def stop_waiting(self) -> None:
         """Have every waiting fetch answered with what there is, now and from now on."""
         self.stopping = True
+        for coordinators in self.coordinators.values():
+            coordinators.unload()
         for waiting in self.parked:
             if not waiting.done():
                 waiting.set_result(None)

@@ -115,6 +115,13 @@ def _parse_path(text: str) -> Path:
     return Path(text.strip()).expanduser()
 
 
+def _parse_names(text: str) -> str:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise ValueError("expected names, separated by commas, each once")
+    return ",".join(names)
+
+
 def _parse_optional_address(text: str) -> Address | None:
     return parse_address(text) if text.strip() else None
 
@@ -256,6 +263,149 @@ class Settings:
         "reaper.interval.ms", Between(10, INT32_MAX), 5_000, "How often emptied retiring partitions are looked for."
     )
 
+    group_coordinator_threads: int = setting(
+        "group.coordinator.threads",
+        Between(1, 1_000),
+        1,
+        "Accepted; the coordinators of a broker share its one loop, and a second core is used by a second broker.",
+    )
+    group_coordinator_rebalance_protocols: str = setting(
+        "group.coordinator.rebalance.protocols",
+        Words(("classic", "consumer")),
+        "classic,consumer",
+        "The rebalance protocols that groups may use; without consumer, ConsumerGroupHeartbeat is refused.",
+    )
+    group_consumer_session_timeout_ms: int = setting(
+        "group.consumer.session.timeout.ms",
+        Between(1, INT32_MAX),
+        45_000,
+        "How long a member of a consumer group may be silent before it is out, where its group does not say.",
+    )
+    group_consumer_min_session_timeout_ms: int = setting(
+        "group.consumer.min.session.timeout.ms",
+        Between(1, INT32_MAX),
+        45_000,
+        "The least that a group may say for consumer.session.timeout.ms.",
+    )
+    group_consumer_max_session_timeout_ms: int = setting(
+        "group.consumer.max.session.timeout.ms",
+        Between(1, INT32_MAX),
+        60_000,
+        "The most that a group may say for consumer.session.timeout.ms.",
+    )
+    group_consumer_heartbeat_interval_ms: int = setting(
+        "group.consumer.heartbeat.interval.ms",
+        Between(1, INT32_MAX),
+        5_000,
+        "How often members of a consumer group are told to heartbeat, where its group does not say.",
+    )
+    group_consumer_min_heartbeat_interval_ms: int = setting(
+        "group.consumer.min.heartbeat.interval.ms",
+        Between(1, INT32_MAX),
+        5_000,
+        "The least that a group may say for consumer.heartbeat.interval.ms.",
+    )
+    group_consumer_max_heartbeat_interval_ms: int = setting(
+        "group.consumer.max.heartbeat.interval.ms",
+        Between(1, INT32_MAX),
+        15_000,
+        "The most that a group may say for consumer.heartbeat.interval.ms.",
+    )
+    group_consumer_max_size: int = setting(
+        "group.consumer.max.size", Between(1, INT32_MAX), INT32_MAX, "The most members of a consumer group."
+    )
+    group_consumer_assignors: str = setting(
+        "group.consumer.assignors",
+        _parse_names,
+        "uniform,range",
+        "The server-side assignors that members may choose, the default one first.",
+        kind="list",
+    )
+    group_consumer_migration_policy: str = setting(
+        "group.consumer.migration.policy",
+        Choice(("bidirectional", "upgrade", "downgrade", "disabled")),
+        "bidirectional",
+        "Which way a group may change between the classic and the consumer protocol while it runs.",
+    )
+    group_consumer_regex_refresh_interval_ms: int = setting(
+        "group.consumer.regex.refresh.interval.ms",
+        Between(10_000, INT32_MAX),
+        600_000,
+        "Accepted; subscribed patterns are looked at again whenever topics come or go.",
+    )
+    group_initial_rebalance_delay_ms: int = setting(
+        "group.initial.rebalance.delay.ms",
+        Between(0, INT32_MAX),
+        3_000,
+        "How long the first rebalance of an empty classic group waits for more members.",
+    )
+    group_min_session_timeout_ms: int = setting(
+        "group.min.session.timeout.ms",
+        Between(0, INT32_MAX),
+        6_000,
+        "The least session timeout that a member of a classic group may ask for.",
+    )
+    group_max_session_timeout_ms: int = setting(
+        "group.max.session.timeout.ms",
+        Between(0, INT32_MAX),
+        1_800_000,
+        "The largest session timeout that a member of a classic group may ask for.",
+    )
+    group_max_size: int = setting(
+        "group.max.size", Between(1, INT32_MAX), INT32_MAX, "The most members of a classic group."
+    )
+    offset_metadata_max_bytes: int = setting(
+        "offset.metadata.max.bytes",
+        Between(0, INT32_MAX),
+        4_096,
+        "The largest note that a member may leave with a committed offset.",
+    )
+    offsets_retention_minutes: int = setting(
+        "offsets.retention.minutes",
+        Between(1, INT32_MAX),
+        7 * 24 * 60,
+        "How long offsets are kept after the last member has left, or nobody subscribes to their topic any more.",
+    )
+    offsets_retention_check_interval_ms: int = setting(
+        "offsets.retention.check.interval.ms",
+        Between(1, INT64_MAX),
+        600_000,
+        "How often offsets that are past their retention are looked for.",
+    )
+    offsets_topic_num_partitions: int = setting(
+        "offsets.topic.num.partitions",
+        Between(1, limits.PARTITIONS_PER_TOPIC_MAX),
+        50,
+        "Partitions of __consumer_offsets, when it is made; each coordinates the groups whose ids hash to it.",
+    )
+    offsets_topic_segment_bytes: int = setting(
+        "offsets.topic.segment.bytes",
+        Between(14, INT32_MAX),
+        100 * 1024 * 1024,
+        "Size of a log segment of __consumer_offsets, when it is made.",
+    )
+    offsets_topic_replication_factor: int = setting(
+        "offsets.topic.replication.factor", Between(1, INT32_MAX), 1, "Accepted; a partition has one replica."
+    )
+    transaction_state_log_num_partitions: int = setting(
+        "transaction.state.log.num.partitions",
+        Between(1, limits.PARTITIONS_PER_TOPIC_MAX),
+        50,
+        "Partitions of __transaction_state, when it is made; each coordinates the ids that hash to it.",
+    )
+    transaction_state_log_segment_bytes: int = setting(
+        "transaction.state.log.segment.bytes",
+        Between(14, INT32_MAX),
+        100 * 1024 * 1024,
+        "Size of a log segment of __transaction_state, when it is made.",
+    )
+    transaction_state_log_replication_factor: int = setting(
+        "transaction.state.log.replication.factor", Between(1, INT32_MAX), 1, "Accepted; a partition has one replica."
+    )
+    transaction_state_log_min_isr: int = setting(
+        "transaction.state.log.min.isr", Between(1, INT32_MAX), 1, "Accepted; a partition has one replica."
+    )
+
     socket_request_max_bytes: int = setting(
         "socket.request.max.bytes", Between(1024, 1 << 30), limits.REQUEST_SIZE_MAX, "The largest request."
     )
@@ -329,9 +479,30 @@ class Settings:
                 values[item.name] = _converted(name, item.metadata["parse"](text))
             except ValueError as error:
                 raise SettingsError(f"{name} cannot be {text.strip()!r}: {error}.") from None
-        return cls(**values)  # type: ignore[arg-type]
+        settings = cls(**values)  # type: ignore[arg-type]
+        settings.check()
+        return settings
+
+    def check(self) -> None:
+        """Compare settings with each other; SettingsError names those that do not fit."""
+        names = {item.name: item.metadata["name"] for item in fields(self)}
+        for small, large in _ASCENDING:
+            least, most = getattr(self, small), getattr(self, large)
+            if least > most:
+                raise SettingsError(
+                    f"{names[small]} ({least}) must not be above {names[large]} ({most}): set both, or neither."
+                )
 
 
+_ASCENDING = (
+    ("group_consumer_min_session_timeout_ms", "group_consumer_session_timeout_ms"),
+    ("group_consumer_session_timeout_ms", "group_consumer_max_session_timeout_ms"),
+    ("group_consumer_min_heartbeat_interval_ms", "group_consumer_heartbeat_interval_ms"),
+    ("group_consumer_heartbeat_interval_ms", "group_consumer_max_heartbeat_interval_ms"),
+    ("group_consumer_heartbeat_interval_ms", "group_consumer_session_timeout_ms"),
+    ("group_min_session_timeout_ms", "group_max_session_timeout_ms"),
+)
+"""Settings of which the first must not be above the second."""
 _ALIASES = {
     "broker.id": "node.id",
     "log.dir": "log.dirs",

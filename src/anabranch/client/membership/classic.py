@@ -139,6 +139,8 @@ class ClassicMember:
         elif changed and self._phase is not Phase.STALE:
             if self._phase is Phase.STABLE:
                 self._phase = Phase.UNJOINED
+                if not self._failures:
+                    self._due_ms = 0
             else:
                 self._rejoin = True
 

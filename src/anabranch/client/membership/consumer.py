@@ -387,8 +387,7 @@ class ConsumerMember:
         )
 
     def _send_heartbeat(self, now_ms: int) -> Send:
-        told = self._told
-        full = told is None or self._epoch == JOIN
+        told = None if self._epoch == JOIN else self._told
         wanted = self._subscription
         offered = offer(tuple(self._assignors.values()))
         request = ConsumerGroupHeartbeatRequest(
@@ -397,7 +396,7 @@ class ConsumerMember:
             member_epoch=self._epoch,
             instance_id=self._settings.group_instance_id,
         )
-        if full:
+        if told is None:
             request.rack_id = self._settings.client_rack
             request.rebalance_timeout_ms = self._settings.max_poll_interval_ms
         if told is None or told.subscription != wanted:
@@ -461,7 +460,7 @@ class ConsumerMember:
         if target != self._target:
             self._target = target
             settled = self.event() is None
-            self._report = True
+            self._report = self._report or settled
             self._urgent = self._urgent or settled
         if new_epoch and self._assignors:
             metadata = AssignorMetadata(assignment.metadata_version, bytes(assignment.metadata_bytes))

@@ -4,6 +4,7 @@
     /brokers/topics/T                     partitions, counts, layouts, the resize that runs
     /brokers/topics/T/partitions/P/state  leader, leader epoch
     /config/topics/T                      overrides of topic configs
+    /config/groups/G                      configs of a group, its id percent-encoded
     /admin/delete_topics/T                the topic is being deleted
     /controller_epoch                     the controller's term
 
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
 from uuid import UUID
 
 from anabranch.base.errors import DecodeError
@@ -29,8 +31,9 @@ CONTROLLER_EPOCH = "/controller_epoch"
 BROKERS = "/brokers/ids"
 TOPICS = "/brokers/topics"
 CONFIGS = "/config/topics"
+GROUP_CONFIGS = "/config/groups"
 DELETIONS = "/admin/delete_topics"
-TREE = (CONTROLLER_EPOCH, BROKERS, TOPICS, CONFIGS, DELETIONS)
+TREE = (CONTROLLER_EPOCH, BROKERS, TOPICS, CONFIGS, GROUP_CONFIGS, DELETIONS)
 """What a controller loads and folds when it starts: these nodes and everything below them, parents first."""
 
 
@@ -169,6 +172,12 @@ def config_path(topic: str) -> str:
     return f"{CONFIGS}/{topic}"
 
 
+def group_config_path(group: str) -> str:
+    """The path of a group's configs: a group id may be any text, a name in the tree may not."""
+    name = quote(group, safe="")
+    return f"{GROUP_CONFIGS}/{name if name.strip('.') else name.replace('.', '%2E')}"
+
+
 def deletion_path(topic: str) -> str:
     """The path of a topic's deletion mark."""
     return f"{DELETIONS}/{topic}"
@@ -227,6 +236,21 @@ def put_partition(topic: str, partition: int, node: PartitionNode) -> PutNode:
 def put_configs(topic: str, overrides: Mapping[str, str]) -> PutNode:
     """The record that writes a topic's config overrides."""
     return _put(config_path(topic), {"version": 1, "config": dict(sorted(overrides.items()))})
+
+
+def put_group_configs(group: str, overrides: Mapping[str, str]) -> PutNode:
+    """The record that writes a group's configs."""
+    return _put(group_config_path(group), {"version": 1, "config": dict(sorted(overrides.items()))})
+
+
+def delete_group_configs(group: str) -> DeleteNode:
+    """The record that removes them."""
+    return DeleteNode(group_config_path(group))
+
+
+def group_of(name: str) -> str:
+    """The group whose configs are at the node of this name."""
+    return unquote(name)
 
 
 def put_deletion(topic: Topic) -> PutNode:

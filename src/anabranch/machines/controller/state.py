@@ -32,6 +32,7 @@ class State:
     topics: dict[str, Topic] = field(default_factory=dict)
     partitions: dict[str, dict[int, PartitionNode]] = field(default_factory=dict)
     configs: dict[str, dict[str, str]] = field(default_factory=dict)
+    group_configs: dict[str, dict[str, str]] = field(default_factory=dict)
     deleting: set[str] = field(default_factory=set)
     names: dict[UUID, str] = field(default_factory=dict)
     """Topic names by id."""
@@ -73,6 +74,8 @@ def _put(state: State, path: str, data: bytes) -> None:
             state.partitions.setdefault(name, {})[int(partition)] = nodes.read_partition(path, data)
         case ["config", "topics", name]:
             state.configs[name] = nodes.read_configs(path, data)
+        case ["config", "groups", name]:
+            state.group_configs[nodes.group_of(name)] = nodes.read_configs(path, data)
         case ["admin", "delete_topics", name]:
             state.deleting.add(name)
 
@@ -95,6 +98,8 @@ def _delete(state: State, path: str) -> None:
                 state.partitions.pop(name, None)
         case ["config", "topics", name]:
             state.configs.pop(name, None)
+        case ["config", "groups", name]:
+            state.group_configs.pop(nodes.group_of(name), None)
         case ["admin", "delete_topics", name]:
             state.deleting.discard(name)
 

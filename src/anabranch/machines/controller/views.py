@@ -170,12 +170,18 @@ def settled(state: State, accepted: Accepted) -> bool:
     return all(plan.confirmed(partition) for partition in topic.partitions)
 
 
-def _visible(state: State, topic: Topic) -> list[tuple[int, PartitionNode]]:
+def visible_partitions(state: State, topic: Topic) -> list[int]:
+    """The partitions of a topic that the world may see, ascending: live ones, then retiring ones."""
     siblings = state.partitions.get(topic.name, {})
     hidden = set(topic.reaping)
     if topic.resize is not None:
         hidden |= topic.resize.assignment.keys()
-    return [(p, siblings[p]) for p in sorted(topic.partitions.keys() - hidden) if p in siblings]
+    return [p for p in sorted(topic.partitions.keys() - hidden) if p in siblings]
+
+
+def _visible(state: State, topic: Topic) -> list[tuple[int, PartitionNode]]:
+    siblings = state.partitions.get(topic.name, {})
+    return [(p, siblings[p]) for p in visible_partitions(state, topic)]
 
 
 def _partition_view(

@@ -36,7 +36,7 @@ from anabranch.machines.groups.consumer.step import Live, Step
 from anabranch.machines.groups.consumer.target import server_assignor, subscriptions
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.positions import Position, Positions, position_record
-from anabranch.machines.groups.records import GroupMetadataKey, OffsetCommitKey, Record
+from anabranch.machines.groups.records import GroupMetadataKey, OffsetCommitKey, Record, decode_record
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.outcome import Answer, CancelTimer, Outcome, Parked, SetTimer
@@ -140,6 +140,17 @@ class Coordinator:
         del producer_epoch
         self.positions.end_transaction(producer_id, committed=committed)
 
+    def restore(self, latest: dict[bytes, bytes], step: int = 2_000) -> Iterator[None]:
+        """Fold the log: the last value of every key, as bytes. Yields after every `step` of them."""
+        others: list[bytes] = []
+        yield from self.positions.restore(latest, others, step)
+        for number, key in enumerate(others):
+            record = decode_record(key, latest.pop(key))
+            if record is not None:
+                self.apply(record)
+            if not number % step:
+                yield
+
     def _apply_classic(self, group_id: str, value: Any) -> None:
         group = self.groups.get(group_id)
         if value is None:
@@ -188,7 +199,7 @@ class Coordinator:
         whole = _Whole()
         gone = {name for name, topic in before.by_name.items() if _id(image, name) != topic.topic_id}
         if gone:
-            for group_id in list(self.positions.of_group):
+            for group_id in sorted(self.positions.groups()):
                 for (topic, partition), position in list(self.positions.entries(group_id)):
                     if topic in gone and position.topic_id != _id(image, topic):
                         whole.records.append(position_record(group_id, topic, partition, None))
@@ -692,7 +703,7 @@ class Coordinator:
         group = self.groups.get(request.group_id)
         if not request.group_id:
             return Outcome(OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID))
-        if group is None and request.group_id not in self.positions.of_group:
+        if group is None and request.group_id not in self.positions:
             return Outcome(OffsetDeleteResponse(error_code=ErrorCode.GROUP_ID_NOT_FOUND))
         read = self._read_topics(group)
         if read is None:
@@ -724,7 +735,7 @@ class Coordinator:
         """Forget the positions that nobody uses any more, and the groups that have nothing left."""
         whole = _Whole()
         oldest_ms = now_ms - self.settings.offsets_retention_ms
-        for group_id in list(self.positions.of_group):
+        for group_id in sorted(self.positions.groups()):
             group = self.groups.get(group_id)
             read = self._read_topics(group)
             if read is None:
@@ -758,7 +769,7 @@ class Coordinator:
         group = self.groups.get(group_id)
         if not group_id:
             return Outcome(ErrorCode.INVALID_GROUP_ID)
-        if group is None and group_id not in self.positions.of_group:
+        if group is None and group_id not in self.positions:
             return Outcome(ErrorCode.GROUP_ID_NOT_FOUND)
         if (group is not None and group.members) or self.positions.has_pending(group_id):
             return Outcome(ErrorCode.NON_EMPTY_GROUP)
@@ -787,7 +798,7 @@ class Coordinator:
                     group_state=group.state.value,
                     group_type="classic",
                 )
-        for group_id in sorted(self.positions.of_group.keys() - self.groups.keys()):
+        for group_id in sorted(self.positions.groups() - self.groups.keys()):
             yield ListedGroup(group_id=group_id, group_state=classic.State.EMPTY.value, group_type="classic")
 
     def describe_group(self, group_id: str) -> DescribedGroup:
@@ -795,7 +806,7 @@ class Coordinator:
         group = self.groups.get(group_id)
         if isinstance(group, ClassicGroup):
             return classic.describe(group)
-        if group is None and group_id in self.positions.of_group:
+        if group is None and group_id in self.positions:
             return DescribedGroup(group_id=group_id, group_state=classic.State.EMPTY.value)
         return DescribedGroup(
             error_code=ErrorCode.GROUP_ID_NOT_FOUND,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable
+from typing import Any
 
-from anabranch.base.errors import ErrorCode
+from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.protocol.messages.describe_cluster import (
     DescribeClusterBroker,
     DescribeClusterRequest,
@@ -23,13 +25,15 @@ from anabranch.protocol.messages.find_coordinator import (
     FindCoordinatorResponse,
 )
 from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from anabranch.server.coordinators import Coordinators
 from anabranch.server.logs import Say
 from anabranch.server.node import Call, Node
 
 say = Say("cluster")
 BROKERS = 1
 UNKNOWN_OPERATIONS = -(2**31)
-NO_GROUPS = "This broker coordinates no groups and no transactions yet."
+COORDINATED = {0: "groups", 1: "transactions"}
+"""By `key_type`; share groups (2) there are none."""
 
 
 def handle_describe_cluster(node: Node, request: DescribeClusterRequest, call: Call) -> DescribeClusterResponse:
@@ -64,14 +68,42 @@ def handle_init_producer_id(node: Node, request: InitProducerIdRequest, call: Ca
         return InitProducerIdResponse(error_code=ErrorCode.KAFKA_STORAGE_ERROR, producer_id=-1, producer_epoch=-1)
 
 
-def handle_find_coordinator(node: Node, request: FindCoordinatorRequest, call: Call) -> FindCoordinatorResponse:
-    """Nobody coordinates anything yet."""
-    code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+def handle_find_coordinator(
+    node: Node, request: FindCoordinatorRequest, call: Call
+) -> FindCoordinatorResponse | Awaitable[FindCoordinatorResponse]:
+    """Name the coordinator of each key, which is this broker; the internal topic is made when nobody has asked yet."""
+    coordinators = node.coordinators.get(request.key_type)
+    if coordinators is None:
+        code, message = ErrorCode.INVALID_REQUEST, f"Nothing with keys of type {request.key_type} is coordinated here."
+        if request.key_type in COORDINATED:
+            code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        return _coordinators(node, request, call, code, message)
+    if coordinators.there:
+        return _coordinators(node, request, call)
+    return _ensure_and_answer(node, coordinators, request, call)
+
+
+async def _ensure_and_answer(
+    node: Node, coordinators: Coordinators[Any, Any], request: FindCoordinatorRequest, call: Call
+) -> FindCoordinatorResponse:
+    try:
+        await coordinators.ensure()
+    except ApiError as error:
+        return _coordinators(node, request, call, error.code, error.message)
+    return _coordinators(node, request, call)
+
+
+def _coordinators(
+    node: Node, request: FindCoordinatorRequest, call: Call, code: ErrorCode = ErrorCode.NONE, message: str = ""
+) -> FindCoordinatorResponse:
+    node_id, host, port = (-1, "", -1) if code else (node.settings.node_id, node.address.host, node.address.port)
     if call.api_version < 4:
-        return FindCoordinatorResponse(error_code=code, error_message=NO_GROUPS, node_id=-1, host="", port=-1)
+        return FindCoordinatorResponse(
+            error_code=code, error_message=message or None, node_id=node_id, host=host, port=port
+        )
     return FindCoordinatorResponse(
         coordinators=[
-            Coordinator(key=key, node_id=-1, host="", port=-1, error_code=code, error_message=NO_GROUPS)
+            Coordinator(key=key, node_id=node_id, host=host, port=port, error_code=code, error_message=message or None)
             for key in request.coordinator_keys
         ]
     )

@@ -1,4 +1,7 @@
-"""DescribeConfigs (32), AlterConfigs (33), IncrementalAlterConfigs (44), for topics; the broker's own are read only."""
+"""DescribeConfigs (32), AlterConfigs (33), IncrementalAlterConfigs (44), ListConfigResources (74).
+
+Topics and groups have configs; the broker's own settings are read only.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from anabranch.machines.controller.configs import (
     decide_replace_configs,
     synonyms,
 )
+from anabranch.machines.controller.group_configs import AlterGroupConfigs, decide_alter_group_configs
 from anabranch.protocol.messages.alter_configs import (
     AlterConfigsRequest,
     AlterConfigsResponse,
@@ -35,10 +39,15 @@ from anabranch.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
+from anabranch.protocol.messages.list_config_resources import (
+    ConfigResource,
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
+)
 from anabranch.server.node import Call, Node
 from anabranch.server.settings import described
 
-TOPIC, BROKER = 2, 4
+TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 ALTER_TIMEOUT_MS = 30_000
 KINDS = {
     "boolean": ConfigType.BOOLEAN,
@@ -70,10 +79,16 @@ def _describe(node: Node, asked: DescribeConfigsResource, request: DescribeConfi
             result.error_message = f"This is broker {node.settings.node_id}, not {asked.resource_name!r}."
             return result
         found = _broker_configs(node, request)
+    elif asked.resource_type == GROUP:
+        if not asked.resource_name:
+            result.error_code = ErrorCode.INVALID_REQUEST
+            result.error_message = "A group's configs need the group's id; there are no defaults."
+            return result
+        found = _group_configs(node, asked.resource_name, request)
     else:
         result.error_code = ErrorCode.INVALID_REQUEST
         result.error_message = (
-            f"Resources of type {asked.resource_type} have no configs here; topics (2) and brokers (4) do."
+            f"Resources of type {asked.resource_type} have no configs here; topics (2), brokers (4) and groups (32) do."
         )
         return result
     keys = asked.configuration_keys
@@ -96,6 +111,36 @@ def _topic_configs(node: Node, topic: str, request: DescribeConfigsRequest) -> l
                 synonyms=[DescribeConfigsSynonym(name=it.name, value=it.value, source=int(it.source)) for it in places]
                 if request.include_synonyms
                 else [],
+            )
+        )
+    return found
+
+
+def _group_configs(node: Node, group: str, request: DescribeConfigsRequest) -> list[DescribeConfigsResourceResult]:
+    overrides = node.controller.state.group_configs.get(group, {})
+    found = []
+    for config in node.groups.configs.values():
+        static = config.broker_setting in node.broker_settings
+        places = [
+            DescribeConfigsSynonym(
+                name=config.broker_setting,
+                value=str(config.default),
+                source=int(ConfigSource.STATIC_BROKER_CONFIG if static else ConfigSource.DEFAULT_CONFIG),
+            )
+        ]
+        if config.name in overrides:
+            first = DescribeConfigsSynonym(
+                name=config.name, value=overrides[config.name], source=int(ConfigSource.GROUP_CONFIG)
+            )
+            places.insert(0, first)
+        found.append(
+            DescribeConfigsResourceResult(
+                name=config.name,
+                value=places[0].value,
+                config_source=places[0].source,
+                config_type=int(ConfigType.INT),
+                documentation=config.documentation if request.include_documentation else None,
+                synonyms=places if request.include_synonyms else [],
             )
         )
     return found
@@ -124,8 +169,11 @@ async def handle_incremental_alter_configs(
 
     async def alter(resource: AlterConfigsResource) -> AlterConfigsResourceResponse:
         try:
-            _refuse_resource(resource.resource_type)
             changes = [ConfigChange(it.name, _operation(it.config_operation), it.value) for it in resource.configs]
+            if resource.resource_type == GROUP:
+                await _alter_group(node, AlterGroupConfigs(resource.resource_name, changes, request.validate_only))
+                return AlterConfigsResourceResponse(resource_type=GROUP, resource_name=resource.resource_name)
+            _refuse_resource(resource.resource_type)
             command = AlterConfigs(resource.resource_name, changes, request.validate_only)
             await node.controller.command(
                 lambda state: decide_alter_configs(state, command, node.broker_settings), ALTER_TIMEOUT_MS
@@ -141,6 +189,14 @@ async def handle_incremental_alter_configs(
         return AlterConfigsResourceResponse(resource_type=resource.resource_type, resource_name=resource.resource_name)
 
     return IncrementalAlterConfigsResponse(responses=[await alter(it) for it in request.resources])
+
+
+async def _alter_group(node: Node, command: AlterGroupConfigs) -> None:
+    refused = await node.controller.submit(
+        lambda state: decide_alter_group_configs(state, command, node.groups.configs)
+    )
+    if refused is not None:
+        raise ApiError(refused.code, refused.message)
 
 
 async def handle_alter_configs(node: Node, request: AlterConfigsRequest, call: Call) -> AlterConfigsResponse:
@@ -168,8 +224,11 @@ async def handle_alter_configs(node: Node, request: AlterConfigsRequest, call: C
 def _refuse_resource(kind: int) -> None:
     if kind == BROKER:
         raise ApiError(ErrorCode.INVALID_REQUEST, "A broker's settings are changed in its file, then it is restarted.")
+    if kind == GROUP:
+        raise ApiError(ErrorCode.INVALID_REQUEST, "A group's configs are changed by IncrementalAlterConfigs.")
     if kind != TOPIC:
-        raise ApiError(ErrorCode.INVALID_REQUEST, f"Resources of type {kind} have no configs here; topics (2) do.")
+        message = f"Resources of type {kind} have no configs here; topics (2) and groups (32) do."
+        raise ApiError(ErrorCode.INVALID_REQUEST, message)
 
 
 def _operation(code: int) -> ConfigOperation:
@@ -183,3 +242,27 @@ def _explained(error: ApiError | OSError) -> tuple[ErrorCode, str]:
     if isinstance(error, ApiError):
         return error.code, error.message
     return ErrorCode.KAFKA_STORAGE_ERROR, str(error)
+
+
+def handle_list_config_resources(
+    node: Node, request: ListConfigResourcesRequest, call: Call
+) -> ListConfigResourcesResponse:
+    """Name the resources that can have configs, of the types asked for; version 0 asks for client metrics alone."""
+    state = node.controller.state
+    names: dict[int, list[str]] = {
+        TOPIC: sorted(state.topics.keys() - state.deleting),
+        BROKER: [str(node.settings.node_id)],
+        BROKER_LOGGER: [],
+        CLIENT_METRICS: [],
+        GROUP: sorted(state.group_configs),
+    }
+    asked = list(request.resource_types) or list(names) if call.api_version else [CLIENT_METRICS]
+    if any(kind not in names for kind in asked):
+        return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
+    return ListConfigResourcesResponse(
+        config_resources=[
+            ConfigResource(resource_name=name, resource_type=kind)
+            for kind in dict.fromkeys(asked)
+            for name in names[kind]
+        ]
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from anabranch.base.errors import ErrorCode
+from anabranch.machines.controller.topics import INTERNAL_TOPICS
 from anabranch.protocol.messages.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsPartitionResult,
@@ -30,6 +31,12 @@ async def handle_delete_records(node: Node, request: DeleteRecordsRequest, call:
 
 
 def _delete(node: Node, topic: str, asked: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+    if topic in INTERNAL_TOPICS:
+        return DeleteRecordsPartitionResult(
+            partition_index=asked.partition_index,
+            low_watermark=-1,
+            error_code=ErrorCode.INVALID_TOPIC_EXCEPTION,
+        )
     partition = node.replicas.get(topic, asked.partition_index)
     error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if partition is None else partition.unavailable()
     if partition is None or error is not ErrorCode.NONE:

@@ -6,11 +6,12 @@ Half a layout is never shown (`views.topic_view`). Answers about a topic are mad
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Sequence
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, NO_TOPIC_ID
-from anabranch.machines.controller.topics import CreateTopic, decide_create_topic
+from anabranch.machines.controller.topics import INTERNAL_TOPICS, CreateTopic, decide_create_topic
 from anabranch.machines.controller.views import TopicView, topic_view
 from anabranch.protocol.messages.metadata import (
     MetadataRequest,
@@ -48,6 +49,11 @@ async def _create_and_answer(
     refusals: dict[str, ErrorCode] = {}
 
     async def create(name: str) -> None:
+        if name in INTERNAL_TOPICS:
+            if name == node.groups.topic:
+                with contextlib.suppress(ApiError):
+                    await node.groups.ensure()
+            return
         command = CreateTopic(name, node.chance.uuid())
         try:
             await node.controller.command(

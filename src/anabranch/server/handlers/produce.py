@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 
 from anabranch.base.errors import ErrorCode
+from anabranch.machines.controller.topics import INTERNAL_TOPICS
 from anabranch.protocol.messages.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
@@ -35,7 +36,9 @@ def handle_produce(
                 answers.append(PartitionProduceResponse(index=data.index, error_code=refusal, base_offset=-1))
                 continue
             partition = replicas.get(topic.name, data.index)
-            if partition is None:
+            if topic.name in INTERNAL_TOPICS:
+                produced = Produced(ErrorCode.INVALID_TOPIC_EXCEPTION, message="Only the broker writes to this topic.")
+            elif partition is None:
                 produced = Produced(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             elif partition.offline_reason is not None:
                 produced = Produced(ErrorCode.KAFKA_STORAGE_ERROR, message=partition.offline_reason)

@@ -17,7 +17,13 @@ from anabranch.machines.controller.configs import TOPIC_CONFIGS, ConfigSource, e
 from anabranch.machines.controller.effects import Accepted, CommandReply, Decision, Validated
 from anabranch.machines.controller.resize import ResizeTopic, decide_resize_topic
 from anabranch.machines.controller.state import State
-from anabranch.machines.controller.topics import CreateTopic, DeleteTopic, decide_create_topic, decide_delete_topic
+from anabranch.machines.controller.topics import (
+    INTERNAL_TOPICS,
+    CreateTopic,
+    DeleteTopic,
+    decide_create_topic,
+    decide_delete_topic,
+)
 from anabranch.protocol.messages.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
@@ -49,6 +55,12 @@ async def handle_create_topics(node: Node, request: CreateTopicsRequest, call: C
         if topic.name in twice:
             return CreatableTopicResult(
                 name=topic.name, error_code=ErrorCode.INVALID_REQUEST, error_message="The topic is given twice."
+            )
+        if topic.name in INTERNAL_TOPICS:
+            return CreatableTopicResult(
+                name=topic.name,
+                error_code=ErrorCode.INVALID_TOPIC_EXCEPTION,
+                error_message="The broker makes this topic itself, when a client looks for a coordinator.",
             )
         topic_id = node.chance.uuid()
         command = CreateTopic(
@@ -121,6 +133,13 @@ async def handle_delete_topics(node: Node, request: DeleteTopicsRequest, call: C
                 topic_id=topic_id,
                 error_code=ErrorCode.TOPIC_DELETION_DISABLED,
                 error_message="This broker does not delete topics: delete.topic.enable is false.",
+            )
+        if topic is not None and topic.name in INTERNAL_TOPICS:
+            return DeletableTopicResult(
+                name=known,
+                topic_id=topic_id,
+                error_code=ErrorCode.INVALID_TOPIC_EXCEPTION,
+                error_message="The broker keeps its groups and transactions in this topic.",
             )
         command = DeleteTopic(topic_id=topic_id) if by_id else DeleteTopic(name=name)
         try:

@@ -447,6 +447,23 @@ class PartitionLog:
         self._reading(segment)
         return LogSlice(segment.file, position, cut - position)
 
+    def slices(self) -> list[LogSlice]:
+        """Find everything from the log's start to its end, one slice for each segment.
+
+        They stay as they are whatever becomes of the log. Raises OfflineLogError when the log is damaged at its start.
+        """
+        found: list[LogSlice] = []
+        for segment in self._segments:
+            if segment.size and segment.end > self.log_start:
+                try:
+                    position = segment.locate(max(self.log_start, segment.base_offset))
+                except DecodeError as error:
+                    raise OfflineLogError(f"{segment.path}: {error}, where a sound batch is expected.") from error
+                found.append(LogSlice(segment.file, position, segment.size - position))
+                if segment.sealed:
+                    segment.release()
+        return found
+
     def _reading(self, segment: Segment) -> None:
         """Of the segments that only readers open, keep one open."""
         last = self._open_for_reading

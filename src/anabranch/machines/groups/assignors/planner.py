@@ -8,10 +8,11 @@ rule: the answer follows from the arguments alone.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
-from operator import is_, itemgetter
+from itertools import chain, compress, count, repeat
+from operator import is_, is_not, itemgetter, not_
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,8 @@ class Planner:
 
     def __init__(self) -> None:
         self._subscribers: dict[str, Subscriber] = {}
+        self._static: dict[str, str] = {}
+        """The instance ids of static members."""
         self._order: list[str] = []
         self._number: dict[str, int] = {}
         self._sets: dict[frozenset[str], int] = {}
@@ -45,7 +48,8 @@ class Planner:
         self._subscribed: list[str] = []
         self._partitions = Partitions.of(())
         self._sets_used: Ints = np.empty(0, np.int32)
-        self._topics_of_set: dict[int, Ints] = {}
+        self._topics_of_set: dict[int, tuple[bytes, Ints]] = {}
+        """Per set its topics' numbers, ascending, and the same as bytes."""
         self._class_of_set: Ints = np.empty(0, np.int32)
         self._subscriptions: Subscriptions | None = None
 
@@ -69,27 +73,33 @@ class Planner:
         `topics` is by name, as the metadata has it. `target` may still have members that are gone: what they had is
         free, and nothing is returned for them. Nothing changes but the memo. AssignorError is the assignor's fault.
         """
-        self._adopt_answer(target)
-        resubscribed = self._look_at_members(subscribers)
-        self._look_at_topics(topics)
-        self._look_at_subscriptions()
-        self._release(resubscribed)
-        self._look_at_target(target)
-        if not self._order or self._subscriptions is None:
-            return {}
+        with _uninterrupted():
+            self._adopt_answer(target)
+            resubscribed = self._look_at_members(subscribers)
+            self._look_at_topics(topics)
+            self._look_at_subscriptions()
+            self._release(resubscribed)
+            self._look_at_target(target)
+            if not self._order or self._subscriptions is None:
+                return {}
+            spec = Spec(self._partitions, self._subscriptions, self._class_of_set[self._set_of], self._owner)
+            owner = assignor(spec) if len(self._owner) else self._owner
+            check(spec, owner)
+            changes = self._assignments(owner, self._changed(owner, target))
+            self._answer = changes, owner
+            return changes
 
-        spec = Spec(self._partitions, self._subscriptions, self._class_of_set[self._set_of], self._owner)
-        owner = assignor(spec) if len(self._owner) else self._owner
-        check(spec, owner)
+    def _changed(self, owner: Ints, target: Mapping[str, Assignment]) -> Ints:
+        """Return the members that gain or lose a partition, that have no target yet, or a wrong one."""
+        if not target:
+            return np.arange(len(self._order), dtype=np.int32)
         moved = np.flatnonzero(owner != self._owner)
-        changed = np.zeros(spec.members + 1, np.bool_)
+        changed = np.zeros(len(self._order) + 1, np.bool_)
         changed[self._owner[moved]] = True
         changed[owner[moved]] = True
-        untold = [member for member in self._order if member not in target]
-        changed[[self._number[member] for member in chain(untold, self._wrong)]] = True
-        changes = self._assignments(owner, changed[:NOBODY])
-        self._answer = changes, owner
-        return changes
+        changed[list(compress(count(), map(not_, map(target.__contains__, self._order))))] = True
+        changed[[self._number[member] for member in self._wrong]] = True
+        return np.flatnonzero(changed[:NOBODY]).astype(np.int32)
 
     def _adopt_answer(self, target: Mapping[str, Assignment]) -> None:
         """If the last answer has become the target, take its arrays, so that it need not be read back."""
@@ -103,39 +113,43 @@ class Planner:
     def _look_at_members(self, subscribers: Mapping[str, Subscriber]) -> Ints:
         """Number the members anew if there is anything new; return those that stay with another subscription."""
         seen = self._subscribers
-        changed = [member for member, subscriber in subscribers.items() if seen.get(member) is not subscriber]
+        changed = list(compress(subscribers, map(is_not, subscribers.values(), map(seen.get, subscribers))))
         joined = [member for member in changed if member not in seen]
         left = seen.keys() - subscribers.keys() if len(seen) + len(joined) > len(subscribers) else set()
         if not changed and not left:
             return np.empty(0, np.int32)
         if len(self._sets) > 2 * len(self._sets_used) + 16:
             self._forget_unused_sets()
+        static = self._static
         for member in left:
+            static.pop(member, None)
             self._target.pop(member, None)
             self._wrong.discard(member)
+        subscriptions = list(map(subscribers.__getitem__, changed))
+        for member, subscriber in zip(changed, subscriptions, strict=True):
+            if subscriber.instance_id is not None:
+                static[member] = subscriber.instance_id
+            elif static:
+                static.pop(member, None)
         self._subscribers = dict(subscribers)
 
         before = self._order
         members = [member for member in before if member not in left] + joined if left else before + joined
-        static = {
-            member: subscriber.instance_id
-            for member, subscriber in subscribers.items()
-            if subscriber.instance_id is not None
-        }
         dynamic = sorted(member for member in members if member not in static) if static else sorted(members)
         self._order = sorted(static, key=lambda member: (static[member], member)) + dynamic
         self._number = dict(zip(self._order, range(len(self._order)), strict=True))
-        now = np.fromiter((self._number.get(member, NOBODY) for member in before), np.int32, len(before))
+        now = np.fromiter(map(self._number.get, before, repeat(NOBODY)), np.int32, len(before))
         self._owner = np.append(now, np.int32(NOBODY))[self._owner]
 
         set_of = np.full(len(self._order) + 1, NOBODY, np.int32)
         set_of[now] = self._set_of
         numbers = np.fromiter(map(self._number.__getitem__, changed), np.int32, len(changed))
-        sets = [self._sets.setdefault(subscribers[member].topics, len(self._sets)) for member in changed]
+        sets = [self._sets.setdefault(subscriber.topics, len(self._sets)) for subscriber in subscriptions]
         other = (set_of[numbers] != NOBODY) & (set_of[numbers] != sets)
         set_of[numbers] = sets
         self._set_of = set_of[:-1]
-        return numbers[other]
+        resubscribed: Ints = numbers[other]
+        return resubscribed
 
     def _forget_unused_sets(self) -> None:
         names = list(self._sets)
@@ -173,26 +187,35 @@ class Planner:
         """Find the classes of members, and what they may own, if the subscriptions or the topics are others."""
         if self._subscriptions is not None or not self._order:
             return
-        number_of = {topic.name: number for number, topic in enumerate(self._partitions.topics)}
-        names = list(self._sets)
-        classes: dict[bytes, list[int]] = {}
+        topics = len(self._partitions.topics)
+        self._number_new_sets()
+        sets_of: dict[bytes, list[int]] = {}
         for used in self._sets_used.tolist():
-            topics = self._topics_of_set.get(used)
-            if topics is None:
-                topics = np.array(sorted(number_of[name] for name in names[used] if name in number_of), np.int32)
-                self._topics_of_set[used] = topics
-            classes.setdefault(topics.tobytes(), []).append(used)
-        by_content = [classes[key] for key in sorted(classes)]
-        self._class_of_set = np.zeros(len(names), np.int32)
-        for number, sets in enumerate(by_content):
-            self._class_of_set[sets] = number
-        subscribed = [self._topics_of_set[sets[0]] for sets in by_content]
-        self._subscriptions = Subscriptions.of(subscribed, len(number_of))
+            sets_of.setdefault(self._topics_of_set[used][0], []).append(used)
+        by_content = [sets_of[content] for content in sorted(sets_of)]
+        self._class_of_set = np.zeros(len(self._sets), np.int32)
+        self._class_of_set[list(chain.from_iterable(by_content))] = np.repeat(
+            np.arange(len(by_content), dtype=np.int32), list(map(len, by_content))
+        )
+        self._subscriptions = Subscriptions.of([self._topics_of_set[sets[0]][1] for sets in by_content], topics)
+
+    def _number_new_sets(self) -> None:
+        """Find the topics' numbers of sets of names that are new."""
+        number_of = {topic.name: number for number, topic in enumerate(self._partitions.topics)}
+        new = [(names, number) for names, number in self._sets.items() if number not in self._topics_of_set]
+        there = [[number_of[name] for name in names if name in number_of] for names, _ in new]
+        lengths = np.fromiter(map(len, there), np.int32, len(there))
+        topics = np.fromiter(chain.from_iterable(there), np.int32, int(lengths.sum()))
+        topics = topics[ordered(np.repeat(np.arange(len(new), dtype=np.int32), lengths), topics)]
+        end = 0
+        for (_, number), length in zip(new, lengths.tolist(), strict=True):
+            begin, end = end, end + length
+            self._topics_of_set[number] = topics[begin:end].tobytes(), topics[begin:end]
 
     def _release(self, members: Ints) -> None:
         """Take from members what they subscribe to no longer."""
         if len(members) and self._subscriptions is not None:
-            theirs = self._of(members)
+            theirs = self._of(members, self._owner)
             lost = theirs[~self._may_own(theirs, self._owner[theirs])]
             self._mark_wrong(self._owner[lost])
             self._owner[lost] = NOBODY
@@ -200,7 +223,8 @@ class Planner:
     def _look_at_target(self, target: Mapping[str, Assignment]) -> None:
         """Read the targets that are new, and again those that were wrong, for what was wrong may be right by now."""
         seen, wrong = self._target, self._wrong
-        new = [member for member in self._number if target.get(member) is not seen.get(member) or member in wrong]
+        new = list(compress(self._order, map(is_not, map(target.get, self._order), map(seen.get, self._order))))
+        new += wrong.difference(new)
         if not new:
             return
         for member in new:
@@ -210,7 +234,7 @@ class Planner:
                 seen.pop(member, None)
         wrong.difference_update(new)
         numbers = np.fromiter(map(self._number.__getitem__, new), np.int32, len(new))
-        self._owner[self._of(numbers)] = NOBODY
+        self._owner[self._of(numbers, self._owner)] = NOBODY
 
         assignments = [seen.get(member, ()) for member in new]
         entries = list(chain.from_iterable(assignments))
@@ -234,49 +258,60 @@ class Planner:
         self._mark_wrong(others[others != owner])
         self._mark_wrong(owners[owners != owner])
 
-    def _of(self, members: Ints) -> Ints:
+    def _of(self, members: Ints, owner: Ints) -> Longs:
         """Return the partitions that the members own, ascending."""
         theirs = np.zeros(len(self._order) + 1, np.bool_)
         theirs[members] = True
-        return np.flatnonzero(theirs[self._owner]).astype(np.int32)
+        return np.flatnonzero(theirs[owner])
 
-    def _may_own(self, partitions: Ints, members: Ints) -> NDArray[np.bool_]:
+    def _may_own(self, partitions: Ints | Longs, members: Ints) -> NDArray[np.bool_]:
         assert self._subscriptions is not None
         bundle = self._subscriptions.bundle_of[self._partitions.topic_of[partitions]]
-        return self._subscriptions.may_own(bundle, self._class_of_set[self._set_of[members]])
+        return self._subscriptions.pair(bundle, self._class_of_set[self._set_of[members]]) >= 0
 
     def _mark_wrong(self, members: Ints) -> None:
-        self._wrong.update(self._order[member] for member in np.unique(members).tolist() if member != NOBODY)
+        # Not np.unique, which imports numpy.ma.
+        self._wrong.update(self._order[member] for member in set(members.tolist()) if member != NOBODY)
 
-    def _assignments(self, owner: Ints, changed: NDArray[np.bool_]) -> dict[str, Assignment]:
-        """Write out what the changed members own."""
-        members = np.flatnonzero(changed)
-        theirs = np.flatnonzero(np.append(changed, np.False_)[owner])
-        theirs = theirs[ordered(owner[theirs])]
+    def _assignments(self, owner: Ints, members: Ints) -> dict[str, Assignment]:
+        """Write out what the members own."""
+        theirs = self._of(members, owner)
+        if not len(theirs):
+            return {self._order[member]: () for member in members.tolist()}
+        owners = owner[theirs]
+        by_owner = ordered(owners)
+        theirs, owners = theirs[by_owner], owners[by_owner]
         topic = self._partitions.topic_of[theirs]
         begins = np.empty(len(theirs), np.bool_)
-        begins[:1] = True
-        begins[1:] = (topic[1:] != topic[:-1]) | (owner[theirs[1:]] != owner[theirs[:-1]])
+        begins[0] = True
+        begins[1:] = (topic[1:] != topic[:-1]) | (owners[1:] != owners[:-1])
         start = np.flatnonzero(begins)
         end = np.append(start[1:], len(theirs))
 
-        with _uninterrupted():
-            ids = np.fromiter(
-                (topic.topic_id for topic in self._partitions.topics), object, len(self._partitions.topics)
-            )
-            runs = self._runs(self._partitions.index[theirs], start, end)
-            entries = tuple(zip(ids[topic[start]].tolist(), runs, strict=True))
-            first = np.searchsorted(owner[theirs[start]], members).tolist()
-            each = map(entries.__getitem__, map(slice, first, [*first[1:], len(entries)]))
-            return dict(zip(map(self._order.__getitem__, members.tolist()), each, strict=True))
+        ids = np.fromiter((topic.topic_id for topic in self._partitions.topics), np.object_)
+        runs = self._runs(self._partitions.index[theirs], start, end)
+        entries = tuple(zip(ids[topic[start]].tolist(), runs, strict=True))
+        first = np.searchsorted(owners[start], members).tolist()
+        each = map(entries.__getitem__, map(slice, first, [*first[1:], len(entries)]))
+        return dict(zip(map(self._order.__getitem__, members.tolist()), each, strict=True))
 
-    def _runs(self, index: Ints, start: Longs, end: Longs) -> Iterable[tuple[int, ...]]:
-        """Cut the column into tuples; those of one element, which may be very many, are made once."""
-        if len(start) == len(index):
-            singles = np.fromiter(zip(range(int(index.max(initial=-1)) + 1)), object)
-            return singles[index].tolist()
-        column = tuple(index.tolist())
-        return map(column.__getitem__, map(slice, start.tolist(), end.tolist()))
+    def _runs(self, index: Ints, start: Longs, end: Longs) -> list[tuple[int, ...]]:
+        """Cut the column into tuples; if all are of consecutive partitions, equal ones are one object."""
+        first, length = index[start], end - start
+        most = int(length.max())
+        span = (int(index.max()) + 1) * (most + 1)
+        if span > 4 * len(index) + 1_000 or (index[end - 1] - first != length - 1).any():
+            column = tuple(index.tolist())
+            return list(map(column.__getitem__, map(slice, start.tolist(), end.tolist())))
+        key = first * (most + 1) + length
+        wanted = np.zeros(span, np.bool_)
+        wanted[key] = True
+        keys = np.flatnonzero(wanted)
+        runs = np.empty(span, np.object_)
+        for number in keys.tolist():
+            begin, size = divmod(number, most + 1)
+            runs[number] = tuple(range(begin, begin + size))
+        return cast("list[tuple[int, ...]]", runs[key].tolist())
 
 
 @contextmanager

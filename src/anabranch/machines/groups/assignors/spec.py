@@ -24,6 +24,7 @@ Longs: TypeAlias = NDArray[np.int64]
 NOBODY = -1
 ABSENT, LIVE, RETIRING = 0, 1, 2
 """Kinds of a partition's number: a gap in the topic's numbering, live, retiring."""
+TABLE_SIZE_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +48,11 @@ class Partitions:
         kind = np.full(int(first[-1]), ABSENT, np.int8)
         for topic, start in zip(topics, first.tolist(), strict=False):
             for sort, partitions in ((LIVE, topic.partitions), (RETIRING, topic.retiring)):
-                if len(partitions):
+                if not partitions:
+                    continue
+                if partitions[-1] - partitions[0] < len(partitions):
+                    kind[start + partitions[0] : start + partitions[-1] + 1] = sort
+                else:
                     kind[start + np.fromiter(partitions, np.int32, len(partitions))] = sort
         topic_of = np.repeat(np.arange(len(topics), dtype=np.int32), spans)
         index = np.arange(int(first[-1]), dtype=np.int32) - first[topic_of]
@@ -73,6 +78,8 @@ class Subscriptions:
     """Per pair the bundle."""
     key: Longs
     """Per pair `bundle * classes + class`, ascending."""
+    table: Ints | None
+    """Per such key the pair or -1, unless that were too large."""
 
     @classmethod
     def of(cls, subscribed: Sequence[Ints], topics: int) -> Subscriptions:
@@ -80,7 +87,7 @@ class Subscriptions:
         classes = len(subscribed)
         if classes == 1 and topics:
             one, none = np.zeros(1, np.int32), np.zeros(topics, np.int32)
-            return cls(1, none, np.array([0, 1], np.int32), one, one, np.zeros(1, np.int64))
+            return cls(1, none, np.array([0, 1], np.int32), one, one, np.zeros(1, np.int64), one)
         sizes = np.fromiter(map(len, subscribed), np.int64, classes)
         topic = np.concatenate([*subscribed, np.empty(0, np.int32)])
         by_topic = ordered(topic)
@@ -100,20 +107,22 @@ class Subscriptions:
         class_of = np.concatenate([*first_of, np.empty(0, np.int32)])
         bundle_of_pair = np.repeat(np.arange(len(bundles), dtype=np.int32), np.diff(start))
         key = bundle_of_pair.astype(np.int64) * classes + class_of
-        return cls(classes, bundle_of, start, class_of, bundle_of_pair, key)
+        table = None
+        if len(bundles) * classes <= TABLE_SIZE_MAX:
+            table = np.full(len(bundles) * classes, -1, np.int32)
+            table[key] = np.arange(len(key), dtype=np.int32)
+        return cls(classes, bundle_of, start, class_of, bundle_of_pair, key, table)
 
     def pair(self, bundle: Ints, of_class: Ints) -> Ints:
-        """Find the pairs of bundles and classes; every one must be there."""
-        return np.searchsorted(self.key, bundle.astype(np.int64) * self.classes + of_class).astype(np.int32)
-
-    def may_own(self, bundle: Ints, of_class: Ints) -> NDArray[np.bool_]:
-        """Tell whether the class subscribes to the bundle."""
+        """Find the pairs of bundles and classes, -1 where the class does not subscribe to the bundle."""
         if self.classes == 1:
-            return np.ones(len(bundle), np.bool_)
+            return bundle
         key = bundle.astype(np.int64) * self.classes + of_class
+        if self.table is not None:
+            found: Ints = self.table[key]
+            return found
         at = np.minimum(np.searchsorted(self.key, key), len(self.key) - 1)
-        found: NDArray[np.bool_] = self.key[at] == key
-        return found
+        return np.where(self.key[at] == key, at, -1).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,11 +173,11 @@ def check(spec: Spec, owner: Ints) -> None:
     members = owner[numbers]
     if members.min(initial=0) < 0 or members.max(initial=0) >= spec.members:
         raise AssignorError("an owner that is no member")
-    if not spec.subscriptions.may_own(spec.bundle_of(numbers), spec.class_of[members]).all():
+    if (spec.subscriptions.pair(spec.bundle_of(numbers), spec.class_of[members]) < 0).any():
         raise AssignorError("an owner that does not subscribe")
 
 
-def ordered(*keys: Ints) -> Longs:
+def ordered(*keys: Ints | Longs) -> Longs:
     """Sort by the first key, then the next, stably: the positions in order. Small keys take NumPy's radix sort."""
     order: Longs | None = None
     for key in reversed(keys):

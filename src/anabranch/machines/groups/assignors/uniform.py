@@ -6,12 +6,14 @@ Live and retiring partitions are two lists, balanced one after the other. For ea
 2. A class that must give of a bundle gives what its fullest members have of it.
 3. Within a class all members may own the same, so it is made exactly even: those that have more than their share give
    the excess, and what is free is dealt round those that have less, which spreads topics over members.
-Each step is a whole array at a time. With equal subscriptions there is one class, and only step 3. Racks are ignored.
+Each step is a whole array at a time. With equal subscriptions there is one class, and only step 3. Only moves that by
+themselves even two members out are made, not chains of them. Racks are ignored.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from anabranch.machines.groups.assignors.spec import (
     LIVE,
@@ -26,7 +28,6 @@ from anabranch.machines.groups.assignors.spec import (
 
 SCATTER = np.uint32(2_654_435_761)
 """Odd: multiplied by it, neighbouring topics sort far apart."""
-
 RUNS_MAX = 20_000
 """Free partitions are dealt one at a time, several when there are so many members that this many deals are exceeded:
 the more topics a member has, the larger is its record."""
@@ -74,13 +75,15 @@ def _within_classes(spec: Spec, numbers: Ints, owners: Ints, of_class: Ints, oth
         return
     lacking = share - np.minimum(held, share)
     takers = np.repeat(np.arange(spec.members, dtype=np.int32), lacking)
-    at_once = -(-int(lacking.max()) // max(1, RUNS_MAX // np.count_nonzero(lacking)))
-    rounds = (places(takers) // at_once).astype(np.int32)
-    takers = takers[ordered(spec.class_of[takers], rounds)]
-    owners[free[ordered(of_class[free])]] = takers
+    at_once = -(-int(lacking.max()) // max(1, RUNS_MAX // int(np.count_nonzero(lacking))))
+    rounds = (np.arange(len(takers)) - np.repeat(np.cumsum(lacking) - lacking, lacking)) // at_once
+    if len(size) == 1:
+        owners[free] = takers[ordered(rounds)]
+    else:
+        owners[free[ordered(of_class[free])]] = takers[ordered(spec.class_of[takers], rounds)]
 
 
-def _kept_first(spec: Spec, numbers: Ints) -> tuple[Ints, Ints]:
+def _kept_first(spec: Spec, numbers: Ints) -> tuple[NDArray[np.uint32], Ints]:
     """Sort keys, the last one first, of what a member keeps rather: the first partitions of each of its topics.
 
     So what is given up is of many topics, and of each the last, as in the proposal's examples.
@@ -99,24 +102,27 @@ def _between_classes(spec: Spec, numbers: Ints, owners: Ints) -> Ints:
     before = np.bincount(pair[held], minlength=pairs)
     after = _levelled(spec, before, np.bincount(bundle, minlength=len(subscriptions.start) - 1))
 
-    gives = before > after
-    if gives.any():
-        # A member's partitions of pairs that give come last, so that the fullest members' have the highest places.
-        giving = gives[pair[held]]
-        by_owner = held[np.lexsort((*_kept_first(spec, numbers[held]), giving, owners[held]))]
-        place = np.empty(len(numbers), np.int32)
-        place[by_owner] = places(owners[by_owner])
-        candidates = held[giving]
-        candidates = candidates[np.lexsort((numbers[candidates], place[candidates], pair[candidates]))]
-        gone = candidates[places(pair[candidates]) >= after[pair[candidates]]]
+    giving = held[(before > after)[pair[held]]]
+    if len(giving):
+        # A member's partitions of pairs that give come last, so that the fullest members' stand highest.
+        gives = np.zeros(spec.members, np.bool_)
+        gives[owners[giving]] = True
+        theirs = held[gives[owners[held]]]
+        last = (before > after)[pair[theirs]]
+        theirs = theirs[np.lexsort((*_kept_first(spec, numbers[theirs]), last, owners[theirs]))]
+        height = np.empty(len(numbers), np.int32)
+        height[theirs] = places(owners[theirs])
+        giving = giving[np.lexsort((height[giving], pair[giving]))]
+        gone = giving[places(pair[giving]) >= after[pair[giving]]]
         owners[gone] = NOBODY
         pair[gone] = -1
 
     free = np.flatnonzero(owners == NOBODY)
     wanted = after - np.minimum(before, after)
     takers = np.repeat(np.arange(pairs, dtype=np.int32), wanted)
-    evenly = (places(takers) + 0.5) / wanted[takers]
-    takers = takers[np.lexsort((evenly, subscriptions.bundle[takers]))]
+    # Each of a bundle's classes takes at even distances, in 1/65,536 of the bundle.
+    place = np.arange(len(takers)) - np.repeat(np.cumsum(wanted) - wanted, wanted)
+    takers = takers[ordered(subscriptions.bundle[takers], ((2 * place + 1) << 15) // wanted[takers])]
     pair[free[ordered(bundle[free])]] = takers
     return subscriptions.class_of[pair]
 
@@ -167,4 +173,5 @@ def _filled(load: Longs, size: Longs, count: int, now: Longs | None) -> Longs:
     short = count - int(given.sum())
     room = most - given if short >= 0 else given - least
     step: Longs = np.minimum(np.maximum(abs(short) - (np.cumsum(room) - room), 0), room)
-    return given + step if short >= 0 else given - step
+    filled: Longs = given + step if short >= 0 else given - step
+    return filled

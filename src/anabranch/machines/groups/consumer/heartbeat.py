@@ -55,14 +55,8 @@ def check_request(request: ConsumerGroupHeartbeatRequest, version: int) -> None:
     if request.member_epoch == LEFT_FOR_A_WHILE:
         _need(request.instance_id is not None, "MemberEpoch is -2, but only a member with an InstanceId will be back.")
     if joining:
-        _need(request.rebalance_timeout_ms > 0, "RebalanceTimeoutMs must be above 0 in the first heartbeat.")
-        _need(
-            request.subscribed_topic_names is not None or bool(request.subscribed_topic_regex),
-            "The first heartbeat says what is subscribed to: SubscribedTopicNames or SubscribedTopicRegex.",
-        )
         _need(not request.topic_partitions, "TopicPartitions is not empty, but who joins owns nothing.")
-    elif request.member_epoch > JOINING:
-        _need(request.rebalance_timeout_ms == -1 or request.rebalance_timeout_ms > 0, "RebalanceTimeoutMs is 0.")
+    _need(request.rebalance_timeout_ms == -1 or request.rebalance_timeout_ms > 0, "RebalanceTimeoutMs must be above 0.")
     _need(all(request.subscribed_topic_names or ()), "SubscribedTopicNames has an empty name.")
     _need(
         request.server_assignor is None or not request.client_assignors,
@@ -84,6 +78,15 @@ def check_request(request: ConsumerGroupHeartbeatRequest, version: int) -> None:
             ErrorCode.UNSUPPORTED_ASSIGNOR,
             f"There is no server-side assignor '{request.server_assignor}'; there are {', '.join(server_assignors())}.",
         )
+
+
+def _check_first(request: ConsumerGroupHeartbeatRequest) -> None:
+    """Raise INVALID_REQUEST where a new member does not say what the coordinator must know."""
+    _need(request.rebalance_timeout_ms > 0, "RebalanceTimeoutMs must be above 0 in the first heartbeat.")
+    _need(
+        request.subscribed_topic_names is not None or bool(request.subscribed_topic_regex),
+        "The first heartbeat says what is subscribed to: SubscribedTopicNames or SubscribedTopicRegex.",
+    )
 
 
 def _need(holds: bool, message: str) -> None:
@@ -111,6 +114,7 @@ def heartbeat(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller
     if member is None or said != member.described:
         _check_versions(group, member_id, said)
     if member is None:
+        _check_first(request)
         check_room(step, group)
         step.put(member_record(step.group_id, member_id, said))
         step.put(current_record(step.group_id, member_id, Member(member_id, said)))
@@ -121,7 +125,7 @@ def heartbeat(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller
             replace_member(step, member, member_id, said)
         elif said != member.described:
             step.put(member_record(step.group_id, member_id, said))
-    step.live.connections[member_id] = caller.connection
+    step.live.connections[member_id] = max(caller.connection, step.live.connections.get(member_id, 0))
     if calls:
         step.next_epoch()
     step.assign()
@@ -208,7 +212,10 @@ def _check_versions(group: ConsumerGroup, member_id: str, said: Described) -> No
 
 
 def _merged(before: Described, request: ConsumerGroupHeartbeatRequest, caller: Caller) -> Described:
-    """What the member says of itself now: null fields, and a timeout of -1, mean what they meant before."""
+    """What the member says of itself now: null fields, and a timeout of -1, mean what they meant before.
+
+    Not so when it begins anew: then what it leaves out it has not. (At epoch 0 it may also just wait for a target.)
+    """
     said = before
     names, regex = request.subscribed_topic_names, request.subscribed_topic_regex
     if (
@@ -221,7 +228,7 @@ def _merged(before: Described, request: ConsumerGroupHeartbeatRequest, caller: C
         and before.instance_id == request.instance_id
     ):
         return before
-    joining = request.member_epoch == JOINING
+    joining = request.member_epoch == JOINING and request.rebalance_timeout_ms != -1
     return replace(
         said,
         client_id=caller.client_id,
@@ -261,7 +268,6 @@ def calls_for_assignment(before: Described, said: Described) -> bool:
         or before.server_assignor != said.server_assignor
         or before.client_assignors != said.client_assignors
         or before.rack_id != said.rack_id
-        or (before.classic is None) != (said.classic is None)
     )
 
 

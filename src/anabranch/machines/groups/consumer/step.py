@@ -168,7 +168,7 @@ class Step:
         group = self.group
         if asked is not None and asked.assignor.name == offer.name and asked.member_id in group.members:
             return True
-        tried = set() if asked is None or asked.group_epoch != group.epoch else asked.tried
+        tried = set() if asked is None else asked.tried
         able = [
             member_id
             for member_id, member in sorted(group.members.items())

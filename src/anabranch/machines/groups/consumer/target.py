@@ -147,7 +147,7 @@ class Computation:
     """The group epoch for which it is asked; at Prepare, the one it is told."""
     assignor: Offer
     tried: set[str] = field(default_factory=set)
-    """Members that were asked for this epoch and did not deliver."""
+    """Members that were asked before, since the last target, and did not deliver."""
     told: bool = False
     """Whether the member knows that it is asked."""
     members: frozenset[str] | None = None

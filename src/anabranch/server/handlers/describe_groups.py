@@ -1,0 +1,133 @@
+"""Seeing groups, and deleting them.
+
+ConsumerGroupDescribe (69), DescribeGroups (15), ListGroups (16), DeleteGroups (42).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.protocol.messages.consumer_group_describe import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+)
+from anabranch.protocol.messages.consumer_group_describe import DescribedGroup as DescribedConsumerGroup
+from anabranch.protocol.messages.delete_groups import (
+    DeletableGroupResult,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+)
+from anabranch.protocol.messages.describe_groups import DescribedGroup, DescribeGroupsRequest, DescribeGroupsResponse
+from anabranch.protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
+from anabranch.server.handlers.groups import NO_CONSUMER_PROTOCOL, submit
+from anabranch.server.node import Call, Node
+
+Result = TypeVar("Result")
+Response = TypeVar("Response")
+DEAD = "Dead"
+
+
+def handle_consumer_group_describe(
+    node: Node, request: ConsumerGroupDescribeRequest, call: Call
+) -> ConsumerGroupDescribeResponse | Awaitable[ConsumerGroupDescribeResponse]:
+    """Describe groups of the consumer protocol."""
+
+    def refuse(group_id: str, code: ErrorCode, message: str) -> DescribedConsumerGroup:
+        return DescribedConsumerGroup(error_code=code, error_message=message, group_id=group_id)
+
+    def describe(group_id: str) -> DescribedConsumerGroup | Awaitable[DescribedConsumerGroup]:
+        if not node.groups.consumer_protocol:
+            return refuse(group_id, ErrorCode.UNSUPPORTED_VERSION, NO_CONSUMER_PROTOCOL)
+        return _read(
+            node,
+            group_id,
+            lambda groups, now_ms: groups.describe_consumer_group(group_id),
+            lambda code, message: refuse(group_id, code, message),
+        )
+
+    found = [describe(group_id) for group_id in request.group_ids]
+    return _gathered(found, lambda groups: ConsumerGroupDescribeResponse(groups=groups))
+
+
+def handle_describe_groups(
+    node: Node, request: DescribeGroupsRequest, call: Call
+) -> DescribeGroupsResponse | Awaitable[DescribeGroupsResponse]:
+    """Describe groups of the classic protocol."""
+
+    def describe(group_id: str) -> DescribedGroup | Awaitable[DescribedGroup]:
+        return _read(
+            node,
+            group_id,
+            lambda groups, now_ms: groups.describe_group(group_id),
+            lambda code, message: DescribedGroup(
+                error_code=code, error_message=message, group_id=group_id, group_state=DEAD
+            ),
+        )
+
+    found = [describe(group_id) for group_id in request.groups]
+    return _gathered(found, lambda groups: DescribeGroupsResponse(groups=groups))
+
+
+def handle_list_groups(node: Node, request: ListGroupsRequest, call: Call) -> ListGroupsResponse:
+    """List the groups of all shards; the filters pass groups that are in one of the states, and of one of the types."""
+    states = {state.lower() for state in request.states_filter}
+    types = {kind.lower() for kind in request.types_filter}
+    found: list[ListedGroup] = []
+    try:
+        for groups in node.groups.machines():
+            found += [
+                group
+                for group in groups.list_groups()
+                if (not states or group.group_state.lower() in states)
+                and (not types or group.group_type.lower() in types)
+            ]
+    except ApiError as error:
+        return ListGroupsResponse(error_code=error.code)
+    return ListGroupsResponse(groups=found)
+
+
+def handle_delete_groups(
+    node: Node, request: DeleteGroupsRequest, call: Call
+) -> DeleteGroupsResponse | Awaitable[DeleteGroupsResponse]:
+    """Delete groups that have no members, with all their offsets."""
+
+    def delete(group_id: str) -> ErrorCode | Awaitable[ErrorCode]:
+        return submit(
+            node,
+            group_id,
+            lambda groups, now_ms: groups.delete_group(group_id, now_ms),
+            lambda code, message: code,
+        )
+
+    names = list(dict.fromkeys(request.groups_names))
+    return _gathered(
+        [delete(name) for name in names],
+        lambda codes: DeleteGroupsResponse(
+            results=[
+                DeletableGroupResult(group_id=name, error_code=code) for name, code in zip(names, codes, strict=True)
+            ]
+        ),
+    )
+
+
+def _read(
+    node: Node, group_id: str, look: Callable[[Any, int], Any], refuse: Callable[[ErrorCode, str], Result]
+) -> Result | Awaitable[Result]:
+    try:
+        return node.groups.of(group_id).read(look)
+    except ApiError as error:
+        return refuse(error.code, error.message)
+
+
+def _gathered(
+    found: Sequence[Result | Awaitable[Result]], make: Callable[[list[Result]], Response]
+) -> Response | Awaitable[Response]:
+    if not any(hasattr(it, "__await__") for it in found):
+        return make(list(found))  # type: ignore[arg-type]
+
+    async def gathered() -> Response:
+        return make([await it if hasattr(it, "__await__") else it for it in found])
+
+    return gathered()

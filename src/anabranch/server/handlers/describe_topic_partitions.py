@@ -1,0 +1,75 @@
+"""DescribeTopicPartitions (API 75): topics page by page, for tools (KIP-966)."""
+
+from __future__ import annotations
+
+from anabranch.base.errors import ErrorCode
+from anabranch.machines.controller.views import TopicView, topic_view
+from anabranch.protocol.messages.describe_topic_partitions import (
+    Cursor,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
+)
+from anabranch.server.node import Call, Node
+
+PARTITIONS_MAX = 2_000
+UNKNOWN_OPERATIONS = -(2**31)
+
+
+def handle_describe_topic_partitions(
+    node: Node, request: DescribeTopicPartitionsRequest, call: Call
+) -> DescribeTopicPartitionsResponse:
+    """Describe the topics that are asked for, or all, in the order of their names, from the cursor on."""
+    state = node.controller.state
+    everything = not request.topics
+    names = sorted(state.topics.keys() - state.deleting if everything else {topic.name for topic in request.topics})
+    cursor, begin = request.cursor, 0
+    if cursor is not None:
+        begin = max(0, cursor.partition_index)
+        names = [name for name in names if name >= cursor.topic_name]
+    left = max(1, min(request.response_partition_limit, PARTITIONS_MAX))
+    found: list[DescribeTopicPartitionsResponseTopic] = []
+    for name in names:
+        if not left:
+            return DescribeTopicPartitionsResponse(topics=found, next_cursor=Cursor(topic_name=name, partition_index=0))
+        view = topic_view(state, name)
+        if view is None:
+            found.append(
+                DescribeTopicPartitionsResponseTopic(
+                    error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                    name=name,
+                    topic_authorized_operations=UNKNOWN_OPERATIONS,
+                )
+            )
+            continue
+        first = begin if cursor is not None and name == cursor.topic_name else 0
+        end = min(first + left, len(view.partitions))
+        found.append(_described(view, first, end))
+        left -= max(0, end - first)
+        if end < len(view.partitions):
+            return DescribeTopicPartitionsResponse(
+                topics=found, next_cursor=Cursor(topic_name=name, partition_index=end)
+            )
+    return DescribeTopicPartitionsResponse(topics=found, next_cursor=None)
+
+
+def _described(view: TopicView, first: int, end: int) -> DescribeTopicPartitionsResponseTopic:
+    return DescribeTopicPartitionsResponseTopic(
+        name=view.name,
+        topic_id=view.topic_id,
+        is_internal=view.internal,
+        partitions=[
+            DescribeTopicPartitionsResponsePartition(
+                error_code=ErrorCode.NONE if it.leader >= 0 else ErrorCode.LEADER_NOT_AVAILABLE,
+                partition_index=it.partition,
+                leader_id=it.leader,
+                leader_epoch=it.leader_epoch,
+                replica_nodes=list(it.replicas),
+                isr_nodes=list(it.isr),
+                offline_replicas=list(it.offline_replicas),
+            )
+            for it in view.partitions[first:end]
+        ],
+        topic_authorized_operations=UNKNOWN_OPERATIONS,
+    )

@@ -1,0 +1,178 @@
+"""Being in a group: ConsumerGroupHeartbeat (68), ConsumerGroupPrepareAssignment (10002), ConsumerGroupInstallAssignment
+(10003), JoinGroup (11), SyncGroup (14), Heartbeat (12), LeaveGroup (13).
+
+The coordinator's machine takes the request and gives the response; what is done here is to find its shard, to copy
+what it may keep out of the request's frame, and to say it in the API's words when there is no shard to answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.machines.groups.caller import Caller
+from anabranch.protocol.messages.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
+from anabranch.protocol.messages.consumer_group_install_assignment import (
+    ConsumerGroupInstallAssignmentRequest,
+    ConsumerGroupInstallAssignmentResponse,
+)
+from anabranch.protocol.messages.consumer_group_prepare_assignment import (
+    ConsumerGroupPrepareAssignmentRequest,
+    ConsumerGroupPrepareAssignmentResponse,
+)
+from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
+from anabranch.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
+from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from anabranch.server.node import Call, Node
+
+Response = TypeVar("Response")
+Refuse = Callable[[ErrorCode, str], Response]
+NO_CONSUMER_PROTOCOL = "This broker's group.coordinator.rebalance.protocols does not name consumer."
+
+
+def caller_of(node: Node, call: Call, member_id: str) -> Caller:
+    """What the machine is told about who asks; a member that has no id yet may take the one that is given here."""
+    host = call.peer.rpartition(":")[0].strip("[]")
+    fresh = "" if member_id else str(node.chance.uuid())
+    return Caller(call.client_id or "", f"/{host}", call.api_version, fresh, call.connection_id)
+
+
+def submit(
+    node: Node, group_id: str, decide: Callable[[Any, int], Any], refuse: Refuse[Response]
+) -> Response | Awaitable[Response]:
+    """Have the group's shard decide; `refuse` makes the response when it cannot, and says why."""
+    try:
+        answer = node.groups.of(group_id).ask(decide)
+    except ApiError as error:
+        return refuse(error.code, error.message)
+    return awaited(answer, refuse) if isinstance(answer, asyncio.Future) else answer
+
+
+async def awaited(answer: Awaitable[Response], refuse: Refuse[Response]) -> Response:
+    """Wait for a response, or make one of the reason why there will be none."""
+    try:
+        return await answer
+    except ApiError as error:
+        return refuse(error.code, error.message)
+
+
+# -- the consumer protocol -------------------------------------------------------------------------------------------
+
+
+def handle_consumer_group_heartbeat(
+    node: Node, request: ConsumerGroupHeartbeatRequest, call: Call
+) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
+    """Join, stay, report, leave."""
+    if not node.groups.consumer_protocol:
+        return _heartbeat_refused(ErrorCode.UNSUPPORTED_VERSION, NO_CONSUMER_PROTOCOL)
+    for assignor in request.client_assignors or ():
+        assignor.metadata_bytes = bytes(assignor.metadata_bytes)
+    caller = caller_of(node, call, request.member_id)
+    return submit(
+        node,
+        request.group_id,
+        lambda groups, now_ms: groups.consumer_group_heartbeat(request, caller, now_ms),
+        _heartbeat_refused,
+    )
+
+
+def _heartbeat_refused(code: ErrorCode, message: str) -> ConsumerGroupHeartbeatResponse:
+    return ConsumerGroupHeartbeatResponse(error_code=code, error_message=message, assignment=None)
+
+
+def handle_prepare_assignment(
+    node: Node, request: ConsumerGroupPrepareAssignmentRequest, call: Call
+) -> ConsumerGroupPrepareAssignmentResponse | Awaitable[ConsumerGroupPrepareAssignmentResponse]:
+    """What the member needs to compute the group's assignment."""
+    caller = caller_of(node, call, request.member_id)
+    return submit(
+        node,
+        request.group_id,
+        lambda groups, now_ms: groups.prepare_assignment(request, caller, now_ms),
+        lambda code, message: ConsumerGroupPrepareAssignmentResponse(error_code=code, error_message=message),
+    )
+
+
+def handle_install_assignment(
+    node: Node, request: ConsumerGroupInstallAssignmentRequest, call: Call
+) -> ConsumerGroupInstallAssignmentResponse | Awaitable[ConsumerGroupInstallAssignmentResponse]:
+    """Take the assignment that the member has computed."""
+    for member in request.members:
+        member.metadata_bytes = bytes(member.metadata_bytes)
+    caller = caller_of(node, call, request.member_id)
+    return submit(
+        node,
+        request.group_id,
+        lambda groups, now_ms: groups.install_assignment(request, caller, now_ms),
+        lambda code, message: ConsumerGroupInstallAssignmentResponse(error_code=code, error_message=message),
+    )
+
+
+# -- the classic protocol --------------------------------------------------------------------------------------------
+
+
+def handle_join_group(
+    node: Node, request: JoinGroupRequest, call: Call
+) -> JoinGroupResponse | Awaitable[JoinGroupResponse]:
+    """Join the next generation; the answer comes when it is complete."""
+
+    def refuse(code: ErrorCode, message: str) -> JoinGroupResponse:
+        return JoinGroupResponse(
+            error_code=code, member_id=request.member_id, protocol_name=None if call.api_version >= 7 else ""
+        )
+
+    for protocol in request.protocols:
+        protocol.metadata = bytes(protocol.metadata)
+    caller = caller_of(node, call, request.member_id)
+    ticket = node.groups.ticket()
+    return submit(
+        node, request.group_id, lambda groups, now_ms: groups.join_group(request, caller, ticket, now_ms), refuse
+    )
+
+
+def handle_sync_group(
+    node: Node, request: SyncGroupRequest, call: Call
+) -> SyncGroupResponse | Awaitable[SyncGroupResponse]:
+    """Give or take the generation's assignment; the answer comes when the leader has given it."""
+    for assignment in request.assignments:
+        assignment.assignment = bytes(assignment.assignment)
+    caller = caller_of(node, call, request.member_id)
+    ticket = node.groups.ticket()
+    return submit(
+        node,
+        request.group_id,
+        lambda groups, now_ms: groups.sync_group(request, caller, ticket, now_ms),
+        lambda code, message: SyncGroupResponse(error_code=code),
+    )
+
+
+def handle_heartbeat(
+    node: Node, request: HeartbeatRequest, call: Call
+) -> HeartbeatResponse | Awaitable[HeartbeatResponse]:
+    """Stay in the generation."""
+    caller = caller_of(node, call, request.member_id)
+    return submit(
+        node,
+        request.group_id,
+        lambda groups, now_ms: groups.heartbeat(request, caller, now_ms),
+        lambda code, message: HeartbeatResponse(error_code=code),
+    )
+
+
+def handle_leave_group(
+    node: Node, request: LeaveGroupRequest, call: Call
+) -> LeaveGroupResponse | Awaitable[LeaveGroupResponse]:
+    """Leave at once."""
+    caller = caller_of(node, call, request.member_id or "-")
+    return submit(
+        node,
+        request.group_id,
+        lambda groups, now_ms: groups.leave_group(request, caller, now_ms),
+        lambda code, message: LeaveGroupResponse(error_code=code),
+    )

@@ -1,0 +1,121 @@
+"""What the log of a coordinator says: the last value of every key, and what open transactions still hold back.
+
+A log is read as if it had just been compacted, so that it means the same before, during and after a compaction, and
+what was overwritten costs next to nothing. A value written in a transaction counts from its commit on, unless the key
+was written again in between: the later record wins, which is also the one that compaction keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from anabranch.base.errors import DecodeError
+from anabranch.records.batch import LENGTH_END, check, headers, parse_end_transaction_marker
+from anabranch.records.pairs import decode_pairs
+from anabranch.storage.log.segment import LogSlice
+
+WINDOW_SIZE = 1 << 20
+"""Bytes of a log that are read before others get their turn."""
+FAST_FROM_SIZE = 4 << 20
+"""Bytes of a log from which on it pays to load NumPy."""
+
+
+class Replay:
+    """A fold over the batches of a log, in order."""
+
+    def __init__(self) -> None:
+        self.latest: dict[bytes, bytes] = {}
+        """The last value of every key that has one, in the order in which they were written."""
+        self.undecided: dict[int, dict[bytes, tuple[int, bytes | None]]] = {}
+        """By producer, the offset and value of what his open transaction has written."""
+        self.records = 0
+
+    def scan(self, slices: Sequence[LogSlice], *, fast: bool = False) -> Iterator[None]:
+        """Fold all batches, a window at a time. DecodeError where one is malformed, or has a wrong checksum.
+
+        `fast` reads many small batches at once, which needs NumPy.
+        """
+        fold = self._fold_spans if fast else self._fold
+        for piece in slices:
+            view = piece.view()
+            position = 0
+            while position < len(view):
+                size = int.from_bytes(view[position + 8 : position + LENGTH_END], signed=True) + LENGTH_END
+                position += fold(bytes(view[position : position + max(WINDOW_SIZE, size)]))
+                yield
+
+    def _fold(self, window: bytes) -> int:
+        """Fold the whole batches at the begin of some bytes; answers where they end."""
+        end = 0
+        for position, header in headers(window):
+            check(window, position, header)
+            end = position + header.size
+            self.records += header.record_count
+            batch = memoryview(window)[position:end]
+            if header.is_control:
+                marker = parse_end_transaction_marker(batch)
+                if marker is not None:
+                    self.end(marker.producer_id, committed=marker.commit)
+                continue
+            pairs = decode_pairs(batch, header)
+            if header.is_transactional:
+                held = self.undecided.setdefault(header.producer_id, {})
+                for delta, (key, value) in enumerate(pairs):
+                    if key is not None:
+                        held[key] = header.base_offset + delta, value
+            else:
+                for key, value in pairs:
+                    if key is not None:
+                        self.put(key, value)
+        if not end:
+            raise DecodeError("a log ends within a record batch")
+        return end
+
+    def _fold_spans(self, window: bytes) -> int:
+        """The same, faster where there is nothing but plain batches."""
+        from anabranch.records.spans import spans, walk
+
+        walked = walk(window)
+        if not walked.plain or not walked.end or self.undecided:
+            return self._fold(window)
+        found = spans(window, walked)
+        self.records += len(found.key_ends)
+        latest = self.latest
+        for start, end, value_start, value_end in zip(*(column.tolist() for column in found), strict=True):
+            if end >= 0:
+                key = window[start:end]
+                if key in latest:
+                    del latest[key]
+                if value_end >= 0:
+                    latest[key] = window[value_start:value_end]
+        return walked.end
+
+    def held(self) -> list[tuple[int, bytes, bytes | None]]:
+        """What open transactions have written, in the order of the log: producer id, key, value."""
+        found = [
+            (offset, producer_id, key, value)
+            for producer_id, held in self.undecided.items()
+            for key, (offset, value) in held.items()
+        ]
+        return [entry[1:] for entry in sorted(found, key=lambda entry: entry[0])]
+
+    def put(self, key: bytes, value: bytes | None) -> None:
+        """A record of no transaction."""
+        self.latest.pop(key, None)
+        if value is not None:
+            self.latest[key] = value
+        for held in self.undecided.values():
+            held.pop(key, None)
+
+    def end(self, producer_id: int, *, committed: bool) -> None:
+        """The end of a producer's transaction."""
+        held = self.undecided.pop(producer_id, {})
+        if not committed:
+            return
+        for key, (offset, value) in held.items():
+            self.latest.pop(key, None)
+            if value is not None:
+                self.latest[key] = value
+            for other in self.undecided.values():
+                if key in other and other[key][0] < offset:
+                    del other[key]

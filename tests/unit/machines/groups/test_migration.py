@@ -1,0 +1,284 @@
+"""Between the protocols, online: the proposal's worked example (KIP-848, Online Migration) and what it leaves out."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+from typing import Any
+
+from anabranch.base.errors import ErrorCode
+from anabranch.machines.groups.classic import ClassicGroup
+from anabranch.machines.groups.consumer.group import ConsumerGroup
+from anabranch.machines.groups.settings import GroupSettings
+from anabranch.protocol.messages.join_group import JoinGroupResponse
+from anabranch.protocol.messages.sync_group import SyncGroupRequestAssignment, SyncGroupResponse
+from tests.support.groups import GROUP, GroupWorld, assigned, assignment, subscription, topics
+
+EAGER = {"range": subscription("foo")}
+
+
+class Classic:
+    """A classic member as a client plays it."""
+
+    def __init__(self, world: GroupWorld, name: str, *, protocol: str = "range", version: int = 3) -> None:
+        self.world, self.name, self.protocol, self.version = world, name, protocol, version
+        self.generation = -1
+        self.owned = ""
+        self.ticket: Any = None
+
+    def protocols(self) -> dict[str, bytes]:
+        owned = self.owned if "cooperative" in self.protocol else ""
+        return {self.protocol: subscription("foo", owned=owned, generation=self.generation, version=self.version)}
+
+    def join(self) -> JoinGroupResponse:
+        answer = self.world.join_classic(self.name, self.protocols())
+        assert isinstance(answer, JoinGroupResponse), answer
+        assert answer.error_code == ErrorCode.NONE, answer
+        self.generation = answer.generation_id
+        return answer
+
+    def sync(self) -> str:
+        answer = self.world.sync_classic(self.name, self.generation)
+        assert isinstance(answer, SyncGroupResponse)
+        assert answer.error_code == ErrorCode.NONE, answer
+        self.owned = assigned(answer.assignment)
+        return self.owned
+
+    def beat(self) -> ErrorCode:
+        return self.world.beat_classic(self.name, self.generation)
+
+
+def stable_classic(world: GroupWorld, generation: int, protocol: str = "range", **shares: str) -> dict[str, Classic]:
+    """Let classic members join, and rebalance until a generation; the leader gives out `shares`."""
+    members = {}
+    for name in shares:
+        answer = world.join_classic("", {protocol: subscription("foo")}, fresh=name)
+        assert isinstance(answer, JoinGroupResponse)
+        assert answer.error_code == ErrorCode.MEMBER_ID_REQUIRED
+        members[name] = Classic(world, answer.member_id, protocol=protocol)
+    given = [
+        SyncGroupRequestAssignment(member_id=members[name].name, assignment=assignment(share))
+        for name, share in shares.items()
+    ]
+    for number in range(generation):
+        tickets = {
+            name: world.join_classic(member.name, member.protocols(), session_timeout_ms=1_800_000)
+            for name, member in members.items()
+        }
+        if number == 0:
+            world.advance(3 * world.settings.initial_rebalance_delay_ms)
+        for name, member in members.items():
+            told = tickets[name]
+            answer = told if isinstance(told, JoinGroupResponse) else world.answers[told]
+            assert answer.error_code == ErrorCode.NONE
+            member.generation = answer.generation_id
+            leader = answer.leader
+        syncs = {
+            name: world.sync_classic(member.name, member.generation, given if member.name == leader else ())
+            for name, member in members.items()
+        }
+        for name, member in members.items():
+            told = syncs[name]
+            answer = told if isinstance(told, SyncGroupResponse) else world.answers[told]
+            member.owned = assigned(answer.assignment)
+            assert member.owned == shares[name]
+    return members
+
+
+def test_online_migration_as_the_proposal_tells_it() -> None:
+    world = GroupWorld(topics(foo=6))
+    members = stable_classic(world, 22, A="foo-0 foo-1", B="foo-3 foo-4", C="foo-2 foo-5")
+    a, b, c = (members[name].name for name in "ABC")
+    names = {a: "A", b: "B", c: "C"}
+
+    def group_is(expected: str) -> None:
+        world.check()
+        text = world.show()
+        for name, letter in names.items():
+            text = text.replace(name, letter)
+        assert text == dedent(expected).strip("\n")
+
+    assert isinstance(world.coordinator.groups[GROUP], ClassicGroup)
+
+    # A speaks the new protocol. The group is converted; everyone has what it had, at the generation as epoch.
+    answer = world.join(a)
+    assert (answer.member_epoch, world.told(answer)) == (22, "foo-0 foo-1")
+    group_is(
+        """
+        Group (epoch=22) A B C
+        Target (epoch=22)
+          A [foo-0 foo-1]
+          B [foo-3 foo-4]
+          C [foo-2 foo-5]
+        Members
+          A epoch=22 [foo-0 foo-1]
+          B epoch=22 [foo-3 foo-4]
+          C epoch=22 [foo-2 foo-5]
+        """
+    )
+    assert members["B"].beat() is ErrorCode.NONE
+
+    # B leaves. The others are to have what it had, and C is called to a rebalance.
+    assert world.leave_classic(b) is ErrorCode.NONE
+    group_is(
+        """
+        Group (epoch=23) A C
+        Target (epoch=23)
+          A [foo-0 foo-1 foo-3]
+          C [foo-2 foo-4 foo-5]
+        Members
+          A epoch=22 [foo-0 foo-1] pending [foo-3]
+          C epoch=22 [foo-2 foo-5] pending [foo-4]
+        """
+    )
+    assert members["C"].beat() is ErrorCode.REBALANCE_IN_PROGRESS
+
+    # C, which is eager, has revoked everything and joins: it is at the next epoch at once, and syncs.
+    assert members["C"].join().generation_id == 23
+    assert world.told(world.beat(a, 22)) == "foo-0 foo-1 foo-3"
+    assert members["C"].sync() == "foo-2 foo-4 foo-5"
+    assert members["C"].beat() is ErrorCode.NONE
+
+    # B is back with the new protocol. A and C are told to let go of a partition each; which one is
+    # the assignor's choice (the proposal's gives back what came last, ours the last of a topic).
+    answer = world.join(b)
+    assert (answer.member_epoch, world.told(answer)) == (24, "")
+    group_is(
+        """
+        Group (epoch=24) A B C
+        Target (epoch=24)
+          A [foo-0 foo-1]
+          B [foo-3 foo-5]
+          C [foo-2 foo-4]
+        Members
+          A epoch=23 [foo-0 foo-1 foo-3]
+          B epoch=24 [] pending [foo-3 foo-5]
+          C epoch=23 [foo-2 foo-4 foo-5]
+        """
+    )
+    assert world.told(world.beat(a, 23)) == "foo-0 foo-1"
+    assert members["C"].beat() is ErrorCode.REBALANCE_IN_PROGRESS
+    assert members["C"].join().generation_id == 24
+    assert world.told(world.beat(b, 24)) == "foo-5"
+    assert members["C"].sync() == "foo-2 foo-4"
+    assert world.beat(a, 23, "foo-0 foo-1").member_epoch == 24
+    assert world.told(world.beat(b, 24, "foo-5")) == "foo-3 foo-5"
+    group_is(
+        """
+        Group (epoch=24) A B C
+        Target (epoch=24)
+          A [foo-0 foo-1]
+          B [foo-3 foo-5]
+          C [foo-2 foo-4]
+        Members
+          A epoch=24 [foo-0 foo-1]
+          B epoch=24 [foo-3 foo-5]
+          C epoch=24 [foo-2 foo-4]
+        """
+    )
+
+
+def test_a_cooperative_member_revokes_between_two_joins() -> None:
+    world = GroupWorld(topics(foo=3))
+    members = stable_classic(world, 1, "cooperative-sticky", A="foo-0 foo-1 foo-2")
+    member = members["A"]
+    assert world.told(world.join("N")) == ""
+    assert member.beat() is ErrorCode.REBALANCE_IN_PROGRESS
+    assert member.join().generation_id == 1
+    assert member.sync() == "foo-0 foo-1"
+    assert world.told(world.beat("N", 2)) is None
+    assert member.join().generation_id == 2
+    assert member.sync() == "foo-0 foo-1"
+    assert world.told(world.beat("N", 2)) == "foo-2"
+    assert member.beat() is ErrorCode.NONE
+
+
+def test_when_the_last_member_of_the_new_protocol_leaves_the_group_is_a_classic_one_again() -> None:
+    world = GroupWorld(topics(foo=2))
+    members = stable_classic(world, 3, A="foo-0", B="foo-1")
+    world.join("N")
+    group = world.coordinator.groups[GROUP]
+    assert isinstance(group, ConsumerGroup)
+    epoch = group.epoch
+    world.leave("N")
+    group = world.coordinator.groups[GROUP]
+    assert isinstance(group, ClassicGroup)
+    assert (group.generation, sorted(group.members)) == (epoch, sorted(member.name for member in members.values()))
+    assert members["A"].beat() is ErrorCode.ILLEGAL_GENERATION
+    world.check()
+    replayed = world.replayed().groups[GROUP]
+    assert isinstance(replayed, ClassicGroup)
+    assert replayed.generation == epoch
+    # Nothing of the other protocol is left in the log: what a compacted log says is the classic group alone.
+    assert {kind for kind, value in _last_kinds(world).items() if value} == {2}
+
+
+def _last_kinds(world: GroupWorld) -> dict[int, bool]:
+    last: dict[bytes, bool] = {}
+    for key, value, _ in world.log:
+        last[key] = value is not None
+    kinds: dict[int, bool] = {}
+    for key, present in last.items():
+        kind = int.from_bytes(key[:2])
+        kinds[kind] = kinds.get(kind, False) or present
+    return kinds
+
+
+def test_a_group_that_cannot_move_says_why() -> None:
+    world = GroupWorld(topics(foo=1))
+    answer = world.join_classic("", {"x": b"?"}, version=3, protocol_type="connect")
+    assert not isinstance(answer, JoinGroupResponse)
+    refused = world.beat("N", 0, "", topics=["foo"], rebalance_timeout_ms=1)
+    assert refused.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+    assert "protocol type is 'connect'" in (refused.error_message or "")
+
+
+def test_the_policy_may_forbid_to_move() -> None:
+    world = GroupWorld(topics(foo=1), GroupSettings(consumer_migration_policy="downgrade"))
+    stable_classic(world, 1, A="foo-0")
+    refused = world.beat("N", 0, "", topics=["foo"], rebalance_timeout_ms=1)
+    assert refused.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+    assert "group.consumer.migration.policy is downgrade" in (refused.error_message or "")
+
+
+def test_a_classic_member_that_does_not_rejoin_in_time_is_removed() -> None:
+    world = GroupWorld(topics(foo=2))
+    members = stable_classic(world, 1, A="foo-0 foo-1")
+    world.join("N")
+    for _ in range(12):
+        if members["A"].beat() is ErrorCode.UNKNOWN_MEMBER_ID:
+            break
+        world.beat("N", 2)
+        world.advance(5_000)
+    world.advance(1)
+    assert sorted(world.group.members) == ["N"]
+    assert world.told(world.beat("N", 2)) == "foo-0 foo-1"
+
+
+def test_an_empty_group_of_either_protocol_becomes_one_of_the_other() -> None:
+    world = GroupWorld(topics(foo=1))
+    world.join("N")
+    world.leave("N")
+    epoch = world.group.epoch
+    stable_classic(world, 1, A="foo-0")
+    group = world.coordinator.groups[GROUP]
+    assert isinstance(group, ClassicGroup)
+    assert group.generation > epoch
+    assert world.leave_classic(next(iter(group.members))) is ErrorCode.NONE
+    answer = world.join("N")
+    assert answer.member_epoch > group.generation
+    world.check()
+
+
+def test_a_new_coordinator_knows_the_classic_members_of_a_group_that_is_moving() -> None:
+    world = GroupWorld(topics(foo=6))
+    members = stable_classic(world, 2, A="foo-0 foo-1 foo-2", B="foo-3 foo-4 foo-5")
+    world.join("N")
+    world.reload(compact=True)
+    member = members["A"]
+    assert member.beat() is ErrorCode.REBALANCE_IN_PROGRESS
+    assert member.join().generation_id == 3
+    assert member.sync() == "foo-0 foo-1"
+    assert members["B"].beat() is ErrorCode.REBALANCE_IN_PROGRESS
+    members["B"].join()
+    members["B"].sync()
+    assert world.told(world.beat("N", 3)) == "foo-2 foo-5"
