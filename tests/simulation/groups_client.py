@@ -174,6 +174,7 @@ class Client:
         self._wake_at: int | None = None
         self._polling = True
         self._carrying: Event | None = None
+        self._is_refused = False
         self._learning = False
         self._looking = False
         self._matched: frozenset[str] = frozenset()
@@ -310,7 +311,7 @@ class Client:
                     self._compute(step)
                 case WaitUntil(at_ms):
                     if at_ms is not None and (self._wake_at is None or at_ms < self._wake_at or self._wake_at < now_ms):
-                        assert at_ms > now_ms, "the machine waits for what is past"
+                        assert at_ms > now_ms, f"{self.name}, {self.machine.phase}, waits for {at_ms - now_ms} ms"  # type: ignore[attr-defined]
                         self._wake_at = at_ms
                         self._in(at_ms - now_ms, self._woken)
                     break
@@ -458,7 +459,7 @@ class Client:
 
     def _attend(self) -> None:
         """Carry out what the member is told, in poll."""
-        if not self._polling or self._carrying is not None:
+        if not self._polling or self._carrying is not None or self._is_refused:
             return
         event = self.machine.take()
         if event is None:
@@ -471,8 +472,7 @@ class Client:
             case Assign(partitions):
                 for owned in partitions:
                     if owned.topic_id == NO_TOPIC_ID:
-                        topic = self.world.image.by_name.get(owned.topic)
-                        self.stamps[owned] = NO_TOPIC_ID if topic is None else topic.topic_id
+                        self.stamps[owned] = self.world.latest_ids[owned.topic]
                 self.assigning = partitions
                 self.world.rules.after_assign(self)
             case Revoke(partitions) if not chance.randrange(4) or not self.positions.keys() & partitions:
@@ -481,6 +481,7 @@ class Client:
                 self._in(ms, lambda: self._commit(lambda: self._did(event)))
                 return
             case Failed():
+                self._is_refused = True
                 self.world.failed(self)
             case _:
                 pass

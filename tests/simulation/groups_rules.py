@@ -26,6 +26,7 @@ from anabranch.machines.groups.consumer.group import (
 from anabranch.machines.groups.consumer.target import client_assignor, offers_of, subscription
 from anabranch.machines.groups.coordinator import Coordinator
 from anabranch.machines.groups.image import Image
+from anabranch.machines.groups.records import OffsetCommitKey, Record
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.outcome import Outcome, Parked
 from anabranch.protocol.messages.consumer_group_heartbeat import (
@@ -126,7 +127,8 @@ class Rules:
             request, JoinGroupRequest | SyncGroupRequest | HeartbeatRequest | ConsumerGroupHeartbeatRequest
         ):
             error = getattr(outcome.reply, "error_code", 0)
-            if error in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
+            called = isinstance(request, HeartbeatRequest) and error == ErrorCode.REBALANCE_IN_PROGRESS
+            if error == ErrorCode.NONE or called:
                 member_id = getattr(outcome.reply, "member_id", "") or request.member_id
                 self._heard_ms[group_id, member_id] = now_ms
         elif isinstance(request, OffsetCommitRequest) and kind is ClassicGroup:
@@ -306,6 +308,17 @@ class Rules:
         elif isinstance(reply, SyncGroupResponse) and isinstance(group, ClassicGroup):
             assert bytes(reply.assignment) == group.members[request.member_id].assignment
 
+    def not_told(self, machine: Coordinator, records: Iterable[Record]) -> None:
+        """Records are in the log, though the log said that it refused them: that counts as committed, too."""
+        for key, value in records:
+            if isinstance(key, OffsetCommitKey):
+                at = (key.group, key.topic, key.partition)
+                if value is None:
+                    self.committed.pop(at, None)
+                else:
+                    self.committed[at] = value.topic_id, value.offset
+                    self._committers[at] = "", 0
+
     # -- loading -------------------------------------------------------------------------------------------------------
 
     def before_stop(self, shard: Shard) -> None:
@@ -343,6 +356,8 @@ class Rules:
         """What a client is to remember of an answer: who it is, and what the coordinator has down for it."""
         answers = ConsumerGroupHeartbeatResponse | JoinGroupResponse | SyncGroupResponse | HeartbeatResponse
         if not isinstance(reply, answers) or reply.error_code or shard.machine is None:
+            return None
+        if isinstance(reply, ConsumerGroupHeartbeatResponse) and reply.member_epoch < 0:
             return None
         member_id = getattr(reply, "member_id", "") or request.member_id
         standing = Standing(member_id, self.incarnations[request.group_id, member_id])
@@ -386,7 +401,9 @@ class Rules:
             for partition in holds:
                 assert partition not in owners, f"{partition} is owned by {owners[partition].name} and {client.name}"
                 owners[partition] = client
-                if isinstance(group, ConsumerGroup):
+                # To a classic client a partition of a topic that is gone has a name that means nothing any more.
+                exists = not client.is_classic or partition[0] in shard.durable.image.by_id
+                if isinstance(group, ConsumerGroup) and exists:
                     holder = group.holders.get(partition)
                     assert holder == client.standing.member_id, (
                         f"{client.name} owns {partition}, which the coordinator has down for {holder}"

@@ -154,6 +154,7 @@ class Shard:
             world.say("%s: the log refuses %d records", self, len(encoded))
             if world.chance.random() < 0.5:  # they are in the log all the same, but nobody is told
                 self._append(encoded)
+                world.rules.not_told(machine, outcome.records)
             self.fail()
             return Status.FAILED.value
         self._append(encoded)

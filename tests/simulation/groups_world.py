@@ -127,6 +127,7 @@ class World:
         self._unreachable: dict[str, int] = {}
         self.rules = Rules(self)
         self._topic_ids = 0
+        self.latest_ids: dict[str, UUID] = {}
         self.image = Image(1, {})
         self.images: list[Image] = [self.image]
         for name in NAMES[: self.chance.randint(1, len(NAMES))]:
@@ -227,6 +228,7 @@ class World:
         if topic_id is None:
             self._topic_ids += 1
             topic_id = UUID(int=self._topic_ids << 96 | ord(name[0]))
+        self.latest_ids[name] = topic_id
         topic = TopicImage(topic_id, name, tuple(range(count)), tuple(range(count, count + retiring)))
         self._set_image({**self.image.by_name, name: topic})
 
