@@ -124,6 +124,7 @@ class Group:
             "assignor": kind.assignor,
             "session_timeout_ms": SESSION_TIMEOUT_MS,
             "topics": self.topics,
+            "reset": "earliest",
             **asked,
         }
         worker.tell(member=member.name, do="open", **settings)
