@@ -306,6 +306,7 @@ class ClassicMember:
     def next(self, now_ms: int) -> Step:
         """What the network is to do."""
         self._check_poll(now_ms)
+        self._look_again(now_ms)
         if self._flight:
             return self._wait(None)
         match self._phase:
@@ -320,7 +321,6 @@ class ClassicMember:
             case Phase.SYNCING:
                 return self._send_sync(now_ms) if now_ms >= self._due_ms else self._wait(self._due_ms)
             case Phase.LEADING | Phase.STABLE:
-                self._look_again(now_ms)
                 return self._beat(now_ms)
             case _:
                 return self._wait(None)

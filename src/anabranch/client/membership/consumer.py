@@ -119,6 +119,8 @@ class ConsumerMember:
         self._telling: _Told | None = None
         self._report = False
         """The owned partitions are to be said again, since the target is new."""
+        self._unsure = False
+        """The owned partitions were said and not answered: what was not among them may be others' by now."""
         self._urgent = False
         self._flight = 0
         self._tickets = 0
@@ -285,7 +287,7 @@ class ConsumerMember:
             return Revoke(excess)
         if self._explain is not None:
             return self._explain
-        if added := self._nameable() - self._owned:
+        if not self._unsure and (added := self._nameable() - self._owned):
             return Assign(added)
         return None
 
@@ -321,7 +323,7 @@ class ConsumerMember:
         return self._tickets
 
     def _wait(self, at_ms: int | None) -> WaitUntil:
-        times = [at_ms, self._assignment.due_ms if self._phase is Phase.JOINED else None]
+        times = [at_ms, self._assignment.next_ms if self._phase is Phase.JOINED else None]
         if self._phase in HEARTBEATING:
             times.append(self._poll_deadline_ms)
         known = [time for time in times if time is not None]
@@ -342,6 +344,7 @@ class ConsumerMember:
         self._told = self._telling = None
         self._target = None
         self._explain = None
+        self._unsure = False
         self._flight = 0
         self._failures = self._leave_failures = 0
         self._leave_epoch = 0
@@ -409,12 +412,14 @@ class ConsumerMember:
             request.server_assignor = self._server_assignor
         if offered and (told is None or told.offered != offered):
             request.client_assignors = list(offered)
-        if told is None or told.owned != self._owned or self._report:
+        owned = self._owned | self._taken.partitions if isinstance(self._taken, Assign) else self._owned
+        if told is None or told.owned != owned or self._report:
             request.topic_partitions = [
                 TopicPartitions(topic_id=topic_id, partitions=numbers)
-                for (_, topic_id), numbers in by_topic(self._owned).items()
+                for (_, topic_id), numbers in by_topic(owned).items()
             ]
-        self._telling = _Told(wanted, self._owned, self._server_assignor, offered)
+            self._unsure = True
+        self._telling = _Told(wanted, owned, self._server_assignor, offered)
         self._flight = self.ticket()
         self._known = True
         self._report = self._urgent = False
@@ -442,6 +447,7 @@ class ConsumerMember:
 
     def _heartbeat_taken(self, response: ConsumerGroupHeartbeatResponse, now_ms: int) -> None:
         self._told, self._telling = self._telling, None
+        self._unsure = False
         self._failures = 0
         if response.member_id:
             self._member_id = response.member_id
@@ -508,6 +514,11 @@ class _AssignmentWork:
         self.flight = 0
         self.work = self.computed = self.due_ms = None
         self.failures = 0
+
+    @property
+    def next_ms(self) -> int | None:
+        """When there is something to do; None while something is under way, or nothing to do."""
+        return None if self.flight else self.due_ms
 
     def heartbeat(self, *, wanted: bool) -> None:
         """Hear from a heartbeat whether this member is asked; what waited for a new epoch goes on."""

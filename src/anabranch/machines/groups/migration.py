@@ -209,6 +209,7 @@ def join(step: Step, request: JoinGroupRequest, caller: Caller) -> JoinGroupResp
             protocol_name="",
         )
     member_id, member = _who_joins(group, member_id, instance_id, caller)
+    _check_protocols(group, protocols, None if member is None else member.member_id)
     owned = NOTHING
     if version >= embedded.OWNED_SINCE:
         owned = embedded.by_id(subscribed.owned_partitions, step.image)
@@ -251,6 +252,18 @@ def _who_joins(
         return fresh, None if present is None else group.members[present]
     _check_instance(group, member_id, instance_id)
     return member_id, group.members[member_id]
+
+
+def _check_protocols(group: ConsumerGroup, protocols: tuple[tuple[str, bytes], ...], joins_as: str | None) -> None:
+    """Refuse a member that shares no protocol with all other classic members: they could not be a classic group."""
+    shared = {name for name, _ in protocols}
+    for other in group.classic_members:
+        if other.member_id != joins_as and other.described.classic is not None:
+            shared &= {name for name, _ in other.described.classic.protocols}
+    if not shared:
+        raise ApiError(
+            ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "The group's classic members have none of these protocols in common."
+        )
 
 
 def _check_instance(group: ConsumerGroup, member_id: str, instance_id: str | None) -> None:
