@@ -35,6 +35,7 @@ host(async (asked, report) => {
       report.owns(pairs(value ?? []))
     },
   })
+  consumer.on('consumer:group:rebalance', () => report.owns([]))
   const stream = await consumer.consume({
     topics: asked.topics,
     mode: 'committed',

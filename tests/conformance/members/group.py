@@ -124,6 +124,7 @@ class Group:
             "assignor": kind.assignor,
             "session_timeout_ms": SESSION_TIMEOUT_MS,
             "topics": self.topics,
+            "reset": "earliest",
             **asked,
         }
         worker.tell(member=member.name, do="open", **settings)
@@ -153,7 +154,9 @@ class Group:
             self._produced.add(value)
             at = {} if partitions is None else {"partition": partitions[number % len(partitions)]}
             topic = self.topics[number % len(self.topics)]
-            self._producer.produce(topic, value, value, on_delivery=lambda error, _: error and failed.append(error), **at)
+            self._producer.produce(
+                topic, value, value, on_delivery=lambda error, _: error and failed.append(error), **at
+            )
         assert self._producer.flush(30) == 0 and not failed, failed
 
     # -- what is waited for -----------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
-from functools import cache
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -18,10 +18,16 @@ ASSIGNORS = {
 }
 
 
-@cache
+_one = threading.Lock()
+_made: list[JavaMachine] = []
+
+
 def machine() -> JavaMachine:
     """The virtual machine of this process."""
-    return JavaMachine("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", callbacks=True)
+    with _one:
+        if not _made:
+            _made.append(JavaMachine("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", callbacks=True))
+        return _made[0]
 
 
 class LibraryMember(Member):

@@ -30,6 +30,7 @@ class LibraryMember(Member, RebalanceListener):
             enable_auto_commit=False,
             metadata_max_age_ms=METADATA_MS,
             retry_backoff_ms=20,
+            fetch_max_wait_ms=100,
             **settings,
         )
         topics = SubscriptionPattern(asked.pattern) if asked.pattern else list(asked.topics)

@@ -54,6 +54,8 @@ def check_request(request: ConsumerGroupHeartbeatRequest, version: int) -> None:
     _need(request.rack_id != "", "RackId is empty; leave it out instead.")
     if request.member_epoch == LEFT_FOR_A_WHILE:
         _need(request.instance_id is not None, "MemberEpoch is -2, but only a member with an InstanceId will be back.")
+    if request.member_epoch < JOINING:
+        return  # who leaves need not make sense otherwise: clients empty what they would have said
     if joining:
         _need(not request.topic_partitions, "TopicPartitions is not empty, but who joins owns nothing.")
     _need(request.rebalance_timeout_ms == -1 or request.rebalance_timeout_ms > 0, "RebalanceTimeoutMs must be above 0.")
