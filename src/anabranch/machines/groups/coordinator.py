@@ -33,7 +33,7 @@ from anabranch.machines.groups.consumer.target import subscriptions
 from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.positions import Positions
-from anabranch.machines.groups.records import GroupMetadataKey, OffsetCommitKey, Record, decode_record
+from anabranch.machines.groups.records import GroupMetadataKey, OffsetCommitKey, Record
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.outcome import Answer, CancelTimer, Outcome, Parked, SetTimer
@@ -134,17 +134,6 @@ class Coordinator:
         """End a producer's transaction."""
         del producer_epoch
         self.positions.end_transaction(producer_id, committed=committed)
-
-    def restore(self, latest: dict[bytes, bytes], step: int = 2_000) -> Iterator[None]:
-        """Fold the log: the last value of every key, as bytes. Yields after every `step` of them."""
-        others: list[bytes] = []
-        yield from self.positions.restore(latest, others, step)
-        for number, key in enumerate(others):
-            record = decode_record(key, latest.pop(key))
-            if record is not None:
-                self.apply(record)
-            if not number % step:
-                yield
 
     def _apply_classic(self, group_id: str, value: Any) -> None:
         group = self.groups.get(group_id)
