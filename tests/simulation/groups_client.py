@@ -55,6 +55,7 @@ from anabranch.protocol.messages.offset_fetch import (
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopics,
 )
+from anabranch.protocol.messages.sync_group import SyncGroupRequest
 from tests.simulation.groups_network import Connection
 
 if TYPE_CHECKING:
@@ -143,13 +144,17 @@ class Client:
         self.subscription = subscription
         self.is_alive = True
         self.is_leaving = False
+        self.stuck_until_ms = 0
+        self.has_given_up = False
+        """It has left, since its application is stuck, with what that still holds."""
         self.standing = Standing("", 0)
         self.given: frozenset[Partition] | None = None
         """What the coordinator had down for it when it gave the last answer that was read."""
         self.assigning: frozenset[Owned] = frozenset()
         self.positions: dict[Owned, int] = {}
         self.stamps: dict[Owned, UUID] = {}
-        """Ids of topics that are known by name, as they were when the partition was taken."""
+        """Ids of topics that are known by name, as they were when the partition was given."""
+        self._ids: dict[str, UUID] = {}
         chance = world.chance
         settings = MemberSettings(
             group,
@@ -203,7 +208,9 @@ class Client:
 
     @property
     def is_void(self) -> bool:
-        """Whether the coordinator has forgotten the member that this client takes itself for."""
+        """Whether the coordinator has forgotten the member that this client takes itself for, or it has left."""
+        if self.has_given_up:
+            return True
         incarnation = self.world.rules.incarnations.get((self.group, self.standing.member_id), 0)
         return incarnation != self.standing.incarnation
 
@@ -353,7 +360,7 @@ class Client:
                 return self.version
             case OffsetCommitRequest() | OffsetFetchRequest():
                 return 9 if self.is_classic else 10
-            case _ if old and type(request).__name__ == "SyncGroupRequest":
+            case SyncGroupRequest() if old:
                 return 3 if self.version == 5 else 4
             case _:
                 from anabranch.protocol.registry import api_of
@@ -385,10 +392,16 @@ class Client:
 
     def _replied(self, send: Send, reply: Any, note: Any) -> None:
         if note is not None:
-            self.standing, self.given = note
+            self.standing, self.given, ids = note
+            if isinstance(send.request, SyncGroupRequest):
+                self._ids = ids
         else:
             self.given = None
         self.machine.on_response(send.ticket, reply, self.world.now_ms)
+        if self.is_classic and isinstance(send.request, SyncGroupRequest):
+            # What stays is, by its name, now a partition of whatever topic has that name.
+            for owned in self.machine.owned & (getattr(self.machine, "_target", None) or frozenset()):
+                self.stamps[owned] = self._stamp(owned)
         self.world.rules.after_reply(self, send.request, reply)
         self._pump()
 
@@ -452,6 +465,7 @@ class Client:
         if chance.random() < self.world.stuck:
             self.world.say("%s is stuck", self.name)
             ms = theme.poll_interval_ms + chance.randint(0, theme.poll_interval_ms)
+            self.stuck_until_ms = self.world.now_ms + ms
         self._in(ms, self._poll)
         self._pump()
 
@@ -477,7 +491,7 @@ class Client:
             case Assign(partitions):
                 for owned in partitions:
                     if owned.topic_id == NO_TOPIC_ID:
-                        self.stamps[owned] = self.world.latest_ids[owned.topic]
+                        self.stamps[owned] = self._stamp(owned)
                 self.assigning = partitions
                 self.world.rules.after_assign(self)
             case Revoke(partitions) if not chance.randrange(4) or not self.positions.keys() & partitions:
@@ -492,6 +506,9 @@ class Client:
                 pass
         self._in(ms, lambda: self._did(event))
 
+    def _stamp(self, owned: Owned) -> UUID:
+        return self._ids.get(owned.topic) or self.world.id_of(owned.topic)
+
     def _did(self, event: Event) -> None:
         if self._carrying is not event:
             return
@@ -505,6 +522,8 @@ class Client:
                 pass
         self.world.say("%s did %s", self.name, type(event).__name__)
         self.machine.done(event, self.world.now_ms)
+        if self.is_classic and not self.machine.owned:
+            self.has_given_up = False
         for owned in [owned for owned in self.stamps if owned not in self.machine.owned]:
             del self.stamps[owned]
         if self.machine.owned - self.positions.keys() and not self._fetching:

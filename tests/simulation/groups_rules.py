@@ -136,7 +136,7 @@ class Rules:
                 self._heard_ms[group_id, request.member_id] = now_ms
         for answer in outcome.answers:
             call = self.world.calls.get(answer.ticket)
-            if call is not None:
+            if call is not None and not answer.reply.error_code:
                 member_id = getattr(answer.reply, "member_id", "") or call.request.member_id
                 self._heard_ms[call.request.group_id, member_id] = now_ms
 
@@ -343,15 +343,20 @@ class Rules:
     # -- the clients' side ---------------------------------------------------------------------------------------------
 
     def before_send(self, client: Client, request: Any) -> None:
-        """Who joins, or leaves, has let go of everything."""
+        """Who joins, or leaves, has let go of everything; but whose application is stuck leaves as it is."""
+        leaves = isinstance(request, LeaveGroupRequest)
         if isinstance(request, ConsumerGroupHeartbeatRequest):
-            if request.member_epoch == 0 or (request.member_epoch < 0 and client.is_leaving):
+            leaves = request.member_epoch < 0
+            if request.member_epoch == 0:
                 assert not client.holds, (client.name, request, client.holds)
-        elif isinstance(request, LeaveGroupRequest) and client.is_leaving:
+                client.has_given_up = False
+        if leaves and client.is_leaving:
             assert not client.holds, (client.name, request, client.holds)
+        elif leaves:
+            client.has_given_up = True
 
     def note(self, shard: Shard, request: Any, reply: Any) -> Any:
-        """What a client is to remember of an answer: who it is, and what the coordinator has down for it."""
+        """What a client is to remember of an answer: who it is, what the coordinator has down for it, topics' ids."""
         answers = ConsumerGroupHeartbeatResponse | JoinGroupResponse | SyncGroupResponse | HeartbeatResponse
         if not isinstance(reply, answers) or reply.error_code or shard.machine is None:
             return None
@@ -362,8 +367,8 @@ class Rules:
         group = shard.machine.groups.get(request.group_id)
         if isinstance(reply, ConsumerGroupHeartbeatResponse) and isinstance(group, ConsumerGroup):
             member = group.members.get(member_id)
-            return standing, None if member is None else frozenset(_each(member.assigned))
-        return standing, None
+            return standing, None if member is None else frozenset(_each(member.assigned)), {}
+        return standing, None, {topic.name: topic.topic_id for topic in shard.machine.image.by_name.values()}
 
     def after_reply(self, client: Client, request: Any, reply: Any) -> None:
         """What a member thinks it is to have is what the coordinator had down for it."""

@@ -127,7 +127,6 @@ class World:
         self._unreachable: dict[str, int] = {}
         self.rules = Rules(self)
         self._topic_ids = 0
-        self.latest_ids: dict[str, UUID] = {}
         self.image = Image(1, {})
         self.images: list[Image] = [self.image]
         for name in NAMES[: self.chance.randint(1, len(NAMES))]:
@@ -224,11 +223,17 @@ class World:
         """Metadata as some broker has it."""
         return self.chance.choice(self.images[-2:]) if self._incidents else self.image
 
+    def id_of(self, name: str) -> UUID:
+        """The id of a topic of this name, the newest one; of one that never was, a made-up one."""
+        for image in reversed(self.images):
+            if name in image.by_name:
+                return image.by_name[name].topic_id
+        return UUID(bytes=name.encode().ljust(16))
+
     def _put_topic(self, name: str, count: int, retiring: int = 0, topic_id: UUID | None = None) -> None:
         if topic_id is None:
             self._topic_ids += 1
             topic_id = UUID(int=self._topic_ids << 96 | ord(name[0]))
-        self.latest_ids[name] = topic_id
         topic = TopicImage(topic_id, name, tuple(range(count)), tuple(range(count, count + retiring)))
         self._set_image({**self.image.by_name, name: topic})
 
@@ -268,8 +273,7 @@ class World:
 
     def _again(self, client: Client) -> None:
         if client.is_alive:
-            client.kill()
-            self.start(client.group, instance=client.instance, classic=client.is_classic)
+            self._bounced(client, client.is_classic)
 
     def start(self, group_id: str, *, instance: str | None = None, classic: bool | None = None) -> Client:
         """A process begins."""
@@ -355,7 +359,11 @@ class World:
 
     def _bounced(self, client: Client, classic: bool) -> None:
         client.kill()
-        self.start(client.group, instance=client.instance, classic=classic)
+        if self._incidents or not self._is_used(client.group, client.instance):
+            self.start(client.group, instance=client.instance, classic=classic)
+
+    def _is_used(self, group_id: str, instance: str | None) -> bool:
+        return instance is not None and any(client.instance == instance for client in self.clients_of(group_id))
 
     def pause(self) -> None:
         client = self.a_client()
@@ -503,6 +511,9 @@ class World:
             self._check_logs()
         self.heal()
         deadline_ms = self.now_ms + QUIET_MAX_MS
+        # What is still under way may yet arrive, and who is yet to begin begins.
+        late = [at_ms for at_ms, _, do, _ in self._events if getattr(do, "__func__", None) in _DISTURBING]
+        self.run_until(max(late, default=self.now_ms))
         while (missing := self.missing()) is not None:
             assert self.now_ms < deadline_ms, missing
             self.run_until(self.now_ms + CHECK_EVERY_MS)
@@ -530,6 +541,9 @@ class World:
             self._tell_topics(shard)
         for client in list(self.clients):
             client.resume()
+            namesakes = [one for one in self.clients_of(client.group) if one.instance == client.instance]
+            if client.instance is not None and len(namesakes) > 1:
+                client.kill()
 
     def missing(self) -> str | None:
         """What is not yet as it should be; None when all groups have converged."""
@@ -546,7 +560,7 @@ class World:
         group = shard.machine.groups.get(group_id)
         clients = list(self.clients_of(group_id))
         for client in clients:
-            if not client.is_in or client.is_leaving:
+            if not client.is_in or client.is_leaving or client.stuck_until_ms > self.now_ms:
                 return f"{client.name} is not in: {client.machine.phase}"  # type: ignore[attr-defined]
         ids = {client.machine.member_id: client for client in clients}
         members = {} if group is None else group.members
@@ -594,6 +608,7 @@ def reads(wanted: Subscription, name: str) -> bool:
     return name in wanted.topics
 
 
+_DISTURBING = (Connection._arrive, World._bounced, World._again)
 _INCIDENTS: tuple[tuple[Callable[[Theme], float], Callable[[World], object]], ...] = (
     (lambda theme: 10, World.join),
     (lambda theme: 4, World.leave),

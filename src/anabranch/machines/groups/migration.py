@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from anabranch.base.errors import ApiError, DecodeError, ErrorCode
+from anabranch.base.limits import PENDING_MEMBERS_PER_GROUP_MAX
 from anabranch.machines.groups import embedded
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.classic import ClassicGroup, ClassicMember, group_of, tombstone
@@ -203,12 +204,8 @@ def join(step: Step, request: JoinGroupRequest, caller: Caller) -> JoinGroupResp
     )
     member_id = request.member_id
     if not member_id and instance_id is None and caller.version >= MEMBER_ID_REQUIRED_SINCE:
-        return JoinGroupResponse(
-            error_code=ErrorCode.MEMBER_ID_REQUIRED,
-            member_id=f"{caller.client_id}-{caller.member_id}",
-            protocol_name="",
-        )
-    member_id, member = _who_joins(group, member_id, instance_id, caller)
+        return _give_id(step, caller)
+    member_id, member = _who_joins(step, member_id, instance_id, caller)
     _check_protocols(group, protocols, None if member is None else member.member_id)
     owned = NOTHING
     if version >= embedded.OWNED_SINCE:
@@ -230,6 +227,7 @@ def join(step: Step, request: JoinGroupRequest, caller: Caller) -> JoinGroupResp
     step.assign()
     after = follow(step, member_id, owned)
     step.stop_expecting("join", member_id)
+    step.live.pending.pop(member_id, None)
     step.live.rejoining.discard(member_id)
     step.expect_within_rebalance_timeout("sync", after)
     return JoinGroupResponse(
@@ -240,12 +238,26 @@ def join(step: Step, request: JoinGroupRequest, caller: Caller) -> JoinGroupResp
     )
 
 
+def _give_id(step: Step, caller: Caller) -> JoinGroupResponse:
+    """Have a new member come again with an id; whoever comes with one that was not given is no new member."""
+    member_id = f"{caller.client_id}-{caller.member_id}"
+    pending = step.live.pending
+    if len(pending) >= PENDING_MEMBERS_PER_GROUP_MAX:
+        del pending[next(iter(pending))]
+    pending[member_id] = None
+    return JoinGroupResponse(error_code=ErrorCode.MEMBER_ID_REQUIRED, member_id=member_id, protocol_name="")
+
+
 def _who_joins(
-    group: ConsumerGroup, member_id: str, instance_id: str | None, caller: Caller
+    step: Step, member_id: str, instance_id: str | None, caller: Caller
 ) -> tuple[str, Member | None]:
     """The id under which the member joins, and who it is so far; a static one without an id takes another's place."""
+    group = step.group
     if instance_id is None:
-        return member_id or f"{caller.client_id}-{caller.member_id}", group.members.get(member_id)
+        member = group.members.get(member_id)
+        if member_id and member is None and member_id not in step.live.pending:
+            raise unknown(group.group_id, member_id)
+        return member_id or f"{caller.client_id}-{caller.member_id}", member
     present = group.static_members.get(instance_id)
     if not member_id:
         fresh = f"{instance_id}-{caller.member_id}"
