@@ -47,7 +47,7 @@ def document(address: str, *words: object) -> Any:
 def test_the_life_of_a_group(address: str) -> None:
     name, protocol = f"life-{time.time_ns()}", "consumer"
     with sync.Admin(address) as admin, sync.Producer(address) as producer:
-        admin.create_topics(name, partitions=2)
+        admin.create_topics(name, partitions=2, configs={"retention.ms": "-1"})  # its records are old
         for number in range(20):
             producer.send(name, str(number), partition=number % 2, timestamp=1_700_000_000_000 + number)
     reading = ("consume", name, "--group", name, "--group-protocol", protocol, "--format", "value", "--until-end")

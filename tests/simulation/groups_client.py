@@ -95,9 +95,11 @@ class SimAssignor(PartitionAssignor):
 
     def assign(self, spec: AssignmentSpec) -> GroupAssignment:
         chance = self._world.chance
-        wrong = chance.choice(("raises", "error", "forgets", "doubles", "invents", "ignores")) if (
-            chance.random() < self._world.wrong_assignors
-        ) else ""
+        wrong = (
+            chance.choice(("raises", "error", "forgets", "doubles", "invents", "ignores"))
+            if (chance.random() < self._world.wrong_assignors)
+            else ""
+        )
         if wrong == "raises":
             raise ValueError("the assignor is broken")
         if wrong == "error":
@@ -160,7 +162,10 @@ class Client:
         self._ids: dict[str, UUID] = {}
         chance = world.chance
         settings = MemberSettings(
-            group, instance, max_poll_interval_ms=world.theme.poll_interval_ms, retry_backoff_ms=chance.choice((50, 200))
+            group,
+            instance,
+            max_poll_interval_ms=world.theme.poll_interval_ms,
+            retry_backoff_ms=chance.choice((50, 200)),
         )
         self.machine: Member
         if classic:
@@ -562,7 +567,9 @@ class Client:
                 for topic in group.topics:
                     for part in topic.partitions:
                         for owned in wanted & self.machine.owned:
-                            same = owned.topic_id == topic.topic_id if not self.is_classic else owned.topic == topic.name
+                            same = (
+                                owned.topic_id == topic.topic_id if not self.is_classic else owned.topic == topic.name
+                            )
                             if same and owned.partition == part.partition_index and not part.error_code:
                                 self.positions[owned] = max(part.committed_offset, 0)
             self._in(100, self._fetch)

@@ -208,9 +208,7 @@ class Rules:
         if now.kind is not ClassicGroup or before.kind is not ClassicGroup or now.epoch <= before.epoch:
             return
         replies = [answer.reply for answer in outcome.answers] + [outcome.reply]
-        joined = {
-            reply.member_id for reply in replies if isinstance(reply, JoinGroupResponse) and not reply.error_code
-        }
+        joined = {reply.member_id for reply in replies if isinstance(reply, JoinGroupResponse) and not reply.error_code}
         for member_id in now.members.keys() - joined:
             self._forget(group_id, member_id, "left behind")
 

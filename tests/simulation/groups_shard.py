@@ -402,9 +402,7 @@ def error_response(request: Any, error: ErrorCode) -> Any:
             )
         case OffsetFetchRequest():
             return OffsetFetchResponse(
-                groups=[
-                    OffsetFetchResponseGroup(group_id=asked.group_id, error_code=error) for asked in request.groups
-                ]
+                groups=[OffsetFetchResponseGroup(group_id=asked.group_id, error_code=error) for asked in request.groups]
             )
         case JoinGroupRequest():
             return api_of(type(request)).response(error_code=error, member_id=request.member_id, protocol_name="")

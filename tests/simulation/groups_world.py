@@ -290,7 +290,9 @@ class World:
             local_assignors=local,
         )
         self.clients.append(client)
-        self.say("%s begins in %s: %s%s", client.name, group_id, client.subscription, f" as {instance}" * bool(instance))
+        self.say(
+            "%s begins in %s: %s%s", client.name, group_id, client.subscription, f" as {instance}" * bool(instance)
+        )
         return client
 
     def subscription(self) -> Subscription:

@@ -13,10 +13,16 @@ from anabranch.base.ids import COUNT_NOT_SAID, NO_TOPIC_ID
 from anabranch.protocol.frames import decode_response, encode_request
 from anabranch.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from anabranch.protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from anabranch.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from anabranch.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest
 from anabranch.protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from anabranch.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from anabranch.protocol.messages.offset_for_leader_epoch import (
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
 from anabranch.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from anabranch.protocol.registry import api_of
 from anabranch.records.batch import build, headers
@@ -156,6 +162,11 @@ class WireClient:
         assert result.error_code == ErrorCode.NONE, result
         return UUID(int=result.topic_id.int)
 
+    def delete(self, topic: str) -> None:
+        """Delete a topic."""
+        (result,) = self.call(DeleteTopicsRequest(topics=[DeleteTopicState(name=topic)], timeout_ms=20_000)).responses
+        assert result.error_code == ErrorCode.NONE, result
+
     def resize(self, topic: str, count: int, timeout_ms: int = 20_000) -> ErrorCode:
         """Change a topic's partition count."""
         asked = CreatePartitionsTopic(name=topic, count=count, assignments=None)
@@ -258,10 +269,22 @@ class WireClient:
                 return found
             offset = fresh[-1][0] + 1
 
-    def offset_at(self, topic: str, partition: int, timestamp: int, leader_epoch: int = -1) -> Any:
+    def offset_at(
+        self, topic: str, partition: int, timestamp: int, leader_epoch: int = -1, isolation_level: int = 0
+    ) -> Any:
         """ListOffsets for one partition."""
         asked = ListOffsetsPartition(partition_index=partition, current_leader_epoch=leader_epoch, timestamp=timestamp)
         request = ListOffsetsRequest(
-            replica_id=-1, isolation_level=0, topics=[ListOffsetsTopic(name=topic, partitions=[asked])]
+            replica_id=-1,
+            isolation_level=isolation_level,
+            topics=[ListOffsetsTopic(name=topic, partitions=[asked])],
         )
         return self.call(request, 8).topics[0].partitions[0]
+
+    def end_of_epoch(self, topic: str, partition: int, leader_epoch: int) -> int:
+        """OffsetForLeaderEpoch for one partition."""
+        asked = OffsetForLeaderPartition(partition=partition, leader_epoch=leader_epoch)
+        request = OffsetForLeaderEpochRequest(
+            replica_id=-1, topics=[OffsetForLeaderTopic(topic=topic, partitions=[asked])]
+        )
+        return int(self.call(request).topics[0].partitions[0].end_offset)

@@ -36,5 +36,12 @@ PRODUCERS_PER_PARTITION_MAX = 100_000
 PRODUCER_ID_BITS = 40
 """Producer ids handed out stay below 2**40; the bits above name the retiring partition of a redirected batch."""
 
+TRANSACTIONAL_IDS_PER_SHARD_MAX = 1_000_000
+"""Transactional ids of one partition of `__transaction_state`; the next one is refused."""
+PARTITIONS_PER_TRANSACTION_MAX = 10_000
+"""They are all in one record."""
+ABORTED_TRANSACTIONS_MAX = 1_000_000
+"""Lines of a partition's aborted-transaction index; beyond it the partition takes no more transactions."""
+
 PENDING_MEMBERS_PER_GROUP_MAX = 10_000
 """Members of a classic group that were given an id and did not join with it yet."""

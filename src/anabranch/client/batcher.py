@@ -8,6 +8,9 @@ one placement (`Encode`), and a batch then goes through
       └── rejected ────┤                                          DOUBTFUL: an answer was lost; may be in the log
                        └─ no answer ─► DOUBTFUL ── sent ──► SENT (same partition, same sequence)
 
+A transactional producer sends to a partition only once its transaction holds that partition (`add_partitions`), and
+takes its epochs from whoever runs its transactions.
+
 The rule it keeps (ordering.md, section 5): every placed record of a topic is placed under one and the same count, and
 is handed to another partition only while FRESH. So a new count first empties SENT and DOUBTFUL, then places all anew.
 """
@@ -195,6 +198,8 @@ class Work:
     outcomes: list[Delivered | Failed] = field(default_factory=list)
     refresh: list[str] = field(default_factory=list)
     init_producer: InitProducer | None = None
+    add_partitions: list[tuple[str, int]] = field(default_factory=list)
+    """Partitions that the transaction is to hold before anything is sent to them; report with `partitions_added`."""
     wake_at_ms: int | None = None
 
 
@@ -214,6 +219,7 @@ class BatcherSettings:
 
     acks: int = -1
     enable_idempotence: bool = True
+    transactional: bool = False
     linger_ms: int = 5
     batch_size: int = 1_000_000
     max_in_flight_requests_per_connection: int = 5
@@ -338,6 +344,10 @@ class Batcher:
         self._asked_for_producer = False
         self._ask_producer_at_ms = 0
         self._producer_failures = 0
+        self._held: set[tuple[str, int]] = set()
+        """Partitions that the transaction holds."""
+        self._asked_for: set[tuple[str, int]] = set()
+        """Partitions that it was asked to hold."""
         self.fatal: ApiError | None = None
         """Once set, nothing can be sent any more."""
         self.buffered_size = 0
@@ -446,6 +456,36 @@ class Batcher:
         else:
             self._break(error)
 
+    def partitions_added(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """Learn that the transaction holds these partitions."""
+        added = set(partitions)
+        self._held |= added
+        self._asked_for -= added
+
+    def partitions_missing(self, partitions: Iterable[tuple[str, int]], now_ms: int) -> None:
+        """Learn that one of these partitions is not there: look at their topics again, then ask again."""
+        for name, number in partitions:
+            self._asked_for.discard((name, number))
+            topic = self._topics[name]
+            topic.needs_metadata = True
+            if number in topic.partitions:
+                self._back_off(topic.partitions[number], now_ms)
+
+    def stop(self, error: ApiError) -> None:
+        """Learn that nothing can be sent any more, because of `error`."""
+        self._break(error)
+
+    def transaction_ended(self) -> None:
+        """Learn that the transaction is over: the next one holds nothing yet."""
+        assert not self.unresolved
+        self._held.clear()
+        self._asked_for.clear()
+
+    @property
+    def new_epoch_needed(self) -> bool:
+        """Whether nothing more is sent before the producer has another epoch: sequences went astray."""
+        return self._new_epoch_needed
+
     def answered(self, request_id: int, answers: Mapping[tuple[str, int], Answer], now_ms: int) -> None:
         """Learn what the broker says about each batch of a request; one it is silent about is in doubt."""
         for batch in self._closed(request_id):
@@ -482,6 +522,8 @@ class Batcher:
                 for batch in (*partition.doubtful, *partition.sent):
                     self._fail(batch, error)
                     given_up += batch.rows.record_count
+                if partition.unresolved:
+                    self._new_epoch_needed = self._settings.enable_idempotence
                 partition.doubtful.clear()
                 partition.sent.clear()
         self._requests.clear()
@@ -576,7 +618,7 @@ class Batcher:
             topic.backlog.appendleft(_Chunk(batch.rows, batch.size, batch.deadline_ms, now_ms))
 
     def _init_producer(self, now_ms: int) -> InitProducer | None:
-        if not self._new_epoch_needed or self._asked_for_producer or self.unresolved:
+        if self._settings.transactional or not self._new_epoch_needed or self._asked_for_producer or self.unresolved:
             return None
         if now_ms < self._ask_producer_at_ms:
             self._wake(self._ask_producer_at_ms)
@@ -600,7 +642,7 @@ class Batcher:
                         self._wake(topic.ask_at_ms)
                     continue
                 if self._load.get(node, 0) < self._settings.max_in_flight_requests_per_connection:
-                    batch = self._next(topic, partition, now_ms)
+                    batch = self._next(topic, partition, now_ms, work)
                     if batch is not None:
                         ready.setdefault(node, []).append((topic, partition, batch))
         for node, candidates in ready.items():
@@ -637,7 +679,7 @@ class Batcher:
             yield Send(self._request_ids, node, batches, counts, self._producer_id, self._producer_epoch, timeout_ms)
             chosen, counts, size = [], {}, 0
 
-    def _next(self, topic: _Topic, partition: _Partition, now_ms: int) -> Batch | None:
+    def _next(self, topic: _Topic, partition: _Partition, now_ms: int, work: Work) -> Batch | None:
         """The batch that this partition may send now: what is in doubt first, and nothing new beside a move.
 
         A producer's first batch in a partition travels alone: brokers take any sequence from a producer they do not
@@ -654,12 +696,24 @@ class Batcher:
             return None if partition.unresolved else partition.fresh[0]
         if self._new_epoch_needed or partition.span >= self._span_max(partition):
             return None
+        if self._settings.transactional and not self._holds(topic, partition, work):
+            return None
         if partition.rolling_back:
             if partition.unresolved:
                 return None
             partition.rolling_back = False
             partition.next_sequence = (partition.acked_sequence + 1) % SEQUENCES
         return partition.fresh[0]
+
+    def _holds(self, topic: _Topic, partition: _Partition, work: Work) -> bool:
+        """Whether the transaction holds the partition; if not, it is asked to."""
+        at = (topic.name, partition.number)
+        if at in self._held:
+            return True
+        if at not in self._asked_for:
+            self._asked_for.add(at)
+            work.add_partitions.append(at)
+        return False
 
     @staticmethod
     def _span_max(partition: _Partition) -> int:
@@ -718,7 +772,7 @@ class Batcher:
             self._out_of_order(batch, partition, answer, now_ms)
         elif code in FENCED:
             self._break(_refusal(batch, answer, "another producer has taken this producer's id; make a new producer"))
-        elif code is ErrorCode.UNKNOWN_PRODUCER_ID and not batch.doubted:
+        elif code is ErrorCode.UNKNOWN_PRODUCER_ID and not batch.doubted and not self._settings.transactional:
             self._take_back(batch, partition)
             self._new_epoch_needed = True
         elif code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not batch.doubted and self._elastic(topic):

@@ -54,3 +54,5 @@ class Outcome(Generic[Reply, Record]):
     answers: tuple[Answer, ...] = ()
     producer: tuple[int, int] | None = None
     """Producer id and epoch under which the records are written, pending until the transaction's marker."""
+    effects: tuple[Any, ...] = ()
+    """What the shell is to perform once the records are durable, such as sending a message to another machine."""

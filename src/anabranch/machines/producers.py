@@ -16,7 +16,7 @@ pass tells the table (`refused`): what comes next from that producer must be tha
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import NamedTuple, Protocol
@@ -26,6 +26,7 @@ from crc32c import crc32c
 from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.base.ids import NO_PRODUCER_ID, NO_SEQUENCE
 from anabranch.base.limits import PRODUCER_BATCHES_REMEMBERED, PRODUCER_ID_BITS, PRODUCERS_PER_PARTITION_MAX
+from anabranch.machines.aborted import AbortedTransaction, AbortedTransactions
 
 SEQUENCE_MAX = 2**31 - 1
 _SEQUENCES = 2**31
@@ -84,16 +85,6 @@ class Marker(NamedTuple):
     coordinator_epoch: int
 
 
-class AbortedTransaction(NamedTuple):
-    """A line of the aborted-transaction index: readers of committed records skip the producer's in between."""
-
-    producer_id: int
-    first_offset: int
-    last_offset: int
-    last_stable_offset: int
-    """As it was when the marker was appended: a fetch that starts at or above it need not know of this line."""
-
-
 class _Remembered(NamedTuple):
     first_sequence: int
     last_sequence: int
@@ -126,6 +117,8 @@ class ProducerTable:
         """First offset to producer of each open transaction, ascending."""
         self._ended: dict[int, int] = {}
         """First offset to marker offset of transactions whose marker may lie above the high watermark."""
+        self.aborted = AbortedTransactions()
+        """What readers of committed records are told to leave out."""
         self.evicted = 0
         """Producers forgotten because there were too many."""
 
@@ -188,7 +181,8 @@ class ProducerTable:
     def apply(self, batch: Batch, now_ms: int, marker: Marker | None = None) -> AbortedTransaction | None:
         """Fold a batch that is in the log, with its offsets; for a control batch, with the marker that it holds.
 
-        What it gives back belongs in the aborted-transaction index. `now_ms` says when the producer was last heard of.
+        What it gives back is a new line of the aborted-transaction index. `now_ms` says when the producer was last
+        heard of.
         """
         if batch.producer_id == NO_PRODUCER_ID:
             return None
@@ -247,6 +241,20 @@ class ProducerTable:
         known = self._producers.get(producer_id)
         return None if known is None else known.transaction_start
 
+    @property
+    def transactions(self) -> int:
+        """How many are open."""
+        return len(self._undecided)
+
+    def needs_marker(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether a marker would change anything: one that was written before need not be written again."""
+        known = self._producers.get(producer_id)
+        return known is None or known.transaction_start is not None or producer_epoch > known.epoch
+
+    def __iter__(self) -> Iterator[tuple[int, _Producer]]:
+        """Every producer with what is remembered of it."""
+        return iter(self._producers.items())
+
     # Snapshots.
 
     def snapshot(self) -> bytes:
@@ -267,8 +275,8 @@ class ProducerTable:
             )
             parts += [_BATCH.pack(*batch) for batch in known.batches]
         ended = [_SPAN.pack(start, marker) for start, marker in self._ended.items()]
-        parts[0] = _COUNTS.pack(len(self._producers), len(ended))
-        body = b"".join(parts + ended)
+        parts[0] = _COUNTS.pack(len(self._producers), len(ended), len(self.aborted))
+        body = b"".join([*parts, *ended, self.aborted.to_bytes()])
         return _HEAD.pack(_MAGIC, _VERSION, crc32c(body)) + body
 
     @classmethod
@@ -288,7 +296,7 @@ class ProducerTable:
         return table
 
     def _read(self, body: memoryview) -> None:
-        count, ended = _COUNTS.unpack_from(body)
+        count, ended, aborted = _COUNTS.unpack_from(body)
         position = _COUNTS.size
         for _ in range(count):
             producer_id, epoch, coordinator_epoch, last, start, seen_ms, batches = _ENTRY.unpack_from(body, position)
@@ -302,8 +310,9 @@ class ProducerTable:
             first, marker = _SPAN.unpack_from(body, position)
             position += _SPAN.size
             self._ended[first] = marker
-        if position != len(body):
-            raise DecodeError(f"a producer snapshot with {len(body) - position} bytes too many")
+        self.aborted = AbortedTransactions.from_bytes(body[position:])
+        if len(self.aborted) != aborted:
+            raise DecodeError(f"a producer snapshot with {len(self.aborted)} aborted transactions, not {aborted}")
         starts = {p.transaction_start: i for i, p in self._producers.items() if p.transaction_start is not None}
         self._undecided = dict(sorted(starts.items()))
 
@@ -334,7 +343,9 @@ class ProducerTable:
         if marker.commit:
             return None
         stable = next(iter(self._undecided), batch.base_offset + 1)
-        return AbortedTransaction(batch.producer_id, first, batch.base_offset, min(stable, batch.base_offset + 1))
+        line = AbortedTransaction(batch.producer_id, first, batch.base_offset, stable)
+        self.aborted.add(line)
+        return line
 
     def _make_room(self) -> None:
         while len(self._producers) >= self._producers_max:
@@ -346,7 +357,7 @@ class ProducerTable:
             self.evicted += 1
 
     def _comparable(self) -> tuple[object, ...]:
-        return list(self._producers.items()), list(self._undecided.items())
+        return list(self._producers.items()), list(self._undecided.items()), self.aborted
 
     def known(self, producer_id: int) -> _Producer | None:
         """What is remembered of a producer."""
@@ -354,9 +365,9 @@ class ProducerTable:
 
 
 _MAGIC = b"ANPS"
-_VERSION = 1
+_VERSION = 2
 _HEAD = Struct(">4sHI")
-_COUNTS = Struct(">II")
+_COUNTS = Struct(">III")
 _ENTRY = Struct(">qhiiqqB")
 _BATCH = Struct(">iiqqq")
 _SPAN = Struct(">qq")

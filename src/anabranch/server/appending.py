@@ -6,7 +6,8 @@ The order, which is what keeps a key's records once and in order:
     2. appended before: answered with the offsets it was given then, whatever the partition count says
     3. the count that its sender used is not ours: INVALID_PARTITION_METADATA, nothing appended
     4. its sequence does not follow: refused
-    5. append
+    5. it begins a transaction here that its coordinator does not know of: refused (KIP-890, part 1)
+    6. append
 
 Nothing here awaits, so that no resize comes between. A sender that says no count and reaches a retiring partition is
 redirected to the partition that has its keys now, under a producer id that keeps its sequence apart.
@@ -14,11 +15,12 @@ redirected to the partition that has its keys now, under a producer id that keep
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from anabranch.base.errors import DecodeError, ErrorCode
-from anabranch.base.ids import COUNT_NOT_SAID
-from anabranch.base.limits import DECOMPRESSION_RATIO_MAX, PRODUCER_ID_BITS
+from anabranch.base.ids import COUNT_NOT_SAID, TopicPartition
+from anabranch.base.limits import ABORTED_TRANSACTIONS_MAX, DECOMPRESSION_RATIO_MAX, PRODUCER_ID_BITS
 from anabranch.machines.controller.leadership import Leadership, refuse_produce
 from anabranch.machines.producers import Accept, Duplicate, Refuse, check_redirected, redirected
 from anabranch.records.batch import (
@@ -61,7 +63,23 @@ class _RefusalError(Exception):
         self.error = error
 
 
-def produce(replicas: Replicas, partition: Partition, data: memoryview, count_said: int, now_ms: int) -> Produced:
+Verify = Callable[[TopicPartition, int, int], ErrorCode]
+"""Whether a partition is part of the transaction of a producer (id, epoch): why not, or NONE."""
+
+
+def no_transaction(partition: TopicPartition, producer_id: int, producer_epoch: int) -> ErrorCode:
+    """The `Verify` of a request that names no transactional id."""
+    return ErrorCode.INVALID_TXN_STATE
+
+
+def produce(
+    replicas: Replicas,
+    partition: Partition,
+    data: memoryview,
+    count_said: int,
+    now_ms: int,
+    verify: Verify = no_transaction,
+) -> Produced:
     """Append the batches in `data` to `partition`, or to the one that its keys live in now."""
     try:
         batches = _checked(data, partition.settings, now_ms)
@@ -70,7 +88,7 @@ def produce(replicas: Replicas, partition: Partition, data: memoryview, count_sa
     first: Produced | None = None
     for position, header in batches:
         produced = _produce_one(
-            replicas, partition, data[position : position + header.size], header, count_said, now_ms
+            replicas, partition, data[position : position + header.size], header, count_said, now_ms, verify
         )
         if produced.error is not ErrorCode.NONE:
             return produced
@@ -125,10 +143,8 @@ def _check_batch(data: memoryview, position: int, header: BatchHeader, settings:
         raise _RefusalError(
             ErrorCode.INVALID_PRODUCER_ID_MAPPING, f"Nobody was given producer id {header.producer_id}."
         )
-    if header.is_transactional:
-        raise _RefusalError(
-            ErrorCode.INVALID_TXN_STATE, "No transaction was begun: this broker has no transactions yet."
-        )
+    if header.is_transactional and header.producer_id < 0:
+        raise _RefusalError(ErrorCode.INVALID_RECORD, "The batch is transactional, but has no producer id.")
     if not settings.log_append_time:
         _check_timestamps(header, settings, now_ms)
 
@@ -149,7 +165,13 @@ def _check_timestamps(header: BatchHeader, settings: TopicSettings, now_ms: int)
 
 
 def _produce_one(
-    replicas: Replicas, partition: Partition, data: memoryview, header: BatchHeader, count_said: int, now_ms: int
+    replicas: Replicas,
+    partition: Partition,
+    data: memoryview,
+    header: BatchHeader,
+    count_said: int,
+    now_ms: int,
+    verify: Verify,
 ) -> Produced:
     role = partition.leadership
     if role is None:
@@ -179,7 +201,7 @@ def _produce_one(
         verdict = partition.table.check(header)
     if isinstance(verdict, Refuse):
         return Produced(verdict.error, message="The batch does not follow the last one of its producer.")
-    target = partition
+    target, sent = partition, header
     if role.retiring:
         survivor = replicas.get(partition.name.topic, role.survivor)
         if survivor is None or not _serves(survivor, role):
@@ -187,10 +209,39 @@ def _produce_one(
         target = survivor
         if header.producer_id >= 0:
             rewritten = with_producer(
-                data, redirected(header.producer_id, role.partition), header.producer_epoch, header.base_sequence
+                data,
+                redirected(header.producer_id, role.partition),
+                header.producer_epoch,
+                header.base_sequence,
+                transactional=header.is_transactional,
             )
             data, header = memoryview(rewritten), parse_header(rewritten)
+    error = _refuse_transaction(partition, target, sent, header, verify)
+    if error is not ErrorCode.NONE:
+        if error.retriable:
+            partition.table.refused(sent)
+        return Produced(error, message="The partition is not part of a transaction that its producer has open.")
     return _append(partition, target, data, header, now_ms)
+
+
+def _refuse_transaction(
+    partition: Partition, target: Partition, sent: BatchHeader, header: BatchHeader, verify: Verify
+) -> ErrorCode:
+    """Step 5. The coordinator is asked once per transaction and partition: then the transaction is open in the table.
+
+    `sent` is the batch as its producer named it, for `partition`; `header` as it will be appended to `target`.
+    """
+    if sent.producer_id < 0:
+        return ErrorCode.NONE
+    known = target.table.known(header.producer_id)
+    opened = known is not None and known.transaction_start is not None
+    if not sent.is_transactional:
+        return ErrorCode.INVALID_TXN_STATE if opened else ErrorCode.NONE
+    if known is not None and opened and known.epoch == sent.producer_epoch:
+        return ErrorCode.NONE
+    if len(target.table.aborted) >= ABORTED_TRANSACTIONS_MAX:
+        return ErrorCode.POLICY_VIOLATION
+    return verify(partition.name, sent.producer_id, sent.producer_epoch)
 
 
 def _serves(survivor: Partition, role: Leadership) -> bool:

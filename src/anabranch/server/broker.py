@@ -22,12 +22,14 @@ from anabranch.server.group_metrics import describe as describe_groups
 from anabranch.server.groups import Groups
 from anabranch.server.listener import Listener
 from anabranch.server.logs import Say
+from anabranch.server.markers import Markers
 from anabranch.server.metrics import Labels, Metrics, MetricsServer
 from anabranch.server.node import Node
 from anabranch.server.producer_ids import ProducerIds
 from anabranch.server.replicas import Replicas
 from anabranch.server.settings import Address, Settings, explicit
 from anabranch.server.topic_settings import TopicSettings, topic_settings
+from anabranch.server.transactions import Transactions
 from anabranch.storage.directory import METADATA_FILE, DataDirectory, Identity
 from anabranch.storage.metadata.embedded import EmbeddedMetadataStore
 
@@ -84,6 +86,14 @@ class Broker:
         replicas.recovering = not clean
         controller = Controller(store, replicas, self._clock)
         groups = Groups(settings, controller=controller, replicas=replicas, clock=self._clock, new_id=self._chance.uuid)
+        transactions = Transactions(
+            settings,
+            controller=controller,
+            replicas=replicas,
+            clock=self._clock,
+            new_id=self._chance.uuid,
+            markers=Markers(replicas, self._clock, groups),
+        )
         self.node = Node(
             settings=settings,
             cluster_id=identity.cluster_id,
@@ -97,7 +107,8 @@ class Broker:
             fetch_sessions=FetchSessions(settings.fetch_sessions_max, self._chance.below),
             producer_ids=ProducerIds(store),
             groups=groups,
-            coordinators={0: groups},
+            transactions=transactions,
+            coordinators={0: groups, 1: transactions},
         )
         self._directory = directory
         self._describe_in_metrics()
@@ -219,6 +230,11 @@ class Broker:
         gauge("kafka_server_fetchsessioncache_numfetchsessions", "Fetch sessions.", lambda: len(node.fetch_sessions))
         gauge(
             "kafka_server_fetchsessioncache_evictions", "Fetch sessions evicted.", lambda: node.fetch_sessions.evictions
+        )
+        gauge(
+            "anabranch_transactions_completing",
+            "Transactions that are decided and wait for their markers.",
+            lambda: node.transactions.deliveries,
         )
         gauge("anabranch_log_syncs", "Group commits so far.", lambda: node.replicas.commits.syncs)
 

@@ -101,6 +101,13 @@ class Coordinators(Generic[MachineT, RecordT]):
             self._asked_for[number] = None
         return shard
 
+    def at(self, number: int) -> Shard[MachineT, RecordT]:
+        """The shard of a partition. ApiError when there is none yet."""
+        shard = self._shards.get(number)
+        if shard is None:
+            raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "The coordinator is not loaded yet; try again.")
+        return shard
+
     async def ensure(self) -> None:
         """Make the topic if it is not there, and have its shards ready. ApiError when that cannot be done."""
         if self.there:
@@ -162,7 +169,12 @@ class Coordinators(Generic[MachineT, RecordT]):
             commit=self._replicas.commit,
             clock=self._clock,
             prepare=self._prepare,
+            perform=self._perform,
         )
 
     def _prepare(self, machine: MachineT) -> None:
         """Tell a machine, whose log is applied, what it cannot know from it."""
+
+    def _perform(self, effect: Any) -> None:
+        """Do what a machine asked for beside its records (`Outcome.effects`), now that these are durable."""
+        raise AssertionError(effect)

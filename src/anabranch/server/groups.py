@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # Imported when the first log is read, so that a broker witho
     from anabranch.server.images import Images
 
 TOPIC = "__consumer_offsets"
+ASSIGNORS = "anabranch.machines.groups.assignors.planner"
 MINUTE_MS = 60_000
 POSITIONS_STEP = 100
 
@@ -59,6 +61,7 @@ class Groups(Coordinators["Coordinator", "Record"]):
         self._group_settings: GroupSettings | None = None
         self._images: Images | None = None
         self._refreshing = False
+        self._warm = False
         self._tickets = 0
         controller.on_change = self._on_change
 
@@ -71,6 +74,12 @@ class Groups(Coordinators["Coordinator", "Record"]):
         """All machines, to be read. ApiError when one of them is not active."""
         for shard in self:
             yield shard.machine
+
+    def warm(self) -> None:
+        """Somebody is about to join a group: load in a thread what assignments are computed with."""
+        if not self._warm:
+            self._warm = True
+            asyncio.get_running_loop().run_in_executor(None, import_module, ASSIGNORS)
 
     # -- machines ----------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from anabranch.server.metrics import Metrics
 from anabranch.server.producer_ids import ProducerIds
 from anabranch.server.replicas import Replicas
 from anabranch.server.settings import Address, Settings
+from anabranch.server.transactions import Transactions
 
 
 @dataclass(slots=True)
@@ -36,6 +37,7 @@ class Node:
     controller: Controller
     fetch_sessions: FetchSessions
     producer_ids: ProducerIds
+    transactions: Transactions
     groups: Groups
     coordinators: Mapping[int, Coordinators[Any, Any]]
     """By the `key_type` of FindCoordinator."""

@@ -8,15 +8,15 @@ every change that a waiting fetch can see (append, high watermark, log start, ro
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 from uuid import UUID
 
 from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.base.ids import NO_LEADER_EPOCH, TopicPartition
 from anabranch.machines.controller.leadership import Leadership
-from anabranch.machines.producers import ProducerTable
-from anabranch.records.batch import BatchHeader
+from anabranch.machines.producers import Marker, ProducerTable
+from anabranch.records.batch import BatchHeader, parse_end_transaction_marker
 from anabranch.server.logs import Say, Seldom
 from anabranch.server.topic_settings import TopicSettings
 from anabranch.storage.log.log import Appended, PartitionLog
@@ -94,7 +94,7 @@ class Partition:
     @property
     def last_stable_offset(self) -> int:
         """Where readers of committed records stop."""
-        return self.table.last_stable_offset(self.log.high_watermark)
+        return max(self.table.last_stable_offset(self.log.high_watermark), self.log.log_start)
 
     # -- appending -----------------------------------------------------------------------------------------------
 
@@ -103,7 +103,10 @@ class Partition:
         self._now_ms = now_ms
         appended = self.log.append(data, self.leader_epoch, now_ms)
         if header.producer_id >= 0:
-            self.table.apply(header._replace(base_offset=appended.base_offset), now_ms)
+            marker = _marker(data) if header.is_control else None
+            self.table.apply(header._replace(base_offset=appended.base_offset), now_ms, marker)
+            if marker is not None:
+                self.table.last_stable_offset(self.log.high_watermark)  # It forgets what is decided.
         self.bytes_in.add(header.size)
         self.messages_in.add(header.record_count)
         if not self.settings.fsync:
@@ -135,15 +138,26 @@ class Partition:
         if start < self.log.end:
             for header in self.log.headers_from(start):
                 if header.base_offset >= start:
-                    table.apply(header, now_ms)
+                    table.apply(header, now_ms, self._marker_at(header) if header.is_control else None)
+        table.aborted.forget_before(self.log.log_start)
         self.table = table
         self.snapshot_end = start
+
+    def _marker_at(self, header: BatchHeader) -> Marker | None:
+        found = self.log.read(header.base_offset, 0, end=self.log.end)
+        return None if found is None else _marker(found.view())
 
     def snapshot(self) -> None:
         """Keep the producer table beside the log, if there is anything in it that is not kept yet. Blocks; OSError."""
         if self.snapshot_end != self.log.end and (len(self.table) or self.snapshot_end >= 0):
             self.log.write_snapshot(self.table.snapshot())
             self.snapshot_end = self.log.end
+
+    def forget_aborted(self, markers: Iterable[int]) -> None:
+        """These markers are about to be compacted away: forget their transactions, durably. Blocks; OSError."""
+        self.table.aborted.forget(markers)
+        self.log.write_snapshot(self.table.snapshot(), only=True)
+        self.snapshot_end = self.log.end
 
     def _on_truncate(self, end: int) -> None:
         say.warning("unsynced records cut after a failed sync", partition=self.name, log_end=end)
@@ -187,3 +201,9 @@ class Partition:
         if self.offline_reason is not None:
             return ErrorCode.KAFKA_STORAGE_ERROR
         return ErrorCode.NONE if self.leadership is not None else ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def _marker(batch: bytearray | memoryview) -> Marker | None:
+    """What a control batch says of a transaction; None where it marks something else."""
+    found = parse_end_transaction_marker(batch)
+    return None if found is None else Marker(found.commit, found.coordinator_epoch)

@@ -78,14 +78,18 @@ class Replicas:
     def ancestors(self, partition: Partition) -> list[Partition]:
         """The partitions that a stock producer's batches for this one may have been redirected to."""
         role = partition.leadership
+        if role is None:
+            return []
+        return self.ancestors_of(partition.name.topic, role.partition, role.initial_partition_count)
+
+    def ancestors_of(self, topic: str, number: int, initial_count: int) -> list[Partition]:
+        """As `ancestors`, of a partition that need not be there any more."""
         found: list[Partition] = []
-        if role is not None:
-            number = role.partition
-            while number >= role.initial_partition_count:
-                number -= level_size(number, role.initial_partition_count)
-                other = self.get(partition.name.topic, number)
-                if other is not None:
-                    found.append(other)
+        while number >= initial_count:
+            number -= level_size(number, initial_count)
+            other = self.get(topic, number)
+            if other is not None:
+                found.append(other)
         return found
 
     # -- the controller's orders -----------------------------------------------------------------------------------
@@ -259,13 +263,16 @@ class Replicas:
             partition.changed()
 
     def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
-        """The log starts and ends of a topic's retiring partitions."""
+        """The log starts and ends of a topic's retiring partitions, without those where a transaction is open."""
         return {
             partition.name.partition: LogRange(
                 partition.log.log_start, partition.log.end, partition.leadership.leader_epoch
             )
             for partition in self.of(topic)
-            if partition.leadership is not None and partition.retiring and partition.offline_reason is None
+            if partition.leadership is not None
+            and partition.retiring
+            and partition.offline_reason is None
+            and not partition.table.transactions
         }
 
     # -- durability and upkeep ---------------------------------------------------------------------------------------
@@ -284,6 +291,7 @@ class Replicas:
             try:
                 if partition.log.retain(now_ms):
                     partition.changed()
+                partition.table.aborted.forget_before(partition.log.log_start)
                 if partition.log.end - partition.snapshot_end >= SNAPSHOT_INTERVAL_RECORDS:
                     partition.snapshot()
                     partition.log.checkpoint()
@@ -295,10 +303,14 @@ class Replicas:
     async def _compact(self, partition: Partition, now_ms: int) -> None:
         if not partition.settings.log.compact:
             return
-        cleaning = cleaner.plan(partition.log, now_ms)
+        cleaning = cleaner.plan(
+            partition.log, now_ms, stable=partition.last_stable_offset, aborted=partition.table.aborted
+        )
         if cleaning is not None:
             loop = asyncio.get_running_loop()
             cleaned = await loop.run_in_executor(self._threads, cleaning.run)
+            if cleaned.forgotten:
+                partition.forget_aborted(cleaned.forgotten)
             saved = cleaner.finish(partition.log, cleaned)
             say.info("compacted", partition=partition.name, bytes_saved=saved)
 

@@ -253,6 +253,30 @@ class Settings:
     min_insync_replicas: int = setting(
         "min.insync.replicas", Between(1, INT32_MAX), 1, "Accepted; with one replica per partition it changes nothing."
     )
+    transaction_max_timeout_ms: int = setting(
+        "transaction.max.timeout.ms",
+        Between(1, INT32_MAX),
+        900_000,
+        "The longest transaction.timeout.ms that a producer may ask for.",
+    )
+    transactional_id_expiration_ms: int = setting(
+        "transactional.id.expiration.ms",
+        Between(1, INT64_MAX),
+        7 * 24 * 3600 * 1000,
+        "How long a transactional id that nobody uses is remembered.",
+    )
+    transaction_timed_out_interval_ms: int = setting(
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
+        Between(1, INT32_MAX),
+        10_000,
+        "How often transactions that took too long are looked for, and aborted.",
+    )
+    transaction_expired_interval_ms: int = setting(
+        "transaction.remove.expired.transaction.cleanup.interval.ms",
+        Between(1, INT32_MAX),
+        3_600_000,
+        "How often transactional ids that nobody uses are looked for, and forgotten.",
+    )
     producer_id_expiration_ms: int = setting(
         "producer.id.expiration.ms",
         Between(1, INT32_MAX),

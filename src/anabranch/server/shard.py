@@ -116,10 +116,12 @@ class Shard(Generic[MachineT, RecordT]):
         commit: Callable[[Partition], asyncio.Future[None]],
         clock: Clock,
         prepare: Callable[[MachineT], None] = lambda machine: None,
+        perform: Callable[[Any], None] | None = None,
     ) -> None:
         """`make` gives an empty machine; `commit` makes what a partition holds durable (`Replicas.commit`).
 
-        `prepare` is called with the machine when its log is applied, before it decides anything.
+        `prepare` is called with the machine when its log is applied, before it decides anything. `perform` is given
+        every effect of an outcome once its records are durable.
         """
         self.partition = partition
         self.state = State.LOADING
@@ -132,6 +134,7 @@ class Shard(Generic[MachineT, RecordT]):
         self._commit = commit
         self._clock = clock
         self._prepare = prepare
+        self._effect = perform
         self._wall_ms = clock.now_ms()
         self._monotonic_ms = clock.monotonic_ms()
         self._written = 0
@@ -231,6 +234,8 @@ class Shard(Generic[MachineT, RecordT]):
             reply = self._park(reply.ticket)
         else:
             reply = self._when_durable(reply)
+        for effect in outcome.effects:
+            self._perform_when_durable(effect)
         for answer in outcome.answers:
             parked = self._parked.pop(answer.ticket, None)
             if parked is not None and not parked.done():
@@ -260,6 +265,19 @@ class Shard(Generic[MachineT, RecordT]):
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(self._written, future, reply))
         return future
+
+    def _perform_when_durable(self, effect: Any) -> None:
+        assert self._effect is not None, effect
+        perform, durable = self._effect, self._when_durable(None)
+        if durable is None:
+            perform(effect)
+            return
+
+        def done(waited: asyncio.Future[None]) -> None:
+            if not waited.cancelled() and waited.exception() is None:
+                perform(effect)
+
+        durable.add_done_callback(done)
 
     def _give(self, future: asyncio.Future[Any], reply: Any) -> None:
         if self.partition.log.high_watermark >= self._written:

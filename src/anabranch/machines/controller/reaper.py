@@ -21,8 +21,9 @@ from anabranch.machines.controller.state import State
 class LogRange(NamedTuple):
     """The offsets that the log of a retiring partition holds, `end` exclusive, as its leader saw them.
 
-    Taken only while the leader's role is retiring. The leader epoch tells a report that comes late, after the
-    partition opened and retired again, from one that still holds: at one epoch a closed log never grows again.
+    Taken only while the leader's role is retiring and no transaction is open in the log: then nothing is appended any
+    more, not even a marker. The leader epoch tells a report that comes late, after the partition opened and retired
+    again, from one that still holds.
     """
 
     start: int

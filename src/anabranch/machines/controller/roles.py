@@ -5,11 +5,13 @@ ends when every leader in it has confirmed its new role, and each partition chan
 
     expand   CUT    p < C            ends its epoch, starts the next one, adopts C'
              OPEN   C <= p < C'      is made, or opens again, under C'
-    shrink   CLOSE  C' <= p < C      takes no more appends
+    shrink   CLOSE  C' <= p < C      takes no more records, ends its epoch, starts the next one, adopts C'
              CUT    p < C'           ends its epoch, starts the next one, adopts C'
-    either   last   p >= C and C'    retires on, adopts C'
+    either   last   p >= C and C'    retires on, ends its epoch, starts the next one, adopts C'
 
-CLOSE before CUT is what keeps order: were a survivor to take appends under C' while a retiring partition still took
+A partition that retires gets a new epoch too, in which nothing is ever appended but the markers of transactions that
+were open: so the end of the old one, which is the end of its records, stays where it is. CLOSE before CUT is what keeps
+order: were a survivor to take appends under C' while a retiring partition still took
 them under C, a reader could find the retiring one finished too early. The role of a partition follows from the topic
 node and its own state node alone, so whoever reads the tree knows what every leader is to be.
 """
@@ -91,6 +93,6 @@ def due_node(topic: Topic, partition: int, node: PartitionNode | None, controlle
         )
     if topic.resize is not None and layout_of(topic, partition) == len(topic.layouts) - 1:
         ended = topic.layouts[-2].ended_epochs.get(partition, -1)
-        if partition < topic.undeleted_partition_count and node.leader_epoch <= ended:
+        if node.leader_epoch <= ended:
             return replace(node, leader_epoch=ended + 1, controller_epoch=controller_epoch)
     return node

@@ -14,7 +14,6 @@ from anabranch.server.handlers.cluster import (
     handle_describe_cluster,
     handle_describe_log_dirs,
     handle_find_coordinator,
-    handle_init_producer_id,
 )
 from anabranch.server.handlers.configs import (
     handle_alter_configs,
@@ -47,6 +46,17 @@ from anabranch.server.handlers.offsets import handle_offset_commit, handle_offse
 from anabranch.server.handlers.partition_leader_epochs import handle_partition_leader_epochs
 from anabranch.server.handlers.produce import handle_produce
 from anabranch.server.handlers.topics import handle_create_partitions, handle_create_topics, handle_delete_topics
+from anabranch.server.handlers.transactions import (
+    handle_add_offsets_to_txn,
+    handle_add_partitions_to_txn,
+    handle_describe_producers,
+    handle_describe_transactions,
+    handle_end_txn,
+    handle_init_producer_id,
+    handle_list_transactions,
+    handle_txn_offset_commit,
+    handle_write_txn_markers,
+)
 from anabranch.server.node import Call, Node
 
 Handler = Callable[[Node, Any, Call], Awaitable[Any] | Any]
@@ -71,6 +81,11 @@ HANDLERS: dict[int, Handler] = {
     21: handle_delete_records,
     22: handle_init_producer_id,
     23: handle_offset_for_leader_epoch,
+    24: handle_add_partitions_to_txn,
+    25: handle_add_offsets_to_txn,
+    26: handle_end_txn,
+    27: handle_write_txn_markers,
+    28: handle_txn_offset_commit,
     32: handle_describe_configs,
     33: handle_alter_configs,
     35: handle_describe_log_dirs,
@@ -79,6 +94,9 @@ HANDLERS: dict[int, Handler] = {
     44: handle_incremental_alter_configs,
     47: handle_offset_delete,
     60: handle_describe_cluster,
+    61: handle_describe_producers,
+    65: handle_describe_transactions,
+    66: handle_list_transactions,
     68: handle_consumer_group_heartbeat,
     69: handle_consumer_group_describe,
     74: handle_list_config_resources,

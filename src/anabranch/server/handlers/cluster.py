@@ -1,4 +1,4 @@
-"""DescribeCluster (60), DescribeLogDirs (35), InitProducerId (22), FindCoordinator (10)."""
+"""DescribeCluster (60), DescribeLogDirs (35), FindCoordinator (10)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from anabranch.protocol.messages.find_coordinator import (
     FindCoordinatorRequest,
     FindCoordinatorResponse,
 )
-from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from anabranch.server.coordinators import Coordinators
 from anabranch.server.logs import Say
 from anabranch.server.node import Call, Node
@@ -57,17 +56,6 @@ def handle_describe_cluster(node: Node, request: DescribeClusterRequest, call: C
     )
 
 
-def handle_init_producer_id(node: Node, request: InitProducerIdRequest, call: Call) -> InitProducerIdResponse:
-    """Give an idempotent producer its id; one that has an id already gets another, with epoch 0."""
-    if request.transactional_id is not None:
-        return InitProducerIdResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE, producer_id=-1, producer_epoch=-1)
-    try:
-        return InitProducerIdResponse(producer_id=node.producer_ids.take(), producer_epoch=0)
-    except OSError as error:
-        say.error("no producer id given", peer=call.peer, reason=error)
-        return InitProducerIdResponse(error_code=ErrorCode.KAFKA_STORAGE_ERROR, producer_id=-1, producer_epoch=-1)
-
-
 def handle_find_coordinator(
     node: Node, request: FindCoordinatorRequest, call: Call
 ) -> FindCoordinatorResponse | Awaitable[FindCoordinatorResponse]:
@@ -78,6 +66,8 @@ def handle_find_coordinator(
         if request.key_type in COORDINATED:
             code = ErrorCode.COORDINATOR_NOT_AVAILABLE
         return _coordinators(node, request, call, code, message)
+    if coordinators is node.groups:
+        node.groups.warm()
     if coordinators.there:
         return _coordinators(node, request, call)
     return _ensure_and_answer(node, coordinators, request, call)

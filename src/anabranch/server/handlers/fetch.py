@@ -8,7 +8,7 @@ there is any; beyond it `max_bytes` holds, and `partition_max_bytes` for each pa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,6 +16,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
 from anabranch.machines.controller.leadership import refuse_read
 from anabranch.protocol.messages.fetch import (
+    AbortedTransaction,
     EpochEndOffset,
     FetchableTopicResponse,
     FetchRequest,
@@ -23,6 +24,7 @@ from anabranch.protocol.messages.fetch import (
     LeaderIdAndEpoch,
     PartitionData,
 )
+from anabranch.records.batch import headers
 from anabranch.server.fetch_sessions import Context, Key, Target
 from anabranch.server.node import Call, Node
 from anabranch.server.partition import Partition
@@ -44,6 +46,7 @@ class Read:
     last_stable_offset: int = -1
     log_start: int = -1
     found: LogSlice | None = None
+    aborted: Sequence[AbortedTransaction] = ()
     diverging: EpochEndOffset | None = None
 
     @property
@@ -143,7 +146,7 @@ class _Fetch:
         high_watermark = log.high_watermark
         if error is not ErrorCode.NONE:
             return Read(target, partition, error)
-        stable = partition.table.last_stable_offset(high_watermark)
+        stable = partition.last_stable_offset
         read = Read(target, partition, ErrorCode.NONE, high_watermark, stable, log.log_start)
         if target.last_fetched_epoch >= 0:
             epoch, end = log.end_offset_for_epoch(target.last_fetched_epoch)
@@ -166,6 +169,8 @@ class _Fetch:
             return Read(target, None, ErrorCode.KAFKA_STORAGE_ERROR)
         if found is not None and (found.size <= left or self._size == 0):
             read.found = found
+            if self._committed:
+                read.aborted = _aborted_in(partition, target.offset, limit, found)
         return read
 
     def _locate(self, target: Target) -> tuple[Partition | None, ErrorCode]:
@@ -259,7 +264,7 @@ class _Fetch:
             high_watermark=read.high_watermark,
             last_stable_offset=read.last_stable_offset,
             log_start_offset=read.log_start,
-            aborted_transactions=[] if self._committed else None,
+            aborted_transactions=read.aborted if self._committed else None,
             records=b"" if read.found is None else read.found,
         )
         if read.diverging is not None:
@@ -272,6 +277,17 @@ class _Fetch:
                 leader = self._node.settings.node_id
                 answer.current_leader = LeaderIdAndEpoch(leader_id=leader, leader_epoch=partition.leader_epoch)
         return answer
+
+
+def _aborted_in(partition: Partition, start: int, limit: int, found: LogSlice) -> list[AbortedTransaction]:
+    """The aborted transactions that have records in what was found, from `start` on and below `limit`."""
+    lines = partition.table.aborted.between(start, limit)
+    if lines:
+        end = limit
+        for _, header in headers(found.view()):
+            end = header.next_offset
+        lines = [line for line in lines if line.first_offset < end]
+    return [AbortedTransaction(producer_id=line.producer_id, first_offset=line.first_offset) for line in lines]
 
 
 def _finish(done: asyncio.Future[None]) -> None:

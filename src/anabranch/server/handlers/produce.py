@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 
 from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import TopicPartition
 from anabranch.machines.controller.topics import INTERNAL_TOPICS
 from anabranch.protocol.messages.produce import (
     PartitionProduceData,
@@ -14,10 +15,12 @@ from anabranch.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceResponse,
 )
-from anabranch.server.appending import Produced, produce
+from anabranch.server.appending import Produced, Verify, no_transaction, produce
 from anabranch.server.node import Call, CloseConnectionError, Node
 
 NO_ACKS, LEADER_ACK, ALL_ACKS = 0, 1, -1
+ABORTABLE_SINCE = 11
+"""The version from which producers know TRANSACTION_ABORTABLE."""
 
 
 def handle_produce(
@@ -28,11 +31,12 @@ def handle_produce(
     replicas = node.replicas
     waits: list[tuple[PartitionProduceResponse, asyncio.Future[None]]] = []
     topics: list[TopicProduceResponse] = []
-    refusal = _refuse_request(request)
+    refusal = ErrorCode.NONE if request.acks in (NO_ACKS, LEADER_ACK, ALL_ACKS) else ErrorCode.INVALID_REQUIRED_ACKS
+    verify = _verify(node, request.transactional_id, call.api_version)
     for topic in request.topic_data:
         answers: list[PartitionProduceResponse] = []
         for data in topic.partition_data:
-            if refusal is not None:
+            if refusal is not ErrorCode.NONE:
                 answers.append(PartitionProduceResponse(index=data.index, error_code=refusal, base_offset=-1))
                 continue
             partition = replicas.get(topic.name, data.index)
@@ -45,7 +49,7 @@ def handle_produce(
             elif data.records is None or not len(data.records):
                 produced = Produced(ErrorCode.INVALID_RECORD, message="There are no records.")
             else:
-                produced = produce(replicas, partition, _view(data), topic.undeleted_partition_count, now_ms)
+                produced = produce(replicas, partition, _view(data), topic.undeleted_partition_count, now_ms, verify)
             answer = PartitionProduceResponse(
                 index=data.index,
                 error_code=produced.error,
@@ -71,12 +75,26 @@ def handle_produce(
     return _when_durable(response, waits) if waits else response
 
 
-def _refuse_request(request: ProduceRequest) -> ErrorCode | None:
-    if request.acks not in (NO_ACKS, LEADER_ACK, ALL_ACKS):
-        return ErrorCode.INVALID_REQUIRED_ACKS
-    if request.transactional_id is not None:
-        return ErrorCode.INVALID_TXN_STATE
-    return None
+def _verify(node: Node, transactional_id: str | None, version: int) -> Verify:
+    """What asks the coordinator of the request's transaction, which is in this process, and words its refusal."""
+    if transactional_id is None:
+        return no_transaction
+    named = transactional_id
+    unknown = ErrorCode.TRANSACTION_ABORTABLE if version >= ABORTABLE_SINCE else ErrorCode.INVALID_TXN_STATE
+
+    def verify(partition: TopicPartition, producer_id: int, producer_epoch: int) -> ErrorCode:
+        error = node.transactions.verify(named, partition, producer_id, producer_epoch)
+        return {
+            ErrorCode.INVALID_TXN_STATE: unknown,
+            ErrorCode.PRODUCER_FENCED: ErrorCode.INVALID_PRODUCER_EPOCH,
+            # The producer only knows these from its coordinator; it repeats the batch for this one.
+            ErrorCode.CONCURRENT_TRANSACTIONS: ErrorCode.NOT_ENOUGH_REPLICAS,
+            ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: ErrorCode.NOT_ENOUGH_REPLICAS,
+            ErrorCode.COORDINATOR_NOT_AVAILABLE: ErrorCode.NOT_ENOUGH_REPLICAS,
+            ErrorCode.NOT_COORDINATOR: ErrorCode.NOT_ENOUGH_REPLICAS,
+        }.get(error, error)
+
+    return verify
 
 
 def _view(data: PartitionProduceData) -> memoryview:

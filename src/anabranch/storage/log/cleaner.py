@@ -7,11 +7,16 @@ producer. A batch without records is dropped, but for the last one of a file, so
 next begins, and the last one of a producer that may still be alive. A tombstone stays until it has been clean for
 `delete.retention.ms`. A record without a key goes. The active segment, and what is above the recovery point, is never
 touched. A crash at any time leaves the old segments or the new one (`recovery`).
+
+Of transactions only what is decided is cleaned. Records of one that was aborted go. A marker stays until nothing is
+left of its transaction, and then for `delete.retention.ms` more, as a tombstone does: were it dropped earlier, the
+transaction would look open. With the marker of an abort goes its line in the aborted-transaction index (`finish`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +24,15 @@ from typing import NamedTuple
 from anabranch.base.errors import DecodeError
 from anabranch.base.ids import NO_PRODUCER_ID
 from anabranch.base.limits import DECOMPRESSION_RATIO_MAX, MESSAGE_SIZE_MAX
-from anabranch.records.batch import HEADER_SIZE, BatchHeader, build, check, parse_header
+from anabranch.machines.aborted import AbortedTransaction
+from anabranch.records.batch import (
+    HEADER_SIZE,
+    BatchHeader,
+    build,
+    check,
+    parse_end_transaction_marker,
+    parse_header,
+)
 from anabranch.records.compression import Compression, compress, decompress
 from anabranch.runtime.disk import Disk, File
 from anabranch.storage.log.errors import OfflineLogError
@@ -65,6 +78,7 @@ class Cleaning:
     drop_tombstones_before: int
     now_ms: int
     index_interval: int
+    aborted: tuple[AbortedTransaction, ...] = ()
 
     def run(self) -> Cleaned:
         """Write the new segments beside the old ones, synced. Blocks for long; OSError, OfflineLogError."""
@@ -72,21 +86,21 @@ class Cleaning:
             newest = self._newest()
             groups = [self._clean(group, newest) for group in self.groups if group[0].base_offset < newest.end]
         except FileNotFoundError:
-            return Cleaned(self, [], self.dirty_from)  # Retention was faster.
+            return Cleaned(self, [], self.dirty_from, ())  # Retention was faster.
         except DecodeError as error:
             raise OfflineLogError(f"{self.directory}: {error}, in a segment that was to be compacted.") from error
-        return Cleaned(self, [group for group in groups if group is not None], newest.end)
+        return Cleaned(self, [group for group in groups if group is not None], newest.end, tuple(newest.forgotten))
 
     def _newest(self) -> _Newest:
         """Find the newest offset of each key in the dirty part."""
-        newest = _Newest()
+        newest = _Newest(self.aborted)
         for source in (source for group in self.groups for source in group):
             if source.end <= self.dirty_from:
                 continue
             for header, batch in self._batches(source):
                 if header.producer_id != NO_PRODUCER_ID:
                     newest.of_producer[header.producer_id] = header.base_offset
-                if not header.is_control:
+                if not header.is_control and not newest.is_aborted(header):
                     for record in _records(header, batch):
                         if record.key is not None:
                             if record.key not in newest.of_key:
@@ -132,11 +146,39 @@ class Cleaning:
         self, header: BatchHeader, batch: memoryview, newest: _Newest, *, last: bool
     ) -> memoryview | bytearray | None:
         """The batch with the records that stay: the same one if all do, None if it is not needed at all."""
-        if header.is_control or header.base_offset >= newest.end:
+        if header.is_control:
+            return batch if self._marker_stays(header, batch, newest, last=last) else None
+        kept = self._filter_records(header, batch, newest, last=last)
+        if kept is not None and header.is_transactional:
+            newest.present.add(header.producer_id)
+        return kept
+
+    def _marker_stays(self, header: BatchHeader, batch: memoryview, newest: _Newest, *, last: bool) -> bool:
+        present = header.producer_id in newest.present
+        newest.present.discard(header.producer_id)
+        if last or present or header.base_offset >= min(self.drop_tombstones_before, newest.end):
+            return True
+        if self._speaks_for_producer(header, newest) or parse_end_transaction_marker(batch) is None:
+            return True
+        if header.base_offset in newest.aborted_at:
+            newest.forgotten.append(header.base_offset)
+        return False
+
+    def _speaks_for_producer(self, header: BatchHeader, newest: _Newest) -> bool:
+        """Whether the batch is the last that is known of a producer that may still be alive."""
+        if header.producer_id == NO_PRODUCER_ID or header.max_timestamp <= self.now_ms - PRODUCER_IDLE_MAX_MS:
+            return False
+        return newest.of_producer.get(header.producer_id, header.base_offset) == header.base_offset
+
+    def _filter_records(
+        self, header: BatchHeader, batch: memoryview, newest: _Newest, *, last: bool
+    ) -> memoryview | bytearray | None:
+        if header.base_offset >= newest.end:
             return batch
+        aborted = newest.is_aborted(header)
         kept, count, timestamp, dropped = bytearray(), 0, NO_TIMESTAMP, False
         for record in _records(header, batch):
-            if self._stays(record, newest):
+            if not aborted and self._stays(record, newest):
                 kept += record.data
                 count += 1
                 timestamp = max(timestamp, record.timestamp)
@@ -144,9 +186,7 @@ class Cleaning:
                 dropped = True
         if not dropped and (count or last):
             return batch
-        of_producer = newest.of_producer.get(header.producer_id, header.base_offset) == header.base_offset
-        alive = header.max_timestamp > self.now_ms - PRODUCER_IDLE_MAX_MS
-        if not count and not last and not (header.producer_id != NO_PRODUCER_ID and of_producer and alive):
+        if not count and not last and not self._speaks_for_producer(header, newest):
             return None
         codec = header.compression if count else Compression.NONE
         return build(
@@ -188,13 +228,30 @@ class Cleaning:
 
 
 class _Newest:
-    """The newest offset of each key, up to `end`, and of each producer."""
+    """What a run knows: the newest offset of each key, up to `end`, and of each producer; which batches are void."""
 
-    def __init__(self) -> None:
+    def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
+        self.present: set[int] = set()
+        """Producers of whose transaction a batch has stayed, until its marker."""
+        self.forgotten: list[int] = []
+        """Markers of aborted transactions that were dropped."""
+        self.aborted_at: set[int] = set()
+        self._aborted: dict[int, list[AbortedTransaction]] = {}
+        for line in aborted:
+            self.aborted_at.add(line.last_offset)
+            self._aborted.setdefault(line.producer_id, []).append(line)
         self.of_key: dict[bytes, int] = {}
         self.of_producer: dict[int, int] = {}
         self.size = 0
         self.end = 0
+
+    def is_aborted(self, header: BatchHeader) -> bool:
+        """Whether the batch belongs to a transaction that was aborted."""
+        lines = self._aborted.get(header.producer_id)
+        if lines is None or not header.is_transactional:
+            return False
+        index = bisect_right(lines, header.base_offset, key=lambda line: line.last_offset)
+        return index < len(lines) and lines[index].first_offset <= header.base_offset
 
 
 class CleanedGroup(NamedTuple):
@@ -214,10 +271,18 @@ class Cleaned(NamedTuple):
     cleaning: Cleaning
     groups: list[CleanedGroup]
     clean_to: int
+    forgotten: tuple[int, ...]
+    """Offsets of markers of aborted transactions that are no more. Whoever keeps the aborted-transaction index drops
+    their lines, durably, before `finish`: a line without its marker would make readers leave out too much."""
 
 
-def plan(log: PartitionLog, now_ms: int) -> Cleaning | None:
-    """Say what there is to clean, if it is worth it (`min.cleanable.dirty.ratio`). Blocks for a checkpoint; OSError."""
+def plan(
+    log: PartitionLog, now_ms: int, *, stable: int | None = None, aborted: Iterable[AbortedTransaction] = ()
+) -> Cleaning | None:
+    """Say what there is to clean, if it is worth it (`min.cleanable.dirty.ratio`). Blocks for a checkpoint; OSError.
+
+    `stable` is the last stable offset, None where nothing is transactional; `aborted` is the whole index.
+    """
     if not log.config.compact:
         return None
     marks = _load_marks(log)
@@ -225,6 +290,8 @@ def plan(log: PartitionLog, now_ms: int) -> Cleaning | None:
     segments = log.finished_segments()
     latest = now_ms - log.config.min_compaction_lag_ms
     while segments and segments[-1].max_timestamp.timestamp > latest > 0:
+        segments.pop()
+    while segments and stable is not None and segments[-1].end > stable:
         segments.pop()
     total = sum(segment.size for segment in segments)
     dirty = sum(segment.size for segment in segments if segment.end > dirty_from)
@@ -240,6 +307,7 @@ def plan(log: PartitionLog, now_ms: int) -> Cleaning | None:
         drop_tombstones_before=max(old, default=0),
         now_ms=now_ms,
         index_interval=log.config.index_interval_bytes,
+        aborted=tuple(aborted),
     )
 
 

@@ -685,10 +685,10 @@ class PartitionLog:
 
     # -- snapshots of producer state -----------------------------------------------------------------------------
 
-    def write_snapshot(self, data: bytes) -> None:
-        """Keep `data`, what somebody knows of the log up to its end, beside it; the two newest are kept."""
+    def write_snapshot(self, data: bytes, *, only: bool = False) -> None:
+        """Keep `data`, what somebody knows of the log up to its end, beside it; of others the newest one, or none."""
         self._disk.replace(self.directory / f"{self.end:020d}{SNAPSHOT_SUFFIX}", data)
-        for offset in sorted(self._snapshot_offsets())[:-SNAPSHOTS_KEPT]:
+        for offset in sorted(self._snapshot_offsets())[: -1 if only else -SNAPSHOTS_KEPT]:
             self._disk.unlink(self.directory / f"{offset:020d}{SNAPSHOT_SUFFIX}")
 
     def snapshots(self) -> Iterator[tuple[int, bytes]]:

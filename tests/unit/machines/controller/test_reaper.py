@@ -22,7 +22,7 @@ def test_an_empty_partition_is_remembered_and_hidden_before_its_replica_is_delet
     cluster = shrunk(2, 1)
     assert cluster.reap(p1=(7, 7)) == (1,)
     assert cluster.text() == (
-        "write t: layouts 1(0:0) 2(0:1 1:0) 1, partitions 2, removed 1@7\n  publish t\n  stop 1: 1:0"
+        "write t: layouts 1(0:0) 2(0:1 1:0) 1, partitions 2, removed 1@7\n  publish t\n  stop 1: 1:1"
     )
     view = views.topic_view(cluster.state, "t")
     assert view is not None
@@ -44,12 +44,12 @@ def test_its_next_life_begins_where_the_last_one_ended_under_the_next_epoch() ->
     cluster.resize(2)
     cluster.run()
     text = cluster.text()
-    assert "write t-1: epoch 1 at 1 from 7" in text
+    assert "write t-1: epoch 2 at 1 from 7" in text
     assert "removed" not in text.splitlines()[-2]
     cluster.resize(1)
     cluster.run()
     cluster.reap(p1=(9, 9))
-    assert cluster.state.topics["t"].removed == {1: Removed(next_offset=9, leader_epoch=1)}
+    assert cluster.state.topics["t"].removed == {1: Removed(next_offset=9, leader_epoch=3)}
 
 
 def test_metadata_never_shows_a_hole() -> None:

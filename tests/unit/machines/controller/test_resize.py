@@ -46,7 +46,9 @@ def test_shrinking_closes_what_retires_before_it_cuts_what_stays() -> None:
     cluster.text()
     cluster.resize(3)
     assert cluster.text() == (
-        "write t: layouts 2(0:0 1:0) 4(3:0) 3, partitions 4, resize to 3: close\n  tell 1: count 3, 3:0-"
+        "write t: layouts 2(0:0 1:0) 4(3:0) 3, partitions 4, resize to 3: close\n"
+        "write t-3: epoch 1 at 1\n"
+        "  tell 1: count 3, 3:1-"
     )
     cluster.answer()
     assert cluster.text() == (
@@ -70,19 +72,20 @@ def test_growing_again_opens_retiring_partitions_under_their_next_epoch_and_lets
     cluster.text()
     cluster.resize(3)
     assert cluster.text() == (
-        "write t: layouts 1(0:0) 4(0:1 1:0 2:0 3:0) 1(0:2 1:0 2:0 3:0) 3, partitions 4, resize to 3: cut\n"
+        "write t: layouts 1(0:0) 4(0:1 1:0 2:0 3:0) 1(0:2 1:1 2:1 3:1) 3, partitions 4, resize to 3: cut\n"
         "write t-0: epoch 3 at 1\n"
         "  tell 1: count 3, 0:3"
     )
     cluster.answer()
     assert cluster.text() == (
-        "write t: layouts 1(0:0) 4(0:1 1:0 2:0 3:0) 1(0:2 1:0 2:0 3:0) 3, partitions 4, resize to 3: open\n"
-        "write t-1: epoch 1 at 1\n"
-        "write t-2: epoch 1 at 1\n"
-        "  tell 1: count 3, 1:1 2:1 3:0-"
+        "write t: layouts 1(0:0) 4(0:1 1:0 2:0 3:0) 1(0:2 1:1 2:1 3:1) 3, partitions 4, resize to 3: open\n"
+        "write t-1: epoch 2 at 1\n"
+        "write t-2: epoch 2 at 1\n"
+        "write t-3: epoch 2 at 1\n"
+        "  tell 1: count 3, 1:2 2:2 3:2-"
     )
     cluster.answer()
-    assert cluster.text().startswith("write t: layouts 1(0:0) 4(0:1 1:0 2:0 3:0) 1(0:2 1:0 2:0 3:0) 3, partitions 4\n")
+    assert cluster.text().startswith("write t: layouts 1(0:0) 4(0:1 1:0 2:0 3:0) 1(0:2 1:1 2:1 3:1) 3, partitions 4\n")
     assert [cluster.roles[p].retiring for p in range(4)] == [False, False, False, True]
 
 
@@ -94,11 +97,12 @@ def test_shrinking_while_others_retire_closes_only_the_new_ones() -> None:
     cluster.text()
     cluster.resize(2)
     assert cluster.text() == (
-        "write t: layouts 1(0:0) 4(0:1 1:0 2:0 3:0) 3(2:1 3:0) 2, partitions 4, resize to 2: close\n"
-        "  tell 1: count 2, 2:1-"
+        "write t: layouts 1(0:0) 4(0:1 1:0 2:0 3:0) 3(2:1 3:1) 2, partitions 4, resize to 2: close\n"
+        "write t-2: epoch 2 at 1\n"
+        "  tell 1: count 2, 2:2-"
     )
     cluster.answer()
-    assert cluster.text().endswith("  tell 1: count 2, 0:3 1:2 3:0-")
+    assert cluster.text().endswith("  tell 1: count 2, 0:3 1:2 3:2-")
 
 
 def test_a_phase_waits_for_every_broker() -> None:
@@ -282,7 +286,7 @@ def test_the_layouts_of_a_long_history_are_kept_whole() -> None:
     assert cluster.state.topics["t"].layouts == (
         Layout(1, {0: 0}),
         Layout(3, {0: 1, 1: 0, 2: 0}),
-        Layout(2, {0: 2, 1: 1, 2: 0}),
-        Layout(4, {0: 3, 1: 2, 2: 1, 3: 0}),
+        Layout(2, {0: 2, 1: 1, 2: 1}),
+        Layout(4, {0: 3, 1: 2, 2: 2, 3: 0}),
         Layout(1),
     )

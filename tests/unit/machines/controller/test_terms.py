@@ -49,7 +49,7 @@ def test_in_the_first_phase_of_a_shrink_survivors_still_serve_the_old_count() ->
     cluster.run()
     cluster.resize(1)
     assert elected(cluster) == (
-        "write /controller_epoch 2\n  tell 1: count 2, 0:1\n  tell 1: count 1, 1:0-\n  publish t\n  InspectRetiring"
+        "write /controller_epoch 2\n  tell 1: count 2, 0:1\n  tell 1: count 1, 1:1-\n  publish t\n  InspectRetiring"
     )
 
 
@@ -60,11 +60,11 @@ def test_a_removal_goes_on() -> None:
         cluster.run()
     cluster.reap(p1=(7, 7))
     assert elected(cluster) == (
-        "write /controller_epoch 2\n  tell 1: count 1, 0:2\n  stop 1: 1:0\n  publish t\n  InspectRetiring"
+        "write /controller_epoch 2\n  tell 1: count 1, 0:2\n  stop 1: 1:1\n  publish t\n  InspectRetiring"
     )
     cluster.run()
     cluster.text()
-    assert elected(cluster, without_last=2).splitlines()[2] == "  stop 1: 1:0", "its state node may be gone already"
+    assert elected(cluster, without_last=2).splitlines()[2] == "  stop 1: 1:1", "its state node may be gone already"
 
 
 def test_a_deletion_goes_on_wherever_it_stopped() -> None:
@@ -111,7 +111,7 @@ def test_after_an_unclean_start_open_partitions_go_on_under_a_new_epoch() -> Non
     cluster.register(1, epoch=2, unclean=True)
     assert cluster.text().splitlines()[1:] == [
         "write t-0: epoch 3 at 1",
-        "  tell 1: count 1, 0:3 1:0-",
+        "  tell 1: count 1, 0:3 1:1-",
         "  publish t",
         "  InspectRetiring",
     ]

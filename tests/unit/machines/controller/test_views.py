@@ -57,7 +57,7 @@ def test_the_proposals_maps_follow_from_the_layouts() -> None:
     assert views.leader_epochs(topic, 0) == ((), ())
     assert views.leader_epochs(topic, 1) == ((EndedEpoch(1, 0, 0),), ())
     assert views.leader_epochs(topic, 2) == (
-        (EndedEpoch(1, 0, 0), EndedEpoch(3, 0, 2), EndedEpoch(3, 1, 1), EndedEpoch(3, 2, 0)),
+        (EndedEpoch(1, 0, 0), EndedEpoch(3, 0, 2), EndedEpoch(3, 1, 1), EndedEpoch(3, 2, 1)),
         (EndedEpoch(2, 0, 1), EndedEpoch(2, 1, 0), EndedEpoch(2, 2, 0)),
     )
     assert views.leader_epochs(topic, 3) == ((), ())
@@ -106,7 +106,7 @@ def test_a_description_says_what_is_going_on_and_who_is_waited_for() -> None:
     cluster.reap(p3=(4, 4))
     described = views.describe(cluster.state, "t")
     assert described is not None
-    assert (described.reaping, described.removed, described.waiting_for) == ((3,), ((3, 4, 0),), ())
+    assert (described.reaping, described.removed, described.waiting_for) == ((3,), ((3, 4, 1),), ())
     cluster.delete()
     described = views.describe(cluster.state, "t")
     assert described is not None

@@ -54,6 +54,8 @@ def check_request(request: ConsumerGroupHeartbeatRequest, version: int) -> None:
     _need(request.rack_id != "", "RackId is empty; leave it out instead.")
     if request.member_epoch == LEFT_FOR_A_WHILE:
         _need(request.instance_id is not None, "MemberEpoch is -2, but only a member with an InstanceId will be back.")
+    if request.member_epoch < JOINING:
+        return  # who leaves need not make sense otherwise: clients empty what they would have said
     if joining:
         _need(not request.topic_partitions, "TopicPartitions is not empty, but who joins owns nothing.")
     _need(request.rebalance_timeout_ms == -1 or request.rebalance_timeout_ms > 0, "RebalanceTimeoutMs must be above 0.")
@@ -288,14 +290,14 @@ def follow(step: Step, member_id: str, owned: Assignment | None) -> Member:
     before = step.group.members[member_id]
     after = reconcile(step.group, before, owned, step.waits)
     if after is not before:
-        step.put_member(after)
+        step.put_last(after)
     if after.state is MemberState.UNREVOKED_PARTITIONS:
         if before.state is not MemberState.UNREVOKED_PARTITIONS or before.revoking != after.revoking:
             step.expect_within_rebalance_timeout("rebalance", after)
     elif before.state is MemberState.UNREVOKED_PARTITIONS:
         step.stop_expecting("rebalance", member_id)
     step.keep_session(after)
-    return step.group.members[member_id]
+    return after
 
 
 def _answer(
@@ -368,6 +370,6 @@ def leaver(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller) -
 
 def leave_for_a_while(step: Step, member: Member) -> None:
     """A static member goes and will be back: it keeps what it has until its session ends."""
-    step.put_member(replace(member, epoch=LEFT_FOR_A_WHILE, state=MemberState.STABLE, revoking=NOTHING))
+    step.put_last(replace(member, epoch=LEFT_FOR_A_WHILE, state=MemberState.STABLE, revoking=NOTHING))
     step.stop_expecting("rebalance", member.member_id)
     step.keep_session(member)

@@ -67,6 +67,7 @@ class Step:
     ) -> None:
         self._group = group
         self._draft = draft
+        self._last: tuple[Record, ...] = ()
         self.live = live
         self.epoch_before = group.epoch
         self.image = image
@@ -88,7 +89,7 @@ class Step:
     @property
     def records(self) -> tuple[Record, ...]:
         """What was decided so far."""
-        return () if self._draft is None else tuple(self._draft.records)
+        return self._last if self._draft is None else (*self._draft.records, *self._last)
 
     @property
     def configs(self) -> ConsumerGroupSettings:
@@ -101,9 +102,10 @@ class Step:
             self._draft = Draft(self._group)
         self._draft.put(*records)
 
-    def put_member(self, member: Member) -> None:
-        """Decide what a member has."""
-        self.put(current_record(self.group_id, member.member_id, member))
+    def put_last(self, member: Member) -> None:
+        """Decide what a member has, as the last thing: `group` does not show it, so that nothing need be copied."""
+        assert not self._last
+        self._last = (current_record(self.group_id, member.member_id, member),)
 
     # -- timers --------------------------------------------------------------------------------------------------------
 

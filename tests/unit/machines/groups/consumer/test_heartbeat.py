@@ -85,6 +85,14 @@ def test_a_group_at_its_largest_refuses_the_next_member() -> None:
     assert world.join("A").error_code == ErrorCode.NONE
 
 
+def test_who_leaves_need_not_say_anything_sensible_but_its_name() -> None:
+    world = GroupWorld(topics(foo=3))
+    world.join("A")
+    answer = world.beat("A", -1, "", topics=[], rebalance_timeout_ms=0)
+    assert (answer.error_code, answer.member_epoch) == (0, -1)
+    assert "A" not in world.group.members
+
+
 def test_the_coordinator_names_members_that_cannot_themselves() -> None:
     world = GroupWorld()
     from anabranch.machines.groups.caller import Caller

@@ -1,0 +1,382 @@
+"""The transactions of one partition of `__transaction_state`: a fold over its records, and what is decided about them.
+
+    InitProducerId ──► AddPartitionsToTxn, AddOffsetsToTxn ──► EndTxn ──► markers ──► `markers_written`
+
+The rules:
+- the decision (PREPARE) is durable before the first marker is written: `WriteMarkers` is an effect, and effects are
+  performed after the records. So either no partition has a marker, or all will get the same one: a coordinator that
+  is loaded anew asks again for the markers of every transaction that is prepared;
+- a producer that was replaced, or took too long, has an epoch below the one here, and is refused everywhere;
+- nothing is told of a transaction that is completing but CONCURRENT_TRANSACTIONS: its producer asks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
+from anabranch.base.limits import PARTITIONS_PER_TRANSACTION_MAX, TRANSACTIONAL_IDS_PER_SHARD_MAX
+from anabranch.machines.outcome import Outcome, SetTimer
+from anabranch.machines.transactions.records import Record, TransactionLogKey
+from anabranch.machines.transactions.settings import TransactionSettings
+from anabranch.machines.transactions.states import Event, State
+from anabranch.machines.transactions.transaction import NOT_STARTED, Transaction, first
+from anabranch.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+from anabranch.protocol.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopicResult,
+)
+from anabranch.protocol.messages.describe_transactions import TopicData, TransactionState
+from anabranch.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
+from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+
+Reply = TypeVar("Reply")
+
+TIMED_OUT = ("timed out",)
+EXPIRED = ("expired",)
+SWEPT_MAX = 500
+"""Transactions that one sweep changes: its records are one batch. What is left comes right after."""
+INIT_PRODUCER_FENCED_SINCE = 4
+PRODUCER_FENCED_SINCE = 2
+"""The versions of InitProducerId, and of the other requests, from which clients know PRODUCER_FENCED (KIP-588)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteMarkers:
+    """Write the end of a transaction into all its partitions, then submit `markers_written`; retry until it is done."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    commit: bool
+    partitions: frozenset[TopicPartition]
+
+
+class Producer(NamedTuple):
+    """The producer that sent a request, as it says."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+class Coordinator:
+    """The transactional ids of one shard. Two are equal when their logs tell the same."""
+
+    def __init__(self, settings: TransactionSettings) -> None:
+        self.settings = settings
+        self._transactions: dict[str, Transaction] = {}
+        self._ongoing: dict[str, None] = {}
+        self._prepared: dict[str, None] = {}
+        self._replaced: dict[str, tuple[Producer, Producer]] = {}
+        """Whom a producer bumped, and what it became: a repeated request is recognised. Lost on fail-over."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Coordinator) and self._transactions == other._transactions
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __len__(self) -> int:
+        return len(self._transactions)
+
+    # -- folding ---------------------------------------------------------------------------------------------------
+
+    def apply(self, record: Record, *, producer_id: int = NO_PRODUCER_ID) -> None:
+        """Fold a record; the last one of an id counts."""
+        name = record.key.transactional_id
+        self._ongoing.pop(name, None)
+        self._prepared.pop(name, None)
+        if record.value is None:
+            self._transactions.pop(name, None)
+            self._replaced.pop(name, None)
+            return
+        told = self._transactions[name] = Transaction.of(record.value)
+        if told.state is State.ONGOING:
+            self._ongoing[name] = None
+        elif told.state.prepared:
+            self._prepared[name] = None
+
+    def apply_marker(self, producer_id: int, producer_epoch: int, committed: bool) -> None:
+        """Nothing in this log is transactional itself."""
+
+    def loaded(self, now_ms: int) -> Outcome[None, Record]:
+        """Finish what was decided, and begin to look after the others."""
+        return Outcome(
+            reply=None,
+            effects=tuple(self._markers(name, self._transactions[name]) for name in self._prepared),
+            timers=(
+                SetTimer(TIMED_OUT, now_ms + self.settings.timed_out_interval_ms),
+                SetTimer(EXPIRED, now_ms + self.settings.expired_interval_ms),
+            ),
+        )
+
+    def on_timer(self, key: Hashable, now_ms: int) -> Outcome[None, Record]:
+        """Abort transactions that take too long; forget ids that nobody uses."""
+        if key == TIMED_OUT:
+            late = [name for name in self._ongoing if self._transactions[name].deadline_ms <= now_ms]
+            changes = [(name, self._transactions[name].fenced(now_ms)) for name in late[:SWEPT_MAX]]
+            timer = SetTimer(TIMED_OUT, self._again(late, now_ms, self.settings.timed_out_interval_ms))
+            return self._outcome(None, changes, timers=(timer,))
+        assert key == EXPIRED, key
+        before = now_ms - self.settings.id_expiration_ms
+        idle = [name for name, it in self._transactions.items() if it.updated_ms <= before and it.may(Event.EXPIRED)]
+        timer = SetTimer(EXPIRED, self._again(idle, now_ms, self.settings.expired_interval_ms))
+        return Outcome(
+            reply=None,
+            records=tuple(Record(TransactionLogKey(transactional_id=name), None) for name in idle[:SWEPT_MAX]),
+            timers=(timer,),
+        )
+
+    # -- deciding --------------------------------------------------------------------------------------------------
+
+    def init_producer_id(
+        self, request: InitProducerIdRequest, version: int, now_ms: int, new_id: Callable[[], int | None]
+    ) -> Outcome[InitProducerIdResponse, Record]:
+        """Give a producer its id and epoch, and fence whoever had them; first, abort what that one left open.
+
+        `new_id` gives a producer id that nobody has, None when there is none to be had now.
+        """
+        name, asked = request.transactional_id, Producer(request.producer_id, request.producer_epoch)
+        if not name or (asked.producer_id == NO_PRODUCER_ID) != (asked.producer_epoch == NO_PRODUCER_EPOCH):
+            return _not_initialised(ErrorCode.INVALID_REQUEST)
+        if not 0 < request.transaction_timeout_ms <= self.settings.timeout_max_ms:
+            return _not_initialised(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
+        known = self._transactions.get(name)
+        if known is None:
+            return self._begin(name, request.transaction_timeout_ms, now_ms, new_id)
+        if asked.producer_id != NO_PRODUCER_ID and not self._is_its_own(name, known, asked):
+            return _not_initialised(_fenced(version, INIT_PRODUCER_FENCED_SINCE))
+        if known.state.prepared:
+            return _not_initialised(ErrorCode.CONCURRENT_TRANSACTIONS)
+        if known.state is State.ONGOING:
+            return self._outcome(_init_response(ErrorCode.CONCURRENT_TRANSACTIONS), [(name, known.fenced(now_ms))])
+        current = Producer(known.producer_id, known.producer_epoch)
+        given = current
+        if not self._was_bumped(name, asked, current):
+            if not known.exhausted:
+                given = Producer(known.producer_id, known.producer_epoch + 1)
+            else:
+                fresh = new_id()
+                if fresh is None:
+                    return _not_initialised(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+                given = Producer(fresh, 0)
+            self._replaced.pop(name, None)
+            if asked.producer_id != NO_PRODUCER_ID:
+                self._replaced[name] = (asked, given)
+        after = known.initialised(*given, request.transaction_timeout_ms, now_ms)
+        return self._outcome(_init_response(ErrorCode.NONE, given), [(name, after)])
+
+    def add_partitions(
+        self, request: AddPartitionsToTxnRequest, version: int, now_ms: int
+    ) -> Outcome[AddPartitionsToTxnResponse, Record]:
+        """Let a transaction hold partitions; the first ones begin it. They exist: the caller has seen to that."""
+        held = [
+            TopicPartition(topic.name, partition)
+            for topic in request.v3_and_below_topics
+            for partition in topic.partitions
+        ]
+        name = request.v3_and_below_transactional_id
+        sender = Producer(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
+        error, changes = self._grow(name, sender, held, version, now_ms)
+        return self._outcome(partitions_response(request, error), changes)
+
+    def add_offsets(
+        self, request: AddOffsetsToTxnRequest, partition: TopicPartition, version: int, now_ms: int
+    ) -> Outcome[AddOffsetsToTxnResponse, Record]:
+        """Let a transaction hold the `partition` of `__consumer_offsets` that has the group's offsets."""
+        sender = Producer(request.producer_id, request.producer_epoch)
+        error, changes = self._grow(request.transactional_id, sender, [partition], version, now_ms)
+        return self._outcome(AddOffsetsToTxnResponse(error_code=error), changes)
+
+    def end(self, request: EndTxnRequest, version: int, now_ms: int) -> Outcome[EndTxnResponse, Record]:
+        """Decide a transaction; the answer is given when the decision is durable, and the markers follow."""
+        sender = Producer(request.producer_id, request.producer_epoch)
+        known = self._transactions.get(request.transactional_id)
+        error = self._refuse(request.transactional_id, known, sender, version)
+        if error is not ErrorCode.NONE or known is None:
+            return Outcome(reply=EndTxnResponse(error_code=error))
+        event = Event.COMMITTED if request.committed else Event.ABORTED
+        if known.may(event):
+            after = known.ended(now_ms, commit=request.committed)
+            return self._outcome(EndTxnResponse(), [(request.transactional_id, after)])
+        again = _END_AGAIN.get((known.state, event), ErrorCode.INVALID_TXN_STATE)
+        return Outcome(reply=EndTxnResponse(error_code=again))
+
+    def markers_written(self, written: WriteMarkers, now_ms: int) -> Outcome[None, Record]:
+        """Take note that every partition has its marker. It may be told late, or twice."""
+        known = self._transactions.get(written.transactional_id)
+        if known is None or not known.state.prepared or self._markers(written.transactional_id, known) != written:
+            return Outcome(reply=None)
+        return self._outcome(None, [(written.transactional_id, known.completed(now_ms))])
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def verify(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, partition: TopicPartition
+    ) -> ErrorCode:
+        """Say whether a producer may write into a partition as part of its transaction (KIP-890, part 1)."""
+        known = self._transactions.get(transactional_id)
+        error = self._refuse(transactional_id, known, Producer(producer_id, producer_epoch), PRODUCER_FENCED_SINCE)
+        if error is not ErrorCode.NONE or known is None:
+            return error
+        if known.state.prepared:
+            return ErrorCode.CONCURRENT_TRANSACTIONS
+        held = known.state is State.ONGOING and partition in known.partitions
+        return ErrorCode.NONE if held else ErrorCode.INVALID_TXN_STATE
+
+    def describe(self, transactional_id: str) -> TransactionState:
+        """Tell how far a transaction is, for DescribeTransactions."""
+        known = self._transactions.get(transactional_id)
+        if known is None:
+            return TransactionState(
+                error_code=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND if transactional_id else ErrorCode.INVALID_REQUEST,
+                transactional_id=transactional_id,
+            )
+        topics: dict[str, list[int]] = {}
+        for topic, partition in sorted(known.partitions):
+            topics.setdefault(topic, []).append(partition)
+        return TransactionState(
+            transactional_id=transactional_id,
+            transaction_state=known.state.title,
+            transaction_timeout_ms=known.timeout_ms,
+            transaction_start_time_ms=known.started_ms if known.partitions else NOT_STARTED,
+            producer_id=known.producer_id,
+            producer_epoch=known.producer_epoch,
+            topics=[TopicData(topic=topic, partitions=held) for topic, held in topics.items()],
+        )
+
+    def __iter__(self) -> Iterator[tuple[str, Transaction]]:
+        """Every transactional id with what is known of it, for ListTransactions."""
+        return iter(self._transactions.items())
+
+    def states(self) -> dict[State, int]:
+        """How many transactional ids are in each state."""
+        counts = dict.fromkeys(State, 0)
+        for known in self._transactions.values():
+            counts[known.state] += 1
+        return counts
+
+    # -- within ----------------------------------------------------------------------------------------------------
+
+    def _begin(
+        self, name: str, timeout_ms: int, now_ms: int, new_id: Callable[[], int | None]
+    ) -> Outcome[InitProducerIdResponse, Record]:
+        if len(self._transactions) >= TRANSACTIONAL_IDS_PER_SHARD_MAX:
+            return _not_initialised(ErrorCode.POLICY_VIOLATION)
+        fresh = new_id()
+        if fresh is None:
+            return _not_initialised(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        begun = first(fresh, timeout_ms, now_ms)
+        return self._outcome(_init_response(ErrorCode.NONE, Producer(fresh, 0)), [(name, begun)])
+
+    def _is_its_own(self, name: str, known: Transaction, asked: Producer) -> bool:
+        """Whether a producer that says who it is, is the one that has the id, or was until a request it repeats."""
+        current = Producer(known.producer_id, known.producer_epoch)
+        return asked == current or (known.state is State.EMPTY and self._was_bumped(name, asked, current))
+
+    def _was_bumped(self, name: str, asked: Producer, current: Producer) -> bool:
+        return asked.producer_id != NO_PRODUCER_ID and self._replaced.get(name) == (asked, current)
+
+    def _grow(
+        self, name: str, sender: Producer, partitions: Sequence[TopicPartition], version: int, now_ms: int
+    ) -> tuple[ErrorCode, list[tuple[str, Transaction]]]:
+        known = self._transactions.get(name)
+        error = self._refuse(name, known, sender, version)
+        if error is not ErrorCode.NONE or known is None:
+            return error, []
+        if not known.may(Event.GREW):
+            return ErrorCode.CONCURRENT_TRANSACTIONS, []
+        if not partitions:
+            return ErrorCode.INVALID_REQUEST, []
+        if known.state is State.ONGOING and known.partitions.issuperset(partitions):
+            return ErrorCode.NONE, []
+        after = known.grown(partitions, now_ms)
+        if len(after.partitions) > PARTITIONS_PER_TRANSACTION_MAX:
+            return ErrorCode.POLICY_VIOLATION, []
+        return ErrorCode.NONE, [(name, after)]
+
+    @staticmethod
+    def _refuse(name: str, known: Transaction | None, sender: Producer, version: int) -> ErrorCode:
+        """Why the sender may say nothing about the transaction."""
+        if not name:
+            return ErrorCode.INVALID_REQUEST
+        if known is None or sender.producer_id != known.producer_id:
+            return ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        if sender.producer_epoch != known.producer_epoch:
+            return _fenced(version, PRODUCER_FENCED_SINCE)
+        return ErrorCode.NONE
+
+    def _outcome(
+        self, reply: Reply, changes: Iterable[tuple[str, Transaction]], timers: tuple[SetTimer, ...] = ()
+    ) -> Outcome[Reply, Record]:
+        changed = list(changes)
+        return Outcome(
+            reply=reply,
+            records=tuple(Record(TransactionLogKey(transactional_id=name), after.value()) for name, after in changed),
+            timers=timers,
+            effects=tuple(self._markers(name, after) for name, after in changed if after.state.prepared),
+        )
+
+    @staticmethod
+    def _markers(name: str, prepared: Transaction) -> WriteMarkers:
+        return WriteMarkers(
+            transactional_id=name,
+            producer_id=prepared.producer_id,
+            producer_epoch=prepared.producer_epoch,
+            commit=prepared.state is State.PREPARE_COMMIT,
+            partitions=prepared.partitions,
+        )
+
+    @staticmethod
+    def _again(found: Collection[str], now_ms: int, interval_ms: int) -> int:
+        return now_ms if len(found) > SWEPT_MAX else now_ms + interval_ms
+
+
+_END_AGAIN = {
+    (State.COMPLETE_COMMIT, Event.COMMITTED): ErrorCode.NONE,
+    (State.COMPLETE_ABORT, Event.ABORTED): ErrorCode.NONE,
+    (State.PREPARE_COMMIT, Event.COMMITTED): ErrorCode.CONCURRENT_TRANSACTIONS,
+    (State.PREPARE_ABORT, Event.ABORTED): ErrorCode.CONCURRENT_TRANSACTIONS,
+}
+"""What a producer is told that ends its transaction the way it was ended: its first request's answer was lost."""
+
+
+def partitions_response(
+    request: AddPartitionsToTxnRequest, error: ErrorCode, missing: Collection[TopicPartition] = ()
+) -> AddPartitionsToTxnResponse:
+    """Answer for every partition alike, but for those that do not exist."""
+    return AddPartitionsToTxnResponse(
+        results_by_topic_v3_and_below=[
+            AddPartitionsToTxnTopicResult(
+                name=topic.name,
+                results_by_partition=[
+                    AddPartitionsToTxnPartitionResult(
+                        partition_index=partition,
+                        partition_error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                        if (topic.name, partition) in missing
+                        else error,
+                    )
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in request.v3_and_below_topics
+        ]
+    )
+
+
+def _fenced(version: int, since: int) -> ErrorCode:
+    return ErrorCode.PRODUCER_FENCED if version >= since else ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+def _init_response(
+    error: ErrorCode, given: Producer = Producer(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+) -> InitProducerIdResponse:
+    return InitProducerIdResponse(error_code=error, producer_id=given.producer_id, producer_epoch=given.producer_epoch)
+
+
+def _not_initialised(error: ErrorCode) -> Outcome[InitProducerIdResponse, Record]:
+    return Outcome(reply=_init_response(error))

@@ -1,0 +1,290 @@
+"""Transactions: InitProducerId (22), AddPartitionsToTxn (24), AddOffsetsToTxn (25), EndTxn (26), WriteTxnMarkers (27),
+TxnOffsetCommit (28), DescribeProducers (61), DescribeTransactions (65), ListTransactions (66).
+
+What is decided before the first await is decided in the order in which the requests arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.ids import TopicPartition
+from anabranch.machines.controller.topics import INTERNAL_TOPICS
+from anabranch.machines.outcome import Outcome
+from anabranch.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+from anabranch.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
+from anabranch.protocol.messages.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    PartitionResponse,
+    ProducerState,
+    TopicResponse,
+)
+from anabranch.protocol.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+)
+from anabranch.protocol.messages.describe_transactions import TransactionState as Described
+from anabranch.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
+from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from anabranch.protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
+from anabranch.protocol.messages.list_transactions import TransactionState as Listed
+from anabranch.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
+from anabranch.protocol.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from anabranch.server.handlers.groups import caller_of, submit
+from anabranch.server.logs import Say
+from anabranch.server.node import Call, Node
+
+if TYPE_CHECKING:
+    from anabranch.machines.transactions.coordinator import Coordinator
+    from anabranch.machines.transactions.records import Record
+
+say = Say("transactions")
+Response = TypeVar("Response")
+ABORTABLE_SINCE = 4
+"""The version of TxnOffsetCommit from which producers know TRANSACTION_ABORTABLE."""
+
+
+def handle_init_producer_id(
+    node: Node, request: InitProducerIdRequest, call: Call
+) -> InitProducerIdResponse | Awaitable[InitProducerIdResponse]:
+    """Give a producer its id and epoch. Without a transactional id that is a new id, whatever it has now."""
+
+    def new_id() -> int | None:
+        try:
+            return node.producer_ids.take()
+        except OSError as error:
+            say.error("no producer id given", peer=call.peer, reason=error)
+            return None
+
+    def failed(error: ErrorCode) -> InitProducerIdResponse:
+        return InitProducerIdResponse(error_code=error, producer_id=-1, producer_epoch=-1)
+
+    name = request.transactional_id
+    if name is None:
+        given = new_id()
+        return failed(ErrorCode.KAFKA_STORAGE_ERROR) if given is None else InitProducerIdResponse(producer_id=given)
+    return _decide(
+        node, name, lambda it, now_ms: it.init_producer_id(request, call.api_version, now_ms, new_id), failed
+    )
+
+
+def handle_add_partitions_to_txn(
+    node: Node, request: AddPartitionsToTxnRequest, call: Call
+) -> AddPartitionsToTxnResponse | Awaitable[AddPartitionsToTxnResponse]:
+    """Let a transaction hold partitions: all of them, or none when there is one that does not exist."""
+    from anabranch.machines.transactions.coordinator import partitions_response
+
+    named = [TopicPartition(it.name, number) for it in request.v3_and_below_topics for number in it.partitions]
+    missing = {it for it in named if it.topic in INTERNAL_TOPICS or node.replicas.get(*it) is None}
+    if missing:
+        return partitions_response(request, ErrorCode.OPERATION_NOT_ATTEMPTED, missing)
+    return _decide(
+        node,
+        request.v3_and_below_transactional_id,
+        lambda it, now_ms: it.add_partitions(request, call.api_version, now_ms),
+        lambda error: partitions_response(request, error),
+    )
+
+
+def handle_add_offsets_to_txn(
+    node: Node, request: AddOffsetsToTxnRequest, call: Call
+) -> AddOffsetsToTxnResponse | Awaitable[AddOffsetsToTxnResponse]:
+    """Let a transaction hold the partition that has a group's offsets."""
+    try:
+        partition = node.groups.of(request.group_id).partition.name
+    except ApiError as error:
+        return AddOffsetsToTxnResponse(error_code=error.code)
+    return _decide(
+        node,
+        request.transactional_id,
+        lambda it, now_ms: it.add_offsets(request, partition, call.api_version, now_ms),
+        lambda error: AddOffsetsToTxnResponse(error_code=error),
+    )
+
+
+def handle_end_txn(node: Node, request: EndTxnRequest, call: Call) -> EndTxnResponse | Awaitable[EndTxnResponse]:
+    """Commit or abort."""
+    return _decide(
+        node,
+        request.transactional_id,
+        lambda it, now_ms: it.end(request, call.api_version, now_ms),
+        lambda error: EndTxnResponse(error_code=error),
+    )
+
+
+def handle_txn_offset_commit(
+    node: Node, request: TxnOffsetCommitRequest, call: Call
+) -> TxnOffsetCommitResponse | Awaitable[TxnOffsetCommitResponse]:
+    """Let a group's progress count when the transaction is committed; it must hold the group's partition already."""
+
+    def refuse(code: ErrorCode, message: str = "") -> TxnOffsetCommitResponse:
+        return TxnOffsetCommitResponse(
+            topics=[
+                TxnOffsetCommitResponseTopic(
+                    name=topic.name,
+                    partitions=[
+                        TxnOffsetCommitResponsePartition(partition_index=it.partition_index, error_code=code)
+                        for it in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ]
+        )
+
+    try:
+        partition = node.groups.of(request.group_id).partition.name
+    except ApiError as error:
+        return refuse(error.code)
+    verified = node.transactions.verify(
+        request.transactional_id, partition, request.producer_id, request.producer_epoch
+    )
+    if verified is not ErrorCode.NONE:
+        abortable = verified is ErrorCode.INVALID_TXN_STATE and call.api_version >= ABORTABLE_SINCE
+        return refuse(ErrorCode.TRANSACTION_ABORTABLE if abortable else _OF_OFFSETS.get(verified, verified))
+    caller = caller_of(node, call, request.member_id or "-")
+    return submit(
+        node, request.group_id, lambda groups, now_ms: groups.txn_offset_commit(request, caller, now_ms), refuse
+    )
+
+
+_OF_OFFSETS = {
+    ErrorCode.PRODUCER_FENCED: ErrorCode.INVALID_PRODUCER_EPOCH,
+    ErrorCode.CONCURRENT_TRANSACTIONS: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+}
+"""How TxnOffsetCommit says what its clients know only of other requests."""
+
+
+async def handle_write_txn_markers(node: Node, request: WriteTxnMarkersRequest, call: Call) -> WriteTxnMarkersResponse:
+    """End transactions in partitions: how an operator ends one that its coordinator does not know of any more."""
+    say.warning("markers written for a client", peer=call.peer, markers=len(request.markers))
+    return await node.transactions.markers.write(request)
+
+
+async def handle_describe_transactions(
+    node: Node, request: DescribeTransactionsRequest, call: Call
+) -> DescribeTransactionsResponse:
+    """Tell how far transactions are."""
+    return DescribeTransactionsResponse(
+        transaction_states=[await _describe(node, name) for name in dict.fromkeys(request.transactional_ids)]
+    )
+
+
+async def _describe(node: Node, name: str) -> Described:
+    try:
+        found = node.transactions.of(name).read(lambda it, now_ms: it.describe(name))
+        return await found if isinstance(found, asyncio.Future) else found
+    except ApiError as error:
+        return Described(error_code=error.code, transactional_id=name)
+
+
+def handle_list_transactions(node: Node, request: ListTransactionsRequest, call: Call) -> ListTransactionsResponse:
+    """List transactions; every filter that is given must let one pass."""
+    from anabranch.machines.transactions.states import State
+
+    titles = {state.title: state for state in State}
+    unknown = [name for name in request.state_filters if name not in titles]
+    states = {titles[name] for name in request.state_filters if name in titles}
+    producers = set(request.producer_id_filters)
+    matches = _pattern(request.transactional_id_pattern or "")
+    if matches is None:
+        return ListTransactionsResponse(error_code=ErrorCode.INVALID_REGULAR_EXPRESSION)
+    listed: list[Listed] = []
+    try:
+        for shard in node.transactions:
+            latest_ms = shard.now_ms() - request.duration_filter
+            for name, known in shard.machine:
+                if (
+                    (not request.state_filters or known.state in states)
+                    and (not producers or known.producer_id in producers)
+                    and (request.duration_filter < 0 or 0 <= known.started_ms <= latest_ms)
+                    and matches(name)
+                ):
+                    told = Listed(
+                        transactional_id=name, producer_id=known.producer_id, transaction_state=known.state.title
+                    )
+                    listed.append(told)
+    except ApiError as error:
+        return ListTransactionsResponse(error_code=error.code)
+    return ListTransactionsResponse(unknown_state_filters=unknown, transaction_states=listed)
+
+
+def _pattern(pattern: str) -> Callable[[str], bool] | None:
+    """What tells whether a name matches; None where the pattern is none."""
+    if not pattern:
+        return lambda name: True
+    import re2  # only for this
+
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        compiled = re2.compile(pattern, options)
+    except re2.error:
+        return None
+    return lambda name: compiled.fullmatch(name) is not None
+
+
+def handle_describe_producers(node: Node, request: DescribeProducersRequest, call: Call) -> DescribeProducersResponse:
+    """Tell which producers partitions remember, and their open transactions."""
+    return DescribeProducersResponse(
+        topics=[
+            TopicResponse(
+                name=topic.name,
+                partitions=[_producers(node, topic.name, number) for number in topic.partition_indexes],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def _producers(node: Node, topic: str, number: int) -> PartitionResponse:
+    partition = node.replicas.get(topic, number)
+    error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if partition is None else partition.unavailable()
+    if partition is None or error is not ErrorCode.NONE:
+        return PartitionResponse(partition_index=number, error_code=error)
+    return PartitionResponse(
+        partition_index=number,
+        active_producers=[
+            ProducerState(
+                producer_id=producer_id,
+                producer_epoch=known.epoch,
+                last_sequence=known.last_sequence,
+                last_timestamp=known.batches[-1].timestamp if known.batches else -1,
+                coordinator_epoch=known.coordinator_epoch,
+                current_txn_start_offset=-1 if known.transaction_start is None else known.transaction_start,
+            )
+            for producer_id, known in partition.table
+        ],
+    )
+
+
+def _decide(
+    node: Node,
+    transactional_id: str,
+    decide: Callable[[Coordinator, int], Outcome[Response, Record]],
+    failed: Callable[[ErrorCode], Response],
+) -> Response | Awaitable[Response]:
+    """Submit to the shard of a transactional id, now; `failed` makes the answer where it cannot decide."""
+    try:
+        answer: Any = node.transactions.of(transactional_id).ask(decide)
+    except ApiError as error:
+        return failed(error.code)
+    if isinstance(answer, asyncio.Future):
+        return _answered(answer, failed)
+    decided: Response = answer
+    return decided
+
+
+async def _answered(answer: asyncio.Future[Response], failed: Callable[[ErrorCode], Response]) -> Response:
+    try:
+        return await answer
+    except ApiError as error:
+        return failed(error.code)

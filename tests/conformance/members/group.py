@@ -1,0 +1,238 @@
+"""A group under test: its members of any kind, what they say, and what must hold of it.
+
+At the end, whatever happened: no partition was ever owned by two members at a time; every record was handed out; and a
+record came again only where the member that had it before had not committed it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Producer
+
+from tests.conformance.members.process import Worker, Workers, until
+from tests.conformance.members.worker import At
+
+_numbers = itertools.count()
+SESSION_TIMEOUT_MS = 10_000
+ALWAYS = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of member: a library, a protocol and, unless the library's default will do, an assignor."""
+
+    library: str
+    protocol: str
+    assignor: str | None = None
+    is_static: bool = True
+    """Whether it can be a static member."""
+    leaves_when_static: bool = False
+    """Whether a static member leaves for good when it is closed."""
+    has_patterns: bool = True
+    sees_new_partitions: bool = True
+    """Whether it tells the group when its topics grow; a member of the consumer protocol need not."""
+    tells_commits: bool = True
+    is_exact: bool = True
+    """Whether what it buffered is dropped when its partition is revoked."""
+
+    def __str__(self) -> str:
+        return "-".join(filter(None, (self.library, self.protocol, self.assignor)))
+
+
+class Member:
+    """A member as it tells of itself."""
+
+    def __init__(self, name: str, kind: Kind, worker: Worker) -> None:
+        self.name = name
+        self.kind = kind
+        self.worker = worker
+        self.owned: frozenset[At] = frozenset()
+        self.received: list[tuple[At, int, str]] = []
+        self.committed: dict[At, int] = {}
+        self.refused: list[str] = []
+        self.is_gone = False
+        self._spans: list[tuple[int, int, frozenset[At]]] = []
+        self._since = 0
+
+    def __repr__(self) -> str:
+        owned = " ".join(f"{topic}-{number}" for topic, number in sorted(self.owned))
+        return f"<{self.name} ({self.kind}): {owned or '-'}; {len(self.received)} records; {self.refused[-1:]}>"
+
+    def hear(self, event: dict[str, Any]) -> None:
+        """Take in what the worker says of it."""
+        what = event["event"]
+        if what == "owns":
+            self._own(frozenset((topic, number) for topic, number in event["partitions"]), event["at"])
+        elif what == "records":
+            self.received += [((topic, number), offset, value) for topic, number, offset, value in event["records"]]
+        elif what == "committed":
+            for topic, number, offset in event["offsets"]:
+                self.committed[topic, number] = offset
+        elif what == "refused":
+            self.refused.append(event["why"])
+        elif what == "left":
+            self.is_gone = True
+        elif what == "failed":
+            self.refused.append(event["why"])
+            self.is_gone = True
+
+    def _own(self, owned: frozenset[At], at: int) -> None:
+        if self._since:
+            self._spans.append((self._since, at, self.owned))
+        self.owned, self._since = owned, at
+
+    def silent(self, at: int) -> None:
+        """From here on it owns nothing that it could know of, until it says so again."""
+        self._own(frozenset(), at)
+
+    def spans(self) -> list[tuple[int, int, frozenset[At]]]:
+        """What it owned, from when to when."""
+        return [*self._spans, (self._since, ALWAYS, self.owned)]
+
+    def has_committed(self, at: At, offset: int) -> bool:
+        """Whether it knows that it has committed this record."""
+        return self.committed.get(at, 0) > offset
+
+
+class Group:
+    """A group of one test."""
+
+    def __init__(self, workers: Workers, group_id: str, *topics: str) -> None:
+        self.group_id = group_id
+        self.topics = topics
+        self.members: list[Member] = []
+        self._workers = workers
+        self._produced: set[str] = set()
+        self._producer = Producer({"bootstrap.servers": workers.address, "linger.ms": 1, "log_level": 0})
+
+    # -- what happens ---------------------------------------------------------------------------------------------------
+
+    def join(self, kind: Kind, *, process: int = 0, **asked: object) -> Member:
+        """Let one more member join; those with equal `process` share one."""
+        worker = self._workers.get(kind.library, process)
+        member = Member(f"m{next(_numbers)}", kind, worker)
+        worker.listen(member.name, member.hear)
+        self.members.append(member)
+        settings = {
+            "group": self.group_id,
+            "protocol": kind.protocol,
+            "assignor": kind.assignor,
+            "session_timeout_ms": SESSION_TIMEOUT_MS,
+            "topics": self.topics,
+            "reset": "earliest",
+            **asked,
+        }
+        worker.tell(member=member.name, do="open", **settings)
+        return member
+
+    def leave(self, *members: Member) -> None:
+        """Let members leave as their users let them."""
+        for member in members:
+            member.worker.tell(member=member.name, do="leave")
+        until(lambda: all(member.is_gone for member in members), lambda: f"{members} should leave")
+
+    def pause(self, member: Member) -> None:
+        """Stop a member's process; with it all that are in it."""
+        member.silent(member.worker.pause())
+
+    def kill(self, member: Member) -> None:
+        """Kill a member's process."""
+        at = member.worker.kill()
+        member.silent(at)
+        member.is_gone = True
+
+    def produce(self, count: int, partitions: Sequence[int] | None = None) -> None:
+        """Produce that many records more, to all partitions or to these, and wait until they are there."""
+        failed: list[object] = []
+        for number in range(count):
+            value = str(len(self._produced))
+            self._produced.add(value)
+            at = {} if partitions is None else {"partition": partitions[number % len(partitions)]}
+            topic = self.topics[number % len(self.topics)]
+            self._producer.produce(
+                topic, value, value, on_delivery=lambda error, _: error and failed.append(error), **at
+            )
+        assert self._producer.flush(30) == 0 and not failed, failed
+
+    # -- what is waited for -----------------------------------------------------------------------------------------------
+
+    @property
+    def present(self) -> list[Member]:
+        return [member for member in self.members if not member.is_gone]
+
+    def settles(self, partitions: int, members: Iterable[Member] | None = None, *, fair: bool = True) -> None:
+        """Wait until all partitions of the topics are owned by these members, or all, once and each by a fair share."""
+        among = self.present if members is None else list(members)
+        everything = Counter((topic, number) for topic in self.topics for number in range(partitions))
+        least = partitions * len(self.topics) // len(among) if fair else 0
+
+        def settled() -> bool:
+            owned = Counter(at for member in self.present for at in member.owned)
+            return owned == everything and all(len(member.owned) >= least for member in among)
+
+        until(settled, lambda: f"{self.members} should share {partitions} partitions")
+
+    def reads_all(self) -> None:
+        """Wait until every record has been handed out, and all that can tell have committed what they have."""
+
+        def read() -> bool:
+            return {value for member in self.members for _, _, value in member.received} >= self._produced
+
+        def missing() -> object:
+            lost = self._produced - {value for member in self.members for _, _, value in member.received}
+            return f"{self.members} should have read {sorted(map(int, lost))[:20]}, {len(lost)} in all"
+
+        until(read, missing)
+        until(self._all_committed, lambda: f"{self.members} should commit what they read")
+
+    def _all_committed(self) -> bool:
+        done: Counter[At] = Counter()
+        for member in self.members:
+            for at, offset in member.committed.items():
+                done[at] = max(done[at], offset)
+        ends: Counter[At] = Counter()
+        for member in self.members:
+            if member.kind.tells_commits:
+                for at, offset, _ in member.received:
+                    ends[at] = max(ends[at], offset + 1)
+        return all(done[at] >= end for at, end in ends.items())
+
+    def counts(self) -> Counter[str]:
+        """How often each record was handed out."""
+        return Counter(value for member in self.members for _, _, value in member.received)
+
+    # -- what must hold ---------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """See that all that must hold held."""
+        self._check_ownership()
+        self._check_deliveries()
+
+    def _check_ownership(self) -> None:
+        spans = [(*span, member) for member in self.members for span in member.spans()]
+        for one, other in itertools.combinations(spans, 2):
+            if one[3] is other[3] or max(one[0], other[0]) >= min(one[1], other[1]):
+                continue
+            both = one[2] & other[2]
+            assert not both, f"{one[3]} and {other[3]} both owned {sorted(both)}"
+
+    def _check_deliveries(self) -> None:
+        had: dict[tuple[At, int], list[Member]] = {}
+        for member in self.members:
+            for at, offset, _ in member.received:
+                had.setdefault((at, offset), []).append(member)
+        for (at, offset), members in had.items():
+            if len(members) > 1 and all(member.kind.is_exact for member in members):
+                sure = [member for member in members if member.kind.tells_commits and member.has_committed(at, offset)]
+                assert len(sure) <= 1, f"{at} @ {offset} was committed by {sure}, each of which had it"
+
+    def close(self) -> None:
+        """Let all leave who are still there."""
+        for member in self.present:
+            member.worker.tell(member=member.name, do="leave")
+        until(lambda: not self.present, lambda: f"{self.present} should leave")
