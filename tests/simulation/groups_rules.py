@@ -9,7 +9,7 @@ for nothing that it commits counts either.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -306,8 +306,14 @@ class Rules:
         elif isinstance(reply, SyncGroupResponse) and isinstance(group, ClassicGroup):
             assert bytes(reply.assignment) == group.members[request.member_id].assignment
 
-    def not_told(self, machine: Coordinator, records: Iterable[Record]) -> None:
-        """Records are in the log, though the log said that it refused them: that counts as committed, too."""
+    def not_told(self, shard: Shard, append: Callable[[], None], records: Iterable[Record]) -> None:
+        """Records are in the log, though the log said that it refused them: they count, too."""
+        before = {group_id: set(group.members) for group_id, group in shard.durable.groups.items()}
+        append()
+        for group_id, members in before.items():
+            group = shard.durable.groups.get(group_id)
+            for member_id in members - (group.members.keys() if group is not None else set()):
+                self._forget(group_id, member_id, "and nobody is told")
         for key, value in records:
             if isinstance(key, OffsetCommitKey):
                 at = (key.group, key.topic, key.partition)

@@ -255,6 +255,8 @@ class Coordinator:
         response = beats.heartbeat(step, request, caller)
         for member in step.group.classic_members:
             step.keep_session(member)
+            if member.state is MemberState.UNREVOKED_PARTITIONS:
+                step.expect_within_rebalance_timeout("rebalance", member)
         self._lives[group.group_id] = live
         whole = _Whole()
         whole.add(classic.decide_dissolve(group, now_ms))
