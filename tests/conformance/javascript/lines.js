@@ -35,4 +35,4 @@ function serve(calls) {
   lines.on('close', () => previous.then(() => process.exit(0)))
 }
 
-module.exports = { bytes, text, serve }
+module.exports = { bytes, text, told, serve }
