@@ -114,8 +114,8 @@ def consume(
 def _give_back(consumer: Consumer, topic: str, table: pa.Table) -> None:
     """Go back to the first records that were not printed, so that a group does not count them as read."""
     first: dict[int, int] = {}
-    for partition, offset in zip(table.column("partition").to_pylist(), table.column("offset").to_pylist(), strict=True):
-        first.setdefault(partition, offset)
+    for row in table.select(["partition", "offset"]).to_pylist():
+        first.setdefault(row["partition"], row["offset"])
     for partition, offset in first.items():
         if (topic, partition) in consumer.assignment():
             consumer.seek(topic, partition, offset)
