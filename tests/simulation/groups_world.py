@@ -506,7 +506,8 @@ class World:
         deadline_ms = self.now_ms + QUIET_MAX_MS
         # What is still under way may yet arrive, and who is yet to begin begins.
         late = [at_ms for at_ms, _, do, _ in self._events if getattr(do, "__func__", None) in _DISTURBING]
-        self.run_until(max(late, default=self.now_ms))
+        late += [connection.stalled_until_ms for connection in self.connections]
+        self.run_until(max([self.now_ms + self.theme.heartbeat_interval_ms, *late]))
         while (missing := self.missing()) is not None:
             assert self.now_ms < deadline_ms, missing
             self.run_until(self.now_ms + CHECK_EVERY_MS)
