@@ -262,3 +262,17 @@ def test_members_that_make_no_sense_do_not_crash_the_leader() -> None:
     world = World()
     world.joins(1, leader=True, members=[JoinGroupResponseMember(member_id="m2", metadata=b"\x00")])
     assert isinstance(world.member.event(), Failed)
+
+
+def test_a_leader_that_is_to_look_at_topics_does_not_spin_while_it_waits_for_an_answer() -> None:
+    world = World()
+    said = subscription_bytes("range", frozenset({"flights"}), frozenset(), -1, None)
+    world.joins(1, leader=True, members=[JoinGroupResponseMember(member_id="m1", metadata=said)])
+    world.member.on_topics([TopicFacts("flights", Owned("", 0).topic_id, 1)])
+    world.syncs(0)
+    world.now += INTERVAL
+    world.sends(HeartbeatRequest)
+    world.now += 300_000
+    due = world.quiet()
+    assert due is None or due > world.now
+    assert world.member.wanted_topics == {"flights"}
