@@ -38,6 +38,8 @@ class Kind:
     """Whether it goes on to read a partition whose leader epoch has changed."""
     comes_back: bool = True
     """Whether it joins again when the coordinator does not know it any more."""
+    migrates: bool = True
+    """Whether its subscription can be read, so that a group that it is in can move to the consumer protocol."""
     tells_commits: bool = True
     """Whether it tells when its commits are done."""
     is_exact: bool = True
