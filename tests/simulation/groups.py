@@ -49,7 +49,9 @@ def _lives(first: int, count: int) -> tuple[Counter[str], list[tuple[int, str]]]
             cause = error.__cause__ or error
             frames = [f for f in traceback.extract_tb(cause.__traceback__)]
             place = frames[-1]
-            failures.append((seed, f"{Path(place.filename).name}:{place.lineno} {type(cause).__name__} {str(cause)[:160]}"))
+            failures.append(
+                (seed, f"{Path(place.filename).name}:{place.lineno} {type(cause).__name__} {str(cause)[:160]}")
+            )
         else:
             counts += world.rules.counts
     return counts, failures

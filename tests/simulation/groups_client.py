@@ -55,6 +55,7 @@ from anabranch.protocol.messages.offset_fetch import (
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopics,
 )
+from anabranch.protocol.messages.sync_group import SyncGroupRequest
 from tests.simulation.groups_network import Connection
 
 if TYPE_CHECKING:
@@ -63,6 +64,11 @@ if TYPE_CHECKING:
 STEPS_MAX = 40
 """What a machine may want at one moment."""
 Partition = tuple[UUID, int]
+
+
+def nameless(topic: str) -> UUID:
+    """What stands for the id of a topic that a classic leader knew before the coordinator did."""
+    return UUID(bytes=topic.encode().ljust(16))
 
 
 class Standing(NamedTuple):
@@ -89,9 +95,11 @@ class SimAssignor(PartitionAssignor):
 
     def assign(self, spec: AssignmentSpec) -> GroupAssignment:
         chance = self._world.chance
-        wrong = chance.choice(("raises", "error", "forgets", "doubles", "invents", "ignores")) if (
-            chance.random() < self._world.wrong_assignors
-        ) else ""
+        wrong = (
+            chance.choice(("raises", "error", "forgets", "doubles", "invents", "ignores"))
+            if (chance.random() < self._world.wrong_assignors)
+            else ""
+        )
         if wrong == "raises":
             raise ValueError("the assignor is broken")
         if wrong == "error":
@@ -141,16 +149,23 @@ class Client:
         self.subscription = subscription
         self.is_alive = True
         self.is_leaving = False
+        self.stuck_until_ms = 0
+        self.has_given_up = False
+        """It has left, since its application is stuck, with what that still holds."""
         self.standing = Standing("", 0)
         self.given: frozenset[Partition] | None = None
         """What the coordinator had down for it when it gave the last answer that was read."""
         self.assigning: frozenset[Owned] = frozenset()
         self.positions: dict[Owned, int] = {}
         self.stamps: dict[Owned, UUID] = {}
-        """Ids of topics that are known by name, as they were when the partition was taken."""
+        """Ids of topics that are known by name, as they were when the partition was given."""
+        self._ids: dict[str, UUID] = {}
         chance = world.chance
         settings = MemberSettings(
-            group, instance, max_poll_interval_ms=world.theme.poll_interval_ms, retry_backoff_ms=chance.choice((50, 200))
+            group,
+            instance,
+            max_poll_interval_ms=world.theme.poll_interval_ms,
+            retry_backoff_ms=chance.choice((50, 200)),
         )
         self.machine: Member
         if classic:
@@ -198,9 +213,16 @@ class Client:
 
     @property
     def is_void(self) -> bool:
-        """Whether the coordinator has forgotten the member that this client takes itself for."""
+        """Whether the coordinator has forgotten the member that this client takes itself for, or it has left."""
+        if self.has_given_up:
+            return True
         incarnation = self.world.rules.incarnations.get((self.group, self.standing.member_id), 0)
         return incarnation != self.standing.incarnation
+
+    @property
+    def has_nothing_to_read(self) -> bool:
+        """Whether it has never found a topic that it wants, and has not joined therefore."""
+        return self.is_classic and self.subscription.pattern is not None and not self._matched
 
     @property
     def is_in(self) -> bool:
@@ -348,7 +370,7 @@ class Client:
                 return self.version
             case OffsetCommitRequest() | OffsetFetchRequest():
                 return 9 if self.is_classic else 10
-            case _ if old and type(request).__name__ == "SyncGroupRequest":
+            case SyncGroupRequest() if old:
                 return 3 if self.version == 5 else 4
             case _:
                 from anabranch.protocol.registry import api_of
@@ -380,10 +402,16 @@ class Client:
 
     def _replied(self, send: Send, reply: Any, note: Any) -> None:
         if note is not None:
-            self.standing, self.given = note
+            self.standing, self.given, ids = note
+            if isinstance(send.request, SyncGroupRequest):
+                self._ids = ids
         else:
             self.given = None
         self.machine.on_response(send.ticket, reply, self.world.now_ms)
+        if self.is_classic and isinstance(send.request, SyncGroupRequest):
+            # What stays is, by its name, now a partition of whatever topic has that name.
+            for owned in self.machine.owned & (getattr(self.machine, "_target", None) or frozenset()):
+                self.stamps[owned] = self._stamp(owned)
         self.world.rules.after_reply(self, send.request, reply)
         self._pump()
 
@@ -447,6 +475,7 @@ class Client:
         if chance.random() < self.world.stuck:
             self.world.say("%s is stuck", self.name)
             ms = theme.poll_interval_ms + chance.randint(0, theme.poll_interval_ms)
+            self.stuck_until_ms = self.world.now_ms + ms
         self._in(ms, self._poll)
         self._pump()
 
@@ -472,7 +501,7 @@ class Client:
             case Assign(partitions):
                 for owned in partitions:
                     if owned.topic_id == NO_TOPIC_ID:
-                        self.stamps[owned] = self.world.latest_ids[owned.topic]
+                        self.stamps[owned] = self._stamp(owned)
                 self.assigning = partitions
                 self.world.rules.after_assign(self)
             case Revoke(partitions) if not chance.randrange(4) or not self.positions.keys() & partitions:
@@ -487,6 +516,9 @@ class Client:
                 pass
         self._in(ms, lambda: self._did(event))
 
+    def _stamp(self, owned: Owned) -> UUID:
+        return self._ids.get(owned.topic) or nameless(owned.topic)
+
     def _did(self, event: Event) -> None:
         if self._carrying is not event:
             return
@@ -500,6 +532,8 @@ class Client:
                 pass
         self.world.say("%s did %s", self.name, type(event).__name__)
         self.machine.done(event, self.world.now_ms)
+        if self.is_classic and not self.machine.owned:
+            self.has_given_up = False
         for owned in [owned for owned in self.stamps if owned not in self.machine.owned]:
             del self.stamps[owned]
         if self.machine.owned - self.positions.keys() and not self._fetching:
@@ -533,7 +567,9 @@ class Client:
                 for topic in group.topics:
                     for part in topic.partitions:
                         for owned in wanted & self.machine.owned:
-                            same = owned.topic_id == topic.topic_id if not self.is_classic else owned.topic == topic.name
+                            same = (
+                                owned.topic_id == topic.topic_id if not self.is_classic else owned.topic == topic.name
+                            )
                             if same and owned.partition == part.partition_index and not part.error_code:
                                 self.positions[owned] = max(part.committed_offset, 0)
             self._in(100, self._fetch)

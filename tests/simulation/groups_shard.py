@@ -153,8 +153,7 @@ class Shard:
             self.refuse_append = False
             world.say("%s: the log refuses %d records", self, len(encoded))
             if world.chance.random() < 0.5:  # they are in the log all the same, but nobody is told
-                self._append(encoded)
-                world.rules.not_told(machine, outcome.records)
+                world.rules.not_told(self, lambda: self._append(encoded), outcome.records)
             self.fail()
             return Status.FAILED.value
         self._append(encoded)
@@ -403,9 +402,7 @@ def error_response(request: Any, error: ErrorCode) -> Any:
             )
         case OffsetFetchRequest():
             return OffsetFetchResponse(
-                groups=[
-                    OffsetFetchResponseGroup(group_id=asked.group_id, error_code=error) for asked in request.groups
-                ]
+                groups=[OffsetFetchResponseGroup(group_id=asked.group_id, error_code=error) for asked in request.groups]
             )
         case JoinGroupRequest():
             return api_of(type(request)).response(error_code=error, member_id=request.member_id, protocol_name="")

@@ -32,7 +32,7 @@ from anabranch.protocol.messages.offset_commit import (
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from tests.simulation.groups_client import Client, SimAssignor
+from tests.simulation.groups_client import Client, SimAssignor, nameless
 from tests.simulation.groups_network import Call, Connection
 from tests.simulation.groups_rules import Rules
 from tests.simulation.groups_shard import Cause, Shard, Status, error_response
@@ -127,7 +127,6 @@ class World:
         self._unreachable: dict[str, int] = {}
         self.rules = Rules(self)
         self._topic_ids = 0
-        self.latest_ids: dict[str, UUID] = {}
         self.image = Image(1, {})
         self.images: list[Image] = [self.image]
         for name in NAMES[: self.chance.randint(1, len(NAMES))]:
@@ -228,7 +227,6 @@ class World:
         if topic_id is None:
             self._topic_ids += 1
             topic_id = UUID(int=self._topic_ids << 96 | ord(name[0]))
-        self.latest_ids[name] = topic_id
         topic = TopicImage(topic_id, name, tuple(range(count)), tuple(range(count, count + retiring)))
         self._set_image({**self.image.by_name, name: topic})
 
@@ -268,8 +266,7 @@ class World:
 
     def _again(self, client: Client) -> None:
         if client.is_alive:
-            client.kill()
-            self.start(client.group, instance=client.instance, classic=client.is_classic)
+            self._bounced(client, client.is_classic)
 
     def start(self, group_id: str, *, instance: str | None = None, classic: bool | None = None) -> Client:
         """A process begins."""
@@ -293,7 +290,9 @@ class World:
             local_assignors=local,
         )
         self.clients.append(client)
-        self.say("%s begins in %s: %s%s", client.name, group_id, client.subscription, f" as {instance}" * bool(instance))
+        self.say(
+            "%s begins in %s: %s%s", client.name, group_id, client.subscription, f" as {instance}" * bool(instance)
+        )
         return client
 
     def subscription(self) -> Subscription:
@@ -353,7 +352,11 @@ class World:
 
     def _bounced(self, client: Client, classic: bool) -> None:
         client.kill()
-        self.start(client.group, instance=client.instance, classic=classic)
+        if self._incidents or not self._is_used(client.group, client.instance):
+            self.start(client.group, instance=client.instance, classic=classic)
+
+    def _is_used(self, group_id: str, instance: str | None) -> bool:
+        return instance is not None and any(client.instance == instance for client in self.clients_of(group_id))
 
     def pause(self) -> None:
         client = self.a_client()
@@ -501,6 +504,10 @@ class World:
             self._check_logs()
         self.heal()
         deadline_ms = self.now_ms + QUIET_MAX_MS
+        # What is still under way may yet arrive, and who is yet to begin begins.
+        late = [at_ms for at_ms, _, do, _ in self._events if getattr(do, "__func__", None) in _DISTURBING]
+        late += [connection.stalled_until_ms for connection in self.connections]
+        self.run_until(max([self.now_ms + self.theme.heartbeat_interval_ms, *late]))
         while (missing := self.missing()) is not None:
             assert self.now_ms < deadline_ms, missing
             self.run_until(self.now_ms + CHECK_EVERY_MS)
@@ -528,6 +535,9 @@ class World:
             self._tell_topics(shard)
         for client in list(self.clients):
             client.resume()
+            namesakes = [one for one in self.clients_of(client.group) if one.instance == client.instance]
+            if client.instance is not None and len(namesakes) > 1:
+                client.kill()
 
     def missing(self) -> str | None:
         """What is not yet as it should be; None when all groups have converged."""
@@ -542,9 +552,9 @@ class World:
         if shard.machine is None:
             return f"{shard} is not there"
         group = shard.machine.groups.get(group_id)
-        clients = list(self.clients_of(group_id))
+        clients = [client for client in self.clients_of(group_id) if not client.has_nothing_to_read]
         for client in clients:
-            if not client.is_in or client.is_leaving:
+            if not client.is_in or client.is_leaving or client.stuck_until_ms > self.now_ms:
                 return f"{client.name} is not in: {client.machine.phase}"  # type: ignore[attr-defined]
         ids = {client.machine.member_id: client for client in clients}
         members = {} if group is None else group.members
@@ -558,7 +568,7 @@ class World:
             for member_id, client in ids.items():
                 if client.machine.epoch != group.epoch:
                     return f"{client.name} is at epoch {client.machine.epoch} of {group.epoch}"
-                if client.holds != frozenset(group.members[member_id].holds):
+                if not client.is_classic and client.holds != frozenset(group.members[member_id].holds):
                     return f"{client.name} has {client.holds} of {group.members[member_id]}"
         elif group.state is not State.STABLE:
             return f"it is {group.state}"
@@ -574,10 +584,12 @@ class World:
         for client in clients:
             topics = [topic for topic in self.image.by_name.values() if reads(client.subscription, topic.name)]
             mine = {(topic.topic_id, n) for topic in topics for n in (*topic.partitions, *topic.retiring)}
+            ids = {nameless(topic.name): topic.topic_id for topic in topics}
+            holds = {(ids.get(topic_id, topic_id), number) for topic_id, number in client.holds}
             wanted |= mine
-            held += client.holds
-            if client.holds - mine:
-                return f"{client.name} has {client.holds - mine}, to which it does not subscribe"
+            held += holds
+            if holds - mine:
+                return f"{client.name} has {holds - mine}, to which it does not subscribe"
         if len(held) != len(set(held)) or set(held) != wanted:
             return f"partitions {wanted - set(held)} are nobody's"
         return None
@@ -592,6 +604,7 @@ def reads(wanted: Subscription, name: str) -> bool:
     return name in wanted.topics
 
 
+_DISTURBING = (Connection._arrive, World._bounced, World._again)
 _INCIDENTS: tuple[tuple[Callable[[Theme], float], Callable[[World], object]], ...] = (
     (lambda theme: 10, World.join),
     (lambda theme: 4, World.leave),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # Imported when the first log is read, so that a broker witho
     from anabranch.machines.groups.coordinator import Coordinator
     from anabranch.machines.groups.records import Record
     from anabranch.machines.groups.settings import GroupSettings
+    from anabranch.machines.groups.unread import Unread
     from anabranch.server.images import Images
 
 TOPIC = "__consumer_offsets"
@@ -173,9 +174,18 @@ def group_configs(settings: Settings) -> Mapping[str, GroupConfig]:
 def _codec() -> RecordCodec[Record]:
     from anabranch.machines.groups.records import decode_record, encode_record
 
+    def make_index() -> Unread:
+        from anabranch.machines.groups.unread import Unread
+
+        return Unread()
+
+    def adopt(coordinator: Coordinator, unread: Unread) -> None:
+        coordinator.positions.unread = unread
+
     return RecordCodec(
         encode_record,
         decode_record,
-        lambda coordinator, latest: coordinator.restore(latest),
-        lambda coordinator: coordinator.positions.read_some(POSITIONS_STEP),
+        make_index=make_index,
+        adopt=adopt,
+        settle=lambda coordinator: coordinator.positions.read_some(POSITIONS_STEP),
     )

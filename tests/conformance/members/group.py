@@ -185,7 +185,9 @@ class Group:
             self._produced.add(value)
             at = {} if partitions is None else {"partition": partitions[number % len(partitions)]}
             topic = self.topics[number % len(self.topics)]
-            self._producer.produce(topic, value, value, on_delivery=lambda error, _: error and failed.append(error), **at)
+            self._producer.produce(
+                topic, value, value, on_delivery=lambda error, _: error and failed.append(error), **at
+            )
         assert self._producer.flush(30) == 0 and not failed, failed
 
     # -- what is waited for -----------------------------------------------------------------------------------------------

@@ -171,6 +171,7 @@ def _join_again(turn: Turn, said: ClassicMember, parked: ParkedJoin) -> Outcome[
     leads = group.leader == said.member_id
     rests = (group.state is State.STABLE and not leads) or group.state is State.COMPLETING_REBALANCE
     if rests and member.protocols == said.protocols:
+        turn.prolong(member)
         return turn.outcome(joined(group, said.member_id, subscriptions(group) if leads else ()))
     _update(turn, said, parked)
     go_on(turn)

@@ -44,6 +44,8 @@ class Live:
     """The newest connection on which each member spoke. What an older one still brings says nothing of the present."""
     rejoining: set[str] = field(default_factory=set)
     """Classic members that were called to join again, and have not yet."""
+    pending: dict[str, None] = field(default_factory=dict)
+    """Ids given with MEMBER_ID_REQUIRED to classic members that did not join yet, oldest first."""
     computation: Computation | None = None
     targets: Targets = field(default_factory=Targets)
 

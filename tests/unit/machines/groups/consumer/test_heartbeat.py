@@ -217,13 +217,13 @@ def test_the_assignor_that_most_members_name_decides() -> None:
     }
 
 
-def test_what_comes_late_on_an_older_connection_neither_lets_go_nor_begins_anew() -> None:
+def test_what_comes_late_on_an_older_connection_changes_nothing() -> None:
     world = GroupWorld(topics(foo=2))
     world.join("A", connection=1)
     world.join("B", connection=2)
     assert world.told(world.beat("A", 1, connection=3)) == "foo-0"
     late = world.beat("A", 1, "", connection=1)  # sent before it was given anything
-    assert late.error_code == ErrorCode.NONE
+    assert late.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert world.told(world.beat("B", 2, connection=2)) is None
     assert world.beat("A", 0, "", connection=1, **SOUND).error_code == ErrorCode.FENCED_MEMBER_EPOCH
     assert world.beat("A", -1, connection=1).error_code == ErrorCode.FENCED_MEMBER_EPOCH
