@@ -11,7 +11,7 @@ from tests.conformance.members.group import Group, Kind
 
 BY_NAME = {str(kind): kind for kind in KINDS}
 CONFLUENT, JAVA, OURS = (BY_NAME[f"{library}-consumer"] for library in ("confluent", "java", "ours"))
-CLASSIC = [kind for kind in KINDS if kind.protocol == "classic"]
+CLASSIC = [kind for kind in KINDS if kind.protocol == "classic" and kind.migrates]
 
 
 def type_of(broker: Broker, group: Group) -> str:

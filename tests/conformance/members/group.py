@@ -38,6 +38,8 @@ class Kind:
     """Whether it goes on to read a partition whose leader epoch has changed."""
     comes_back: bool = True
     """Whether it joins again when the coordinator does not know it any more."""
+    migrates: bool = True
+    """Whether its subscription can be read, so that a group that it is in can move to the consumer protocol."""
     tells_commits: bool = True
     """Whether it tells when its commits are done."""
     is_exact: bool = True
@@ -188,7 +190,20 @@ class Group:
             )
         assert self._producer.flush(30) == 0 and not failed, failed
 
+    def produce_at_once(self, count: int, partitions: int) -> None:
+        """Produce to partitions that have only just appeared, before members can know of them."""
+        with sync.Producer(self.address) as producer:
+            for number in range(count):
+                value = str(len(self._produced))
+                self._produced.add(value)
+                producer.send(self.topics[0], value, key=value, partition=number % partitions)
+
     # -- what is waited for -----------------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """Where the broker is."""
+        return self._workers.address
 
     @property
     def present(self) -> list[Member]:
@@ -206,11 +221,16 @@ class Group:
 
         until(settled, lambda: f"{self.members} should share {partitions} partitions")
 
-    def reads_all(self) -> None:
-        """Wait until every record has been handed out, and all that can tell have committed what they have."""
+    def reads_all(self, *, beyond: Mapping[At, int] | None = None) -> None:
+        """Wait until every record has been handed out, and all that can tell have committed what they have.
+
+        With `beyond`, only so many records as there are from those offsets on.
+        """
+        skipped = sum((beyond or {}).values())
 
         def read() -> bool:
-            return {value for member in self.members for _, _, value in member.received} >= self._produced
+            found = {value for member in self.members for _, _, value in member.received}
+            return len(found) >= len(self._produced) - skipped
 
         def missing() -> object:
             lost = self._produced - {value for member in self.members for _, _, value in member.received}
