@@ -41,8 +41,8 @@ from anabranch.machines.outcome import CancelTimer, SetTimer
 class Live:
     """What dies with the coordinator: it is safe to lose, for it is found anew."""
 
-    connections: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """The newest connection on which each member spoke, and when it did last."""
+    connections: dict[str, int] = field(default_factory=dict)
+    """The newest connection on which each member spoke."""
     rejoining: set[str] = field(default_factory=set)
     """Classic members that were called to join again, and have not yet."""
     pending: dict[str, None] = field(default_factory=dict)
@@ -112,15 +112,14 @@ class Step:
 
     def spoke(self, member_id: str, caller: Caller) -> None:
         """Remember on which connection a member speaks now."""
-        self.live.connections[member_id] = caller.connection, self.now_ms
+        self.live.connections[member_id] = caller.connection
 
     def is_late(self, member_id: str, caller: Caller) -> bool:
-        """Whether the member has spoken on a newer connection since, within its session: this says nothing of now.
+        """Whether the member has spoken on a newer connection since: what this one brings says nothing of now.
 
-        Nothing stays in a dead connection for longer; a client that went back to an older one is heard after that.
+        A client that went back to an older one for good is heard when its session is over, as a new member.
         """
-        newest, spoke_ms = self.live.connections.get(member_id, (0, 0))
-        return caller.connection < newest and self.now_ms - spoke_ms < self.configs.session_timeout_ms
+        return caller.connection < self.live.connections.get(member_id, 0)
 
     # -- timers --------------------------------------------------------------------------------------------------------
 
