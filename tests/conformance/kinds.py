@@ -10,10 +10,10 @@ from tests.conformance.members.group import Kind
 # - kafka-python's cooperative-sticky assignor leaves a partition with a member that was out of the group meanwhile,
 #   though another one has it now.
 # - KafkaJS matches a pattern once, when it subscribes.
-# - @platformatic/kafka takes a member id that is not known any more for an error that passes, and goes on asking; reads
-#   committed offsets anew while it commits, so that records come again; says the leader epoch of the last record it
-#   read with every fetch, and fails when that is not the present one; as a classic member it always leaves for good, and its
-#   subscription says version 1 but ends before what that version ends with.
+# - @platformatic/kafka takes a member id that is not known any more for an error that passes, and goes on asking. It
+#   reads committed offsets anew while it commits, so that records come again. With every fetch it says the leader epoch
+#   of the last record that it read, and fails when that is not the present one. As a classic member it always leaves
+#   for good, and its subscription says version 1 but ends before what that version ends with.
 KINDS = [
     Kind("confluent", "consumer", is_example=True),
     Kind("confluent", "classic", "range", is_example=True),

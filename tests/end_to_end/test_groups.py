@@ -26,8 +26,8 @@ from anabranch.protocol.messages.delete_records import (
 )
 from anabranch.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from anabranch.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
-from anabranch.protocol.messages.describe_topic_partitions import Cursor, DescribeTopicPartitionsRequest, TopicRequest
 from anabranch.protocol.messages.describe_groups import DescribeGroupsRequest
+from anabranch.protocol.messages.describe_topic_partitions import Cursor, DescribeTopicPartitionsRequest, TopicRequest
 from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
 from anabranch.protocol.messages.incremental_alter_configs import (
     AlterableConfig,

@@ -85,7 +85,9 @@ class Member:
             self._undone = list(range(first, len(self.received)))
         elif what == "committed":
             ends = {(topic, number): offset for topic, number, offset in event["offsets"]}
-            self.done |= {index for index in self._undone if self.received[index][1] < ends.get(self.received[index][0], 0)}
+            self.done |= {
+                index for index in self._undone if self.received[index][1] < ends.get(self.received[index][0], 0)
+            }
         elif what == "refused":
             self.refused.append(event["why"])
         elif what == "left":
@@ -120,7 +122,7 @@ class Group:
         settings = {"bootstrap.servers": workers.address, "linger.ms": 1, "topic.metadata.refresh.interval.ms": 300}
         self._producer = Producer({**settings, "log_level": 0})
 
-    # -- what happens ---------------------------------------------------------------------------------------------------
+    # -- what happens --------------------------------------------------------------------------------------------------
 
     def join(self, kind: Kind, *, process: int = 0, **asked: object) -> Member:
         """Let one more member join; those with equal `process` share one."""
@@ -198,7 +200,7 @@ class Group:
                 self._produced.add(value)
                 producer.send(self.topics[0], value, key=value, partition=number % partitions)
 
-    # -- what is waited for -----------------------------------------------------------------------------------------------
+    # -- what is waited for --------------------------------------------------------------------------------------------
 
     @property
     def address(self) -> str:
@@ -250,7 +252,7 @@ class Group:
         """How often each record was handed out."""
         return Counter(value for member in self.members for _, _, value in member.received)
 
-    # -- what must hold ---------------------------------------------------------------------------------------------------
+    # -- what must hold ------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """See that all that must hold held."""
