@@ -90,6 +90,8 @@ class Member:
             self.done |= done
         elif what == "refused":
             self.refused.append(event["why"])
+            if not event.get("again"):
+                self._undone.clear()
         elif what == "left":
             self.is_gone = True
         elif what == "failed":

@@ -88,16 +88,18 @@ class Member(ABC):
     """What `commit` raises when the coordinator says no."""
 
     def assigned(self, more: Iterable[At]) -> None:
-        """Own these too."""
-        self._own(self._owned | set(more))
+        """Own these too; who is leaving takes no more, whatever it is given meanwhile."""
+        if not self._leaves.is_set():
+            self._own(self._owned | set(more))
 
     def revoked(self, gone: Iterable[At]) -> None:
         """Own these no more."""
         self._own(self._owned - set(gone))
 
     def owns(self, all_: Iterable[At]) -> None:
-        """Own exactly these."""
-        self._own(set(all_))
+        """Own exactly these, as `assigned`."""
+        if not self._leaves.is_set():
+            self._own(set(all_))
 
     def _own(self, owned: set[At]) -> None:
         self._owned = owned
@@ -132,7 +134,7 @@ class Member(ABC):
         try:
             done = list(self.commit(offsets))
         except self.refusals as error:
-            tell(member=self._name, event="refused", why=f"{type(error).__name__}: {error}")
+            tell(member=self._name, event="refused", why=f"{type(error).__name__}: {error}", again=True)
         else:
             tell(member=self._name, event="committed", offsets=[(*at, offsets[at]) for at in done])
             self._uncommitted = {}
