@@ -15,7 +15,7 @@ from tests.conformance.members.group import Kind
 #   of the last record that it read, and fails when that is not the present one. As a classic member it always leaves
 #   for good, and its subscription says version 1 but ends before what that version ends with.
 KINDS = [
-    Kind("confluent", "consumer", is_example=True),
+    Kind("confluent", "consumer", is_example=True, is_hasty=True),
     Kind("confluent", "classic", "range", is_example=True),
     Kind("confluent", "classic", "roundrobin"),
     Kind("confluent", "classic", "cooperative-sticky"),
