@@ -538,6 +538,11 @@ class World:
             namesakes = [one for one in self.clients_of(client.group) if one.instance == client.instance]
             if client.instance is not None and len(namesakes) > 1:
                 client.kill()
+        for group_id in self.groups:
+            # A static leader that was started anew does not learn what had changed while it was away (KIP-814): as
+            # soon as the group rebalances it does.
+            if any(client.is_classic and client.instance for client in self.clients_of(group_id)):
+                self.start(group_id, classic=True)
 
     def missing(self) -> str | None:
         """What is not yet as it should be; None when all groups have converged."""
