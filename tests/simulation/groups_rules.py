@@ -136,9 +136,12 @@ class Rules:
             if error == ErrorCode.NONE or called:
                 member_id = getattr(outcome.reply, "member_id", "") or request.member_id
                 self._heard_ms[group_id, member_id] = now_ms
-        elif isinstance(request, OffsetCommitRequest) and kind is ClassicGroup:
-            if any(not part.error_code for topic in outcome.reply.topics for part in topic.partitions):
-                self._heard_ms[group_id, request.member_id] = now_ms
+        elif (
+            isinstance(request, OffsetCommitRequest)
+            and kind is ClassicGroup
+            and any(not part.error_code for topic in outcome.reply.topics for part in topic.partitions)
+        ):
+            self._heard_ms[group_id, request.member_id] = now_ms
         for answer in outcome.answers:
             call = self.world.calls.get(answer.ticket)
             if call is not None and not answer.reply.error_code:

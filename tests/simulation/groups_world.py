@@ -10,16 +10,16 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
-from anabranch.client.membership.classic import ClassicMember
-from anabranch.client.membership.steps import Subscription
+from anabranch.client.membership.steps import Owned, Subscription
+from anabranch.codec.declaration import is_declared, schema_of
 from anabranch.machines.groups.caller import Caller
-from anabranch.machines.groups.classic import ClassicGroup, State
+from anabranch.machines.groups.classic import State
 from anabranch.machines.groups.consumer.group import ConsumerGroup, GroupState
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.records import Record
@@ -47,6 +47,7 @@ from tests.simulation.groups_shard import Cause, Shard, Status, error_response
 NAMES = ("a", "b", "ab", "c")
 PATTERNS = ("a.*", ".*b", "[a-c]", ".*")
 PARTITIONS_MAX = 8
+BEGIN_MS = 1_000_000
 QUIET_MAX_MS = 240_000
 CHECK_EVERY_MS = 500
 LOGS_EVERY_MS = 10_000
@@ -123,7 +124,7 @@ class World:
         self.seed = seed
         self.chance = random.Random(seed)
         self.theme = theme or Theme.of(self.chance)
-        self.now_ms = 1_000_000
+        self.now_ms = BEGIN_MS
         self.transcript: list[str] | None = [] if show else None
         self._events: list[tuple[int, int, Callable[..., object], tuple[Any, ...]]] = []
         self._order = 0
@@ -177,10 +178,15 @@ class World:
             do(*given)
         self.now_ms = at_ms
 
+    @property
+    def lived_ms(self) -> int:
+        """For how long."""
+        return self.now_ms - BEGIN_MS
+
     def say(self, text: str, *given: Any) -> None:
         """Write a line of the transcript, if there is one."""
         if self.transcript is not None:
-            self.transcript.append(f"{self.now_ms - 1_000_000:>7} {text % tuple(map(shown, given))}")
+            self.transcript.append(f"{self.lived_ms:>7} {text % tuple(map(shown, given))}")
 
     # -- what is unique ------------------------------------------------------------------------------------------------
 
@@ -254,9 +260,7 @@ class World:
         if lineage is not None:
             ends = {number: self.chance.randint(0, 9) + _last_end(lineage, number) for number in range(topic.size)}
             lineage = Lineage(lineage.initial, (*lineage.counts, count), (*lineage.ends, ends))
-        self._put_topic(
-            TopicImage(topic.topic_id, topic.name, tuple(range(count)), tuple(range(count, size)), lineage)
-        )
+        self._put_topic(TopicImage(topic.topic_id, topic.name, tuple(range(count)), tuple(range(count, size)), lineage))
 
     def _reap(self, topic: TopicImage) -> None:
         """The last of the retiring partitions is empty, and goes."""
@@ -493,9 +497,7 @@ class World:
         """An administrator deletes what a group has committed of a topic that nobody reads."""
         group_id, name = self.chance.choice(self.groups), self.chance.choice(NAMES)
         parts = [OffsetDeleteRequestPartition(partition_index=number) for number in range(PARTITIONS_MAX)]
-        request = OffsetDeleteRequest(
-            group_id=group_id, topics=[OffsetDeleteRequestTopic(name=name, partitions=parts)]
-        )
+        request = OffsetDeleteRequest(group_id=group_id, topics=[OffsetDeleteRequestTopic(name=name, partitions=parts)])
         cause = Cause("admin", group_id, request)
         self.shard_of(group_id).submit(cause, lambda machine: machine.offset_delete(request, self.now_ms))
 
@@ -705,34 +707,39 @@ _INCIDENTS: tuple[tuple[Callable[[Theme], float], Callable[[World], object]], ..
 
 
 def shown(value: Any) -> Any:
-    """A value for the transcript: what is default left out, sets in order."""
+    """A value for the transcript: what is default left out, sets in order, nothing that differs from run to run."""
     match value:
-        case bool() | int() | str() | None:
-            return value
         case Enum():
             return value.name
+        case bool() | int() | str() | None:
+            return value
         case UUID():
-            return f"#{value.int >> 96}"
+            return f"#{value.int >> 96}" if value.int >> 96 < 1 << 24 else value.bytes.decode().strip()
         case frozenset() | set():
             return "{" + ", ".join(sorted(str(shown(one)) for one in value)) + "}"
         case bytes() | memoryview():
-            return f"{len(value)} bytes"
+            return bytes(value).hex() or "-"
         case Record(key, body):
             return f"{shown(key)} = {shown(body)}"
-        case dict():
+        case Mapping():
             return "{" + ", ".join(f"{shown(key)}: {shown(one)}" for key, one in value.items()) + "}"
+        case Owned(topic, partition, topic_id):
+            return f"{topic}-{partition}" + (f" ({shown(topic_id)})" if topic_id.int else "")
         case list() | tuple():
             return "[" + ", ".join(str(shown(one)) for one in value) + "]"
-        case _ if is_dataclass(value):
-            said = [
-                f"{one.name}={shown(getattr(value, one.name))}"
-                for one in fields(value)
-                if getattr(value, one.name) not in (None, "", 0, -1, [], (), b"", False)
-                or one.name in ("member_epoch", "topic_partitions", "assigned_partitions")
+        case _ if is_declared(type(value)):
+            names = [
+                name
+                for name, field in schema_of(type(value)).fields.items()
+                if getattr(value, name) not in (field.default, [], ()) or name in _ALWAYS
             ]
-            return f"{type(value).__name__}({', '.join(said)})"
+        case _ if is_dataclass(value):
+            names = [one.name for one in fields(value)]
         case _:
             return str(value)
+    return f"{type(value).__name__}({', '.join(f'{name}={shown(getattr(value, name))}' for name in names)})"
 
 
-__all__ = ["ClassicGroup", "ClassicMember", "Theme", "World", "field", "replace"]
+_ALWAYS = ("member_epoch", "topic_partitions", "assigned_partitions")
+
+__all__ = ["Theme", "World", "shown"]

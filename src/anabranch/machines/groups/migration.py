@@ -266,9 +266,7 @@ def _give_id(step: Step, caller: Caller) -> JoinGroupResponse:
     return JoinGroupResponse(error_code=ErrorCode.MEMBER_ID_REQUIRED, member_id=member_id, protocol_name="")
 
 
-def _who_joins(
-    step: Step, member_id: str, instance_id: str | None, caller: Caller
-) -> tuple[str, Member | None]:
+def _who_joins(step: Step, member_id: str, instance_id: str | None, caller: Caller) -> tuple[str, Member | None]:
     """The id under which the member joins, and who it is so far; a static one without an id takes another's place."""
     group = step.group
     if instance_id is None:
