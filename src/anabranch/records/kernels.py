@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from crc32c import crc32c
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features, get_process_triple
+from llvmlite.binding import get_host_cpu_features, get_host_cpu_name, get_process_triple
 from numba import njit, types
 from numba.core import config
 from numba.extending import intrinsic
@@ -78,11 +78,14 @@ _MIX_2 = 0xC4CE_B9FE_1A85_EC53 - (1 << 64)
 _CODEC_MAX = 4
 _CRC_FROM = 21
 _NOWHERE = 1 << 62
-_SAFE = 96
-"""What may be read from a record's start on when it is taken for one like the last: 8 bytes, a key of 63, 3 more."""
+_COPIED_INLINE = 2048
+"""Bytes that are not worth a call."""
+_WORD = 8
 _CONTINUED = 0x8080_8080_8080_8080 - (1 << 64)
 """The bit of every byte that says that a number goes on in the next one."""
-_BLOCK = 256
+_CARRIED = 0x7F7F_7F7F_7F7F_7F7F
+"""The bits of every byte that are part of a number."""
+_BLOCK = 64
 """Records that are scanned before they are moved."""
 _PLANE = 8 * _BLOCK
 """Of a block, first the lengths of a column, then, so many bytes further, where the values are."""
@@ -91,6 +94,14 @@ _PROCESSOR = get_process_triple().partition("-")[0]
 _CRC_FEATURE = {"x86_64": "sse4.2", "aarch64": "crc"}.get(_PROCESSOR, "")
 CHECKS_CRC = bool(get_host_cpu_features().get(_CRC_FEATURE)) and getattr(config, "CPU_NAME", None) is None
 """Whether kernels can compute checksums: the processor has an instruction for it, and code is compiled for it."""
+
+SQUEEZES = (
+    _PROCESSOR == "x86_64"
+    and bool(get_host_cpu_features().get("bmi2"))
+    and getattr(config, "CPU_NAME", None) is None
+    and get_host_cpu_name() not in ("znver1", "znver2")
+)
+"""Whether kernels use the processor's instruction to squeeze bits; there are some where it takes ages."""
 
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 
@@ -101,6 +112,11 @@ def _kernel(function: _Kernel) -> _Kernel:
 
 def _inlined(function: _Kernel) -> _Kernel:
     return cast(_Kernel, njit(nogil=True, error_model="numpy", forceinline=True)(function))
+
+
+def _called(function: _Kernel) -> _Kernel:
+    """Make a function of its own of what has much to keep in registers, and so has its caller."""
+    return cast(_Kernel, njit(nogil=True, error_model="numpy")(function))
 
 
 def _reader(bits: int, *, big: bool, signed: bool) -> Callable[[int], int]:
@@ -155,14 +171,51 @@ _put_be32 = _writer(32, big=True)
 _put_be64 = _writer(64, big=True)
 
 
-def _move_block(_: Any, target: Any, source: Any) -> Any:
+def _squeeze_bits(_: Any, word: Any, mask: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = ir.VectorType(ir.IntType(8), 32)
-        value = builder.load(builder.inttoptr(arguments[1], kind.as_pointer()), align=1)
-        builder.store(value, builder.inttoptr(arguments[0], kind.as_pointer()), align=1)
-        return context.get_dummy_value()
+        wide = ir.IntType(64)
+        word, mask = arguments
+        if SQUEEZES:
+            kind = ir.FunctionType(wide, (wide, wide))
+            return builder.call(_declare(builder.module, kind, "llvm.x86.bmi.pext.64"), (word, mask))
+        zeros = builder.cttz(mask, ir.Constant(ir.IntType(1), 0))
+        value = builder.lshr(builder.and_(word, mask), builder.and_(zeros, ir.Constant(wide, 56)))
+        for low, width in ((0x007F_007F_007F_007F, 7), (0x0000_3FFF_0000_3FFF, 14), (0x0FFF_FFFF, 28)):
+            high = low << 8 * width // 7
+            shifted = builder.lshr(builder.and_(value, ir.Constant(wide, high)), ir.Constant(wide, width // 7))
+            value = builder.or_(builder.and_(value, ir.Constant(wide, low)), shifted)
+        return builder.lshr(value, builder.and_(zeros, ir.Constant(wide, 7)))
 
-    return types.void(types.int64, types.int64), generate
+    return types.int64(types.int64, types.int64), generate
+
+
+def _count_trailing_zeros(_: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.int64), generate
+
+
+def _count_ones(_: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.int64(types.int64), generate
+
+
+def _mover(size: int) -> Callable[[int, int], None]:
+    """Make a function that copies `size` bytes at once, to a target from a source."""
+
+    def move(_: Any, target: Any, source: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            kind = ir.VectorType(ir.IntType(8), size)
+            value = builder.load(builder.inttoptr(arguments[1], kind.as_pointer()), align=1)
+            builder.store(value, builder.inttoptr(arguments[0], kind.as_pointer()), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), generate
+
+    return cast(Callable[[int, int], None], intrinsic(move))
 
 
 def _move_bytes(_: Any, target: Any, source: Any, size: Any) -> Any:
@@ -231,23 +284,34 @@ def _count_leading_zeros(_: Any, value: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-_copy_32 = cast(Callable[[int, int], None], intrinsic(_move_block))
+_copy_32 = _mover(32)
+_copy_64 = _mover(64)
 _copy_bytes = cast(Callable[[int, int, int], None], intrinsic(_move_bytes))
 _prefetch_to_read = _prefetcher(write=False)
 _prefetch_to_write = _prefetcher(write=True)
 _crc_8 = _crc_step(8)
 _crc_64 = _crc_step(64)
+_squeeze = cast(Callable[[int, int], int], intrinsic(_squeeze_bits))
+"""The bits of a number that the mask chooses, side by side; the mask is whole bytes side by side but for their 8th."""
+_trailing_zeros = cast(Callable[[int], int], intrinsic(_count_trailing_zeros))
+_ones = cast(Callable[[int], int], intrinsic(_count_ones))
 _leading_zeros = cast(Callable[[int], int], intrinsic(_count_leading_zeros))
 
 
 @_inlined
 def _copy(target: int, source: int, size: int, limit: int) -> None:
     """Copy `size` bytes; up to `SLACK` more are written, and none at or above `limit` is read."""
-    if size <= 512 and source + size + 32 <= limit:
-        moved = 0
-        while moved < size:
-            _copy_32(target + moved, source + moved)
-            moved += 32
+    if size <= _COPIED_INLINE and source + size + 64 <= limit:
+        if size <= 32:
+            _copy_32(target, source)
+        else:
+            _copy_64(target, source)
+            if size > 64:
+                _copy_64(target + 64, source + 64)
+                moved = 128
+                while moved < size:
+                    _copy_64(target + moved, source + moved)
+                    moved += 64
     else:
         _copy_bytes(target, source, size)
 
@@ -268,6 +332,53 @@ def _varint(at: int, end: int) -> tuple[int, int]:
             return ((value >> 1) & _INT64_MAX) ^ -(value & 1), at
         shift += 7
     return 0, _NOWHERE
+
+
+@_inlined
+def _front(word: int) -> tuple[int, int, int, int, int, int, int]:
+    """Find the numbers in the first eight bytes of a record: its size, attributes, the deltas of timestamp and offset.
+
+    Answers how far behind the record's start the key's length comes, 0 if the numbers do not fit or are negative; the
+    width of the size; what `word` shares with all words that are laid out alike, and in which bits; and the bits that
+    hold the size, the zigzag delta of the timestamp, and the delta of the offset.
+    """
+    # A number ends at the first byte that does not go on, so all ends are known before any number is.
+    ends = ~word & _CONTINUED
+    to_size = ends ^ (ends - 1)
+    ends &= ends - 1
+    to_attributes = ends ^ (ends - 1)
+    ends &= ends - 1
+    to_timestamp = ends ^ (ends - 1)
+    ends &= ends - 1
+    to_offset = ends ^ (ends - 1)
+    offset_bits = to_offset & ~to_timestamp & _CARRIED
+    signs = 1 | (offset_bits & -offset_bits)
+    fits = ends != 0 and to_attributes == to_size << 8 | 0xFF and word & signs == 0
+    mask = (to_offset & _CONTINUED) | signs
+    return (
+        _ones(to_offset) >> 3 if fits else 0,
+        _ones(to_size) >> 3,
+        word & mask,
+        mask,
+        to_size & _CARRIED & ~1,
+        to_timestamp & ~to_attributes & _CARRIED,
+        offset_bits & ~signs,
+    )
+
+
+@_inlined
+def _length(word: int) -> tuple[int, int, int, int, int]:
+    """Find the length of a key or a value in the eight bytes where it begins.
+
+    Answers its width, 0 if it is longer or less than -1; what `word` shares with all words that are laid out alike,
+    and in which bits; the bits that hold the length; and whether it is -1, with none of them.
+    """
+    ends = ~word & _CONTINUED
+    to_end = ends ^ (ends - 1)
+    if word & 1:
+        return 1 if word & 0xFF == 1 else 0, 1, 0xFF, 0, 1
+    mask = (to_end & _CONTINUED) | 1
+    return _ones(to_end) >> 3 if ends else 0, word & mask, mask, to_end & _CARRIED & ~1, 0
 
 
 @_inlined
@@ -503,7 +614,7 @@ def _prepare(validity: int, ends: int, rows: int) -> None:
         _put32(ends, 0)
 
 
-@_inlined
+@_called
 def _gather(
     lengths: int, rows: int, row: int, data: int, size: int, ends: int, validity: int, limit: int
 ) -> tuple[int, int]:
@@ -553,10 +664,10 @@ def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: ND
     value_nulls = 0
     header_count = 0
     header_sizes = 0
-    # The shape of the last record that was read byte by byte: at first none, which no record has.
-    shape, shape_mask, size_width, size_bits, timestamp_shift, timestamp_bits, timestamp_high_bits = 0, 0, 0, 0, 0, 0, 0
-    offset_shift, offset_bits, key_byte_at, key_shape, key_mask, key_bits, key_is_null = 0, 0, 0, 0, 0, 0, 0
-    value_width, value_bits, value_shape, value_mask = 0, 0, 0, 0
+    # What the last record was like: where its numbers end, and which bits hold them.
+    key_size_after, size_width, shape, shape_mask, size_mask, timestamp_mask, offset_mask = _front(0)
+    key_width, key_shape, key_shape_mask, key_mask, key_is_null = _length(0)
+    value_width, value_shape, value_shape_mask, value_mask, value_is_null = _length(0)
     for batch in range(len(table)):
         answer[AT_BATCH] = batch
         at = table[batch, START]
@@ -575,7 +686,7 @@ def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: ND
         filtered = ranged or least_delta > 0 or most_delta < last_delta
         left = table[batch, RECORD_COUNT]
         previous = -1
-        safe_end = end - _SAFE
+        safe_end = limit - 2 * _WORD
         # The checksum of expanded batches was of other bytes, and has been looked at.
         checked = plan[CHECKED_BY] != 0 and table[batch, ATTRIBUTES] & COMPRESSION_MASK == 0
         if checked and _crc(at - HEADER_SIZE + _CRC_FROM, end, plan[CHECKED_BY]) != table[batch, CRC]:
@@ -585,35 +696,52 @@ def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: ND
             scanned = min(left, _BLOCK)
             left -= scanned
             for _ in range(scanned):
-                record_at = at
-                headers = 0
                 fits = False
-                if shape_mask != 0 and at <= safe_end:
-                    # Does the record look like the last one that was read byte by byte? Then all is where it was there.
+                headers = 0
+                if at <= safe_end:
                     word = _i64(at)
-                    key_byte = _u8(at + key_byte_at)
-                    if (word ^ shape) & shape_mask == 0 and (key_byte ^ key_shape) & key_mask == 0:
-                        size = ((word & 0x7F) | ((word >> 1) & size_bits)) >> 1
-                        record_end = at + size_width + size
-                        field = word >> timestamp_shift
-                        timestamp_delta = _unzigzag(
-                            (field & 0x7F) | ((field >> 1) & timestamp_bits) | ((field >> 2) & timestamp_high_bits)
-                        )
-                        field = word >> offset_shift
-                        offset_delta = ((field & 0x7F) | ((field >> 1) & offset_bits)) >> 1
-                        key_at = at + key_byte_at + 1
-                        key_length = (key_byte >> 1) & key_bits
-                        pair = _u16(key_at + key_length)
-                        value_at = key_at + key_length + value_width
-                        value_length = ((pair & 0x7F) | ((pair >> 1) & value_bits)) >> 1
-                        headers_at = value_at + value_length
-                        fits = (
-                            (pair ^ value_shape) & value_mask == 0
-                            and headers_at + 1 == record_end
-                            and record_end <= end
-                            and _u8(headers_at) == 0
-                        )
+                    alike = (word ^ shape) & shape_mask == 0
+                    if not alike:
+                        found = _front(word)
+                        alike = found[0] != 0
+                        if alike:
+                            key_size_after, size_width, shape, shape_mask, size_mask, timestamp_mask, offset_mask = found
+                    if alike:
+                        record_end = at + size_width + _squeeze(word, size_mask)
+                        timestamp_delta = _unzigzag(_squeeze(word, timestamp_mask))
+                        offset_delta = _squeeze(word, offset_mask)
+                        key_size_at = at + key_size_after
+                        word = _i64(key_size_at)
+                        alike = (word ^ key_shape) & key_shape_mask == 0
+                        if not alike:
+                            length = _length(word)
+                            alike = length[0] != 0
+                            if alike:
+                                key_width, key_shape, key_shape_mask, key_mask, key_is_null = length
+                        key_length = _squeeze(word, key_mask)
+                        key_at = key_size_at + key_width
+                        value_size_at = key_at + key_length
                         key_length -= key_is_null
+                        if alike and value_size_at <= safe_end:
+                            word = _i64(value_size_at)
+                            alike = (word ^ value_shape) & value_shape_mask == 0
+                            if not alike:
+                                length = _length(word)
+                                alike = length[0] != 0
+                                if alike:
+                                    value_width, value_shape, value_shape_mask, value_mask, value_is_null = length
+                            value_length = _squeeze(word, value_mask)
+                            value_at = value_size_at + value_width
+                            headers_at = value_at + value_length
+                            value_length -= value_is_null
+                            rest = record_end - headers_at - 1
+                            if alike and rest >= 0 and record_end <= end:
+                                headers = _u8(headers_at)
+                                if headers == 0:
+                                    fits = rest == 0
+                                else:
+                                    fits = headers & 0x81 == 0 and headers <= rest
+                                    headers >>= 1
                 if not fits:
                     size, at = _varint(at, end)
                     if size < RECORD_SIZE_MIN - 1 or size > end - at:
@@ -635,37 +763,6 @@ def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: ND
                         return MALFORMED
                     if headers == 0 and at != record_end:
                         return MALFORMED
-                    size_width = timestamp_at - record_at - 1
-                    key_byte_at = key_size_at - record_at
-                    value_width = value_at - value_size_at
-                    shape_mask = 0
-                    if (
-                        record_at <= safe_end
-                        and size_width <= 2
-                        and offset_at - timestamp_at <= 3
-                        and key_size_at - offset_at <= 2
-                        and key_byte_at <= 8
-                        and key_at - key_size_at == 1
-                        and value_width <= 2
-                        and value_length >= 0
-                    ):
-                        timestamp_shift = 8 * (timestamp_at - record_at)
-                        offset_shift = 8 * (offset_at - record_at)
-                        # Which bytes a number goes on behind, and that sizes and offsets are not negative.
-                        shape_mask = _CONTINUED if key_byte_at == 8 else _CONTINUED & ((1 << (8 * key_byte_at)) - 1)
-                        shape_mask = (shape_mask & ~(0xFF << (8 * size_width))) | 1 | (1 << offset_shift)
-                        shape = _i64(record_at) & shape_mask
-                        size_bits = 0x3F80 if size_width == 2 else 0
-                        timestamp_bits = 0x3F80 if offset_at - timestamp_at >= 2 else 0
-                        timestamp_high_bits = 0x1F_C000 if offset_at - timestamp_at == 3 else 0
-                        offset_bits = 0x3F80 if key_size_at - offset_at == 2 else 0
-                        key_is_null = 1 if key_length < 0 else 0
-                        key_mask = 0xFF if key_is_null else 0x81
-                        key_shape = 1 if key_is_null else 0
-                        key_bits = 0 if key_is_null else 0x3F
-                        value_mask = 0x8081 if value_width == 2 else 0x81
-                        value_shape = 0x80 if value_width == 2 else 0
-                        value_bits = 0x3F80 if value_width == 2 else 0
                 at = record_end
                 if offset_delta <= previous:
                     return MALFORMED
