@@ -86,6 +86,8 @@ _CONTINUED = 0x8080_8080_8080_8080 - (1 << 64)
 """The bit of every byte that says that a number goes on in the next one."""
 _CARRIED = 0x7F7F_7F7F_7F7F_7F7F
 """The bits of every byte that are part of a number."""
+_AHEAD = 12
+"""Records before one that lies somewhere else when it is asked for."""
 _BLOCK = 64
 """Records that are scanned before they are moved."""
 _PLANE = 8 * _BLOCK
@@ -1100,6 +1102,11 @@ def encode_batches(
             at = _put_varint(at, count << 1)
             at = _put_bytes(at, has_key, key_data + key_start, key_size, key_limit)
             at = _put_bytes(at, has_value, value_data + value_start, value_size, value_limit)
+            if ordered and place + _AHEAD < starts[partition + 1]:
+                ahead = order[place + _AHEAD]
+                start, end = _bounds(value_offsets, value_wide, ahead) if value_offsets else (0, 0)
+                _prefetch_to_read(value_data + start)
+                _prefetch_to_read(value_data + end)
             at = _put_varint(at, (header_last - header_first) << 1)
             for header in range(header_first, header_last):
                 at = _put_field(at, columns, HEADER_KEYS, header)
