@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from struct import Struct
 from sys import getrefcount
 from typing import Any, NamedTuple, TypeAlias
 
@@ -67,6 +68,12 @@ EXPANDED_SIZE_MAX = MESSAGE_SIZE_MAX * DECOMPRESSION_RATIO_MAX
 DECODED_SIZE_MAX = 4 * 1024 * 1024
 """Bytes of records after which `decode` stops at the end of a batch."""
 
+_INT32, _INT64 = Struct("<i"), Struct("<q")
+_WIDE = {
+    kind.id: wide
+    for kind, wide in ((pa.binary(), False), (pa.string(), False), (pa.large_binary(), True), (pa.large_string(), True))
+}
+"""The types whose memory is offsets and bytes, and whether the offsets are of 64 bits."""
 _INT32_MAX = (1 << 31) - 1
 _ALIGNMENT = 64
 _CHECK_FIELDS = [kernels.POSITION, kernels.SIZE, kernels.CRC, kernels.ATTRIBUTES]
@@ -602,16 +609,17 @@ def encode_partitioned(
         plan[kernels.STAMPED_BY] = _CRC_TABLES_AT
     count = kernels.encode_batches(columns, plan, starts, starts if order is None else order, table)
     view = slab.data
-    batches = []
-    for at, length, partition, first, records in table[:count].tolist():
-        data = view[at : at + length]
-        if compression is Compression.NONE:
-            if not kernels.CHECKS_CRC:
-                stamp_crc(data)
-        else:
-            data = _compressed(data, compression, compression_level)
-        first_row = first if order is None else int(order[first])
-        batches.append(EncodedBatch(first_partition + partition, data, records, first_row))
+    batches = [
+        EncodedBatch(first_partition + partition, view[at : at + length], records, first)
+        for at, length, partition, first, records in table[:count].tolist()
+    ]
+    if order is not None:
+        batches = [batch._replace(first_row=int(order[batch.first_row])) for batch in batches]
+    if compression is not Compression.NONE:
+        return [batch._replace(data=_compressed(batch.data, compression, compression_level)) for batch in batches]
+    if not kernels.CHECKS_CRC:
+        for batch in batches:
+            stamp_crc(batch.data)
     return batches
 
 
@@ -667,41 +675,23 @@ class _Values(NamedTuple):
         kind = array.type
         if pa.types.is_null(kind):
             return cls(len(array), None, 0, None)
-        if not _is_binary(kind):
+        wide = _WIDE.get(kind.id)
+        if wide is None:
             try:
                 array = array.cast(pa.large_binary())
             except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
                 raise TypeError(f"{name} of type {kind}: expected binary or string") from None
-            kind = array.type
+            wide = True
         rows, first = len(array), array.offset
         if not rows:
             return cls(0, None, 0, None)
         validity, offsets, data = array.buffers()
-        wide = pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)
-        ends = np.frombuffer(offsets, np.int64 if wide else np.int32, rows + 1, first * (8 if wide else 4))
-        data_address = data.address if data is not None else 0
-        data_size = data.size if data is not None else 0
-        fields = np.array(
-            (
-                offsets.address + first * (8 if wide else 4),
-                wide,
-                data_address,
-                data_address + data_size,
-                validity.address if validity is not None and array.null_count else 0,
-                first,
-            ),
-            np.int64,
-        )
-        return cls(rows, fields, int(ends[-1] - ends[0]), array)
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_binary(kind)
-        or pa.types.is_string(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_large_string(kind)
-    )
+        ends = _INT64 if wide else _INT32
+        (start,), (end,) = (ends.unpack_from(offsets, (first + row) * ends.size) for row in (0, rows))
+        address, size = (data.address, data.size) if data is not None else (0, 0)
+        bitmap = validity.address if validity is not None and array.null_count else 0
+        fields = (offsets.address + first * ends.size, wide, address, address + size, bitmap, first)
+        return cls(rows, np.array(fields, np.int64), end - start, array)
 
 
 def _plan_headers(
