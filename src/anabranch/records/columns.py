@@ -65,7 +65,7 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
 COLUMNS_DEFAULT = ("offset", "timestamp", "key", "value", "headers")
 EXPANDED_SIZE_MAX = MESSAGE_SIZE_MAX * DECOMPRESSION_RATIO_MAX
 """Default bound of one batch's records while they are not compressed."""
-DECODED_SIZE_MAX = 4 * 1024 * 1024
+DECODED_SIZE_MAX = 3 * 512 * 1024
 """Bytes of records after which `decode` stops at the end of a batch."""
 
 _INT32, _INT64 = Struct("<i"), Struct("<q")

@@ -49,8 +49,9 @@ class Envelope:
         nodes: Sequence[int],
         buffers: Sequence[int],
     ) -> pa.RecordBatch:
-        """Write the message into `slab`, which is `memory`, at `start`, and answer the batch that it and the bytes behind it are.
+        """Write the message into `slab` at `start`; answer the batch that it and the bytes behind it are.
 
+        `memory` is the slab as Arrow sees it.
         `nodes` has for each column its rows and its nulls, `buffers` for each of its buffers where it begins behind the
         message and how many bytes it has.
         """

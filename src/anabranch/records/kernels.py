@@ -77,6 +77,7 @@ _MIX_1 = 0xFF51_AFD7_ED55_8CCD - (1 << 64)
 _MIX_2 = 0xC4CE_B9FE_1A85_EC53 - (1 << 64)
 _CODEC_MAX = 4
 _CRC_FROM = 21
+_FOLDED_AHEAD = 2048
 _POLYNOMIAL = 0x1_1EDC_6F41
 _NOWHERE = 1 << 62
 _COPIED_INLINE = 2048
@@ -245,6 +246,8 @@ def _crc_step(bits: int) -> Callable[[int, int], int]:
     def step(_: Any, crc: Any, data: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             byte, word, wide = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+            if not CHECKS_CRC:  # Never called then, but compiled.
+                return arguments[0]
             name, state, data_type = {
                 ("x86_64", 64): ("llvm.x86.sse42.crc32.64.64", wide, wide),
                 ("x86_64", 8): ("llvm.x86.sse42.crc32.32.8", word, byte),
@@ -282,6 +285,8 @@ def _fold_lines(_: Any, crc: Any, at: Any, lines: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         wide, byte = ir.IntType(64), ir.IntType(8)
+        if not FOLDS_CRC:  # Never called then, but compiled.
+            return arguments[0]
         kind = ir.VectorType(wide, 8)
         multiply = _declare(builder.module, ir.FunctionType(kind, (kind, kind, byte)), "llvm.x86.pclmulqdq.512")
 
@@ -306,10 +311,17 @@ def _fold_lines(_: Any, crc: Any, at: Any, lines: Any) -> Any:
                 begin = builder.insert_element(ir.Constant(kind, None), crc, ir.Constant(ir.IntType(32), 0))
                 value = builder.xor(value, begin)
             builder.store(value, lane)
+        pointer, word = byte.as_pointer(), ir.IntType(32)
+        prefetch = _declare(
+            builder.module, ir.FunctionType(ir.VoidType(), (pointer, word, word, word)), "llvm.prefetch.p0"
+        )
         further = factors(256, 256, 256, 256)
-        with cgutils.for_range_slice(builder, ir.Constant(wide, 1), lines, ir.Constant(wide, 1), intp=wide) as (line, _):
+        one = ir.Constant(wide, 1)
+        with cgutils.for_range_slice(builder, one, lines, one, intp=wide) as (line, _):
             address = builder.add(first, builder.shl(line, ir.Constant(wide, 8)))
             for place, lane in enumerate(lanes):
+                ahead = builder.inttoptr(builder.add(address, ir.Constant(wide, _FOLDED_AHEAD + 64 * place)), pointer)
+                builder.call(prefetch, (ahead, *(ir.Constant(word, number) for number in (0, 3, 1))))
                 builder.store(builder.xor(moved(builder.load(lane), further), loaded(address, place)), lane)
         rest = builder.load(lanes[0])
         for lane in lanes[1:]:
@@ -775,10 +787,11 @@ def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: ND
                     word = _i64(at)
                     alike = (word ^ shape) & shape_mask == 0
                     if not alike:
-                        found = _front(word)
-                        alike = found[0] != 0
+                        front = _front(word)
+                        alike = front[0] != 0
                         if alike:
-                            key_size_after, size_width, shape, shape_mask, size_mask, timestamp_mask, offset_mask = found
+                            key_size_after, size_width, shape, shape_mask = front[:4]
+                            size_mask, timestamp_mask, offset_mask = front[4:]
                     if alike:
                         record_end = at + size_width + _squeeze(word, size_mask)
                         timestamp_delta = _unzigzag(_squeeze(word, timestamp_mask))
