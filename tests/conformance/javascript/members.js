@@ -30,7 +30,7 @@ function host(open) {
       owns: partitions => leaving.has(member) || says('owns', { partitions }),
       records: records => says('records', { records }),
       committed: offsets => says('committed', { offsets }),
-      refused: error => says('refused', { why: told(error) }),
+      refused: (error, again = false) => says('refused', { why: told(error), again }),
       failed: error => says('failed', { why: told(error) }),
     }
     if (what === 'open') members.set(member, open(asked, report))

@@ -34,18 +34,16 @@ class Kind:
     """Whether it can be a static member."""
     has_patterns: bool = True
     """Whether it can subscribe to topics that do not exist yet by a pattern."""
-    survives_epochs: bool = True
-    """Whether it goes on to read a partition whose leader epoch has changed."""
+    follows_resizes: bool = True
+    """Whether it goes on when its topics grow and shrink."""
     comes_back: bool = True
-    """Whether it joins again when the coordinator does not know it any more."""
+    """Whether it joins again, and owns only what it is given then, when the coordinator does not know it any more."""
     migrates: bool = True
     """Whether its subscription can be read, so that a group that it is in can move to the consumer protocol."""
     tells_commits: bool = True
     """Whether it tells when its commits are done."""
     is_exact: bool = True
     """Whether what it has committed is never handed to it again."""
-    trusts_owned: bool = False
-    """Whether its assignor believes what a member says it owns that was out of the group meanwhile."""
     is_example: bool = False
     """Whether it stands for all others in tests of what does not depend on the kind."""
 
