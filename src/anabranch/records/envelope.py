@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 _PREFIX_SIZE = 8
 _UINT16, _INT32, _INT64 = Struct("<H"), Struct("<i"), Struct("<q")
@@ -31,7 +29,7 @@ class Envelope:
         sample = pa.record_batch([pa.nulls(1, kind) for kind in schema.types], schema.names).serialize().to_pybytes()
         self.size = _PREFIX_SIZE + _INT32.unpack_from(sample, 4)[0]
         """Of the message; the columns' memory begins right behind it."""
-        self._message = np.frombuffer(sample, np.uint8, self.size)
+        self._message = sample[: self.size]
         root = _follow(sample, _PREFIX_SIZE)
         self._body_size_at = _field(sample, root, _BODY_SIZE)
         header = _follow(sample, _field(sample, root, _HEADER))
@@ -41,7 +39,7 @@ class Envelope:
 
     def fill(
         self,
-        slab: NDArray[np.uint8],
+        slab: memoryview,
         memory: pa.Buffer,
         start: int,
         body_size: int,
