@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from py4j.java_collections import ListConverter, MapConverter
-from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+from py4j.java_gateway import CallbackServerParameters, GatewayParameters, JavaGateway, launch_gateway
 
 from benchmarks.peers.artifacts import KAFKA_LOCK, fetch, java, pyspark_jar
 
@@ -26,9 +26,9 @@ DESERIALIZER = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
 
 
 class JavaMachine:
-    """A JVM that has Kafka's client on its class path."""
+    """A JVM that has Kafka's client on its class path; with `callbacks`, it can call Python objects."""
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, callbacks: bool = False) -> None:
         class_path = os.pathsep.join(map(str, fetch(KAFKA_LOCK, only=CLIENT_JARS)))
         port, self.process = launch_gateway(
             jarpath=str(pyspark_jar("py4j")),
@@ -41,6 +41,15 @@ class JavaMachine:
         )
         self._gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port))
         self.jvm: Any = self._gateway.jvm
+        if callbacks:
+            self._take_callbacks()
+
+    def _take_callbacks(self) -> None:
+        """Let Java call the Python objects that it is given, on a port of its own."""
+        self._gateway.start_callback_server(CallbackServerParameters(port=0, daemonize=True))
+        callbacks, server = self._gateway.get_callback_server(), self._gateway.java_gateway_server
+        assert callbacks is not None
+        server.resetCallbackClient(server.getCallbackClient().getAddress(), callbacks.get_listening_port())
 
     def map(self, values: Mapping[str, Any]) -> Any:
         """Return a java.util.Map."""

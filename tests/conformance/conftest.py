@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from anabranch.client import sync
 from benchmarks.peers.anabranch import Anabranch
 from benchmarks.peers.kafka import ApacheKafka
 from benchmarks.peers.process import ServerProcess
@@ -23,6 +24,8 @@ from tests.conformance.clients.java import JavaClient
 from tests.conformance.clients.javascript import KafkaJs, Platformatic
 from tests.conformance.clients.kcat import KcatCommand
 from tests.conformance.clients.python import KafkaPython
+from tests.conformance.members.group import Group
+from tests.conformance.members.process import Workers
 
 KINDS: dict[str, type[Client]] = {
     kind.name: kind for kind in (ConfluentKafka, Aiokafka, KafkaPython, KcatCommand, KafkaJs, Platformatic, JavaClient)
@@ -73,6 +76,46 @@ def clients(broker: Broker) -> Iterator[Clients]:
     made = Clients(broker.address)
     yield made
     made.close()
+
+
+GROUP_SETTINGS = {
+    "group.consumer.session.timeout.ms": "10000",
+    "group.consumer.min.session.timeout.ms": "1000",
+    "group.consumer.heartbeat.interval.ms": "100",
+    "group.consumer.min.heartbeat.interval.ms": "100",
+    "group.min.session.timeout.ms": "1000",
+    "group.initial.rebalance.delay.ms": "100",
+    "offsets.topic.num.partitions": "4",
+    "group.coordinator.rebalance.protocols": "classic,consumer",
+}
+
+
+@pytest.fixture(scope="session")
+def group_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
+    """A broker whose groups are quick to notice."""
+    elastic = os.environ.get("CONFORMANCE_BROKER", "anabranch") == "anabranch"
+    with (Anabranch if elastic else ApacheKafka)(settings=GROUP_SETTINGS) as process:
+        request.config.stash[PROCESS] = process
+        yield Broker(process.address, elastic=elastic, process=process)
+
+
+@pytest.fixture(scope="session")
+def workers(group_broker: Broker) -> Iterator[Workers]:
+    made = Workers(group_broker.address)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def group(workers: Workers) -> Iterator[Group]:
+    """A group of its own on a topic of its own, of 4 partitions; checked when its test is done."""
+    name = f"group-{uuid.uuid4().hex[:8]}"
+    with sync.Admin(workers.address) as admin:
+        admin.create_topics(name, partitions=4)
+    made = Group(workers, name, name)
+    yield made
+    made.close()
+    made.check()
 
 
 @pytest.fixture

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-import os
 import time
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import confluent_kafka
@@ -16,16 +17,23 @@ import pytest
 from anabranch.client import (
     Admin,
     ApiError,
+    AssignmentSpec,
+    AssignorMetadata,
     Consumer,
     ErrorCode,
+    GroupAssignment,
+    MemberAssignment,
     OffsetAndMetadata,
+    PartitionAssignor,
     Producer,
     Record,
     SubscriptionPattern,
+    TopicIdPartition,
     TopicPartition,
     sync,
 )
 from benchmarks.peers.kafka import ApacheKafka
+from tests.support.broker import BrokerProcess, running
 
 T = TypeVar("T")
 _numbers = itertools.count()
@@ -39,13 +47,24 @@ SETTINGS = {
 }
 
 
+OURS = {name.replace(".", "_"): value for name, value in SETTINGS.items()}
+
+
+@pytest.fixture(scope="module", params=["anabranch", "apache-kafka"])
+def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if request.param == "anabranch":
+        with running(tmp_path_factory.mktemp("broker"), **OURS) as broker:
+            yield f"127.0.0.1:{broker.port}"
+    else:
+        with ApacheKafka(settings=SETTINGS) as kafka:
+            yield kafka.address
+
+
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    if given := os.environ.get("ANABRANCH_TEST_KAFKA"):
-        yield given
-        return
-    with ApacheKafka(settings=SETTINGS) as kafka:
-        yield kafka.address
+def elastic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Our broker, for what Apache Kafka does not have."""
+    with running(tmp_path_factory.mktemp("elastic"), **OURS) as broker:
+        yield f"127.0.0.1:{broker.port}"
 
 
 PROTOCOLS = ["consumer", "classic"]
@@ -607,3 +626,120 @@ def test_a_group_has_settings_of_its_own(address: str, topic: str) -> None:
                 await admin.alter_configs("group", topic, {"no.such": "1"})
 
     run(scenario())
+
+
+@pytest.mark.parametrize("auto", [True, False])
+def test_keys_keep_their_order_across_members_while_the_topic_grows_and_shrinks(
+    elastic: str, protocol: str, auto: bool
+) -> None:
+    async def scenario() -> None:
+        topic = f"ordered-{protocol}-{auto}"
+        handled: list[tuple[str, int]] = []
+        settings = {
+            "group_protocol": protocol,
+            "metadata_max_age_ms": 300,
+            "enable_auto_commit": auto,
+            "auto_offset_reset": "earliest",
+        }
+
+        async def read(count: int) -> None:
+            async with Consumer(elastic, group_id=topic, **settings) as consumer:
+                consumer.subscribe(topic)
+                while len(handled) < count:
+                    records = await consumer.poll(0.1, max_records=50)
+                    handled.extend(((record.key or b"").decode(), int(record.value or b"")) for record in records)
+                    if not auto:
+                        with contextlib.suppress(ApiError):
+                            await consumer.commit()
+
+        async with Admin(elastic) as admin, Producer(elastic, metadata_max_age_ms=300) as producer:
+            await admin.create_topics(topic, partitions=2)
+            readers = [asyncio.ensure_future(read(3_000)) for _ in range(3)]
+            for turn, count in enumerate((2, 6, 3)):
+                if turn:
+                    await admin.resize(topic, count)
+                for number in range(turn * 1_000, (turn + 1) * 1_000):
+                    await producer.send(topic, str(number), key=f"k{number % 40}")
+                await producer.flush()
+                await asyncio.sleep(0.3)
+            await asyncio.gather(*readers)
+        seen: dict[str, int] = {}
+        for key, number in handled:
+            last = seen.get(key, int(key[1:]) - 40)
+            assert number <= last + 40, (key, number, last)  # nothing is passed over
+            seen[key] = max(number, seen.get(key, -1))
+        assert {number for _, number in handled} == set(range(3_000))
+
+    run(scenario(), 90)
+
+
+class OneForAll(PartitionAssignor):
+    """Gives every partition to the member that says it is the strongest."""
+
+    def __init__(self, strength: int) -> None:
+        self.strength = strength
+        self.told: list[MemberAssignment] = []
+
+    @property
+    def name(self) -> str:
+        return "one-for-all"
+
+    def metadata(self) -> AssignorMetadata:
+        return AssignorMetadata(0, bytes([self.strength]))
+
+    def assign(self, spec: AssignmentSpec) -> GroupAssignment:
+        strongest = max(spec.members, key=lambda member_id: spec.members[member_id].metadata.data)
+        every = frozenset(
+            TopicIdPartition(topic_id, number)
+            for topic_id, topic in spec.topics.items()
+            for number in range(topic.partition_count)
+        )
+        none = MemberAssignment()
+        return GroupAssignment({**dict.fromkeys(spec.members, none), strongest: MemberAssignment(every)})
+
+    def on_assignment(self, error: int, assignment: MemberAssignment, member_epoch: int) -> None:
+        assert error == 0 and member_epoch > 0
+        self.told.append(assignment)
+
+
+def test_an_assignor_of_ones_own_decides(elastic: str) -> None:
+    async def scenario() -> None:
+        topic = "own-assignor"
+        async with Admin(elastic) as admin:
+            await admin.create_topics(topic, partitions=4)
+        weak, strong = OneForAll(1), OneForAll(2)
+        async with group_of(1, elastic, topic, topic, group_local_assignors=[weak]) as [first]:
+            await until(lambda: first.owned == {0, 1, 2, 3})
+            async with group_of(1, elastic, topic, topic, group_local_assignors=[strong]) as [second]:
+                await until(lambda: second.owned == {0, 1, 2, 3} and not first.owned)
+                assert len(strong.told[-1].partitions) == 4
+                weak.strength = 3
+                await until(lambda: first.owned == {0, 1, 2, 3} and not second.owned)
+            assert [sign for sign, _ in first.told.said] == ["+", "-", "+"]
+
+    run(scenario())
+
+
+def test_groups_survive_the_restart_of_their_coordinator(tmp_path: Path, protocol: str) -> None:
+    async def scenario(broker: BrokerProcess) -> None:
+        address, topic = f"127.0.0.1:{broker.port}", "survivor"
+        async with Admin(address) as admin:
+            await admin.create_topics(topic, partitions=4)
+        await produce(address, topic, 0, 40)
+        settings = {"group_protocol": protocol, "auto_commit_interval_ms": 100}
+        async with group_of(2, address, topic, topic, **settings) as readers:
+            await until(lambda: shared(readers) and len(values(*readers)) == 40)
+            await asyncio.sleep(0.5)
+            told = [list(reader.told.said) for reader in readers]
+            await asyncio.to_thread(broker.kill)
+            broker.settings["listeners"] = address
+            await asyncio.to_thread(broker.start)
+            await produce(address, topic, 40, 40)
+            await until(lambda: len(values(*readers)) >= 80)
+            assert values(*readers) == list(range(80))
+            assert all("!" not in [sign for sign, _ in reader.told.said] for reader in readers)
+            if protocol == "consumer":
+                assert [reader.told.said for reader in readers] == told
+
+    with running(tmp_path, **{**OURS, "group_consumer_session_timeout_ms": "10000"}) as broker:
+        run(scenario(broker))

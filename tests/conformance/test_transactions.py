@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator
 
 import pytest
+from confluent_kafka import Consumer, Producer
 
 from tests.conformance.clients import Record
 from tests.conformance.conftest import Broker, Clients
@@ -85,3 +87,54 @@ def test_committed_records_and_no_others_are_read(
     read = kinds[reader].read
     assert read(broker.address, topic, 0, LAST) == [b"a", b"c0", b"c1", b"c2", b"c3", b"c4", LAST]
     assert read(broker.address, topic, 1, LAST) == [b"b", b"d", LAST]
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_groups_progress_is_part_of_the_transaction(
+    broker: Broker, clients: Clients, kinds: dict[str, Kind], topic: str, protocol: str
+) -> None:
+    """librdkafka reads as a member of a group, writes, and commits both together; what it aborts it reads again."""
+    target = f"{topic}-out"
+    for name in (topic, target):
+        clients["confluent-kafka"].create_topic(name, 1, {})
+        wait_until_served(broker.address, name, 1)
+    values = [b"%d" % number for number in range(30)]
+    clients["confluent-kafka"].produce(
+        topic, 0, [Record(None, value) for value in values], compression="none", idempotent=True
+    )
+    for life in range(3):
+        consumer = Consumer(
+            {
+                "bootstrap.servers": broker.address,
+                "group.id": f"{topic}-group",
+                "group.protocol": protocol,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_committed",
+                "log_level": 0,
+            }
+        )
+        consumer.subscribe([topic])
+        producer = Producer({"bootstrap.servers": broker.address, "transactional.id": topic, "log_level": 0})
+        producer.init_transactions(30)
+        for commit in (True, False) if life < 2 else (True,):
+            producer.begin_transaction()
+            read = 0
+            deadline = time.monotonic() + 60
+            while read < 10:
+                assert time.monotonic() < deadline
+                message = consumer.poll(1.0)
+                if message is None:
+                    continue
+                assert message.error() is None, message.error()
+                producer.produce(target, message.value(), partition=0)
+                read += 1
+            positions = consumer.position(consumer.assignment())
+            producer.send_offsets_to_transaction(positions, consumer.consumer_group_metadata(), 30)
+            if commit:
+                producer.commit_transaction(30)
+            else:
+                producer.abort_transaction(30)
+        consumer.close()
+    clients["confluent-kafka"].produce(target, 0, [Record(None, LAST)], compression="none", idempotent=False)
+    assert kinds["confluent-kafka"].read(broker.address, target, 0, LAST) == [*values, LAST]

@@ -86,7 +86,8 @@ def test_a_stream_keeps_every_key_in_order_through_resizes(
 ) -> None:
     seen = Seen()
     flow.send(2_000)
-    query = start(stream(spark, address, flow.topic, maxOffsetsPerTrigger="1500"), seen, checkpoint)
+    options = {"maxOffsetsPerTrigger": "1500", "kafka.group.id": flow.topic}
+    query = start(stream(spark, address, flow.topic, **options), seen, checkpoint)
     for count in (6, 3, 8):
         flow.resize(count)
         flow.send(2_000)
@@ -95,6 +96,9 @@ def test_a_stream_keeps_every_key_in_order_through_resizes(
     query.stop()
     assert seen.keys == flow.expected()
     assert seen.batches >= 4
+    # What was done before the last micro-batch was committed to the group, for lag tools to see.
+    committed = flow.admin.list_group_offsets(flow.topic)
+    assert 0 < sum(position.offset for position in committed.values()) <= flow.sent
 
 
 def test_a_query_that_is_stopped_in_the_middle_goes_on_where_it_was(

@@ -462,6 +462,19 @@ class Batcher:
         self._held |= added
         self._asked_for -= added
 
+    def partitions_missing(self, partitions: Iterable[tuple[str, int]], now_ms: int) -> None:
+        """Learn that one of these partitions is not there: look at their topics again, then ask again."""
+        for name, number in partitions:
+            self._asked_for.discard((name, number))
+            topic = self._topics[name]
+            topic.needs_metadata = True
+            if number in topic.partitions:
+                self._back_off(topic.partitions[number], now_ms)
+
+    def stop(self, error: ApiError) -> None:
+        """Learn that nothing can be sent any more, because of `error`."""
+        self._break(error)
+
     def transaction_ended(self) -> None:
         """Learn that the transaction is over: the next one holds nothing yet."""
         assert not self.unresolved
@@ -759,7 +772,7 @@ class Batcher:
             self._out_of_order(batch, partition, answer, now_ms)
         elif code in FENCED:
             self._break(_refusal(batch, answer, "another producer has taken this producer's id; make a new producer"))
-        elif code is ErrorCode.UNKNOWN_PRODUCER_ID and not batch.doubted:
+        elif code is ErrorCode.UNKNOWN_PRODUCER_ID and not batch.doubted and not self._settings.transactional:
             self._take_back(batch, partition)
             self._new_epoch_needed = True
         elif code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not batch.doubted and self._elastic(topic):

@@ -8,10 +8,11 @@ that is faster waits for room.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -29,7 +30,9 @@ from anabranch.client.batcher import (
     Send,
 )
 from anabranch.client.connection import Connection, DisconnectedError, LaneSettings
+from anabranch.client.group import GroupMetadata
 from anabranch.client.metadata import Cluster
+from anabranch.client.offsets import OffsetsByPartition, offsets_of
 from anabranch.client.rows import (
     ColumnNames,
     EncodeSettings,
@@ -42,6 +45,7 @@ from anabranch.client.rows import (
     record_size,
 )
 from anabranch.client.settings import as_keywords
+from anabranch.client.transactions import MAY, Phase, Transactions, group_of
 from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest
 from anabranch.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from anabranch.records.batch import stamp_producer
@@ -53,6 +57,8 @@ if TYPE_CHECKING:
 PURPOSE = "produce"
 NAMED_TOPIC_VERSION_MAX = 12
 """Up to this version, Produce names topics by their names."""
+ADDED_PARTITION_VERSION_MAX = 11
+"""Up to this version, a transaction holds only partitions that were added to it (KIP-890)."""
 WAITING_MAX = 10_000
 """Records that another thread may have handed over without their being taken."""
 SLICE_SIZE = 15 * 512 * 1024
@@ -128,6 +134,8 @@ class Producer:
         client_id: str = "anabranch-producer",
         acks: str | int = "all",
         enable_idempotence: bool | None = None,
+        transactional_id: str | None = None,
+        transaction_timeout_ms: int = 60_000,
         compression_type: str = "none",
         batch_size: int = 1_000_000,
         linger_ms: int = 5,
@@ -150,6 +158,8 @@ class Producer:
         idempotent = ACKS[acks] == -1 if enable_idempotence is None else enable_idempotence
         if idempotent and ACKS[acks] != -1:
             raise ValueError("enable.idempotence needs acks='all'; leave one of them out")
+        if transactional_id is not None and (not idempotent or not transactional_id):
+            raise ValueError("transactional.id must not be empty, and needs acks='all' and enable.idempotence")
         if delivery_timeout_ms < linger_ms + request_timeout_ms:
             raise ValueError("delivery.timeout.ms must be at least linger.ms + request.timeout.ms")
         try:
@@ -172,6 +182,7 @@ class Producer:
             BatcherSettings(
                 acks=self._acks,
                 enable_idempotence=idempotent,
+                transactional=transactional_id is not None,
                 linger_ms=linger_ms,
                 batch_size=batch_size,
                 max_in_flight_requests_per_connection=max_in_flight_requests_per_connection,
@@ -183,6 +194,17 @@ class Producer:
             ),
             Records,
         )
+        self._transactions: Transactions | None = None
+        if transactional_id is not None:
+            self._transactions = Transactions(
+                self._cluster,
+                transactional_id,
+                timeout_ms=transaction_timeout_ms,
+                request_timeout_ms=request_timeout_ms,
+                max_block_ms=max_block_ms,
+            )
+        self._adding: set[asyncio.Task[None]] = set()
+        """Requests that let the transaction hold more partitions."""
         self._encode_settings = EncodeSettings(compression, batch_size, max_request_size)
         self._chance = random.Random()
         self._request_timeout_ms = request_timeout_ms
@@ -260,6 +282,8 @@ class Producer:
         promise: Promise,
     ) -> Outgoing:
         """Put a record together, in any thread; refuse one that cannot be sent."""
+        if self._transactions is not None:
+            self._transactions.check("send")
         if type(key) is not bytes and key is not None:
             key = _bytes(key, "key")
         if type(value) is not bytes and value is not None:
@@ -303,6 +327,8 @@ class Producer:
         from anabranch.client.columns import columns_of
 
         self._check_open()
+        if self._transactions is not None:
+            self._transactions.check("send")
         self._start()
         ticket = _Ticket(topic, promise, self._generation)
         ticket.open_count = left = table.num_rows
@@ -346,9 +372,16 @@ class Producer:
         self._tell()
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Flush, then end. What is not delivered within `timeout_s` is given up, and the error says how much."""
+        """Flush, then end. What is not delivered within `timeout_s` is given up, and the error says how much.
+
+        A transaction that is open is aborted.
+        """
         if self._closed:
             return
+        if self.abortable:
+            with contextlib.suppress(AnabranchError, TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self.abort_transaction()
         self._closed = True
         try:
             await self.flush(timeout_s)
@@ -412,6 +445,123 @@ class Producer:
             self._untold, self._untold_count = None, 0
             raise DeliveryError(count, error)
 
+    # -- transactions -------------------------------------------------------------------------------------------------
+
+    async def init_transactions(self) -> None:
+        """Become the one producer of `transactional.id`: another one is fenced, and what it left open is aborted."""
+        transactions = self._transactional("init")
+        self._start()
+        self._batcher.producer_known(*await transactions.init())
+        transactions.phase = Phase.READY
+
+    async def begin_transaction(self) -> None:
+        """Begin: the records sent from now on are seen together, at the commit, or never."""
+        self._transactional("begin").phase = Phase.OPEN
+
+    async def send_offsets_to_transaction(self, offsets: OffsetsByPartition, group: GroupMetadata | str) -> None:
+        """Let a group's progress be part of the transaction: the next offsets to read, by partition.
+
+        `group` is what the consumer's `group_metadata` says, so that a member that was replaced cannot commit.
+        """
+        transactions = self._transactional("send")
+        try:
+            await transactions.commit_offsets(offsets_of(offsets), group_of(group))
+        except BaseException as error:
+            self._spoil(error)
+            raise
+
+    async def commit_transaction(self) -> None:
+        """Flush, and commit. `DeliveryError` when a record was not delivered: then the transaction must be aborted.
+
+        When `max.block.ms` are over without an answer, the commit can be asked for again.
+        """
+        transactions = self._transactional("commit")
+        self.take_waiting()
+        await self.flush()
+        transactions.check("commit")
+        transactions.phase = Phase.COMMITTING
+        try:
+            await self._ended(transactions, commit=True)
+        except ApiError as error:
+            if error.code is not ErrorCode.REQUEST_TIMED_OUT:
+                transactions.spoil(error)
+            raise
+
+    async def abort_transaction(self) -> None:
+        """Take back everything since `begin_transaction`; records that are not sent yet fail."""
+        transactions = self._transactional("abort")
+        transactions.spoil(ApiError(ErrorCode.OPERATION_NOT_ATTEMPTED, "it is being aborted"))
+        self.take_waiting()
+        self._batcher.abandon(ApiError(ErrorCode.OPERATION_NOT_ATTEMPTED, "the transaction was aborted"))
+        self._pump()
+        self._untold, self._untold_count = None, 0
+        if self._adding:
+            await asyncio.gather(*self._adding, return_exceptions=True)
+        transactions.check("abort")
+        await self._ended(transactions, commit=False)
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Self]:
+        """`async with producer.transaction():` begins, and commits at the end, or aborts if an exception passes."""
+        await self.begin_transaction()
+        try:
+            yield self
+            await self.commit_transaction()
+        except BaseException:
+            if self.abortable:
+                await self.abort_transaction()
+            raise
+
+    @property
+    def abortable(self) -> bool:
+        """Whether there is a transaction to be aborted."""
+        return self._transactions is not None and self._transactions.phase in MAY["abort"]
+
+    def _transactional(self, action: str) -> Transactions:
+        self._check_open()
+        if self._transactions is None:
+            raise ApiError(ErrorCode.INVALID_TXN_STATE, "this producer has no transactional.id: make one that has")
+        self._transactions.check(action)
+        return self._transactions
+
+    async def _ended(self, transactions: Transactions, *, commit: bool) -> None:
+        try:
+            await transactions.end(commit=commit)
+            if self._batcher.new_epoch_needed:
+                self._batcher.producer_known(*await transactions.init())
+        except ApiError as error:
+            if transactions.phase is Phase.FENCED:
+                self._batcher.stop(error)
+                self._schedule()
+            raise
+        self._batcher.transaction_ended()
+        transactions.phase, transactions.why = Phase.READY, None
+
+    def _spoil(self, error: BaseException) -> None:
+        """Something of the transaction is lost: nothing more of it is sent."""
+        transactions = self._transactions
+        if transactions is not None and transactions.phase is Phase.OPEN:
+            cause = error if isinstance(error, Exception) else _abandoned(0)
+            transactions.spoil(cause)
+            text = f"the transaction must be aborted, because of an earlier error: {cause}"
+            self._batcher.abandon(ApiError(ErrorCode.INVALID_TXN_STATE, text))
+            self._schedule()
+
+    async def _add_partitions(self, partitions: Sequence[tuple[str, int]]) -> None:
+        assert self._transactions is not None
+        try:
+            await self._transactions.add_partitions(partitions)
+        except ApiError as error:
+            if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                self._batcher.partitions_missing(partitions, _now_ms())
+            elif self._transactions.phase is Phase.FENCED:
+                self._batcher.stop(error)
+            else:
+                self._spoil(error)
+        else:
+            self._batcher.partitions_added(partitions)
+        self._schedule()
+
     # -- carrying out -------------------------------------------------------------------------------------------------
 
     def _start(self) -> asyncio.AbstractEventLoop:
@@ -448,6 +598,10 @@ class Producer:
             self._run(self._refresh(sorted(self._topics)))
         if work.init_producer is not None:
             self._run(self._init_producer(work.init_producer))
+        if work.add_partitions:
+            adding = self._run(self._add_partitions(work.add_partitions))
+            self._adding.add(adding)
+            adding.add_done_callback(self._adding.discard)
         if work.wake_at_ms is not None and not self._scheduled:
             delay = max(0, work.wake_at_ms - _now_ms()) / 1000
             self._timer = loop.call_later(delay, self._pump)
@@ -471,10 +625,11 @@ class Producer:
     def _close_records(self, generation: int, count: int) -> None:
         self._open[generation] -= count
 
-    def _run(self, coroutine: Any) -> None:
+    def _run(self, coroutine: Any) -> asyncio.Task[None]:
         task = self._start().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _settle(self, outcome: Delivered | Failed) -> None:
         if isinstance(outcome, Failed):
@@ -482,6 +637,9 @@ class Producer:
             self._close_records(_generation_of(rows), rows.record_count)
             self._untold = self._untold or outcome.error
             self._untold_count += rows.record_count
+            if self._batcher.fatal is not None and self._transactions is not None:
+                self._transactions.fence(self._batcher.fatal)
+            self._spoil(outcome.error)
             if isinstance(rows, Records):
                 for record in rows:
                     _fail(record.promise, outcome.error)
@@ -567,10 +725,17 @@ class Producer:
         topics: dict[str, list[PartitionProduceData]] = {}
         for batch in send.batches:
             if batch.sequence >= 0:
-                stamp_producer(batch.data, send.producer_id, send.producer_epoch, batch.sequence)
+                stamp_producer(
+                    batch.data,
+                    send.producer_id,
+                    send.producer_epoch,
+                    batch.sequence,
+                    transactional=self._transactions is not None,
+                )
             data = PartitionProduceData(index=batch.partition, records=batch.data)
             topics.setdefault(batch.topic, []).append(data)
         request = ProduceRequest(
+            transactional_id=None if self._transactions is None else self._transactions.transactional_id,
             acks=self._acks,
             timeout_ms=min(send.timeout_ms, self._request_timeout_ms),
             topic_data=[
@@ -579,7 +744,8 @@ class Producer:
             ],
         )
         try:
-            version = min(connection.version_of(ProduceRequest), NAMED_TOPIC_VERSION_MAX)
+            version_max = NAMED_TOPIC_VERSION_MAX if self._transactions is None else ADDED_PARTITION_VERSION_MAX
+            version = min(connection.version_of(ProduceRequest), version_max)
             if self._acks == 0:
                 connection.send_unanswered(request, version=version)
                 answers = {(batch.topic, batch.partition): Answer() for batch in send.batches}

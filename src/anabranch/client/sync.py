@@ -14,6 +14,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 
@@ -414,6 +415,23 @@ class Producer(_Synchronous[aio.Producer]):
         self._start(aio.Producer(*args, **settings))
 
     flush = _awaited(aio.Producer.flush)
+    init_transactions = _awaited(aio.Producer.init_transactions)
+    begin_transaction = _awaited(aio.Producer.begin_transaction)
+    send_offsets_to_transaction = _awaited(aio.Producer.send_offsets_to_transaction)
+    commit_transaction = _awaited(aio.Producer.commit_transaction)
+    abort_transaction = _awaited(aio.Producer.abort_transaction)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Self]:
+        """`with producer.transaction():` begins, and commits at the end, or aborts if an exception passes."""
+        self.begin_transaction()
+        try:
+            yield self
+            self.commit_transaction()
+        except BaseException:
+            if self._inner.abortable:
+                self.abort_transaction()
+            raise
 
     def close(self, timeout_s: float | None = None) -> None:
         """Flush, then end. What is not delivered within `timeout_s` is given up, and the error says how much."""

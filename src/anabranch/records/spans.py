@@ -30,11 +30,12 @@ class Walked(NamedTuple):
     """The batches that are whole in some bytes, their checksums compared."""
 
     starts: Positions
+    base_offsets: Positions
     counts: Positions
     end: int
     """Behind the last one."""
-    plain: bool
-    """Whether none is compressed, part of a transaction, or a marker."""
+    special: Positions
+    """The numbers of those that are compressed, part of a transaction, or a marker."""
 
 
 class Spans(NamedTuple):
@@ -46,7 +47,7 @@ class Spans(NamedTuple):
     value_ends: Positions
 
 
-def walk(data: bytes) -> Walked:
+def walk(data: bytes | memoryview) -> Walked:
     """Find the batches in `data`; a last one that is not all there is left out. DecodeError where there is none."""
     starts: list[int] = []
     position, last = 0, len(data) - HEADER_SIZE
@@ -67,12 +68,12 @@ def walk(data: bytes) -> Walked:
     for start, end, checksum in zip(starts, [*starts, position][1:], checksums, strict=True):
         if crc32c(view[start + _ATTRIBUTES_AT : end]) != checksum:
             raise ChecksumError(f"the record batch at position {start} has not the checksum that its header says")
-    plain = not (_numbers(octets, at + _ATTRIBUTES_AT, 2) & _NOT_PLAIN).any()
-    return Walked(at, _numbers(octets, at + _COUNT_AT, 4), position, bool(plain))
+    special = np.flatnonzero(_numbers(octets, at + _ATTRIBUTES_AT, 2) & _NOT_PLAIN)
+    return Walked(at, _numbers(octets, at, 8), _numbers(octets, at + _COUNT_AT, 4), position, special)
 
 
-def spans(data: bytes, walked: Walked) -> Spans:
-    """Take the records of plain batches apart; DecodeError where they are malformed."""
+def spans(data: bytes | memoryview, walked: Walked) -> Spans:
+    """Take the records of batches apart that are not compressed; DecodeError where they are malformed."""
     octets = np.frombuffer(data, np.uint8)
     starts, counts = walked.starts, walked.counts
     ends = np.append(starts[1:], walked.end)

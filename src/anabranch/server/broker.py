@@ -231,6 +231,11 @@ class Broker:
         gauge(
             "kafka_server_fetchsessioncache_evictions", "Fetch sessions evicted.", lambda: node.fetch_sessions.evictions
         )
+        gauge(
+            "anabranch_transactions_completing",
+            "Transactions that are decided and wait for their markers.",
+            lambda: node.transactions.deliveries,
+        )
         gauge("anabranch_log_syncs", "Group commits so far.", lambda: node.replicas.commits.syncs)
 
         def per_partition(read: str) -> list[tuple[Labels, float]]:

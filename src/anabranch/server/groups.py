@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -19,9 +20,11 @@ if TYPE_CHECKING:  # Imported when the first log is read, so that a broker witho
     from anabranch.machines.groups.coordinator import Coordinator
     from anabranch.machines.groups.records import Record
     from anabranch.machines.groups.settings import GroupSettings
+    from anabranch.machines.groups.unread import Unread
     from anabranch.server.images import Images
 
 TOPIC = "__consumer_offsets"
+ASSIGNORS = "anabranch.machines.groups.assignors.planner"
 MINUTE_MS = 60_000
 POSITIONS_STEP = 100
 
@@ -59,6 +62,7 @@ class Groups(Coordinators["Coordinator", "Record"]):
         self._group_settings: GroupSettings | None = None
         self._images: Images | None = None
         self._refreshing = False
+        self._warm = False
         self._tickets = 0
         controller.on_change = self._on_change
 
@@ -71,6 +75,12 @@ class Groups(Coordinators["Coordinator", "Record"]):
         """All machines, to be read. ApiError when one of them is not active."""
         for shard in self:
             yield shard.machine
+
+    def warm(self) -> None:
+        """Somebody is about to join a group: load in a thread what assignments are computed with."""
+        if not self._warm:
+            self._warm = True
+            asyncio.get_running_loop().run_in_executor(None, import_module, ASSIGNORS)
 
     # -- machines ----------------------------------------------------------------------------------------------------
 
@@ -164,9 +174,18 @@ def group_configs(settings: Settings) -> Mapping[str, GroupConfig]:
 def _codec() -> RecordCodec[Record]:
     from anabranch.machines.groups.records import decode_record, encode_record
 
+    def make_index() -> Unread:
+        from anabranch.machines.groups.unread import Unread
+
+        return Unread()
+
+    def adopt(coordinator: Coordinator, unread: Unread) -> None:
+        coordinator.positions.unread = unread
+
     return RecordCodec(
         encode_record,
         decode_record,
-        lambda coordinator, latest: coordinator.restore(latest),
-        lambda coordinator: coordinator.positions.read_some(POSITIONS_STEP),
+        make_index=make_index,
+        adopt=adopt,
+        settle=lambda coordinator: coordinator.positions.read_some(POSITIONS_STEP),
     )

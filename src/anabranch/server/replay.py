@@ -8,6 +8,7 @@ was written again in between: the later record wins, which is also the one that 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from anabranch.base.errors import DecodeError
 from anabranch.records.batch import LENGTH_END, check, headers, parse_end_transaction_marker
@@ -16,8 +17,17 @@ from anabranch.storage.log.segment import LogSlice
 
 WINDOW_SIZE = 1 << 20
 """Bytes of a log that are read before others get their turn."""
-FAST_FROM_SIZE = 4 << 20
-"""Bytes of a log from which on it pays to load NumPy."""
+BULK_FROM_SIZE = 4 << 20
+"""Bytes of a log from which on `bulk_replay` pays, which needs NumPy."""
+
+
+class Held(NamedTuple):
+    """A record of an open transaction."""
+
+    offset: int
+    producer_id: int
+    key: bytes
+    value: bytes | None
 
 
 class Replay:
@@ -30,18 +40,13 @@ class Replay:
         """By producer, the offset and value of what his open transaction has written."""
         self.records = 0
 
-    def scan(self, slices: Sequence[LogSlice], *, fast: bool = False) -> Iterator[None]:
-        """Fold all batches, a window at a time. DecodeError where one is malformed, or has a wrong checksum.
-
-        `fast` reads many small batches at once, which needs NumPy.
-        """
-        fold = self._fold_spans if fast else self._fold
+    def scan(self, slices: Sequence[LogSlice]) -> Iterator[None]:
+        """Fold all batches, a window at a time. DecodeError where one is malformed, or has a wrong checksum."""
         for piece in slices:
-            view = piece.view()
-            position = 0
+            view, position = piece.view(), 0
             while position < len(view):
                 size = int.from_bytes(view[position + 8 : position + LENGTH_END], signed=True) + LENGTH_END
-                position += fold(bytes(view[position : position + max(WINDOW_SIZE, size)]))
+                position += self._fold(bytes(view[position : position + max(WINDOW_SIZE, size)]))
                 yield
 
     def _fold(self, window: bytes) -> int:
@@ -71,33 +76,13 @@ class Replay:
             raise DecodeError("a log ends within a record batch")
         return end
 
-    def _fold_spans(self, window: bytes) -> int:
-        """The same, faster where there is nothing but plain batches."""
-        from anabranch.records.spans import spans, walk
-
-        walked = walk(window)
-        if not walked.plain or not walked.end or self.undecided:
-            return self._fold(window)
-        found = spans(window, walked)
-        self.records += len(found.key_ends)
-        latest = self.latest
-        for start, end, value_start, value_end in zip(*(column.tolist() for column in found), strict=True):
-            if end >= 0:
-                key = window[start:end]
-                if key in latest:
-                    del latest[key]
-                if value_end >= 0:
-                    latest[key] = window[value_start:value_end]
-        return walked.end
-
-    def held(self) -> list[tuple[int, bytes, bytes | None]]:
-        """What open transactions have written, in the order of the log: producer id, key, value."""
-        found = [
-            (offset, producer_id, key, value)
+    def held(self) -> list[Held]:
+        """What open transactions have written, in the order of the log."""
+        return sorted(
+            Held(offset, producer_id, key, value)
             for producer_id, held in self.undecided.items()
             for key, (offset, value) in held.items()
-        ]
-        return [entry[1:] for entry in sorted(found, key=lambda entry: entry[0])]
+        )
 
     def put(self, key: bytes, value: bytes | None) -> None:
         """A record of no transaction."""

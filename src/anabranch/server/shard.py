@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from enum import Enum
 from importlib import import_module
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from anabranch.base.errors import ApiError, DecodeError, ErrorCode
 from anabranch.machines.outcome import CancelTimer, Outcome, Parked, SetTimer
@@ -25,8 +25,12 @@ from anabranch.records.pairs import encode_pairs
 from anabranch.runtime.clock import Clock
 from anabranch.server.logs import Say
 from anabranch.server.partition import Partition
-from anabranch.server.replay import FAST_FROM_SIZE, Replay
+from anabranch.server.replay import BULK_FROM_SIZE, Replay
 from anabranch.storage.log.errors import OfflineLogError
+from anabranch.storage.log.segment import LogSlice
+
+if TYPE_CHECKING:  # It needs NumPy, which a broker does without until a log is large.
+    from anabranch.server.bulk_replay import BulkReplay
 
 say = Say("shard")
 RELOAD_DELAY_S = 1.0
@@ -66,10 +70,12 @@ class RecordCodec(NamedTuple, Generic[RecordT]):
 
     encode: Callable[[RecordT], tuple[bytes, bytes | None]]
     decode: Callable[[bytes, bytes | None], RecordT | None]
-    restore: Callable[[Any, dict[bytes, bytes]], Iterator[None]] | None = None
-    """Apply the last value of every key to an empty machine, which may keep the dictionary; yields now and then."""
+    make_index: Callable[[], Any] | None = None
+    """Make a `bulk_replay.Index` of records that a machine need not apply when it is loaded from a large log."""
+    adopt: Callable[[Any, Any], None] | None = None
+    """Give that index to the machine."""
     settle: Callable[[Any], bool] | None = None
-    """Do a millisecond's worth of what `restore` has put off; whether there is more."""
+    """Have the machine apply a millisecond's worth of what the index has left; whether there is more."""
 
 
 class State(Enum):
@@ -172,6 +178,7 @@ class Shard(Generic[MachineT, RecordT]):
 
         Raises ApiError where the shard is not active or the log refuses the records; the future fails with it too.
         """
+        self._settle_log()
         machine, now_ms = self.machine, self.now_ms()
         return self._perform(decide(machine, now_ms), now_ms)
 
@@ -194,6 +201,7 @@ class Shard(Generic[MachineT, RecordT]):
         self, producer_id: int, producer_epoch: int, *, committed: bool, coordinator_epoch: int
     ) -> None:
         """Append the marker that ends a producer's transaction in this partition. ApiError as for `ask`."""
+        self._settle_log()
         machine, now_ms = self.machine, self.now_ms()
         marker = end_transaction_marker(
             producer_id,
@@ -207,6 +215,13 @@ class Shard(Generic[MachineT, RecordT]):
         done = self._when_durable(None)
         if done is not None:
             await done
+
+    def _settle_log(self) -> None:
+        """After a failed sync, have the log decide what is left of it before anything is decided upon that."""
+        try:
+            self.partition.log.settle(self._clock.now_ms())
+        except OSError as failure:
+            self._refused_by_disk(failure)
 
     # -- performing --------------------------------------------------------------------------------------------------
 
@@ -251,11 +266,20 @@ class Shard(Generic[MachineT, RecordT]):
             header = parse_header(batch)
             self._written = partition.append(batch, header, now_ms).last_offset + 1
         except OSError as failure:
-            partition.storage_failed(failure)
-            self._fail("append refused", failure)
-            raise ApiError(State.FAILED.value, MESSAGES[State.FAILED]) from failure
+            self._refused_by_disk(failure)
         if partition.settings.fsync or partition.log.flush_due:
             self._make_durable()
+
+    def _refused_by_disk(self, failure: OSError) -> NoReturn:
+        self.partition.storage_failed(failure)
+        if self.state is State.ACTIVE:
+            self._fail("append refused", failure)
+        raise ApiError(self.state.value, MESSAGES[self.state]) from failure
+
+    def _on_changed(self) -> None:
+        """Something happened to the partition: its log may have lost records that are applied."""
+        if self.partition.log.end < self._written:
+            self._fail("records were cut from the log", OSError(0, f"it ends at {self.partition.log.end} now"))
 
     # -- durability --------------------------------------------------------------------------------------------------
 
@@ -387,6 +411,7 @@ class Shard(Generic[MachineT, RecordT]):
         if self.state is State.UNLOADED:
             return
         self._machine, self.state = machine, State.ACTIVE
+        self.partition.watch(self._on_changed)
         self._written = self.partition.log.end
         if self._written > self.partition.log.high_watermark:
             self._make_durable()
@@ -412,31 +437,41 @@ class Shard(Generic[MachineT, RecordT]):
         if partition.offline_reason is not None:
             raise OSError(0, partition.offline_reason)
         partition.log.settle(self._clock.now_ms())
-        machine = self._make()
-        replay = Replay()
+        machine, codec = self._make(), self._codec
         slices = partition.log.slices()
-        fast = sum(len(piece) for piece in slices) >= FAST_FROM_SIZE
-        if fast:
-            await asyncio.get_running_loop().run_in_executor(None, import_module, "anabranch.records.spans")
-        for _ in replay.scan(slices, fast=fast):
-            await asyncio.sleep(0)
-        restore = self._codec.restore or self._applied
-        for _ in restore(machine, replay.latest):
-            await asyncio.sleep(0)
-        for producer_id, key, value in replay.held():
-            record = self._codec.decode(key, value)
-            if record is not None:
-                machine.apply(record, producer_id=producer_id)
-        self.records_loaded = replay.records
-        return machine
-
-    def _applied(self, machine: MachineT, latest: dict[bytes, bytes]) -> Iterator[None]:
-        for applied, (key, value) in enumerate(latest.items(), start=1):
-            record = self._codec.decode(key, value)
+        replay: Replay | BulkReplay | None = None
+        if sum(len(piece) for piece in slices) >= BULK_FROM_SIZE:
+            replay = await self._in_bulk(machine, slices)
+        if replay is None:
+            replay = Replay()
+            for _ in replay.scan(slices):
+                await asyncio.sleep(0)
+        for applied, (key, value) in enumerate(replay.latest.items(), start=1):
+            record = codec.decode(key, value)
             if record is not None:
                 machine.apply(record)
             if not applied % APPLY_STEP:
-                yield
+                await asyncio.sleep(0)
+        for held in replay.held():
+            record = codec.decode(held.key, held.value)
+            if record is not None:
+                machine.apply(record, producer_id=held.producer_id)
+        self.records_loaded = replay.records
+        return machine
+
+    async def _in_bulk(self, machine: MachineT, slices: list[LogSlice]) -> BulkReplay | None:
+        """Read a large log; None if it cannot be read in this way."""
+        bulk = await asyncio.get_running_loop().run_in_executor(None, import_module, "anabranch.server.bulk_replay")
+        index = None if self._codec.make_index is None else self._codec.make_index()
+        replay: BulkReplay = bulk.BulkReplay(index)
+        try:
+            for _ in replay.scan(slices):
+                await asyncio.sleep(0)
+        except bulk.UnsuitedError:
+            return None
+        if self._codec.adopt is not None:
+            self._codec.adopt(machine, index)
+        return replay
 
     def _fail(self, what: str, error: BaseException) -> None:
         """Throw the machine away and load again after a while."""
@@ -468,6 +503,7 @@ class Shard(Generic[MachineT, RecordT]):
     def _stop(self, state: State) -> None:
         self.state = state
         self._machine = None
+        self.partition.unwatch(self._on_changed)
         for timer in self._timers.values():
             timer.handle.cancel()
         self._timers.clear()

@@ -17,6 +17,7 @@ import re2
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
+from anabranch.client.admin import Admin
 from anabranch.client.connection import LaneSettings
 from anabranch.client.fetcher import TopicView
 from anabranch.client.metadata import Cluster, offsets_request
@@ -45,6 +46,7 @@ class Looker:
         self._clock = clock
         self._loop = asyncio.new_event_loop()
         self._cluster = Cluster(options.servers, lane_settings(options))
+        self._admin: Admin | None = None
         self._views: dict[str, TopicView] = {}
         self._names: tuple[str, ...] = ()
         self._asked_at = float("-inf")
@@ -53,8 +55,19 @@ class Looker:
     def close(self) -> None:
         """End the connections."""
         if not self._loop.is_closed():
+            if self._admin is not None:
+                self._loop.run_until_complete(self._admin.close())
             self._loop.run_until_complete(self._cluster.close())
             self._loop.close()
+
+    def commit(self, group_id: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commit how far the query is to a consumer group. Raises `ApiError` while the group has members."""
+        self._run(self._commit(group_id, offsets))
+
+    async def _commit(self, group_id: str, offsets: Mapping[TopicPartition, int]) -> None:
+        if self._admin is None:
+            self._admin = Admin(self._options.servers, client_id="anabranch-spark")
+        await self._admin.alter_group_offsets(group_id, offsets)
 
     def look(self) -> dict[str, TopicLook]:
         """See all topics of the query as they are now.

@@ -41,6 +41,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from anabranch.base.errors import AnabranchError
+from anabranch.base.ids import TopicPartition
 from anabranch.spark.look import Looker
 from anabranch.spark.options import EARLIEST, LATEST, Bound, OptionError, Options, for_batch, for_stream, parse
 from anabranch.spark.plan import (
@@ -372,6 +374,24 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         first = {topic: known.offsets for topic, known in begin.items()}
         last = {topic: known.offsets for topic, known in finish.items()}
         return self._tasks(looks, first, last, whole=False)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Tell the consumer group, if the options name one, how far the query is: for those who look at lag.
+
+        The query itself goes on from its checkpoint, so a commit that fails is said, and fails nothing.
+        """
+        group_id = self.options.group_id
+        if group_id is None or self._looker is None:
+            return
+        offsets = {
+            TopicPartition(topic, partition): offset
+            for topic, known in offsets_from_json(end).items()
+            for partition, offset in known.offsets.items()
+        }
+        try:
+            self._looker.commit(group_id, offsets)
+        except (AnabranchError, OSError) as error:
+            log.warning("The progress of the query was not committed to group %s: %s", group_id, error)
 
     def stop(self) -> None:
         """End the connections."""

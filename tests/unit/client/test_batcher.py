@@ -332,3 +332,87 @@ def test_a_result_of_encoding_for_an_old_placement_is_forgotten() -> None:
     assert seen(writer.drain()) == [(0, 1, ["2:a"])]
     late()
     assert writer.drain() == []
+
+
+# Transactions.
+
+
+class TransactionalWriter(Writer):
+    """A writer whose transaction is asked to hold partitions."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int]] = []
+        super().__init__(transactional=True)
+
+    def drain(self) -> list[Send]:
+        sends: list[Send] = []
+        while True:
+            work = self.batcher.drain(self.now)
+            self.outcomes += work.outcomes
+            self.asked += work.add_partitions
+            self.inits += [work.init_producer] if work.init_producer is not None else []
+            sends += work.sends
+            for encode in work.encodes:
+                self.encode(encode)
+            if not work.encodes:
+                return sends
+
+
+def test_nothing_is_sent_to_a_partition_before_the_transaction_holds_it() -> None:
+    writer = TransactionalWriter()
+    assert not writer.inits, "its epochs come from its transactions"
+    assert writer.send("0:a", "1:b") == []
+    assert writer.asked == [(TOPIC, 0), (TOPIC, 1)]
+    assert writer.drain() == []
+    assert writer.asked == [(TOPIC, 0), (TOPIC, 1)], "it is asked once"
+    writer.batcher.partitions_added([(TOPIC, 1)])
+    (send,) = writer.drain()
+    assert seen([send]) == [(1, 0, ["1:b"])]
+    writer.batcher.partitions_added([(TOPIC, 0)])
+    (other,) = writer.drain()
+    writer.answer(send)
+    writer.answer(other)
+    writer.drain()
+    writer.batcher.transaction_ended()
+    assert writer.send("1:c") == []
+    assert writer.asked[-1] == (TOPIC, 1)
+    writer.batcher.partitions_added([(TOPIC, 1)])
+    assert seen(writer.drain()) == [(1, 1, ["1:c"])], "sequences go on"
+
+
+def test_what_is_in_doubt_at_an_abort_needs_another_epoch() -> None:
+    writer = TransactionalWriter()
+    writer.send("0:a", "1:b")
+    writer.batcher.partitions_added([(TOPIC, 0)])
+    (sent,) = writer.drain()
+    assert not writer.batcher.new_epoch_needed
+    writer.batcher.abandon(ApiError(ErrorCode.OPERATION_NOT_ATTEMPTED, "aborted"))
+    writer.drain()
+    assert len(writer.failures) == 2
+    assert writer.batcher.new_epoch_needed
+    writer.answer(sent)  # too late
+    assert writer.send("0:c") == []
+    writer.batcher.producer_known(7, 1)
+    writer.batcher.transaction_ended()
+    writer.drain()
+    writer.batcher.partitions_added([(TOPIC, 0)])
+    assert seen(writer.drain()) == [(0, 0, ["0:c"])]
+
+
+def test_an_abort_without_anything_on_the_wire_keeps_the_epoch() -> None:
+    writer = TransactionalWriter()
+    writer.send("0:a")
+    writer.batcher.abandon(ApiError(ErrorCode.OPERATION_NOT_ATTEMPTED, "aborted"))
+    writer.drain()
+    assert not writer.batcher.new_epoch_needed
+
+
+def test_a_partition_that_is_gone_is_looked_for_again() -> None:
+    writer = TransactionalWriter()
+    writer.send("2:a")
+    writer.batcher.partitions_missing([(TOPIC, 2)], writer.now)
+    assert writer.batcher.drain(writer.now).refresh == [TOPIC]
+    writer.know(count=2)
+    writer.now += 1_000
+    writer.drain()
+    assert writer.asked == [(TOPIC, 2), (TOPIC, 0)]

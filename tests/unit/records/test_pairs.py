@@ -7,7 +7,7 @@ import random
 import pytest
 
 from anabranch.base.errors import DecodeError
-from anabranch.records.batch import headers, parse_header, stamp_crc
+from anabranch.records.batch import end_transaction_marker, headers, parse_header, stamp_crc
 from anabranch.records.compression import Compression
 from anabranch.records.pairs import Pair, decode_pairs, encode_pairs
 from anabranch.records.spans import spans, walk
@@ -66,9 +66,13 @@ def test_a_batch_that_is_not_all_there_is_left_for_the_next_window() -> None:
 
 
 def test_batches_that_need_more_than_a_look_are_told_apart() -> None:
-    assert walk(bytes(encode_pairs(PAIRS, 0))).plain
-    assert not walk(bytes(encode_pairs(PAIRS, 0, producer_id=1, producer_epoch=0))).plain
-    assert not walk(bytes(make_keyed_batch([(b"a", b"b")], compression=Compression.LZ4))).plain
+    batches = [
+        encode_pairs(PAIRS, 0),
+        encode_pairs(PAIRS, 0, producer_id=1, producer_epoch=0),
+        make_keyed_batch([(b"a", b"b")], compression=Compression.LZ4),
+        end_transaction_marker(1, 0, commit=True, coordinator_epoch=0, timestamp_ms=0),
+    ]
+    assert walk(b"".join(map(bytes, batches))).special.tolist() == [1, 2, 3]
 
 
 def test_any_damage_is_an_error_or_other_records_never_anything_else() -> None:

@@ -301,6 +301,34 @@ def test_a_failed_sync_undoes_what_was_applied_and_nobody_was_told(
     play(World(tmp_path, disk=disk), story)
 
 
+def test_a_log_that_lost_records_takes_the_machine_back_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "RELOAD_DELAY_S", 0.01)
+    disk = FaultyDisk(3)
+    disk.make_directory(tmp_path)
+
+    async def story(world: World) -> None:
+        await world.put("a", "1")
+        world.partition.log.flush()
+        await world.put("a", "2")
+        disk.fail_sync = True
+        with pytest.raises(OSError):
+            world.partition.log.flush()
+        disk.fail_sync = False
+        (path,) = [path for path in disk.nodes if path.suffix == ".log"]
+        disk.flip_bit(path, len(disk.nodes[path].data) - 2)
+        with pytest.raises(ApiError) as error:
+            await world.put("b", "1")
+        assert refused_with(error) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        await until(lambda: world.shard.active)
+        assert world.shard.machine.values == {"a": "1"}
+        await world.put("b", "2")
+        assert await world.reloaded() == {"a": "1", "b": "2"}
+
+    play(World(tmp_path, "os", disk), story)
+
+
 def test_a_machine_that_cannot_apply_is_loaded_again_after_longer_and_longer(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,10 @@ class ConsumerMember:
         self._telling: _Told | None = None
         self._report = False
         """The owned partitions are to be said again, since the target is new."""
+        self._pattern_said = False
+        """The coordinator may know of a pattern: when there is none any more it must be told so."""
+        self._unsure = False
+        """The owned partitions were said and not answered: what was not among them may be others' by now."""
         self._urgent = False
         self._flight = 0
         self._tickets = 0
@@ -285,7 +289,7 @@ class ConsumerMember:
             return Revoke(excess)
         if self._explain is not None:
             return self._explain
-        if added := self._nameable() - self._owned:
+        if not self._unsure and (added := self._nameable() - self._owned):
             return Assign(added)
         return None
 
@@ -321,7 +325,7 @@ class ConsumerMember:
         return self._tickets
 
     def _wait(self, at_ms: int | None) -> WaitUntil:
-        times = [at_ms, self._assignment.due_ms if self._phase is Phase.JOINED else None]
+        times = [at_ms, self._assignment.next_ms if self._phase is Phase.JOINED else None]
         if self._phase in HEARTBEATING:
             times.append(self._poll_deadline_ms)
         known = [time for time in times if time is not None]
@@ -342,6 +346,7 @@ class ConsumerMember:
         self._told = self._telling = None
         self._target = None
         self._explain = None
+        self._unsure = self._pattern_said = False
         self._flight = 0
         self._failures = self._leave_failures = 0
         self._leave_epoch = 0
@@ -387,8 +392,7 @@ class ConsumerMember:
         )
 
     def _send_heartbeat(self, now_ms: int) -> Send:
-        told = self._told
-        full = told is None or self._epoch == JOIN
+        told = None if self._epoch == JOIN else self._told
         wanted = self._subscription
         offered = offer(tuple(self._assignors.values()))
         request = ConsumerGroupHeartbeatRequest(
@@ -397,25 +401,28 @@ class ConsumerMember:
             member_epoch=self._epoch,
             instance_id=self._settings.group_instance_id,
         )
-        if full:
+        if told is None:
             request.rack_id = self._settings.client_rack
             request.rebalance_timeout_ms = self._settings.max_poll_interval_ms
         if told is None or told.subscription != wanted:
             request.subscribed_topic_names = sorted(wanted.topics)
             if wanted.pattern is not None:
                 request.subscribed_topic_regex = wanted.pattern
-            elif told is None or told.subscription.pattern is not None:
-                request.subscribed_topic_regex = None if told is None else ""
+                self._pattern_said = True
+            elif self._pattern_said:
+                request.subscribed_topic_regex = ""
         if told is None or told.server_assignor != self._server_assignor:
             request.server_assignor = self._server_assignor
         if offered and (told is None or told.offered != offered):
             request.client_assignors = list(offered)
-        if told is None or told.owned != self._owned or self._report:
+        owned = self._owned | self._taken.partitions if isinstance(self._taken, Assign) else self._owned
+        if told is None or told.owned != owned or self._report:
             request.topic_partitions = [
                 TopicPartitions(topic_id=topic_id, partitions=numbers)
-                for (_, topic_id), numbers in by_topic(self._owned).items()
+                for (_, topic_id), numbers in by_topic(owned).items()
             ]
-        self._telling = _Told(wanted, self._owned, self._server_assignor, offered)
+            self._unsure = True
+        self._telling = _Told(wanted, owned, self._server_assignor, offered)
         self._flight = self.ticket()
         self._known = True
         self._report = self._urgent = False
@@ -443,6 +450,8 @@ class ConsumerMember:
 
     def _heartbeat_taken(self, response: ConsumerGroupHeartbeatResponse, now_ms: int) -> None:
         self._told, self._telling = self._telling, None
+        self._unsure = False
+        self._pattern_said = self._told is not None and self._told.subscription.pattern is not None
         self._failures = 0
         if response.member_id:
             self._member_id = response.member_id
@@ -509,6 +518,11 @@ class _AssignmentWork:
         self.flight = 0
         self.work = self.computed = self.due_ms = None
         self.failures = 0
+
+    @property
+    def next_ms(self) -> int | None:
+        """When there is something to do; None while something is under way, or nothing to do."""
+        return None if self.flight else self.due_ms
 
     def heartbeat(self, *, wanted: bool) -> None:
         """Hear from a heartbeat whether this member is asked; what waited for a new epoch goes on."""

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
-from anabranch.base.ids import NO_TOPIC_ID
-from anabranch.machines.groups import classic, migration
+from anabranch.machines.groups import classic, migration, views
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.classic import ClassicGroup, ClassicSettings
 from anabranch.machines.groups.consumer import client_side
@@ -25,22 +24,19 @@ from anabranch.machines.groups.consumer import heartbeat as beats
 from anabranch.machines.groups.consumer.group import (
     LEFT_FOR_A_WHILE,
     LEFT_FOR_GOOD,
-    Assignment,
     ConsumerGroup,
     Draft,
-    GroupState,
-    Member,
     MemberState,
 )
 from anabranch.machines.groups.consumer.step import Live, Step
-from anabranch.machines.groups.consumer.target import server_assignor, subscriptions
-from anabranch.machines.groups.image import Image, TopicImage
-from anabranch.machines.groups.positions import Position, Positions, position_record
-from anabranch.machines.groups.records import GroupMetadataKey, OffsetCommitKey, Record, decode_record
+from anabranch.machines.groups.consumer.target import subscriptions
+from anabranch.machines.groups.image import Image
+from anabranch.machines.groups.offsets import Offsets
+from anabranch.machines.groups.positions import Positions
+from anabranch.machines.groups.records import GroupMetadataKey, OffsetCommitKey, Record
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.outcome import Answer, CancelTimer, Outcome, Parked, SetTimer
-from anabranch.protocol.messages import consumer_group_describe as described_messages
 from anabranch.protocol.messages.consumer_group_describe import DescribedGroup as DescribedConsumerGroup
 from anabranch.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
@@ -66,37 +62,23 @@ from anabranch.protocol.messages.leave_group import (
 from anabranch.protocol.messages.list_groups import ListedGroup
 from anabranch.protocol.messages.offset_commit import (
     OffsetCommitRequest,
-    OffsetCommitRequestPartition,
     OffsetCommitResponse,
-    OffsetCommitResponsePartition,
-    OffsetCommitResponseTopic,
 )
 from anabranch.protocol.messages.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteResponse,
-    OffsetDeleteResponsePartition,
-    OffsetDeleteResponseTopic,
 )
 from anabranch.protocol.messages.offset_fetch import (
     OffsetFetchRequestGroup,
     OffsetFetchResponseGroup,
-    OffsetFetchResponsePartitions,
-    OffsetFetchResponseTopics,
 )
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 from anabranch.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
-    TxnOffsetCommitRequestPartition,
     TxnOffsetCommitResponse,
-    TxnOffsetCommitResponsePartition,
-    TxnOffsetCommitResponseTopic,
 )
 
-STALE_EPOCH_SINCE = 9
-"""Version of OffsetCommit and OffsetFetch that knows the consumer protocol."""
-TOPIC_IDS_SINCE = 10
 PROTOCOL_NAME_MAY_BE_NULL = 7
-CONSUMER_MEMBER, CLASSIC_MEMBER = 1, 0
 Group = ConsumerGroup | ClassicGroup
 Reply = TypeVar("Reply")
 
@@ -106,9 +88,8 @@ class Coordinator:
 
     def __init__(self, settings: GroupSettings, image: Image | None = None) -> None:
         self.settings = settings
-        self.image = image or Image()
         self.groups: dict[str, Group] = {}
-        self.positions = Positions()
+        self.offsets = Offsets(settings, image or Image())
         self.rebalances: Counter[str] = Counter()
         """How many epochs began, by protocol: `consumer`, `classic`."""
         self._classic_settings = ClassicSettings(
@@ -121,6 +102,20 @@ class Coordinator:
         self._lives: dict[str, Live] = {}
         self._arriving: dict[str, ClassicGroup] = {}
         """Classic groups that take the place of others as soon as the records that say so are applied."""
+
+    @property
+    def image(self) -> Image:
+        """The topics that there are; set before `loaded`, and by `topics_changed` from then on."""
+        return self.offsets.image
+
+    @image.setter
+    def image(self, image: Image) -> None:
+        self.offsets.image = image
+
+    @property
+    def positions(self) -> Positions:
+        """What the groups have committed."""
+        return self.offsets.positions
 
     # -- the fold ------------------------------------------------------------------------------------------------------
 
@@ -139,17 +134,6 @@ class Coordinator:
         """End a producer's transaction."""
         del producer_epoch
         self.positions.end_transaction(producer_id, committed=committed)
-
-    def restore(self, latest: dict[bytes, bytes], step: int = 2_000) -> Iterator[None]:
-        """Fold the log: the last value of every key, as bytes. Yields after every `step` of them."""
-        others: list[bytes] = []
-        yield from self.positions.restore(latest, others, step)
-        for number, key in enumerate(others):
-            record = decode_record(key, latest.pop(key))
-            if record is not None:
-                self.apply(record)
-            if not number % step:
-                yield
 
     def _apply_classic(self, group_id: str, value: Any) -> None:
         group = self.groups.get(group_id)
@@ -197,12 +181,7 @@ class Coordinator:
         """The metadata changed: groups whose topics did begin an epoch, and positions of topics that are gone go."""
         before, self.image = self.image, image
         whole = _Whole()
-        gone = {name for name, topic in before.by_name.items() if _id(image, name) != topic.topic_id}
-        if gone:
-            for group_id in sorted(self.positions.groups()):
-                for (topic, partition), position in list(self.positions.entries(group_id)):
-                    if topic in gone and position.topic_id != _id(image, topic):
-                        whole.records.append(position_record(group_id, topic, partition, None))
+        whole.records += self.offsets.of_topics_gone(before)
         for group in list(self.groups.values()):
             if isinstance(group, ConsumerGroup) and group.members:
                 step = self._step(group, now_ms)
@@ -276,6 +255,8 @@ class Coordinator:
         response = beats.heartbeat(step, request, caller)
         for member in step.group.classic_members:
             step.keep_session(member)
+            if member.state is MemberState.UNREVOKED_PARTITIONS:
+                step.expect_within_rebalance_timeout("rebalance", member)
         self._lives[group.group_id] = live
         whole = _Whole()
         whole.add(classic.decide_dissolve(group, now_ms))
@@ -354,10 +335,17 @@ class Coordinator:
         return _Whole(step)
 
     def _waits(self, group_id: str) -> Callable[[UUID, int], bool]:
-        """Whether a partition waits for records of others that the group has not read (ordering.md, section 8)."""
+        """Whether a partition waits for records of others that the group has not read (ordering.md, section 8).
+
+        One that is not there waits, too: a target that a member computed may be older than what there is now.
+        """
+        topics = self.image.by_id
         closed: dict[UUID, frozenset[int]] = {}
 
         def waits(topic_id: UUID, partition: int) -> bool:
+            topic = topics.get(topic_id)
+            if topic is None or not topic.has(partition):
+                return True
             if topic_id not in closed:
                 closed[topic_id] = self._closed(group_id, topic_id)
             return partition in closed[topic_id]
@@ -370,7 +358,7 @@ class Coordinator:
             return frozenset()
         positions = {}
         for partition in (*topic.partitions, *topic.retiring):
-            committed = self._position(group_id, topic.name, partition)
+            committed = self.offsets.current(group_id, topic.name, partition)
             positions[partition] = topic.log_start(partition) if committed is None else committed.offset
         gates = topic.lineage.gates(positions)
         return frozenset(
@@ -488,237 +476,34 @@ class Coordinator:
         if group.is_vacant and self.groups.get(group.group_id) is group:
             del self.groups[group.group_id]
 
-    # -- positions -----------------------------------------------------------------------------------------------------
+    # -- offsets -------------------------------------------------------------------------------------------------------
 
     def offset_commit(
         self, request: OffsetCommitRequest, caller: Caller, now_ms: int
     ) -> Outcome[OffsetCommitResponse, Record]:
         """Make a group's progress durable."""
-        group = self.groups.get(request.group_id)
-        error = self._commit_error(
-            group,
-            request.group_id,
-            request.member_id,
-            request.group_instance_id,
-            request.generation_id_or_member_epoch,
-            caller.version,
-        )
-        by_id = caller.version >= TOPIC_IDS_SINCE
-        missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        records: list[Record] = []
-        answers = []
-        for topic in request.topics:
-            known = self.image.by_id.get(topic.topic_id) if by_id else self.image.by_name.get(topic.name)
-            known = None if error else known
-            codes = self._commit(request.group_id, known, topic.partitions, error or missing, now_ms, records)
-            answers.append(
-                OffsetCommitResponseTopic(
-                    name=topic.name,
-                    topic_id=topic.topic_id,
-                    partitions=[
-                        OffsetCommitResponsePartition(partition_index=index, error_code=code) for index, code in codes
-                    ],
-                )
-            )
-        timers: tuple[SetTimer | CancelTimer, ...] = ()
-        if error is ErrorCode.NONE and isinstance(group, ClassicGroup):
-            session = classic.session_timer(group, request.member_id, now_ms)
-            timers = () if session is None else (session,)
-        return Outcome(OffsetCommitResponse(topics=answers), tuple(records), timers)
+        return self.offsets.commit(self.groups.get(request.group_id), request, caller.version, now_ms)
 
     def txn_offset_commit(
         self, request: TxnOffsetCommitRequest, caller: Caller, now_ms: int
     ) -> Outcome[TxnOffsetCommitResponse, Record]:
         """Make a group's progress part of a producer's transaction."""
-        error = self._commit_error(
-            self.groups.get(request.group_id),
-            request.group_id,
-            request.member_id,
-            request.group_instance_id,
-            request.generation_id,
-            STALE_EPOCH_SINCE,
-            transactional=True,
-        )
-        records: list[Record] = []
-        answers = []
-        for topic in request.topics:
-            known = self.image.by_name.get(topic.name)
-            missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            known = None if error else known
-            codes = self._commit(request.group_id, known, topic.partitions, error or missing, now_ms, records)
-            answers.append(
-                TxnOffsetCommitResponseTopic(
-                    name=topic.name,
-                    partitions=[
-                        TxnOffsetCommitResponsePartition(partition_index=index, error_code=code)
-                        for index, code in codes
-                    ],
-                )
-            )
         del caller
-        return Outcome(
-            TxnOffsetCommitResponse(topics=answers),
-            tuple(records),
-            producer=(request.producer_id, request.producer_epoch) if records else None,
-        )
-
-    def _commit(
-        self,
-        group_id: str,
-        topic: TopicImage | None,
-        parts: Iterable[OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition],
-        error: ErrorCode,
-        now_ms: int,
-        records: list[Record],
-    ) -> Iterator[tuple[int, ErrorCode]]:
-        """Add the records of a topic's commits; each one's code. `error` is the code where the topic is None."""
-        for part in parts:
-            metadata = part.committed_metadata or ""
-            if topic is None:
-                yield part.partition_index, error
-            elif len(metadata) > self.settings.offset_metadata_max_bytes:
-                yield part.partition_index, ErrorCode.OFFSET_METADATA_TOO_LARGE
-            else:
-                position = Position(
-                    part.committed_offset, part.committed_leader_epoch, metadata, now_ms, topic.topic_id
-                )
-                records.append(position_record(group_id, topic.name, part.partition_index, position))
-                yield part.partition_index, ErrorCode.NONE
-
-    def _commit_error(
-        self,
-        group: Group | None,
-        group_id: str,
-        member_id: str,
-        instance_id: str | None,
-        epoch: int,
-        version: int,
-        *,
-        transactional: bool = False,
-    ) -> ErrorCode:
-        """Whether who says to be this member may commit."""
-        if not group_id:
-            return ErrorCode.INVALID_GROUP_ID
-        if isinstance(group, ClassicGroup):
-            return classic.commit_error(group, member_id, instance_id, epoch, transactional=transactional)
-        if group is None or not group.members:
-            if epoch < 0 or (group is not None and not group.members and epoch < 0):
-                return ErrorCode.NONE
-            if group is None:
-                return ErrorCode.GROUP_ID_NOT_FOUND if version >= STALE_EPOCH_SINCE else ErrorCode.ILLEGAL_GENERATION
-            return ErrorCode.UNKNOWN_MEMBER_ID
-        if transactional and epoch < 0 and not member_id:
-            return ErrorCode.NONE
-        member = group.members.get(member_id)
-        if member is None:
-            return ErrorCode.UNKNOWN_MEMBER_ID
-        if epoch == member.epoch:
-            return ErrorCode.NONE
-        if member.described.classic is not None:
-            return ErrorCode.ILLEGAL_GENERATION
-        return ErrorCode.STALE_MEMBER_EPOCH if version >= STALE_EPOCH_SINCE else ErrorCode.UNSUPPORTED_VERSION
+        return self.offsets.commit_in_transaction(self.groups.get(request.group_id), request, now_ms)
 
     def offset_fetch(
         self, asked: OffsetFetchRequestGroup, require_stable: bool, version: int, now_ms: int
     ) -> OffsetFetchResponseGroup:
-        """What a group has committed. A stale member is told so, never that there is no offset."""
+        """What a group has committed."""
         del now_ms
-        error = self._fetch_error(asked)
-        if error is not ErrorCode.NONE:
-            return OffsetFetchResponseGroup(group_id=asked.group_id, error_code=error)
-        by_id = version >= TOPIC_IDS_SINCE
-        wanted: dict[tuple[str, UUID], Iterable[int]] = {}
-        if asked.topics is None:
-            listed: dict[tuple[str, UUID], list[int]] = {}
-            for (topic, partition), position in sorted(self.positions.entries(asked.group_id)):
-                if self._is_current(topic, position):
-                    listed.setdefault((topic, _id(self.image, topic)), []).append(partition)
-            wanted.update(listed)
-        else:
-            for asked_topic in asked.topics:
-                name = self.image.name_of(asked_topic.topic_id) if by_id else asked_topic.name
-                topic_id = asked_topic.topic_id if by_id else _id(self.image, name)
-                wanted[name, topic_id] = asked_topic.partition_indexes
-        return OffsetFetchResponseGroup(
-            group_id=asked.group_id,
-            topics=[
-                OffsetFetchResponseTopics(
-                    name=name,
-                    topic_id=topic_id,
-                    partitions=[
-                        self._fetched(asked.group_id, name, partition, require_stable, missing=by_id and not name)
-                        for partition in partitions
-                    ],
-                )
-                for (name, topic_id), partitions in wanted.items()
-            ],
-        )
-
-    def _fetch_error(self, asked: OffsetFetchRequestGroup) -> ErrorCode:
-        if not asked.member_id or asked.member_epoch < 0:
-            return ErrorCode.NONE
         group = self.groups.get(asked.group_id)
-        if group is None:
-            return ErrorCode.GROUP_ID_NOT_FOUND
-        if isinstance(group, ClassicGroup):
-            return ErrorCode.NONE
-        member = group.members.get(asked.member_id)
-        if member is None:
-            return ErrorCode.UNKNOWN_MEMBER_ID
-        return ErrorCode.NONE if member.epoch == asked.member_epoch else ErrorCode.STALE_MEMBER_EPOCH
-
-    def _fetched(
-        self, group_id: str, topic: str, partition: int, require_stable: bool, *, missing: bool
-    ) -> OffsetFetchResponsePartitions:
-        code, position = ErrorCode.NONE, None
-        if missing:
-            code = ErrorCode.UNKNOWN_TOPIC_ID
-        elif require_stable and self.positions.unstable(group_id, topic, partition):
-            code = ErrorCode.UNSTABLE_OFFSET_COMMIT
-        else:
-            position = self._position(group_id, topic, partition)
-        if position is None:
-            return OffsetFetchResponsePartitions(
-                partition_index=partition, committed_offset=-1, metadata="", error_code=code
-            )
-        return OffsetFetchResponsePartitions(
-            partition_index=partition,
-            committed_offset=position.offset,
-            committed_leader_epoch=position.leader_epoch,
-            metadata=position.metadata,
-        )
-
-    def _position(self, group_id: str, topic: str, partition: int) -> Position | None:
-        position = self.positions.get(group_id, topic, partition)
-        return position if position is not None and self._is_current(topic, position) else None
-
-    def _is_current(self, topic: str, position: Position) -> bool:
-        """Whether a position is of the topic that has the name now."""
-        now = _id(self.image, topic)
-        return position.topic_id == NO_TOPIC_ID or now in (position.topic_id, NO_TOPIC_ID)
+        return self.offsets.fetch(group, asked, require_stable=require_stable, version=version)
 
     def offset_delete(self, request: OffsetDeleteRequest, now_ms: int) -> Outcome[OffsetDeleteResponse, Record]:
         """Forget positions, but not of topics that members read."""
         del now_ms
         group = self.groups.get(request.group_id)
-        if not request.group_id:
-            return Outcome(OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID))
-        if group is None and request.group_id not in self.positions:
-            return Outcome(OffsetDeleteResponse(error_code=ErrorCode.GROUP_ID_NOT_FOUND))
-        read = self._read_topics(group)
-        if read is None:
-            return Outcome(OffsetDeleteResponse(error_code=ErrorCode.NON_EMPTY_GROUP))
-        records, answers = [], []
-        for topic in request.topics:
-            busy = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if topic.name in read else ErrorCode.NONE
-            parts = []
-            for part in topic.partitions:
-                index = part.partition_index
-                if busy is ErrorCode.NONE and self.positions.get(request.group_id, topic.name, index) is not None:
-                    records.append(position_record(request.group_id, topic.name, index, None))
-                parts.append(OffsetDeleteResponsePartition(partition_index=index, error_code=busy))
-            answers.append(OffsetDeleteResponseTopic(name=topic.name, partitions=parts))
-        return Outcome(OffsetDeleteResponse(topics=answers), tuple(records))
+        return self.offsets.delete(group, request, self._read_topics(group))
 
     def _read_topics(self, group: Group | None) -> frozenset[str] | None:
         """The topics that members of a group read; None if there are members and nobody can know."""
@@ -734,23 +519,14 @@ class Coordinator:
     def _expire(self, now_ms: int) -> Outcome[None, Record]:
         """Forget the positions that nobody uses any more, and the groups that have nothing left."""
         whole = _Whole()
-        oldest_ms = now_ms - self.settings.offsets_retention_ms
         for group_id in sorted(self.positions.groups()):
             group = self.groups.get(group_id)
             read = self._read_topics(group)
             if read is None:
                 continue
-            empty_since_ms = -1
-            if isinstance(group, ClassicGroup) and group.protocol_type:
-                empty_since_ms = group.state_changed_ms
-            kept = 0
-            for (topic, partition), position in list(self.positions.entries(group_id)):
-                used_ms = max(position.committed_at_ms, empty_since_ms)
-                if topic in read or used_ms > oldest_ms or self.positions.unstable(group_id, topic, partition):
-                    kept += 1
-                else:
-                    whole.records.append(position_record(group_id, topic, partition, None))
-            if not kept and group is not None and not group.members:
+            records, emptied = self.offsets.expired(group, group_id, read, now_ms)
+            whole.records += records
+            if emptied and group is not None and not group.members:
                 self._end(group, whole, now_ms)
         whole.timers.append(self._expire_at(now_ms))
         return whole.outcome()
@@ -776,95 +552,23 @@ class Coordinator:
         if isinstance(group, ClassicGroup) and group.state is not classic.State.EMPTY:
             return Outcome(ErrorCode.NON_EMPTY_GROUP)
         whole = _Whole()
-        whole.records += [
-            position_record(group_id, topic, partition, None)
-            for (topic, partition), _ in self.positions.entries(group_id)
-        ]
+        whole.records += self.offsets.all_of(group_id)
         if group is not None:
             self._end(group, whole, now_ms)
         return whole.outcome(ErrorCode.NONE)
 
     def list_groups(self) -> Iterator[ListedGroup]:
         """All groups, those that only have positions included."""
-        for group_id, group in sorted(self.groups.items()):
-            if isinstance(group, ConsumerGroup):
-                yield ListedGroup(
-                    group_id=group_id, protocol_type="consumer", group_state=group.state().value, group_type="consumer"
-                )
-            else:
-                yield ListedGroup(
-                    group_id=group_id,
-                    protocol_type=group.protocol_type or "",
-                    group_state=group.state.value,
-                    group_type="classic",
-                )
-        for group_id in sorted(self.positions.groups() - self.groups.keys()):
-            yield ListedGroup(group_id=group_id, group_state=classic.State.EMPTY.value, group_type="classic")
+        return views.list_groups(self.groups, self.positions)
 
     def describe_group(self, group_id: str) -> DescribedGroup:
-        """A classic group; of one of the consumer protocol, what it has in common with classic ones."""
-        group = self.groups.get(group_id)
-        if isinstance(group, ClassicGroup):
-            return classic.describe(group)
-        if group is None and group_id in self.positions:
-            return DescribedGroup(group_id=group_id, group_state=classic.State.EMPTY.value)
-        return DescribedGroup(
-            error_code=ErrorCode.GROUP_ID_NOT_FOUND,
-            error_message=f"Group {group_id} is not a classic group."
-            if group is not None
-            else f"Group {group_id} does not exist.",
-            group_id=group_id,
-            group_state=classic.State.DEAD.value,
-        )
+        """A classic group."""
+        return views.describe_group(self.groups.get(group_id), group_id, self.positions)
 
     def describe_consumer_group(self, group_id: str) -> DescribedConsumerGroup:
         """A group of the consumer protocol and its members: what they have, and what they are to have."""
         group = self.groups.get(group_id)
-        if not isinstance(group, ConsumerGroup):
-            reason = "does not exist" if group is None else "is a classic group"
-            return DescribedConsumerGroup(
-                error_code=ErrorCode.GROUP_ID_NOT_FOUND,
-                error_message=f"Group {group_id} {reason}.",
-                group_id=group_id,
-                group_state=GroupState.DEAD.value,
-            )
-        name = server_assignor(
-            (member.described for member in group.members.values()), self.settings.consumer_assignors
-        )
-        return DescribedConsumerGroup(
-            group_id=group_id,
-            group_state=group.state().value,
-            group_epoch=group.epoch,
-            assignment_epoch=group.target_epoch,
-            assignor_name=name,
-            members=[self._described(group, member) for _, member in sorted(group.members.items())],
-        )
-
-    def _described(self, group: ConsumerGroup, member: Member) -> described_messages.Member:
-        said = member.described
-        return described_messages.Member(
-            member_id=member.member_id,
-            instance_id=said.instance_id,
-            rack_id=said.rack_id,
-            member_epoch=member.epoch,
-            client_id=said.client_id,
-            client_host=said.client_host,
-            subscribed_topic_names=list(said.topics),
-            subscribed_topic_regex=said.regex,
-            assignment=self._named(member.assigned),
-            target_assignment=self._named(group.target(member.member_id)),
-            member_type=CONSUMER_MEMBER if said.classic is None else CLASSIC_MEMBER,
-        )
-
-    def _named(self, partitions: Assignment) -> described_messages.Assignment:
-        return described_messages.Assignment(
-            topic_partitions=[
-                described_messages.TopicPartitions(
-                    topic_id=topic_id, topic_name=self.image.name_of(topic_id), partitions=list(numbers)
-                )
-                for topic_id, numbers in partitions
-            ]
-        )
+        return views.describe_consumer_group(group, group_id, self.image, self.settings.consumer_assignors)
 
     def states(self) -> Counter[tuple[str, str]]:
         """How many groups there are, by protocol and state."""
@@ -898,11 +602,6 @@ class _Whole:
     def outcome(self, reply: Any = None) -> Outcome[Any, Record]:
         """All of it."""
         return Outcome(reply, tuple(self.records), tuple(self.timers), tuple(self.answers))
-
-
-def _id(image: Image, topic: str) -> UUID:
-    known = image.by_name.get(topic)
-    return NO_TOPIC_ID if known is None else known.topic_id
 
 
 def _none_left(request: LeaveGroupRequest, version: int) -> LeaveGroupResponse:

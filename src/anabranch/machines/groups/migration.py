@@ -15,8 +15,10 @@ timeout is removed.
 from __future__ import annotations
 
 from dataclasses import replace
+from uuid import UUID
 
 from anabranch.base.errors import ApiError, DecodeError, ErrorCode
+from anabranch.base.limits import PENDING_MEMBERS_PER_GROUP_MAX
 from anabranch.machines.groups import embedded
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.classic import ClassicGroup, ClassicMember, group_of, tombstone
@@ -28,6 +30,7 @@ from anabranch.machines.groups.consumer.group import (
     Draft,
     Member,
     MemberState,
+    assignment_of,
     current_record,
     gone_records,
     group_record,
@@ -80,7 +83,7 @@ def upgrade(classic: ClassicGroup, settings: GroupSettings, image: Image) -> Dra
     if len(classic.members) >= settings.consumer_max_size:
         raise ApiError(ErrorCode.GROUP_MAX_SIZE_REACHED, f"{refusal}it has {len(classic.members)} members.")
     try:
-        members = [_from_classic(member, classic.generation, image) for member in classic.members.values()]
+        members = _from_classic(classic, image)
     except DecodeError as error:
         raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"{refusal}a subscription is unreadable, {error}.") from None
     draft = Draft(ConsumerGroup(group_id))
@@ -96,17 +99,30 @@ def upgrade(classic: ClassicGroup, settings: GroupSettings, image: Image) -> Dra
     return draft
 
 
-def _from_classic(member: ClassicMember, generation: int, image: Image) -> Member:
-    said = described(member.protocols, member.session_timeout_ms)
-    said = replace(
-        said,
-        client_id=member.client_id,
-        client_host=member.client_host,
-        instance_id=member.instance_id,
-        rebalance_timeout_ms=member.rebalance_timeout_ms,
-    )
-    has = embedded.assigned(member.assignment, image)
-    return Member(member.member_id, said, generation, generation, MemberState.STABLE, has)
+def _from_classic(classic: ClassicGroup, image: Image) -> list[Member]:
+    """The members as they are. What one said to own when it joined, and was not assigned, it has yet to let go of."""
+    assigned = {member_id: embedded.assigned(member.assignment, image) for member_id, member in classic.members.items()}
+    taken = {(topic_id, number) for has in assigned.values() for topic_id, numbers in has for number in numbers}
+    members = []
+    for member_id, member in classic.members.items():
+        said = described(member.protocols, member.session_timeout_ms)
+        said = replace(
+            said,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            instance_id=member.instance_id,
+            rebalance_timeout_ms=member.rebalance_timeout_ms,
+        )
+        left: dict[UUID, set[int]] = {}
+        for _, metadata in member.protocols:
+            for topic_id, numbers in embedded.by_id(embedded.subscription(metadata)[1].owned_partitions, image):
+                left.setdefault(topic_id, set()).update(n for n in numbers if (topic_id, n) not in taken)
+        revoking = assignment_of(left)
+        taken.update((topic_id, number) for topic_id, numbers in revoking for number in numbers)
+        state = MemberState.UNREVOKED_PARTITIONS if revoking else MemberState.STABLE
+        generation = classic.generation
+        members.append(Member(member_id, said, generation, generation, state, assigned[member_id], revoking))
+    return members
 
 
 def described(protocols: tuple[tuple[str, bytes], ...], session_timeout_ms: int) -> Described:
@@ -182,6 +198,8 @@ def _to_classic(member: Member, image: Image) -> ClassicMember:
 def join(step: Step, request: JoinGroupRequest, caller: Caller) -> JoinGroupResponse:
     """JoinGroup: what the member wants and owns, and one step towards its target."""
     group, settings = step.group, step.settings
+    if request.member_id in group.members and step.is_late(request.member_id, caller):
+        raise ApiError(ErrorCode.REBALANCE_IN_PROGRESS, f"Member {request.member_id} speaks on a newer connection.")
     if not settings.min_session_timeout_ms <= request.session_timeout_ms <= settings.max_session_timeout_ms:
         raise ApiError(ErrorCode.INVALID_SESSION_TIMEOUT, "The session timeout is out of the broker's bounds.")
     protocols = tuple((protocol.name, bytes(protocol.metadata)) for protocol in request.protocols)
@@ -203,12 +221,9 @@ def join(step: Step, request: JoinGroupRequest, caller: Caller) -> JoinGroupResp
     )
     member_id = request.member_id
     if not member_id and instance_id is None and caller.version >= MEMBER_ID_REQUIRED_SINCE:
-        return JoinGroupResponse(
-            error_code=ErrorCode.MEMBER_ID_REQUIRED,
-            member_id=f"{caller.client_id}-{caller.member_id}",
-            protocol_name="",
-        )
-    member_id, member = _who_joins(group, member_id, instance_id, caller)
+        return _give_id(step, caller)
+    member_id, member = _who_joins(step, member_id, instance_id, caller)
+    _check_protocols(group, protocols, None if member is None else member.member_id)
     owned = NOTHING
     if version >= embedded.OWNED_SINCE:
         owned = embedded.by_id(subscribed.owned_partitions, step.image)
@@ -229,6 +244,8 @@ def join(step: Step, request: JoinGroupRequest, caller: Caller) -> JoinGroupResp
     step.assign()
     after = follow(step, member_id, owned)
     step.stop_expecting("join", member_id)
+    step.live.pending.pop(member_id, None)
+    step.spoke(member_id, caller)
     step.live.rejoining.discard(member_id)
     step.expect_within_rebalance_timeout("sync", after)
     return JoinGroupResponse(
@@ -239,18 +256,42 @@ def join(step: Step, request: JoinGroupRequest, caller: Caller) -> JoinGroupResp
     )
 
 
-def _who_joins(
-    group: ConsumerGroup, member_id: str, instance_id: str | None, caller: Caller
-) -> tuple[str, Member | None]:
+def _give_id(step: Step, caller: Caller) -> JoinGroupResponse:
+    """Have a new member come again with an id; whoever comes with one that was not given is no new member."""
+    member_id = f"{caller.client_id}-{caller.member_id}"
+    pending = step.live.pending
+    if len(pending) >= PENDING_MEMBERS_PER_GROUP_MAX:
+        del pending[next(iter(pending))]
+    pending[member_id] = None
+    return JoinGroupResponse(error_code=ErrorCode.MEMBER_ID_REQUIRED, member_id=member_id, protocol_name="")
+
+
+def _who_joins(step: Step, member_id: str, instance_id: str | None, caller: Caller) -> tuple[str, Member | None]:
     """The id under which the member joins, and who it is so far; a static one without an id takes another's place."""
+    group = step.group
     if instance_id is None:
-        return member_id or f"{caller.client_id}-{caller.member_id}", group.members.get(member_id)
+        member = group.members.get(member_id)
+        if member_id and member is None and member_id not in step.live.pending:
+            raise unknown(group.group_id, member_id)
+        return member_id or f"{caller.client_id}-{caller.member_id}", member
     present = group.static_members.get(instance_id)
     if not member_id:
         fresh = f"{instance_id}-{caller.member_id}"
         return fresh, None if present is None else group.members[present]
     _check_instance(group, member_id, instance_id)
     return member_id, group.members[member_id]
+
+
+def _check_protocols(group: ConsumerGroup, protocols: tuple[tuple[str, bytes], ...], joins_as: str | None) -> None:
+    """Refuse a member that shares no protocol with all other classic members: they could not be a classic group."""
+    shared = {name for name, _ in protocols}
+    for other in group.classic_members:
+        if other.member_id != joins_as and other.described.classic is not None:
+            shared &= {name for name, _ in other.described.classic.protocols}
+    if not shared:
+        raise ApiError(
+            ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "The group's classic members have none of these protocols in common."
+        )
 
 
 def _check_instance(group: ConsumerGroup, member_id: str, instance_id: str | None) -> None:

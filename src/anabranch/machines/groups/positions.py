@@ -6,17 +6,16 @@ ask for stable offsets are told to wait. Of two records of one partition the lat
 transactions end that they are part of: compaction, too, knows nothing else.
 
 A log may hold millions of positions, and few of them are asked for soon after it was loaded: those it was loaded with
-stay as bytes until somebody asks for their group, or there is time (`read_some`).
+stay in the log until somebody asks for their group, or there is time (`read_some`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from anabranch.base.errors import DecodeError
 from anabranch.base.ids import NO_LEADER_EPOCH, NO_TOPIC_ID
 from anabranch.machines.groups.records import OffsetCommitKey, OffsetCommitValue, Record, decode_record
 
@@ -32,10 +31,22 @@ class Position(NamedTuple):
 
 
 Partition = tuple[str, int]
-KIND_MAX = 1
-"""Keys of the kinds 0 and 1 are those of positions."""
-SIZE_MIN = 2 + 2 + 2 + 4
-"""Of a key: its kind, the sizes of two names, a partition."""
+
+
+class Unread(Protocol):
+    """The positions that a log was loaded with (`unread.Unread`)."""
+
+    def take(self, group_id: str) -> Mapping[bytes, bytes | None]:
+        """The last value of every key of a group, once."""
+
+    def names(self) -> set[str]:
+        """The groups that were not taken."""
+
+    def doubtful(self) -> set[str]:
+        """Those of them that may have no position any more."""
+
+    def next_names(self) -> set[str]:
+        """Some groups that were not taken; none when all were."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,13 +54,11 @@ class Positions:
     """All positions of a shard; `apply` and `end_transaction` change them, decisions look."""
 
     _of_group: dict[str, dict[Partition, Position]] = field(default_factory=dict)
-    _pending: dict[int, dict[str, dict[Partition, tuple[int, Position]]]] = field(default_factory=dict)
+    _pending: dict[int, dict[str, dict[Partition, tuple[int, OffsetCommitValue]]]] = field(default_factory=dict)
     """By producer id: what its open transaction has committed, by group, numbered in the order of the log."""
     _applied: int = 0
-    _unread: dict[bytes, list[bytes]] = field(default_factory=dict)
-    """By group: the keys of those that were loaded and that nobody has asked for."""
-    _raw: MutableMapping[bytes, bytes] = field(default_factory=dict)
-    """Their values."""
+    unread: Unread | None = None
+    """Those that it was loaded with and that nobody has asked for."""
 
     def __eq__(self, other: object) -> bool:
         """Whether the same is committed, and the same is pending."""
@@ -90,18 +99,33 @@ class Positions:
 
     def groups(self) -> set[str]:
         """The groups that have committed anything."""
-        return self._of_group.keys() | {group.decode() for group in self._unread}
+        if self.unread is None:
+            return set(self._of_group)
+        for group_id in self.unread.doubtful():
+            self._of(group_id)
+        return self._of_group.keys() | self.unread.names()
 
     def __contains__(self, group_id: str) -> bool:
         """Whether a group has committed anything."""
-        return group_id in self._of_group or group_id.encode() in self._unread
+        return bool(self._of(group_id))
 
     def _of(self, group_id: str) -> dict[Partition, Position]:
-        if self._unread:
-            keys = self._unread.pop(group_id.encode(), None)
-            if keys is not None:
-                self._read(keys)
+        if self.unread is not None:
+            for raw_key, raw_value in self.unread.take(group_id).items():
+                record = decode_record(raw_key, raw_value)
+                assert record is not None
+                self._put(group_id, (record.key.topic, record.key.partition), record.value)
         return self._of_group.get(group_id, {})
+
+    def read_some(self, count: int) -> bool:
+        """Read about `count` of those that nobody has asked for; whether there are more."""
+        while self.unread is not None and count > 0:
+            names = self.unread.next_names()
+            if not names:
+                self.unread = None
+            for group_id in names:
+                count -= len(self._of(group_id))
+        return self.unread is not None
 
     # -- the fold ------------------------------------------------------------------------------------------------------
 
@@ -112,27 +136,28 @@ class Positions:
             assert value is not None
             self._applied += 1
             groups = self._pending.setdefault(producer_id, {})
-            groups.setdefault(key.group, {})[at] = self._applied, _position(value)
+            groups.setdefault(key.group, {})[at] = self._applied, value
             return
         self._overtake(key.group, at, self._applied)
-        self._put(key.group, at, None if value is None else _position(value))
+        self._of(key.group)
+        self._put(key.group, at, value)
 
     def end_transaction(self, producer_id: int, *, committed: bool) -> None:
         """A producer's transaction has ended."""
         for group_id, positions in self._pending.pop(producer_id, {}).items():
-            for at, (number, position) in positions.items() if committed else ():
+            for at, (number, value) in positions.items() if committed else ():
                 self._overtake(group_id, at, number)
-                self._put(group_id, at, position)
+                self._of(group_id)
+                self._put(group_id, at, value)
 
-    def _put(self, group_id: str, at: Partition, position: Position | None) -> None:
-        committed = self._of(group_id)
-        if position is not None:
-            committed[at] = position
-            self._of_group[group_id] = committed
-        else:
-            committed.pop(at, None)
-            if not committed:
-                self._of_group.pop(group_id, None)
+    def _put(self, group_id: str, at: Partition, value: OffsetCommitValue | None) -> None:
+        if value is not None:
+            self._of_group.setdefault(group_id, {})[at] = _position(value)
+            return
+        committed = self._of_group.get(group_id, {})
+        committed.pop(at, None)
+        if not committed:
+            self._of_group.pop(group_id, None)
 
     def _overtake(self, group_id: str, at: Partition, number: int) -> None:
         """What open transactions wrote before counts no more, even if they are committed."""
@@ -140,53 +165,6 @@ class Positions:
             waiting = groups.get(group_id, {})
             if at in waiting and waiting[at][0] <= number:
                 del waiting[at]
-
-    # -- loading -------------------------------------------------------------------------------------------------------
-
-    def restore(self, raw: MutableMapping[bytes, bytes], others: list[bytes], step: int) -> Iterator[None]:
-        """Take the positions of a log: the last value of every key, as bytes; yields after every `step` of them.
-
-        `raw` is kept, and emptied as they are read. The keys of other kinds are put into `others`. DecodeError where a
-        key cannot be one of a position.
-        """
-        self._raw = raw
-        unread, left = self._unread, step
-        for key in raw:
-            if len(key) < 2 or key[0] or key[1] > KIND_MAX:
-                others.append(key)
-                continue
-            end = 4 + (key[2] << 8 | key[3]) if len(key) >= SIZE_MIN else 0
-            if not SIZE_MIN - 6 < end <= len(key) - (SIZE_MIN - 4):
-                raise DecodeError(f"the key of a position has {len(key)} bytes: {key[:40]!r}")
-            group = key[4:end]
-            keys = unread.get(group)
-            if keys is None:
-                unread[group] = [key]
-            else:
-                keys.append(key)
-            left -= 1
-            if not left:
-                left = step
-                yield
-
-    def read_some(self, count: int) -> bool:
-        """Read about `count` of those that nobody has asked for; whether there are more."""
-        unread = self._unread
-        while unread and count > 0:
-            group, keys = unread.popitem()
-            now, later = keys[-count:], keys[:-count]
-            self._read(now)
-            count -= len(now)
-            if later:
-                unread[group] = later
-        return bool(unread)
-
-    def _read(self, keys: list[bytes]) -> None:
-        for raw_key in keys:
-            record = decode_record(raw_key, self._raw.pop(raw_key))
-            assert record is not None and record.value is not None
-            key = record.key
-            self._of_group.setdefault(key.group, {}).setdefault((key.topic, key.partition), _position(record.value))
 
 
 def _position(value: OffsetCommitValue) -> Position:

@@ -66,6 +66,8 @@ def handle_find_coordinator(
         if request.key_type in COORDINATED:
             code = ErrorCode.COORDINATOR_NOT_AVAILABLE
         return _coordinators(node, request, call, code, message)
+    if coordinators is node.groups:
+        node.groups.warm()
     if coordinators.there:
         return _coordinators(node, request, call)
     return _ensure_and_answer(node, coordinators, request, call)

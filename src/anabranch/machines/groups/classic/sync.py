@@ -27,6 +27,7 @@ def decide_sync(
         return turn.outcome(SyncGroupResponse(error_code=error))
     synced(turn, request.member_id)
     if group.state is State.STABLE:
+        turn.prolong(group.members[request.member_id])
         return turn.outcome(_assigned(group, group.members[request.member_id].assignment))
     turn.park_sync(request.member_id, ticket)
     if request.member_id == group.leader:

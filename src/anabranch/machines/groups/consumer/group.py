@@ -151,6 +151,8 @@ class ConsumerGroup:
     """Member ids by instance id."""
     holders: dict[tuple[UUID, int], str] = field(default_factory=dict)
     """Who holds a partition."""
+    topic_lists: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict, compare=False)
+    """Equal subscriptions are one object, so that they are told apart by identity."""
 
     def state(self) -> GroupState:
         """How far the group is."""
@@ -216,7 +218,11 @@ class ConsumerGroup:
         before = member.described.instance_id
         if before is not None and self.static_members.get(before) == member_id:
             del self.static_members[before]
-        self.members[member_id] = replace(member, described=described(value))
+        said = described(value)
+        if len(self.topic_lists) > 2 * len(self.members) + 16:
+            self.topic_lists = {known.described.topics: known.described.topics for known in self.members.values()}
+        said = replace(said, topics=self.topic_lists.setdefault(said.topics, said.topics))
+        self.members[member_id] = replace(member, described=said)
         if value.instance_id is not None:
             self.static_members[value.instance_id] = member_id
 

@@ -54,6 +54,8 @@ def check_request(request: ConsumerGroupHeartbeatRequest, version: int) -> None:
     _need(request.rack_id != "", "RackId is empty; leave it out instead.")
     if request.member_epoch == LEFT_FOR_A_WHILE:
         _need(request.instance_id is not None, "MemberEpoch is -2, but only a member with an InstanceId will be back.")
+    if request.member_epoch < JOINING:
+        return  # who leaves need not make sense otherwise: clients empty what they would have said
     if joining:
         _need(not request.topic_partitions, "TopicPartitions is not empty, but who joins owns nothing.")
     _need(request.rebalance_timeout_ms == -1 or request.rebalance_timeout_ms > 0, "RebalanceTimeoutMs must be above 0.")
@@ -102,14 +104,12 @@ def heartbeat(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller
     member_id = request.member_id or caller.member_id
     replaced, member = find_member(group, member_id, request.instance_id, request.member_epoch)
     if member is not None:
-        check_late(step, member.member_id, caller, rejoins=request.member_epoch == JOINING)
+        check_late(step, member_id, caller, fences=request.member_epoch == JOINING)
     owned = None if request.topic_partitions is None else assignment(request.topic_partitions)
     if request.member_epoch == JOINING:
         owned = NOTHING
     elif member is not None:
         check_epoch(member, request.member_epoch, owned)
-    if caller.connection < step.live.connections.get(member_id, 0):
-        owned = None
     said = _merged(Described() if member is None else member.described, request, caller)
     if member is None or said != member.described:
         _check_versions(group, member_id, said)
@@ -125,7 +125,7 @@ def heartbeat(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller
             replace_member(step, member, member_id, said)
         elif said != member.described:
             step.put(member_record(step.group_id, member_id, said))
-    step.live.connections[member_id] = max(caller.connection, step.live.connections.get(member_id, 0))
+    step.spoke(member_id, caller)
     if calls:
         step.next_epoch()
     step.assign()
@@ -180,10 +180,15 @@ def check_epoch(member: Member, epoch: int, owned: Assignment | None) -> None:
     )
 
 
-def check_late(step: Step, member_id: str, caller: Caller, *, rejoins: bool) -> None:
-    """Refuse to let a member begin anew, or leave, by what comes late on a connection that it uses no more."""
-    if rejoins and caller.connection < step.live.connections.get(member_id, 0):
-        raise ApiError(ErrorCode.FENCED_MEMBER_EPOCH, f"Member {member_id} speaks on a newer connection.")
+def check_late(step: Step, member_id: str, caller: Caller, *, fences: bool) -> None:
+    """Refuse what comes late, on a connection that the member uses no more: it says nothing of the present.
+
+    The member would not hear what it is told in return, so it must not be told anything that it has to do. Should it
+    hear, it is to say it again.
+    """
+    if step.is_late(member_id, caller):
+        code = ErrorCode.FENCED_MEMBER_EPOCH if fences else ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        raise ApiError(code, f"Member {member_id} speaks on a newer connection.")
 
 
 def check_room(step: Step, group: ConsumerGroup) -> None:
@@ -288,14 +293,14 @@ def follow(step: Step, member_id: str, owned: Assignment | None) -> Member:
     before = step.group.members[member_id]
     after = reconcile(step.group, before, owned, step.waits)
     if after is not before:
-        step.put_member(after)
+        step.put_last(after)
     if after.state is MemberState.UNREVOKED_PARTITIONS:
         if before.state is not MemberState.UNREVOKED_PARTITIONS or before.revoking != after.revoking:
             step.expect_within_rebalance_timeout("rebalance", after)
     elif before.state is MemberState.UNREVOKED_PARTITIONS:
         step.stop_expecting("rebalance", member_id)
     step.keep_session(after)
-    return step.group.members[member_id]
+    return after
 
 
 def _answer(
@@ -362,12 +367,12 @@ def leaver(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller) -
         request.member_epoch == LEFT_FOR_A_WHILE and member.described.instance_id != request.instance_id
     ):
         raise unknown(group.group_id, request.member_id)
-    check_late(step, member.member_id, caller, rejoins=True)
+    check_late(step, member.member_id, caller, fences=True)
     return member
 
 
 def leave_for_a_while(step: Step, member: Member) -> None:
     """A static member goes and will be back: it keeps what it has until its session ends."""
-    step.put_member(replace(member, epoch=LEFT_FOR_A_WHILE, state=MemberState.STABLE, revoking=NOTHING))
+    step.put_last(replace(member, epoch=LEFT_FOR_A_WHILE, state=MemberState.STABLE, revoking=NOTHING))
     step.stop_expecting("rebalance", member.member_id)
     step.keep_session(member)

@@ -11,20 +11,26 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from anabranch.machines.groups.assignors.model import Subscriber
-from anabranch.machines.groups.consumer.group import Assignment, Assignor, ConsumerGroup, Described
+from anabranch.machines.groups.consumer.group import Assignment, Assignor, ConsumerGroup, Described, Member
 from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.regex import Regexes
+
+if TYPE_CHECKING:
+    from anabranch.machines.groups.assignors.planner import Planner
 
 
 class Targets:
     """Computes a group's target. What it remembers is a memo: without it the answers are the same."""
 
     def __init__(self) -> None:
-        self._planner: object | None = None
-        self._subscribers: dict[str, tuple[Described, frozenset[str], Subscriber]] = {}
+        self._planner: Planner | None = None
+        self._said: dict[str, Described] = {}
+        self._subscribers: dict[str, Subscriber] = {}
+        self._image = -1
 
     def plan(self, name: str, group: ConsumerGroup, image: Image, regexes: Regexes) -> dict[str, Assignment]:
         """The targets that change, by member, when the assignor `name` decides anew."""
@@ -33,27 +39,28 @@ class Targets:
 
         if self._planner is None:
             self._planner = Planner()
-        planner = self._planner
-        assert isinstance(planner, Planner)
-        return planner.plan(assignor(name), self._look_at(group, image, regexes), image.by_name, group.targets)
+        self._look_at(group, image, regexes)
+        return self._planner.plan(assignor(name), self._subscribers, image.by_name, group.targets)
 
-    def _look_at(self, group: ConsumerGroup, image: Image, regexes: Regexes) -> Mapping[str, Subscriber]:
-        seen = self._subscribers
-        for gone in seen.keys() - group.members.keys():
-            del seen[gone]
-        found = {}
-        for member_id, member in group.members.items():
+    def _look_at(self, group: ConsumerGroup, image: Image, regexes: Regexes) -> None:
+        """Know the members again by what they said; equal subscriptions are one set."""
+        known, members, subscribers = self._said, group.members, self._subscribers
+        for gone in known.keys() - members.keys():
+            del known[gone], subscribers[gone]
+        moved = image.version != self._image
+        self._image = image.version
+        sets: dict[tuple[int, str | None], frozenset[str]] = {}
+        for member_id, member in members.items():
             said = member.described
-            known = seen.get(member_id)
-            if known is None or known[0] is not said or said.regex is not None:
-                topics = subscription(said, image, regexes)
-                if known is None or known[1] != topics or known[0].instance_id != said.instance_id:
-                    known = (said, topics, Subscriber(topics, said.instance_id))
-                else:
-                    known = (said, topics, known[2])
-                seen[member_id] = known
-            found[member_id] = known[2]
-        return found
+            if known.get(member_id) is said and not (moved and said.regex is not None):
+                continue
+            known[member_id] = said
+            topics = sets.get((id(said.topics), said.regex))
+            if topics is None:
+                topics = sets[id(said.topics), said.regex] = subscription(said, image, regexes)
+            before = subscribers.get(member_id)
+            if before is None or before.topics != topics or before.instance_id != said.instance_id:
+                subscribers[member_id] = Subscriber(topics, said.instance_id)
 
 
 def subscription(said: Described, image: Image, regexes: Regexes) -> frozenset[str]:
@@ -64,8 +71,12 @@ def subscription(said: Described, image: Image, regexes: Regexes) -> frozenset[s
 
 def subscriptions(group: ConsumerGroup, image: Image, regexes: Regexes) -> frozenset[str]:
     """The topics that any member subscribes to."""
-    distinct = {(said.topics, said.regex): said for said in (member.described for member in group.members.values())}
+    distinct = {(id(said.topics), said.regex): said for said in map(_described, group.members.values())}
     return frozenset().union(*(subscription(said, image, regexes) for said in distinct.values()))
+
+
+def _described(member: Member) -> Described:
+    return member.described
 
 
 def metadata_hash(topics: Iterable[str], image: Image) -> int:

@@ -1,0 +1,327 @@
+"""Committing, fetching and forgetting positions: what the offset APIs answer (OffsetCommit, OffsetFetch, OffsetDelete).
+
+Who commits as a member must be one, at its epoch or generation; while a group has no members, anyone may. Who fetches
+as a member is told if it is stale, never that nothing is committed: a client would then begin at the end of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from uuid import UUID
+
+from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import NO_TOPIC_ID
+from anabranch.machines.groups import classic
+from anabranch.machines.groups.classic import ClassicGroup
+from anabranch.machines.groups.consumer.group import ConsumerGroup
+from anabranch.machines.groups.image import Image, TopicImage
+from anabranch.machines.groups.positions import Position, Positions, position_record
+from anabranch.machines.groups.records import Record
+from anabranch.machines.groups.settings import GroupSettings
+from anabranch.machines.outcome import CancelTimer, Outcome, SetTimer
+from anabranch.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+from anabranch.protocol.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
+)
+from anabranch.protocol.messages.offset_fetch import (
+    OffsetFetchRequestGroup,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopics,
+)
+from anabranch.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
+
+Group = ConsumerGroup | ClassicGroup
+
+STALE_EPOCH_SINCE = 9
+"""Version of OffsetCommit and OffsetFetch that knows the consumer protocol."""
+TOPIC_IDS_SINCE = 10
+
+
+class Offsets:
+    """The positions of a shard's groups, in the topics that there are."""
+
+    def __init__(self, settings: GroupSettings, image: Image) -> None:
+        self.settings = settings
+        self.image = image
+        self.positions = Positions()
+
+    def commit(
+        self, group: Group | None, request: OffsetCommitRequest, version: int, now_ms: int
+    ) -> Outcome[OffsetCommitResponse, Record]:
+        """Make a group's progress durable."""
+        error = _commit_error(
+            group,
+            request.group_id,
+            request.member_id,
+            request.group_instance_id,
+            request.generation_id_or_member_epoch,
+            version,
+        )
+        by_id = version >= TOPIC_IDS_SINCE
+        missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        records: list[Record] = []
+        answers = []
+        for topic in request.topics:
+            known = self.image.by_id.get(topic.topic_id) if by_id else self.image.by_name.get(topic.name)
+            known = None if error else known
+            codes = self._commit(request.group_id, known, topic.partitions, error or missing, now_ms, records)
+            answers.append(
+                OffsetCommitResponseTopic(
+                    name=topic.name,
+                    topic_id=topic.topic_id,
+                    partitions=[
+                        OffsetCommitResponsePartition(partition_index=index, error_code=code) for index, code in codes
+                    ],
+                )
+            )
+        timers: tuple[SetTimer | CancelTimer, ...] = ()
+        if error is ErrorCode.NONE and isinstance(group, ClassicGroup):
+            session = classic.session_timer(group, request.member_id, now_ms)
+            timers = () if session is None else (session,)
+        return Outcome(OffsetCommitResponse(topics=answers), tuple(records), timers)
+
+    def commit_in_transaction(
+        self, group: Group | None, request: TxnOffsetCommitRequest, now_ms: int
+    ) -> Outcome[TxnOffsetCommitResponse, Record]:
+        """Make a group's progress part of a producer's transaction."""
+        error = _commit_error(
+            group,
+            request.group_id,
+            request.member_id,
+            request.group_instance_id,
+            request.generation_id,
+            STALE_EPOCH_SINCE,
+            transactional=True,
+        )
+        records: list[Record] = []
+        answers = []
+        for topic in request.topics:
+            known = self.image.by_name.get(topic.name)
+            missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            known = None if error else known
+            codes = self._commit(request.group_id, known, topic.partitions, error or missing, now_ms, records)
+            answers.append(
+                TxnOffsetCommitResponseTopic(
+                    name=topic.name,
+                    partitions=[
+                        TxnOffsetCommitResponsePartition(partition_index=index, error_code=code)
+                        for index, code in codes
+                    ],
+                )
+            )
+        return Outcome(
+            TxnOffsetCommitResponse(topics=answers),
+            tuple(records),
+            producer=(request.producer_id, request.producer_epoch) if records else None,
+        )
+
+    def _commit(
+        self,
+        group_id: str,
+        topic: TopicImage | None,
+        parts: Iterable[OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition],
+        error: ErrorCode,
+        now_ms: int,
+        records: list[Record],
+    ) -> Iterator[tuple[int, ErrorCode]]:
+        """Add the records of a topic's commits; each one's code. `error` is the code where the topic is None."""
+        for part in parts:
+            metadata = part.committed_metadata or ""
+            if topic is None:
+                yield part.partition_index, error
+            elif len(metadata) > self.settings.offset_metadata_max_bytes:
+                yield part.partition_index, ErrorCode.OFFSET_METADATA_TOO_LARGE
+            else:
+                position = Position(
+                    part.committed_offset, part.committed_leader_epoch, metadata, now_ms, topic.topic_id
+                )
+                records.append(position_record(group_id, topic.name, part.partition_index, position))
+                yield part.partition_index, ErrorCode.NONE
+
+    def fetch(
+        self, group: Group | None, asked: OffsetFetchRequestGroup, *, require_stable: bool, version: int
+    ) -> OffsetFetchResponseGroup:
+        """What a group has committed. A stale member is told so, never that there is no offset."""
+        error = _fetch_error(group, asked)
+        if error is not ErrorCode.NONE:
+            return OffsetFetchResponseGroup(group_id=asked.group_id, error_code=error)
+        by_id = version >= TOPIC_IDS_SINCE
+        wanted: dict[tuple[str, UUID], Iterable[int]] = {}
+        if asked.topics is None:
+            listed: dict[tuple[str, UUID], list[int]] = {}
+            for (topic, partition), position in sorted(self.positions.entries(asked.group_id)):
+                if self._is_current(topic, position):
+                    listed.setdefault((topic, id_of(self.image, topic)), []).append(partition)
+            wanted.update(listed)
+        else:
+            for asked_topic in asked.topics:
+                name = self.image.name_of(asked_topic.topic_id) if by_id else asked_topic.name
+                topic_id = asked_topic.topic_id if by_id else id_of(self.image, name)
+                wanted[name, topic_id] = asked_topic.partition_indexes
+        return OffsetFetchResponseGroup(
+            group_id=asked.group_id,
+            topics=[
+                OffsetFetchResponseTopics(
+                    name=name,
+                    topic_id=topic_id,
+                    partitions=[
+                        self._fetched(asked.group_id, name, partition, require_stable, missing=by_id and not name)
+                        for partition in partitions
+                    ],
+                )
+                for (name, topic_id), partitions in wanted.items()
+            ],
+        )
+
+    def _fetched(
+        self, group_id: str, topic: str, partition: int, require_stable: bool, *, missing: bool
+    ) -> OffsetFetchResponsePartitions:
+        code, position = ErrorCode.NONE, None
+        if missing:
+            code = ErrorCode.UNKNOWN_TOPIC_ID
+        elif require_stable and self.positions.unstable(group_id, topic, partition):
+            code = ErrorCode.UNSTABLE_OFFSET_COMMIT
+        else:
+            position = self.current(group_id, topic, partition)
+        if position is None:
+            return OffsetFetchResponsePartitions(
+                partition_index=partition, committed_offset=-1, metadata="", error_code=code
+            )
+        return OffsetFetchResponsePartitions(
+            partition_index=partition,
+            committed_offset=position.offset,
+            committed_leader_epoch=position.leader_epoch,
+            metadata=position.metadata,
+        )
+
+    def current(self, group_id: str, topic: str, partition: int) -> Position | None:
+        """A group's position in the topic that has the name now."""
+        position = self.positions.get(group_id, topic, partition)
+        return position if position is not None and self._is_current(topic, position) else None
+
+    def _is_current(self, topic: str, position: Position) -> bool:
+        """Whether a position is of the topic that has the name now."""
+        now = id_of(self.image, topic)
+        return position.topic_id == NO_TOPIC_ID or now in (position.topic_id, NO_TOPIC_ID)
+
+    def delete(
+        self, group: Group | None, request: OffsetDeleteRequest, read: frozenset[str] | None
+    ) -> Outcome[OffsetDeleteResponse, Record]:
+        """Forget positions, but not of the topics that members `read`; None if nobody can know which."""
+        if not request.group_id:
+            return Outcome(OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID))
+        if group is None and request.group_id not in self.positions:
+            return Outcome(OffsetDeleteResponse(error_code=ErrorCode.GROUP_ID_NOT_FOUND))
+        if read is None:
+            return Outcome(OffsetDeleteResponse(error_code=ErrorCode.NON_EMPTY_GROUP))
+        records, answers = [], []
+        for topic in request.topics:
+            busy = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if topic.name in read else ErrorCode.NONE
+            parts = []
+            for part in topic.partitions:
+                index = part.partition_index
+                if busy is ErrorCode.NONE and self.positions.get(request.group_id, topic.name, index) is not None:
+                    records.append(position_record(request.group_id, topic.name, index, None))
+                parts.append(OffsetDeleteResponsePartition(partition_index=index, error_code=busy))
+            answers.append(OffsetDeleteResponseTopic(name=topic.name, partitions=parts))
+        return Outcome(OffsetDeleteResponse(topics=answers), tuple(records))
+
+    def of_topics_gone(self, before: Image) -> Iterator[Record]:
+        """What forgets the positions of topics that were there `before`."""
+        gone = {name for name, topic in before.by_name.items() if id_of(self.image, name) != topic.topic_id}
+        if not gone:
+            return
+        for group_id in sorted(self.positions.groups()):
+            for (topic, partition), position in list(self.positions.entries(group_id)):
+                if topic in gone and position.topic_id != id_of(self.image, topic):
+                    yield position_record(group_id, topic, partition, None)
+
+    def all_of(self, group_id: str) -> Iterator[Record]:
+        """What forgets everything that a group has committed."""
+        for (topic, partition), _ in self.positions.entries(group_id):
+            yield position_record(group_id, topic, partition, None)
+
+    def expired(
+        self, group: Group | None, group_id: str, read: frozenset[str], now_ms: int
+    ) -> tuple[list[Record], bool]:
+        """What forgets the positions that nobody used for `offsets.retention.minutes`; whether none are left."""
+        oldest_ms = now_ms - self.settings.offsets_retention_ms
+        empty_since_ms = -1
+        if isinstance(group, ClassicGroup) and group.protocol_type:
+            empty_since_ms = group.state_changed_ms
+        records, kept = [], 0
+        for (topic, partition), position in list(self.positions.entries(group_id)):
+            used_ms = max(position.committed_at_ms, empty_since_ms)
+            if topic in read or used_ms > oldest_ms or self.positions.unstable(group_id, topic, partition):
+                kept += 1
+            else:
+                records.append(position_record(group_id, topic, partition, None))
+        return records, not kept
+
+
+def _commit_error(
+    group: Group | None,
+    group_id: str,
+    member_id: str,
+    instance_id: str | None,
+    epoch: int,
+    version: int,
+    *,
+    transactional: bool = False,
+) -> ErrorCode:
+    """Whether who says to be this member may commit."""
+    if not group_id:
+        return ErrorCode.INVALID_GROUP_ID
+    if isinstance(group, ClassicGroup):
+        return classic.commit_error(group, member_id, instance_id, epoch, transactional=transactional)
+    if group is None or not group.members:
+        if epoch < 0:
+            return ErrorCode.NONE
+        if group is None:
+            return ErrorCode.GROUP_ID_NOT_FOUND if version >= STALE_EPOCH_SINCE else ErrorCode.ILLEGAL_GENERATION
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    if transactional and epoch < 0 and not member_id:
+        return ErrorCode.NONE
+    member = group.members.get(member_id)
+    if member is None:
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    if epoch == member.epoch:
+        return ErrorCode.NONE
+    if member.described.classic is not None:
+        return ErrorCode.ILLEGAL_GENERATION
+    return ErrorCode.STALE_MEMBER_EPOCH if version >= STALE_EPOCH_SINCE else ErrorCode.UNSUPPORTED_VERSION
+
+
+def _fetch_error(group: Group | None, asked: OffsetFetchRequestGroup) -> ErrorCode:
+    if not asked.member_id or asked.member_epoch < 0:
+        return ErrorCode.NONE
+    if group is None:
+        return ErrorCode.GROUP_ID_NOT_FOUND
+    if isinstance(group, ClassicGroup):
+        return ErrorCode.NONE
+    member = group.members.get(asked.member_id)
+    if member is None:
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    return ErrorCode.NONE if member.epoch == asked.member_epoch else ErrorCode.STALE_MEMBER_EPOCH
+
+
+def id_of(image: Image, topic: str) -> UUID:
+    """The id of the topic that has a name now."""
+    known = image.by_name.get(topic)
+    return NO_TOPIC_ID if known is None else known.topic_id

@@ -1,0 +1,285 @@
+"""A group under test: its members of any kind, what they say, and what must hold of it.
+
+At the end, whatever happened: no partition was ever owned by two members at a time; every record was handed out; and a
+record came again only where the member that had it before had not committed it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Producer
+
+from anabranch.client import sync
+from tests.conformance.members.process import Worker, Workers, until
+from tests.conformance.members.worker import At
+
+_numbers = itertools.count()
+SESSION_TIMEOUT_MS = 10_000
+ALWAYS = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of member: a library, a protocol and, unless the library's default will do, an assignor."""
+
+    library: str
+    protocol: str
+    assignor: str | None = None
+    is_static: bool = True
+    """Whether it can be a static member."""
+    has_patterns: bool = True
+    """Whether it can subscribe to topics that do not exist yet by a pattern."""
+    survives_epochs: bool = True
+    """Whether it goes on to read a partition whose leader epoch has changed."""
+    comes_back: bool = True
+    """Whether it joins again when the coordinator does not know it any more."""
+    migrates: bool = True
+    """Whether its subscription can be read, so that a group that it is in can move to the consumer protocol."""
+    tells_commits: bool = True
+    """Whether it tells when its commits are done."""
+    is_exact: bool = True
+    """Whether what it has committed is never handed to it again."""
+    trusts_owned: bool = False
+    """Whether its assignor believes what a member says it owns that was out of the group meanwhile."""
+    is_example: bool = False
+    """Whether it stands for all others in tests of what does not depend on the kind."""
+
+    def __str__(self) -> str:
+        return "-".join(filter(None, (self.library, self.protocol, self.assignor)))
+
+
+class Member:
+    """A member as it tells of itself."""
+
+    def __init__(self, name: str, kind: Kind, worker: Worker) -> None:
+        self.name = name
+        self.kind = kind
+        self.worker = worker
+        self.owned: frozenset[At] = frozenset()
+        self.received: list[tuple[At, int, str]] = []
+        self.done: set[int] = set()
+        """Which of what it received it has committed, by index."""
+        self._undone: set[int] = set()
+        self.refused: list[str] = []
+        self.is_gone = False
+        self._spans: list[tuple[int, int, frozenset[At]]] = []
+        self._since = 0
+
+    def __repr__(self) -> str:
+        owned = " ".join(f"{topic}-{number}" for topic, number in sorted(self.owned))
+        return f"<{self.name} ({self.kind}): {owned or '-'}; {len(self.received)} records; {self.refused[-1:]}>"
+
+    def hear(self, event: dict[str, Any]) -> None:
+        """Take in what the worker says of it."""
+        what = event["event"]
+        if what == "owns":
+            self._own(frozenset((topic, number) for topic, number in event["partitions"]), event["at"])
+        elif what == "records":
+            first = len(self.received)
+            self.received += [((topic, number), offset, value) for topic, number, offset, value in event["records"]]
+            self._undone |= set(range(first, len(self.received)))
+        elif what == "committed":
+            ends = {(topic, number): offset for topic, number, offset in event["offsets"]}
+            done = {it for it in self._undone if self.received[it][1] < ends.get(self.received[it][0], 0)}
+            self._undone -= done
+            self.done |= done
+        elif what == "refused":
+            self.refused.append(event["why"])
+            if not event.get("again"):
+                self._undone.clear()
+        elif what == "left":
+            self.is_gone = True
+        elif what == "failed":
+            self.refused.append(event["why"])
+            self.is_gone = True
+
+    def _own(self, owned: frozenset[At], at: int) -> None:
+        if self._since:
+            self._spans.append((self._since, at, self.owned))
+        self.owned, self._since = owned, at
+        self._undone = {it for it in self._undone if self.received[it][0] in owned}
+
+    def silent(self, at: int) -> None:
+        """From here on it owns nothing that it could know of, until it says so again."""
+        self._own(frozenset(), at)
+
+    def spans(self) -> list[tuple[int, int, frozenset[At]]]:
+        """What it owned, from when to when."""
+        return [*self._spans, (self._since, ALWAYS, self.owned)]
+
+
+class Group:
+    """A group of one test."""
+
+    def __init__(self, workers: Workers, group_id: str, *topics: str) -> None:
+        self.group_id = group_id
+        self.topics = topics
+        self.members: list[Member] = []
+        self._workers = workers
+        self._produced: set[str] = set()
+        settings = {"bootstrap.servers": workers.address, "linger.ms": 1, "topic.metadata.refresh.interval.ms": 300}
+        self._producer = Producer({**settings, "log_level": 0})
+
+    # -- what happens --------------------------------------------------------------------------------------------------
+
+    def join(self, kind: Kind, *, process: int = 0, **asked: object) -> Member:
+        """Let one more member join; those with equal `process` share one."""
+        worker = self._workers.get(kind.library, process)
+        member = Member(f"m{next(_numbers)}", kind, worker)
+        worker.listen(member.name, member.hear)
+        self.members.append(member)
+        settings = {
+            "group": self.group_id,
+            "protocol": kind.protocol,
+            "assignor": kind.assignor,
+            "session_timeout_ms": SESSION_TIMEOUT_MS,
+            "topics": self.topics,
+            "reset": "earliest",
+            **asked,
+        }
+        worker.tell(member=member.name, do="open", **settings)
+        return member
+
+    def leave(self, *members: Member) -> None:
+        """Let members leave as their users let them."""
+        for member in members:
+            member.worker.tell(member=member.name, do="leave")
+        until(lambda: all(member.is_gone for member in members), lambda: f"{members} should leave")
+
+    def pause(self, member: Member) -> None:
+        """Stop a member's process; with it all that are in it."""
+        member.silent(member.worker.pause())
+
+    def go_on(self, member: Member) -> None:
+        """Let a member's process go on."""
+        member.worker.go_on()
+
+    def configure(self, configs: Mapping[str, str]) -> None:
+        """Set configs of the group."""
+        with sync.Admin(self._workers.address) as admin:
+            admin.alter_configs("group", self.group_id, configs)
+
+    def add_topic(self, name: str, partitions: int) -> None:
+        """Create one more topic."""
+        self.topics = (*self.topics, f"{self.topics[0]}-{name}")
+        with sync.Admin(self._workers.address) as admin:
+            admin.create_topics(self.topics[-1], partitions=partitions)
+
+    def resize(self, partitions: int) -> None:
+        """Give the topics more partitions, or fewer."""
+        with sync.Admin(self._workers.address) as admin:
+            for topic in self.topics:
+                admin.resize(topic, partitions)
+
+    def kill(self, member: Member) -> None:
+        """Kill a member's process."""
+        at = member.worker.kill()
+        member.silent(at)
+        member.is_gone = True
+
+    def produce(self, count: int, partitions: Sequence[int] | None = None) -> None:
+        """Produce that many records more, to all partitions or to these, and wait until they are there."""
+        failed: list[object] = []
+        for number in range(count):
+            value = str(len(self._produced))
+            self._produced.add(value)
+            at = {} if partitions is None else {"partition": partitions[number % len(partitions)]}
+            topic = self.topics[number % len(self.topics)]
+            self._producer.produce(
+                topic, value, value, on_delivery=lambda error, _: error and failed.append(error), **at
+            )
+        assert self._producer.flush(30) == 0 and not failed, failed
+
+    def produce_at_once(self, count: int, partitions: int) -> None:
+        """Produce to partitions that have only just appeared, before members can know of them."""
+        with sync.Producer(self.address) as producer:
+            for number in range(count):
+                value = str(len(self._produced))
+                self._produced.add(value)
+                producer.send(self.topics[0], value, key=value, partition=number % partitions)
+
+    # -- what is waited for --------------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """Where the broker is."""
+        return self._workers.address
+
+    @property
+    def present(self) -> list[Member]:
+        return [member for member in self.members if not member.is_gone]
+
+    def settles(self, partitions: int, members: Iterable[Member] | None = None, *, fair: bool = True) -> None:
+        """Wait until all partitions of the topics are owned by these members, or all, once and each by a fair share."""
+        among = self.present if members is None else list(members)
+        everything = Counter((topic, number) for topic in self.topics for number in range(partitions))
+        least = partitions * len(self.topics) // len(among) if fair else 0
+
+        def settled() -> bool:
+            owned = Counter(at for member in self.present for at in member.owned)
+            return owned == everything and all(len(member.owned) >= least for member in among)
+
+        until(settled, lambda: f"{self.members} should share {partitions} partitions")
+
+    def reads_all(self, *, beyond: Mapping[At, int] | None = None) -> None:
+        """Wait until every record has been handed out, and all that can tell have committed what they have.
+
+        With `beyond`, only so many records as there are from those offsets on.
+        """
+        skipped = sum((beyond or {}).values())
+
+        def read() -> bool:
+            found = {value for member in self.members for _, _, value in member.received}
+            return len(found) >= len(self._produced) - skipped
+
+        def missing() -> object:
+            lost = self._produced - {value for member in self.members for _, _, value in member.received}
+            return f"{self.members} should have read {sorted(map(int, lost))[:20]}, {len(lost)} in all"
+
+        until(read, missing)
+        until(self._all_committed, lambda: f"{self.members} should commit what they read")
+
+    def _all_committed(self) -> bool:
+        """Whether all that was read is known to be committed, but for what was read by who could not commit it."""
+        done = {member.received[index][2] for member in self.members for index in member.done}
+        return all(
+            value in done or not member.kind.tells_commits for member in self.members for _, _, value in member.received
+        )
+
+    def counts(self) -> Counter[str]:
+        """How often each record was handed out."""
+        return Counter(value for member in self.members for _, _, value in member.received)
+
+    # -- what must hold ------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """See that all that must hold held."""
+        self._check_ownership()
+        self._check_deliveries()
+
+    def _check_ownership(self) -> None:
+        spans = [(*span, member) for member in self.members for span in member.spans()]
+        for one, other in itertools.combinations(spans, 2):
+            if one[3] is other[3] or max(one[0], other[0]) >= min(one[1], other[1]):
+                continue
+            both = one[2] & other[2]
+            assert not both, f"{one[3]} and {other[3]} both owned {sorted(both)}"
+
+    def _check_deliveries(self) -> None:
+        sure: dict[tuple[At, int], Member] = {}
+        for member in self.members:
+            for index in member.done if member.kind.is_exact else ():
+                at, offset, _ = member.received[index]
+                other = sure.setdefault((at, offset), member)
+                assert other is member, f"{at} @ {offset} was committed by {other} and by {member}"
+
+    def close(self) -> None:
+        """Let all leave who are still there."""
+        for member in self.present:
+            member.worker.tell(member=member.name, do="leave")
+        until(lambda: not self.present, lambda: f"{self.present} should leave")

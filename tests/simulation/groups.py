@@ -1,0 +1,107 @@
+"""Lives of groups, one for each seed: `python -m tests.simulation.groups --seeds 10000 --jobs 2`.
+
+A seed that fails prints the command that tells its whole story.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from tests.simulation.groups_world import World
+
+CHUNK = 20
+PROGRESS_EVERY = 500
+
+
+def live(seed: int) -> World:
+    """A whole life. AssertionError names the command that replays it."""
+    world = World(seed)
+    try:
+        world.live()
+    except Exception as error:
+        text = f"{error}\n\nseed {seed}, {world.lived_ms} ms; the whole story:\n  {command(seed)}"
+        raise AssertionError(text) from error
+    return world
+
+
+def story(seed: int) -> tuple[str, bool]:
+    """What happens in a life, line by line, and whether it ends well."""
+    world = World(seed, show=True)
+    assert world.transcript is not None
+    try:
+        world.live()
+    except Exception:
+        world.transcript.append(traceback.format_exc())
+        return "\n".join(world.transcript), False
+    return "\n".join(world.transcript), True
+
+
+def command(seed: int) -> str:
+    """What tells the story of a seed."""
+    return f"PYTHONPATH=src:. python -m tests.simulation.groups --first {seed} --show"
+
+
+def _lives(first: int, count: int) -> tuple[int, Counter[str], list[str]]:
+    counts: Counter[str] = Counter()
+    failures = []
+    for seed in range(first, first + count):
+        world = World(seed)
+        try:
+            world.live()
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            reason = str(error).splitlines() or [type(error).__name__]
+            failures.append(
+                f"seed {seed}: {Path(place.filename).name}:{place.lineno}: {reason[0][:300]}\n  {command(seed)}"
+            )
+        counts += world.rules.counts
+    return count, counts, failures
+
+
+def _all_lives(first: int, seeds: int, jobs: int) -> Iterator[tuple[int, Counter[str], list[str]]]:
+    firsts = range(first, first + seeds, CHUNK)
+    sizes = [min(CHUNK, first + seeds - begin) for begin in firsts]
+    if jobs == 1:
+        yield from map(_lives, firsts, sizes)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(_lives, firsts, sizes)
+
+
+def main() -> int:
+    """Run seeds; the exit code is 1 if one of them fails."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.groups", description="lives of groups, by seed")
+    parser.add_argument("--seeds", type=int, default=200, help="how many lives")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--show", action="store_true", help="tell the story of the first seed instead")
+    given = parser.parse_args()
+    if given.show:
+        text, well = story(given.first)
+        print(text)
+        return 0 if well else 1
+    began = time.monotonic()
+    counts: Counter[str] = Counter()
+    done = failed = 0
+    for count, found, failures in _all_lives(given.first, given.seeds, given.jobs):
+        before, done = done, done + count
+        counts += found
+        failed += len(failures)
+        for failure in failures:
+            print(failure, flush=True)
+        if done // PROGRESS_EVERY > before // PROGRESS_EVERY and done < given.seeds:
+            print(f"{done} of {given.seeds} lives, {failed} failed, {time.monotonic() - began:.0f} s", flush=True)
+    total = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    print(f"{done - failed} of {done} lives ended well in {time.monotonic() - began:.0f} s: {total}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

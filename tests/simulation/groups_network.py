@@ -1,0 +1,152 @@
+"""Connections as TCP gives them, out of one source of chance.
+
+Within one connection requests, and answers, keep their order, however long they take. Whoever waits too long closes
+the connection and opens another one, which has a higher number; what was sent on the old one may still arrive, even
+after what was sent on the new one, and its answers are lost. So requests come twice, late, and in another order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from anabranch.client.connection import DisconnectedError
+from anabranch.codec import decode, encode
+from anabranch.machines.groups.caller import Caller
+from anabranch.machines.outcome import Parked
+from anabranch.protocol.registry import Api, api_of
+
+if TYPE_CHECKING:
+    from tests.simulation.groups_shard import Shard
+    from tests.simulation.groups_world import World
+
+OnReply = Callable[[Any, Any], None]
+OnError = Callable[[Exception], None]
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A request that its sender waits for."""
+
+    on_reply: OnReply
+    on_error: OnError
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A request at the coordinator."""
+
+    connection: Connection
+    correlation: int
+    api: Api
+    version: int
+    request: Any
+    answer: bytes | None = None
+    is_parked: bool = False
+    note: Any = None
+    """What the rules want the receiver to know about the answer."""
+
+
+class Connection:
+    """One connection of one client to the broker of a shard."""
+
+    def __init__(self, world: World, client_id: str, shard: Shard) -> None:
+        self.world = world
+        self.client_id = client_id
+        self.shard = shard
+        self.number = world.next_connection()
+        self.broker_life = shard.broker_life
+        self.is_open = True
+        self._flights: dict[int, _Flight] = {}
+        self._correlations = self._arrived = 0
+        self._up_at = self._down_at = 0
+        self._last_heard = 1 << 60
+        """The last request that still arrives after the client has closed."""
+        self._calls: deque[Call] = deque()
+        world.connections.append(self)
+
+    # -- the client's end ----------------------------------------------------------------------------------------------
+
+    def send(self, request: Any, version: int, timeout_ms: int, on_reply: OnReply, on_error: OnError) -> None:
+        """Send; exactly one of the two is called later."""
+        assert self.is_open
+        self._correlations += 1
+        correlation, world = self._correlations, self.world
+        self._flights[correlation] = _Flight(on_reply, on_error)
+        data = b"".join(bytes(part) for part in encode(request, version))
+        self._up_at = max(self._up_at, world.now_ms + world.delay_ms())
+        world.at(self._up_at, self._arrive, correlation, api_of(type(request)), version, data)
+        world.after(timeout_ms, self._too_late, correlation)
+
+    def _too_late(self, correlation: int) -> None:
+        if correlation in self._flights:
+            self.close("no answer in time")
+
+    def close(self, reason: str, *, tell_later: bool = False) -> None:
+        """Give up the connection, and all that waits on it."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self.world.connections.remove(self)
+        self._last_heard = self.world.chance.randint(self._arrived, self._correlations)
+        self.world.say("%s closes connection %d: %s", self.client_id, self.number, reason)
+        flights, self._flights = self._flights, {}
+        for flight in flights.values():
+            error = DisconnectedError(reason)
+            if tell_later:
+                self.world.after(0, flight.on_error, error)
+            else:
+                flight.on_error(error)
+
+    def stall(self, ms: int, *, up: bool) -> None:
+        """Nothing passes for a while in one direction; then all of it comes."""
+        if up:
+            self._up_at = max(self._up_at, self.world.now_ms + ms)
+        else:
+            self._down_at = max(self._down_at, self.world.now_ms + ms)
+
+    @property
+    def stalled_until_ms(self) -> int:
+        """When everything passes again."""
+        return max(self._up_at, self._down_at)
+
+    def _hear(self, correlation: int, api: Api, version: int, data: bytes, note: Any) -> None:
+        flight = self._flights.pop(correlation, None)
+        if flight is not None:
+            flight.on_reply(decode(api.response, data, version), note)
+
+    # -- the broker's end ----------------------------------------------------------------------------------------------
+
+    def _arrive(self, correlation: int, api: Api, version: int, data: bytes) -> None:
+        if correlation > self._last_heard or self.broker_life != self.shard.broker_life:
+            return
+        world = self.world
+        self._arrived = correlation
+        world.rules.counts["late"] += not self.is_open
+        request = decode(api.request, data, version)
+        call = Call(self, correlation, api, version, request)
+        self._calls.append(call)
+        ticket = world.ticket(call)
+        caller = Caller(self.client_id, "/host", version, world.fresh_id(), self.number)
+        world.say(
+            "%s v%d from %s on %d%s", request, version, self.client_id, self.number, "" if self.is_open else " (late)"
+        )
+        reply = self.shard.handle(request, version, caller, ticket)
+        if isinstance(reply, Parked):
+            world.say("  parked %s", ticket)
+            call.is_parked = True
+            return
+        world.answer(ticket, reply)
+
+    def answered(self, call: Call, reply: Any, note: Any) -> None:
+        """Answers go out in the order of the requests."""
+        call.answer = b"".join(bytes(part) for part in encode(reply, call.version))
+        call.note = note
+        while self._calls and self._calls[0].answer is not None:
+            first = self._calls.popleft()
+            self._down_at = max(self._down_at, self.world.now_ms + self.world.delay_ms())
+            self.world.at(
+                self._down_at, self._hear, first.correlation, first.api, first.version, first.answer, first.note
+            )

@@ -1,0 +1,532 @@
+"""What must hold in a world of groups, after every step.
+
+A client owns a partition from when it is told to take it until its application has let go of it, or until the
+coordinator has rightly ended its session: rightly means that it was silent for the session timeout, or did not let go
+within the rebalance timeout, or was told to go. Who has been forgotten so is void: what it still holds does not count,
+for nothing that it commits counts either.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from anabranch.base.errors import ErrorCode
+from anabranch.machines.groups.classic import ClassicGroup, subscribed_topics
+from anabranch.machines.groups.consumer.group import (
+    LEFT_FOR_A_WHILE,
+    Assignment,
+    ConsumerGroup,
+    Member,
+    MemberState,
+    sets_of,
+)
+from anabranch.machines.groups.consumer.target import client_assignor, offers_of, subscription
+from anabranch.machines.groups.coordinator import Coordinator
+from anabranch.machines.groups.image import Image, TopicImage
+from anabranch.machines.groups.records import ConsumerGroupTargetAssignmentMetadataKey, OffsetCommitKey, Record
+from anabranch.machines.groups.regex import Regexes
+from anabranch.machines.outcome import Outcome, Parked
+from anabranch.protocol.messages.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
+from anabranch.protocol.messages.consumer_group_install_assignment import ConsumerGroupInstallAssignmentRequest
+from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
+from anabranch.protocol.messages.leave_group import LeaveGroupRequest
+from anabranch.protocol.messages.offset_commit import OffsetCommitRequest, OffsetCommitResponse
+from anabranch.protocol.messages.offset_delete import OffsetDeleteRequest
+from anabranch.protocol.messages.offset_fetch import OffsetFetchResponseGroup
+from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from tests.simulation.groups_client import Client, Standing
+from tests.simulation.groups_shard import Cause, Seen, Shard, see
+
+if TYPE_CHECKING:
+    from tests.simulation.groups_world import World
+
+STRICT = frozenset(
+    {
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.FENCED_MEMBER_EPOCH,
+        ErrorCode.STALE_MEMBER_EPOCH,
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.FENCED_INSTANCE_ID,
+        ErrorCode.UNRELEASED_INSTANCE_ID,
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.INVALID_ASSIGNMENT,
+        ErrorCode.UNSUPPORTED_ASSIGNOR,
+        ErrorCode.INVALID_REGULAR_EXPRESSION,
+    }
+)
+"""Errors after which nothing may have changed."""
+Partition = tuple[UUID, int]
+
+
+class Rules:
+    """Looks over the shoulders of all shards and clients."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.incarnations: Counter[tuple[str, str]] = Counter()
+        """By group and member id: how often the coordinator has forgotten such a member."""
+        self._heard_ms: dict[tuple[str, str], int] = {}
+        """When the coordinator last heard of a member, or told it something that it had waited for."""
+        self._revoking_ms: dict[tuple[str, str], int] = {}
+        """Since when a member is to let go of partitions."""
+        self._client_side: dict[str, bool] = {}
+        """Whether a group's target is what a member has computed."""
+        self._subscribed: dict[str, dict[str, frozenset[str]]] = {}
+        self.committed: dict[tuple[str, str, int], tuple[UUID, int]] = {}
+        """Group, topic, partition: the topic's id and the offset that was acknowledged last."""
+        self._committers: dict[tuple[str, str, int], tuple[str, bool]] = {}
+        self._committed_ms: dict[tuple[str, str, int], int] = {}
+        self._owners_seen: dict[str, object] = {}
+        self._regexes = Regexes(1_000)
+        self.counts: Counter[str] = Counter()
+
+    # -- the coordinator's side ----------------------------------------------------------------------------------------
+
+    def after_step(self, shard: Shard, cause: Cause, before: dict[str, Seen], outcome: Outcome[Any, Any]) -> None:
+        """Look at everything that a decision has touched."""
+        machine = shard.machine
+        assert machine is not None
+        self._refused(cause, outcome)
+        self._listen(cause, outcome, None if cause.group is None else before[cause.group].kind)
+        for group_id, seen in before.items():
+            group = machine.groups.get(group_id)
+            now = see(group)
+            self._members_gone(shard, cause, group_id, seen, now)
+            self._left_behind(group_id, seen, now, outcome)
+            self._epochs(group_id, seen, now, cause)
+            changed = bool(outcome.records) or cause.kind in ("topics", "loaded")
+            if changed and isinstance(group, ConsumerGroup):
+                self._whose_target(cause, group, seen, outcome)
+                self._consistent(machine, group)
+                self._granted(machine, group, seen)
+            if changed or isinstance(group, ClassicGroup) or self.world.chance.random() < 0.1:
+                shard.check_durable(group_id)
+            if now.epoch != seen.epoch:
+                self.counts["epochs"] += 1
+            if seen.kind is not now.kind and seen.kind is not None and now.kind is not None:
+                self.counts["upgrades" if now.kind is ConsumerGroup else "downgrades"] += 1
+            self.check_owners(group_id)
+        self._told_what_is(machine, cause, outcome)
+        self._positions(machine, cause, outcome)
+
+    def _refused(self, cause: Cause, outcome: Outcome[Any, Any]) -> None:
+        error = ErrorCode.of(getattr(outcome.reply, "error_code", 0))
+        if error in STRICT:
+            assert not outcome.records, (cause, outcome)
+            assert not outcome.timers, (cause, outcome)
+            assert not outcome.answers, (cause, outcome)
+
+    def _listen(self, cause: Cause, outcome: Outcome[Any, Any], kind: type | None) -> None:
+        """Take down who was heard, and told what it waited for."""
+        now_ms, request, group_id = self.world.now_ms, cause.request, cause.group
+        if request is None or group_id is None:
+            pass
+        elif isinstance(
+            request, JoinGroupRequest | SyncGroupRequest | HeartbeatRequest | ConsumerGroupHeartbeatRequest
+        ):
+            error = getattr(outcome.reply, "error_code", 0)
+            called = isinstance(request, HeartbeatRequest) and error == ErrorCode.REBALANCE_IN_PROGRESS
+            if error == ErrorCode.NONE or called:
+                member_id = getattr(outcome.reply, "member_id", "") or request.member_id
+                self._heard_ms[group_id, member_id] = now_ms
+        elif (
+            isinstance(request, OffsetCommitRequest)
+            and kind is ClassicGroup
+            and any(not part.error_code for topic in outcome.reply.topics for part in topic.partitions)
+        ):
+            self._heard_ms[group_id, request.member_id] = now_ms
+        for answer in outcome.answers:
+            call = self.world.calls.get(answer.ticket)
+            if call is not None and not answer.reply.error_code:
+                member_id = getattr(answer.reply, "member_id", "") or call.request.member_id
+                self._heard_ms[call.request.group_id, member_id] = now_ms
+
+    def _members_gone(self, shard: Shard, cause: Cause, group_id: str, before: Seen, now: Seen) -> None:
+        now_ms = self.world.now_ms
+        for member_id, member in before.members.items():
+            if member_id not in now.members:
+                self._assert_rightly(shard, cause, group_id, before, member_id, member)
+                self._forget(group_id, member_id, cause.kind)
+            elif before.kind is not now.kind:
+                self._heard_ms[group_id, member_id] = now_ms
+        for member_id, member in now.members.items():
+            if member_id not in before.members:
+                self._heard_ms[group_id, member_id] = now_ms
+            if now.kind is ConsumerGroup and member.state is MemberState.UNREVOKED_PARTITIONS:
+                known = before.members.get(member_id)
+                if known is None or before.kind is not now.kind or known.state is not member.state:
+                    self._revoking_ms[group_id, member_id] = now_ms
+
+    def _forget(self, group_id: str, member_id: str, why: str) -> None:
+        self.incarnations[group_id, member_id] += 1
+        self._revoking_ms.pop((group_id, member_id), None)
+        self.counts["removed"] += 1
+        self.world.say("  %s forgets %s (%s)", group_id, member_id, why)
+
+    def _assert_rightly(
+        self, shard: Shard, cause: Cause, group_id: str, before: Seen, member_id: str, member: Any
+    ) -> None:
+        """A member that is no more had it coming."""
+        now_ms, request = self.world.now_ms, cause.request
+        silent_ms = now_ms - self._heard_ms[group_id, member_id]
+        why = (cause, before, member_id)
+        if cause.kind == "timer" and before.kind is ConsumerGroup:
+            kind, _, whose = cause.key
+            assert whose == member_id, why
+            classic = member.described.classic
+            if kind == "session":
+                timeout_ms = 3 * self.world.theme.heartbeat_interval_ms  # whatever the group's config was meanwhile
+                assert silent_ms >= (timeout_ms if classic is None else classic.session_timeout_ms), why
+            elif kind == "rebalance":
+                waited_ms = now_ms - self._revoking_ms[group_id, member_id]
+                assert waited_ms >= member.described.rebalance_timeout_ms, why
+            else:
+                assert classic is not None, why
+        elif cause.kind == "timer":
+            _, _, kind, *whose = cause.key
+            if kind == "session" and [member_id] == whose:
+                assert silent_ms >= member.session_timeout_ms, why
+            elif kind == "sync":
+                assert member_id in before.unsynced, why
+            else:
+                assert kind in ("join", "session") and member_id not in before.joining, why
+        elif isinstance(request, ConsumerGroupHeartbeatRequest):
+            instance = member.described.instance_id if before.kind is ConsumerGroup else member.instance_id
+            leaves = request.member_epoch in (-1, -2) and request.member_id == member_id
+            replaces = request.member_epoch == 0 and instance is not None and request.instance_id == instance
+            assert leaves or replaces, why
+        elif isinstance(request, LeaveGroupRequest):
+            named = {(one.member_id, one.group_instance_id) for one in request.members} | {(request.member_id, None)}
+            assert any(member_id == one or (not one and instance) for one, instance in named), why
+        elif isinstance(request, JoinGroupRequest):
+            instance = member.described.instance_id if before.kind is ConsumerGroup else member.instance_id
+            assert instance is not None and instance == request.group_instance_id and not request.member_id, why
+        else:
+            raise AssertionError(why)
+
+    def _left_behind(self, group_id: str, before: Seen, now: Seen, outcome: Outcome[Any, Any]) -> None:
+        """A classic generation began without members that stay: nothing that they commit counts from now on."""
+        if now.kind is not ClassicGroup or before.kind is not ClassicGroup or now.epoch <= before.epoch:
+            return
+        replies = [answer.reply for answer in outcome.answers] + [outcome.reply]
+        joined = {reply.member_id for reply in replies if isinstance(reply, JoinGroupResponse) and not reply.error_code}
+        for member_id in now.members.keys() - joined:
+            self._forget(group_id, member_id, "left behind")
+
+    def _epochs(self, group_id: str, before: Seen, now: Seen, cause: Cause) -> None:
+        """They never go back; a group that is no more begins anew."""
+        if before.kind is None or now.kind is None:
+            return
+        assert now.epoch >= before.epoch, (cause, before, now)
+        if before.kind is not now.kind or now.kind is not ConsumerGroup:
+            return
+        assert now.target_epoch >= before.target_epoch, (cause, before, now)
+        for member_id, member in now.members.items():
+            known = before.members.get(member_id)
+            if known is not None and LEFT_FOR_A_WHILE not in (member.epoch, known.epoch):
+                assert member.epoch >= known.epoch, (cause, known, member)
+
+    def _whose_target(self, cause: Cause, group: ConsumerGroup, before: Seen, outcome: Outcome[Any, Any]) -> None:
+        if before.kind is not ConsumerGroup or group.target_epoch != before.target_epoch:
+            installs = isinstance(cause.request, ConsumerGroupInstallAssignmentRequest)
+            last = client_assignor(offers_of(member.described) for member in group.members.values())
+            self._client_side[group.group_id] = installs and (last is not None or group.target_epoch != group.epoch)
+            self.counts["installed" if installs else "assigned"] += 1
+
+    def _consistent(self, machine: Coordinator, group: ConsumerGroup) -> None:
+        assert group.target_epoch <= group.epoch, group
+        held: dict[Partition, str] = {}
+        for member_id, member in group.members.items():
+            assert member.epoch <= group.target_epoch, member
+            assert member.previous_epoch <= max(member.epoch, group.target_epoch), member
+            for partition in member.holds:
+                assert partition not in held, (partition, held[partition], member_id)
+                held[partition] = member_id
+            assert bool(member.revoking) == (member.state is MemberState.UNREVOKED_PARTITIONS), member
+            if member.state is MemberState.STABLE and member.epoch == group.target_epoch:
+                assert sets_of(member.assigned) == sets_of(group.target(member_id)), (member, group.targets)
+            instance = member.described.instance_id
+            if instance is not None:
+                assert group.static_members[instance] == member_id, group
+        assert held == group.holders, (held, group.holders)
+        assert all(member_id in group.members for member_id in group.static_members.values()), group
+        assert group.targets.keys() <= group.members.keys(), group
+        targeted: set[Partition] = set()
+        for target in group.targets.values():
+            for partition in _each(target):
+                assert partition not in targeted, (partition, group.targets)
+                targeted.add(partition)
+        if group.members and group.target_epoch == group.epoch and not self._client_side.get(group.group_id):
+            self._whole(machine.image, group, targeted)
+
+    def _whole(self, image: Image, group: ConsumerGroup, targeted: set[Partition]) -> None:
+        """What the coordinator assigns is subscribed and exists, and all of it is assigned."""
+        wanted: set[Partition] = set()
+        for member_id, member in group.members.items():
+            topics = [
+                topic
+                for name in subscription(member.described, image, self._regexes)
+                if (topic := image.by_name.get(name)) is not None
+            ]
+            mine = {(topic.topic_id, number) for topic in topics for number in (*topic.partitions, *topic.retiring)}
+            assert set(_each(group.target(member_id))) <= mine, (member, group.target(member_id))
+            wanted |= mine
+        assert targeted == wanted, (wanted - targeted, targeted - wanted)
+
+    def _granted(self, machine: Coordinator, group: ConsumerGroup, before: Seen) -> None:
+        """What a member is given is in its target, and exists."""
+        if before.kind is not ConsumerGroup:
+            return
+        for member_id, member in group.members.items():
+            known = before.members.get(member_id)
+            if known is member or known is None:
+                continue
+            for topic_id, number in set(member.holds) - set(known.holds):
+                assert number in sets_of(group.target(member_id)).get(topic_id, ()), (known, member)
+                topic = machine.image.by_id.get(topic_id)
+                assert topic is not None and topic.has(number), (known, member)
+                assert self._may_deliver(group.group_id, topic, number), (known, member, topic)
+                self.counts["gated"] += topic.lineage is not None and topic.lineage.current > 0
+
+    def _may_deliver(self, group_id: str, topic: TopicImage, partition: int) -> bool:
+        """Whether all that comes before the next record of a partition has been read."""
+        if topic.lineage is None:
+            return True
+        positions = {}
+        for number in (*topic.partitions, *topic.retiring):
+            topic_id, offset = self.committed.get((group_id, topic.name, number), (None, 0))
+            positions[number] = offset if topic_id == topic.topic_id else 0
+        layout = topic.lineage.layout_at(partition, positions[partition])
+        return topic.lineage.may_deliver(partition, layout, positions)
+
+    def _told_what_is(self, machine: Coordinator, cause: Cause, outcome: Outcome[Any, Any]) -> None:
+        """What a member is told it has is what the coordinator has down for it."""
+        reply, request = outcome.reply, cause.request
+        if cause.group is None or getattr(reply, "error_code", 1) != ErrorCode.NONE:
+            return
+        group = machine.groups.get(cause.group)
+        if isinstance(reply, ConsumerGroupHeartbeatResponse) and reply.member_epoch >= 0:
+            assert isinstance(group, ConsumerGroup)
+            member = group.members[reply.member_id]
+            assert reply.member_epoch == member.epoch
+            if reply.assignment is not None:
+                told = {(topic.topic_id, n) for topic in reply.assignment.topic_partitions for n in topic.partitions}
+                waits = {
+                    (topic.topic_id, n) for topic in reply.assignment.pending_topic_partitions for n in topic.partitions
+                }
+                assert told == set(_each(member.assigned)), (reply, member)
+                assert not told & waits and waits <= set(_each(group.target(member.member_id))), (reply, member)
+        elif isinstance(reply, SyncGroupResponse) and isinstance(group, ClassicGroup):
+            assert bytes(reply.assignment) == group.members[request.member_id].assignment
+
+    def not_told(self, shard: Shard, append: Callable[[], None], records: Iterable[Record]) -> None:
+        """Records are in the log, though the log said that it refused them: they count, too."""
+        before = {group_id: set(group.members) for group_id, group in shard.durable.groups.items()}
+        append()
+        for group_id, members in before.items():
+            group = shard.durable.groups.get(group_id)
+            for member_id in members - (group.members.keys() if group is not None else set()):
+                self._forget(group_id, member_id, "and nobody is told")
+        for key, value in records:
+            if isinstance(key, ConsumerGroupTargetAssignmentMetadataKey):
+                self._client_side[key.group_id] = True
+            elif isinstance(key, OffsetCommitKey):
+                at = (key.group, key.topic, key.partition)
+                if value is None:
+                    self.committed.pop(at, None)
+                else:
+                    self.committed[at] = value.topic_id, value.offset
+                    self._committers[at] = "", False
+                    self._committed_ms[at] = self.world.now_ms
+
+    # -- loading -------------------------------------------------------------------------------------------------------
+
+    def before_stop(self, shard: Shard) -> None:
+        """A machine is about to be thrown away: remember what it had."""
+        assert shard.machine is not None or not shard.timers
+        if shard.machine is not None:
+            shard.lost = {group_id: see(group) for group_id, group in shard.machine.groups.items()}
+
+    def after_load(self, shard: Shard) -> None:
+        """Sessions begin anew; members of classic generations that were not stored are no more."""
+        machine = shard.machine
+        assert machine is not None
+        for group_id, before in shard.lost.items():
+            now = see(machine.groups.get(group_id))
+            for member_id in before.members:
+                if member_id not in now.members:
+                    self._forget(group_id, member_id, "lost")
+        for group_id, group in machine.groups.items():
+            for member_id, member in group.members.items():
+                self._heard_ms[group_id, member_id] = self.world.now_ms
+                if isinstance(member, Member) and member.state is MemberState.UNREVOKED_PARTITIONS:
+                    self._revoking_ms[group_id, member_id] = self.world.now_ms
+
+    # -- the clients' side ---------------------------------------------------------------------------------------------
+
+    def before_send(self, client: Client, request: Any) -> None:
+        """Who joins, or leaves, has let go of everything; but whose application is stuck leaves as it is."""
+        leaves = isinstance(request, LeaveGroupRequest)
+        if isinstance(request, ConsumerGroupHeartbeatRequest):
+            leaves = request.member_epoch < 0
+            if request.member_epoch == 0:
+                assert not client.holds, (client.name, request, client.holds)
+                client.has_given_up = False
+        if leaves and client.is_leaving:
+            assert not client.holds, (client.name, request, client.holds)
+        elif leaves:
+            client.has_given_up = True
+
+    def note(self, shard: Shard, request: Any, reply: Any) -> Any:
+        """What a client is to remember of an answer: who it is, what the coordinator has down for it, topics' ids."""
+        answers = ConsumerGroupHeartbeatResponse | JoinGroupResponse | SyncGroupResponse | HeartbeatResponse
+        if not isinstance(reply, answers) or reply.error_code or shard.machine is None:
+            return None
+        if isinstance(reply, ConsumerGroupHeartbeatResponse) and reply.member_epoch < 0:
+            return None
+        member_id = getattr(reply, "member_id", "") or request.member_id
+        standing = Standing(member_id, self.incarnations[request.group_id, member_id])
+        group = shard.machine.groups.get(request.group_id)
+        if isinstance(reply, ConsumerGroupHeartbeatResponse) and isinstance(group, ConsumerGroup):
+            member = group.members.get(member_id)
+            return standing, None if member is None else frozenset(_each(member.assigned)), {}
+        return standing, None, {topic.name: topic.topic_id for topic in shard.machine.image.by_name.values()}
+
+    def after_reply(self, client: Client, request: Any, reply: Any) -> None:
+        """What a member thinks it is to have is what the coordinator had down for it."""
+        target = getattr(client.machine, "_target", None)
+        if (
+            client.given is not None
+            and isinstance(request, ConsumerGroupHeartbeatRequest)
+            and target is not None
+            and client.is_in
+        ):
+            assert frozenset((one.topic_id, one.partition) for one in target) == client.given, (
+                client.name,
+                reply,
+                target,
+                client.given,
+            )
+        self.check_owners(client.group)
+
+    def after_assign(self, client: Client) -> None:
+        """It takes partitions."""
+        self.counts["taken"] += len(client.assigning)
+        self.check_owners(client.group)
+
+    def check_owners(self, group_id: str) -> None:
+        """No partition is owned twice; what is owned is what the coordinator has down."""
+        shard = self.world.shard_of(group_id)
+        clients = list(self.world.clients_of(group_id))
+        seen = (
+            shard.end,
+            shard.durable.image.version,
+            [(client.name, client.machine.owned, client.assigning, client.is_void) for client in clients],
+        )
+        if self._owners_seen.get(group_id) == seen:
+            return
+        self._owners_seen[group_id] = seen
+        group = shard.durable.groups.get(group_id)
+        owners: dict[Partition, Client] = {}
+        for client in clients:
+            holds = client.holds
+            if not holds or client.is_void:
+                continue
+            for partition in holds:
+                assert partition not in owners, f"{partition} is owned by {owners[partition].name} and {client.name}"
+                owners[partition] = client
+                # To a classic client a partition of a topic that is gone has a name that means nothing any more.
+                exists = not client.is_classic or partition[0] in shard.durable.image.by_id
+                if isinstance(group, ConsumerGroup) and exists:
+                    holder = group.holders.get(partition)
+                    assert holder == client.standing.member_id, (
+                        f"{client.name} owns {partition}, which the coordinator has down for {holder}"
+                    )
+
+    # -- positions -----------------------------------------------------------------------------------------------------
+
+    def _positions(self, machine: Coordinator, cause: Cause, outcome: Outcome[Any, Any]) -> None:
+        request, reply = cause.request, outcome.reply
+        if isinstance(reply, OffsetCommitResponse):
+            by_id = cause.caller is not None and cause.caller.version >= 10
+            for asked, answered in zip(request.topics, reply.topics, strict=True):
+                name = machine.image.name_of(asked.topic_id) if by_id else asked.name
+                for part, answer in zip(asked.partitions, answered.partitions, strict=True):
+                    if answer.error_code == ErrorCode.NONE:
+                        self._committed(machine, request, name, part, by_id=by_id)
+        for record in outcome.records:
+            if type(record.key).__name__ == "OffsetCommitKey" and record.value is None:
+                key = (record.key.group, record.key.topic, record.key.partition)
+                topic_id, _ = self.committed.pop(key)
+                topic = machine.image.by_name.get(key[1])
+                gone = topic is None or topic.topic_id != topic_id
+                old = self.world.now_ms - self._committed_ms[key] >= self.world.theme.retention_ms
+                expired = cause.key == ("expire",) and old and key[1] not in self._read_by(machine, key[0])
+                assert gone or expired or cause.kind == "admin", (cause, record)
+                if isinstance(cause.request, OffsetDeleteRequest):
+                    assert key[1] not in self._read_by(machine, key[0]), (cause, record)
+
+    def _read_by(self, machine: Coordinator, group_id: str) -> frozenset[str]:
+        group = machine.groups.get(group_id)
+        if isinstance(group, ConsumerGroup):
+            return frozenset().union(
+                *(subscription(member.described, machine.image, self._regexes) for member in group.members.values())
+            )
+        return frozenset() if group is None or not group.members else subscribed_topics(group) or frozenset()
+
+    def _committed(
+        self, machine: Coordinator, request: OffsetCommitRequest, name: str, part: Any, *, by_id: bool
+    ) -> None:
+        """Who takes over a partition goes on from where the last one was; by name it may mean a topic that is gone."""
+        key = (request.group_id, name, part.partition_index)
+        topic_id = machine.image.by_name[name].topic_id
+        before, committer = self.committed.get(key), (request.member_id, by_id)
+        if before is not None and before[0] == topic_id and by_id:
+            last, last_by_id = self._committers[key]
+            if last_by_id and last != request.member_id:
+                assert part.committed_offset >= before[1], f"{key} goes back from {before} by {request}"
+        self.committed[key] = topic_id, part.committed_offset
+        self._committers[key] = committer
+        self._committed_ms[key] = self.world.now_ms
+        self.counts["commits"] += 1
+
+    def after_fetch(self, shard: Shard, answer: OffsetFetchResponseGroup) -> None:
+        """What is read is what was acknowledged last."""
+        machine = shard.machine
+        assert machine is not None
+        for topic in answer.topics:
+            name = topic.name or machine.image.name_of(topic.topic_id)
+            known = machine.image.by_name.get(name)
+            for part in topic.partitions:
+                if part.error_code or known is None:
+                    continue
+                topic_id, offset = self.committed.get((answer.group_id, name, part.partition_index), (None, -1))
+                expected = offset if topic_id == known.topic_id else -1
+                assert part.committed_offset == expected, (answer, self.committed)
+
+    def check_positions(self, shard: Shard) -> None:
+        """Nothing that was acknowledged is lost."""
+        machine = shard.machine
+        assert machine is not None
+        for (group_id, name, partition), (topic_id, offset) in self.committed.items():
+            if self.world.shard_of(group_id) is shard:
+                topic = machine.image.by_name.get(name)
+                if topic is not None and topic.topic_id == topic_id:
+                    position = machine.positions.get(group_id, name, partition)
+                    assert position is not None and position.offset == offset, (group_id, name, partition, position)
+
+
+def _each(assignment: Assignment | Iterable[tuple[UUID, Iterable[int]]]) -> Iterator[Partition]:
+    for topic_id, numbers in assignment:
+        for number in numbers:
+            yield topic_id, number
+
+
+__all__ = ["Parked", "Rules"]
