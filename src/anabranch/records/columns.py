@@ -7,7 +7,6 @@ memoryview) of theirs is gone: touching fresh memory costs more than decoding in
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from struct import Struct
@@ -109,34 +108,45 @@ class EncodedBatch(NamedTuple):
 class _Shelf:
     """Slabs of memory, each lent again as soon as nobody refers to it or a view of it any more.
 
-    Those that were lent last are looked at first: they are in a cache, if any is.
+    Those that were lent last are looked at first: they are in a cache, if any is. A slab that is looked at is not on
+    the shelf, so that two threads never look at the same one.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._slabs: list[NDArray[np.uint8]] = []
-        self._size = 0
 
     def take(self, size: int) -> NDArray[np.uint8]:
         """Lend at least `size` bytes, of any content, for as long as someone refers to the array or a view of it."""
         if size > _SLAB_SIZE_MAX:
             return np.empty(size, np.uint8)
         shelf_size = max(_SLAB_SIZE_MIN, 1 << (size - 1).bit_length())
-        with self._lock:
-            slabs = self._slabs
-            for place in range(len(slabs) - 1, max(len(slabs) - _SLABS_LOOKED_AT, 0) - 1, -1):
-                slab = slabs[place]
-                # The list, the variable, and the argument.
-                if len(slab) == shelf_size and getrefcount(slab) == 3:
-                    del slabs[place]
-                    break
-            else:
-                slab = np.empty(shelf_size, np.uint8)
-                self._size += shelf_size
-                while self._size > _SHELF_SIZE_MAX:
-                    self._size -= len(slabs.pop(0))
-            slabs.append(slab)
-            return slab
+        slab = self._found(shelf_size)
+        if slab is None:
+            self._make_room(shelf_size)
+            slab = np.empty(shelf_size, np.uint8)
+        self._slabs.append(slab)
+        return slab
+
+    def _found(self, shelf_size: int) -> NDArray[np.uint8] | None:
+        lent: list[NDArray[np.uint8]] = []
+        try:
+            while len(lent) < _SLABS_LOOKED_AT:
+                slab = self._slabs.pop()
+                # The variable, and the argument.
+                if len(slab) == shelf_size and getrefcount(slab) == 2:
+                    return slab
+                lent.append(slab)
+        except IndexError:
+            pass
+        finally:
+            lent.reverse()
+            self._slabs += lent
+        return None
+
+    def _make_room(self, size: int) -> None:
+        held = size + sum(map(len, tuple(self._slabs)))
+        while held > _SHELF_SIZE_MAX and self._slabs:
+            held -= len(self._slabs.pop(0))
 
 
 _shelf = _Shelf()
@@ -485,7 +495,7 @@ def _gather(
         if ends:
             buffers += (places[ends], 4 * rows + 4)
         buffers += (places[data], record_size * rows if record_size else found[size_at])
-    records = envelope.fill(slab, memory, base - envelope.size - address, end, rows, nodes, buffers)
+    records = envelope.fill(slab.data, memory, base - envelope.size - address, end, rows, nodes, buffers)
     if shape.headers_at:
         arrays = records.columns
         for place in shape.headers_at:

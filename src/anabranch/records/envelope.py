@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 _PREFIX_SIZE = 8
@@ -30,7 +29,7 @@ class Envelope:
         sample = pa.record_batch([pa.nulls(1, kind) for kind in schema.types], schema.names).serialize().to_pybytes()
         self.size = _PREFIX_SIZE + _INT32.unpack_from(sample, 4)[0]
         """Of the message; the columns' memory begins right behind it."""
-        self._message = np.frombuffer(sample, np.uint8, self.size)
+        self._message = sample[: self.size]
         root = _follow(sample, _PREFIX_SIZE)
         self._body_size_at = _field(sample, root, _BODY_SIZE)
         header = _follow(sample, _field(sample, root, _HEADER))
@@ -40,7 +39,7 @@ class Envelope:
 
     def fill(
         self,
-        slab: Any,
+        slab: memoryview,
         memory: pa.Buffer,
         start: int,
         body_size: int,

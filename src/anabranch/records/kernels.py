@@ -304,7 +304,7 @@ def _fold_lines(_: Any, crc: Any, at: Any, lines: Any) -> Any:
             return builder.load(pointer, align=1)
 
         crc, first, lines = arguments
-        lanes = [cgutils.alloca_once(builder, kind) for _ in range(4)]  # type: ignore[no-untyped-call]
+        lanes = [cast(Any, cgutils).alloca_once(builder, kind) for _ in range(4)]
         for place, lane in enumerate(lanes):
             value = loaded(first, place)
             if place == 0:
@@ -800,10 +800,10 @@ def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: ND
                         word = _i64(key_size_at)
                         alike = (word ^ key_shape) & key_shape_mask == 0
                         if not alike:
-                            length = _length(word)
-                            alike = length[0] != 0
+                            found = _length(word)
+                            alike = found[0] != 0
                             if alike:
-                                key_width, key_shape, key_shape_mask, key_mask, key_is_null = length
+                                key_width, key_shape, key_shape_mask, key_mask, key_is_null = found
                         key_length = _squeeze(word, key_mask)
                         key_at = key_size_at + key_width
                         value_size_at = key_at + key_length
@@ -812,10 +812,10 @@ def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: ND
                             word = _i64(value_size_at)
                             alike = (word ^ value_shape) & value_shape_mask == 0
                             if not alike:
-                                length = _length(word)
-                                alike = length[0] != 0
+                                found = _length(word)
+                                alike = found[0] != 0
                                 if alike:
-                                    value_width, value_shape, value_shape_mask, value_mask, value_is_null = length
+                                    value_width, value_shape, value_shape_mask, value_mask, value_is_null = found
                             value_length = _squeeze(word, value_mask)
                             value_at = value_size_at + value_width
                             headers_at = value_at + value_length
@@ -895,8 +895,8 @@ def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: ND
                 value_nulls += nulls
             if plan[TO_HASHES]:
                 for place in range(rows):
-                    size = _i64(keys + 8 * place)
-                    key_hash = _murmur2(_i64(keys + _PLANE + 8 * place), size) & 0x7FFF_FFFF if size >= 0 else -1
+                    length = _i64(keys + 8 * place)
+                    key_hash = _murmur2(_i64(keys + _PLANE + 8 * place), length) & 0x7FFF_FFFF if length >= 0 else -1
                     _put32(plan[TO_HASHES] + 4 * (row + place), key_hash)
             if plan[TO_TIMESTAMP_TYPES]:
                 for place in range(rows):

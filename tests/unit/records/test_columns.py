@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import tracemalloc
+from threading import Thread
 
 import cramjam
 import numpy as np
@@ -255,6 +256,27 @@ def test_a_shelf_keeps_no_more_than_its_bound() -> None:
     lent.clear()
     gc.collect()
     assert sum(map(len, shelf._slabs)) <= columns._SHELF_SIZE_MAX
+
+
+def test_no_memory_is_lent_to_two_threads_at_once() -> None:
+    shelf = columns._Shelf()
+    wrong = []
+
+    def work(number: int) -> None:
+        for turn in range(2_000):
+            slab = shelf.take(100)
+            slab[:8] = number
+            kept = slab[:8] if turn % 3 else slab.data[:8]
+            del slab
+            if bytes(kept) != bytes([number]) * 8:
+                wrong.append(turn)
+
+    threads = [Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
 
 
 def test_a_batch_takes_a_producer_after_it_is_encoded() -> None:
