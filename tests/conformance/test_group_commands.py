@@ -1,43 +1,52 @@
-"""`anabranch group` and `anabranch consume --group` as a user runs them, against Apache Kafka."""
+"""`anabranch group` and `anabranch consume --group` as a user runs them, on our broker and on Apache Kafka."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from anabranch.cli.main import main
 from anabranch.client import sync
 from benchmarks.peers.kafka import ApacheKafka
-from tests.support.broker import ROOT
+from tests.support.broker import running
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    if given := os.environ.get("ANABRANCH_TEST_KAFKA"):
-        yield given
-        return
-    with ApacheKafka(settings={"group.initial.rebalance.delay.ms": "0"}) as kafka:
-        yield kafka.address
+@pytest.fixture(scope="module", params=["anabranch", "apache-kafka"])
+def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if request.param == "anabranch":
+        with running(tmp_path_factory.mktemp("broker"), group_initial_rebalance_delay_ms=0) as broker:
+            yield f"127.0.0.1:{broker.port}"
+    else:
+        with ApacheKafka(settings={"group.initial.rebalance.delay.ms": "0"}) as kafka:
+            yield kafka.address
 
 
 def run(address: str, *words: object, code: int = 0) -> tuple[str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "anabranch.cli", *map(str, words)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "ANABRANCH_BOOTSTRAP_SERVERS": address},
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == code, (done.returncode, done.stdout[-2000:], done.stderr[-2000:])
-    assert "Traceback" not in done.stderr
-    return done.stdout, done.stderr
+    """Run a command in this process, as its `main` does: a process for each would take most of the time to start."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    ended = 0
+    with (
+        mock.patch.object(sys, "argv", ["anabranch", *map(str, words)]),
+        mock.patch.dict(os.environ, {"ANABRANCH_BOOTSTRAP_SERVERS": address}),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            ended = int(end.code or 0)
+    said, complained = (stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
+    assert ended == code, (ended, said[-2000:], complained[-2000:])
+    return said, complained
 
 
 def document(address: str, *words: object) -> Any:

@@ -27,3 +27,33 @@ def test_members_come_and_go_and_every_record_is_read_once(kind: Kind, group: Gr
     group.reads_all()
     if kind.tells_commits:
         assert len(fourth.received) == 50
+
+
+@each_kind(that="is_static")
+def test_a_static_member_bounces_without_a_rebalance(kind: Kind, group: Group) -> None:
+    stays, goes = group.join(kind, instance="stays"), group.join(kind, instance="goes")
+    group.settles(4)
+    had, changes = goes.owned, len(stays.spans())
+    group.produce(40)
+    group.reads_all()
+    group.leave(goes)
+    back = group.join(kind, instance="goes")
+    group.settles(4)
+    assert back.owned == had
+    group.produce(40)
+    group.reads_all()
+    assert set(group.counts().values()) == {1}
+    assert len(stays.spans()) == changes
+
+
+@each_kind(that="has_patterns")
+def test_a_pattern_takes_in_topics_that_appear(kind: Kind, group: Group) -> None:
+    first = group.join(kind, topics=[], pattern=f"{group.group_id}(-[a-z]+)?")
+    second = group.join(kind, topics=[], pattern=f"{group.group_id}(-[a-z]+)?")
+    group.settles(4)
+    group.add_topic("more", 4)
+    group.settles(4)
+    assert {topic for topic, _ in first.owned | second.owned} == set(group.topics)
+    group.produce(80)
+    group.reads_all()
+    assert set(group.counts().values()) == {1}

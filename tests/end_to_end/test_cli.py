@@ -90,6 +90,16 @@ def test_every_format_of_consume(anabranch: Commands) -> None:
     assert anabranch.run("consume", "forms", "--from", "latest", "--until-end")[0] == b""
 
 
+def test_a_group_goes_on_after_what_was_printed_and_not_after_what_was_fetched(anabranch: Commands) -> None:
+    anabranch.run("topic", "create", "printed", "--partitions", 2)
+    lines = b"".join(b'{"k": %d}\n' % number for number in range(100))
+    anabranch.run("produce", "printed", "--from", "-", "--key", "k", stdin=lines)
+    first = anabranch.run("consume", "printed", "--group", "readers", "--limit", 3, "--format", "value")[0]
+    rest = anabranch.run("consume", "printed", "--group", "readers", "--until-end", "--format", "value")[0]
+    assert len(first.splitlines()) == 3
+    assert sorted([*first.splitlines(), *rest.splitlines()]) == sorted(lines.splitlines())
+
+
 def test_topics_are_listed_configured_and_deleted(anabranch: Commands) -> None:
     anabranch.run("topic", "create", "configured", "-c", "retention.ms=1000")
     anabranch.run("topic", "create", "configured", "--if-not-exists")

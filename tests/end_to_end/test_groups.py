@@ -26,6 +26,7 @@ from anabranch.protocol.messages.delete_records import (
 )
 from anabranch.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from anabranch.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from anabranch.protocol.messages.describe_groups import DescribeGroupsRequest
 from anabranch.protocol.messages.describe_topic_partitions import Cursor, DescribeTopicPartitionsRequest, TopicRequest
 from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
 from anabranch.protocol.messages.incremental_alter_configs import (
@@ -364,6 +365,14 @@ def test_offsets_and_groups_are_deleted(client: GroupClient) -> None:
         "none": ErrorCode.GROUP_ID_NOT_FOUND,
     }
     assert client.committed("g") == {}
+
+
+def test_a_group_that_is_not_there_is_dead_to_who_knows_no_better(client: GroupClient) -> None:
+    client.ready("g")
+    for version in range(7):
+        (found,) = client.call(DescribeGroupsRequest(groups=["nobodys"]), version).groups
+        error = ErrorCode.GROUP_ID_NOT_FOUND if version == 6 else ErrorCode.NONE
+        assert (found.group_state, found.error_code) == ("Dead", error)
 
 
 def test_groups_are_listed_by_state_and_type(client: GroupClient) -> None:

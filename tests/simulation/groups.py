@@ -75,10 +75,14 @@ def main() -> int:
     sizes = [min(CHUNK, given.first + given.seeds - first) for first in firsts]
     counts: Counter[str] = Counter()
     failures: list[tuple[int, str]] = []
+    done = 0
     with ProcessPoolExecutor(given.jobs) as pool:
         for found, failed in pool.map(_lives, firsts, sizes) if given.jobs > 1 else map(_lives, firsts, sizes):
             counts += found
             failures += failed
+            done += CHUNK
+            if done % 500 == 0:
+                print(f"{done} lives, {len(failures)} failed, {time.monotonic() - began:.0f} s", flush=True)
             for seed, reason in failed:
                 print(f"seed {seed}: {reason}\n  {replay_command(seed)}", flush=True)
     took = time.monotonic() - began

@@ -66,6 +66,11 @@ STEPS_MAX = 40
 Partition = tuple[UUID, int]
 
 
+def nameless(topic: str) -> UUID:
+    """What stands for the id of a topic that a classic leader knew before the coordinator did."""
+    return UUID(bytes=topic.encode().ljust(16))
+
+
 class Standing(NamedTuple):
     """Who the client is to the coordinator, by the last answer that it has read."""
 
@@ -213,6 +218,11 @@ class Client:
             return True
         incarnation = self.world.rules.incarnations.get((self.group, self.standing.member_id), 0)
         return incarnation != self.standing.incarnation
+
+    @property
+    def has_nothing_to_read(self) -> bool:
+        """Whether it has never found a topic that it wants, and has not joined therefore."""
+        return self.is_classic and self.subscription.pattern is not None and not self._matched
 
     @property
     def is_in(self) -> bool:
@@ -507,7 +517,7 @@ class Client:
         self._in(ms, lambda: self._did(event))
 
     def _stamp(self, owned: Owned) -> UUID:
-        return self._ids.get(owned.topic) or self.world.id_of(owned.topic)
+        return self._ids.get(owned.topic) or nameless(owned.topic)
 
     def _did(self, event: Event) -> None:
         if self._carrying is not event:

@@ -107,6 +107,11 @@ class Connection:
         else:
             self._down_at = max(self._down_at, self.world.now_ms + ms)
 
+    @property
+    def stalled_until_ms(self) -> int:
+        """When everything passes again."""
+        return max(self._up_at, self._down_at)
+
     def _hear(self, correlation: int, api: Api, version: int, data: bytes, note: Any) -> None:
         flight = self._flights.pop(correlation, None)
         if flight is not None:

@@ -9,7 +9,7 @@ for nothing that it commits counts either.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -26,7 +26,7 @@ from anabranch.machines.groups.consumer.group import (
 from anabranch.machines.groups.consumer.target import client_assignor, offers_of, subscription
 from anabranch.machines.groups.coordinator import Coordinator
 from anabranch.machines.groups.image import Image
-from anabranch.machines.groups.records import OffsetCommitKey, Record
+from anabranch.machines.groups.records import ConsumerGroupTargetAssignmentMetadataKey, OffsetCommitKey, Record
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.outcome import Outcome, Parked
 from anabranch.protocol.messages.consumer_group_heartbeat import (
@@ -80,7 +80,7 @@ class Rules:
         self._subscribed: dict[str, dict[str, frozenset[str]]] = {}
         self.committed: dict[tuple[str, str, int], tuple[UUID, int]] = {}
         """Group, topic, partition: the topic's id and the offset that was acknowledged last."""
-        self._committers: dict[tuple[str, str, int], tuple[str, int]] = {}
+        self._committers: dict[tuple[str, str, int], tuple[str, bool]] = {}
         self._regexes = Regexes(1_000)
         self.counts: Counter[str] = Counter()
 
@@ -282,9 +282,8 @@ class Rules:
                 continue
             for topic_id, number in set(member.holds) - set(known.holds):
                 assert number in sets_of(group.target(member_id)).get(topic_id, ()), (known, member)
-                if not self._client_side.get(group.group_id):
-                    topic = machine.image.by_id.get(topic_id)
-                    assert topic is not None and topic.has(number), (known, member)
+                topic = machine.image.by_id.get(topic_id)
+                assert topic is not None and topic.has(number), (known, member)
 
     def _told_what_is(self, machine: Coordinator, cause: Cause, outcome: Outcome[Any, Any]) -> None:
         """What a member is told it has is what the coordinator has down for it."""
@@ -306,16 +305,24 @@ class Rules:
         elif isinstance(reply, SyncGroupResponse) and isinstance(group, ClassicGroup):
             assert bytes(reply.assignment) == group.members[request.member_id].assignment
 
-    def not_told(self, machine: Coordinator, records: Iterable[Record]) -> None:
-        """Records are in the log, though the log said that it refused them: that counts as committed, too."""
+    def not_told(self, shard: Shard, append: Callable[[], None], records: Iterable[Record]) -> None:
+        """Records are in the log, though the log said that it refused them: they count, too."""
+        before = {group_id: set(group.members) for group_id, group in shard.durable.groups.items()}
+        append()
+        for group_id, members in before.items():
+            group = shard.durable.groups.get(group_id)
+            for member_id in members - (group.members.keys() if group is not None else set()):
+                self._forget(group_id, member_id, "and nobody is told")
         for key, value in records:
-            if isinstance(key, OffsetCommitKey):
+            if isinstance(key, ConsumerGroupTargetAssignmentMetadataKey):
+                self._client_side[key.group_id] = True
+            elif isinstance(key, OffsetCommitKey):
                 at = (key.group, key.topic, key.partition)
                 if value is None:
                     self.committed.pop(at, None)
                 else:
                     self.committed[at] = value.topic_id, value.offset
-                    self._committers[at] = "", 0
+                    self._committers[at] = "", False
 
     # -- loading -------------------------------------------------------------------------------------------------------
 
@@ -422,7 +429,7 @@ class Rules:
                 name = machine.image.name_of(asked.topic_id) if by_id else asked.name
                 for part, answer in zip(asked.partitions, answered.partitions, strict=True):
                     if answer.error_code == ErrorCode.NONE:
-                        self._committed(machine, request, name, part)
+                        self._committed(machine, request, name, part, by_id=by_id)
         for record in outcome.records:
             if type(record.key).__name__ == "OffsetCommitKey" and record.value is None:
                 key = (record.key.group, record.key.topic, record.key.partition)
@@ -431,15 +438,19 @@ class Rules:
                 gone = topic is None or topic.topic_id != topic_id
                 assert gone or cause.kind == "admin", (cause, record)
 
-    def _committed(self, machine: Coordinator, request: OffsetCommitRequest, name: str, part: Any) -> None:
+    def _committed(
+        self, machine: Coordinator, request: OffsetCommitRequest, name: str, part: Any, *, by_id: bool
+    ) -> None:
+        """Who takes over a partition goes on from where the last one was; by name it may mean a topic that is gone."""
         key = (request.group_id, name, part.partition_index)
         topic_id = machine.image.by_name[name].topic_id
-        who = (request.member_id, request.generation_id_or_member_epoch)
-        before = self.committed.get(key)
-        if before is not None and before[0] == topic_id and self._committers[key][0] != request.member_id:
-            assert part.committed_offset >= before[1], f"{key} goes back from {before} by {request}"
+        before, committer = self.committed.get(key), (request.member_id, by_id)
+        if before is not None and before[0] == topic_id and by_id:
+            last, last_by_id = self._committers[key]
+            if last_by_id and last != request.member_id:
+                assert part.committed_offset >= before[1], f"{key} goes back from {before} by {request}"
         self.committed[key] = topic_id, part.committed_offset
-        self._committers[key] = who
+        self._committers[key] = committer
         self.counts["commits"] += 1
 
     def after_fetch(self, shard: Shard, answer: OffsetFetchResponseGroup) -> None:

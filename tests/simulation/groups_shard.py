@@ -153,8 +153,7 @@ class Shard:
             self.refuse_append = False
             world.say("%s: the log refuses %d records", self, len(encoded))
             if world.chance.random() < 0.5:  # they are in the log all the same, but nobody is told
-                self._append(encoded)
-                world.rules.not_told(machine, outcome.records)
+                world.rules.not_told(self, lambda: self._append(encoded), outcome.records)
             self.fail()
             return Status.FAILED.value
         self._append(encoded)

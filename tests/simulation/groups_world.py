@@ -32,7 +32,7 @@ from anabranch.protocol.messages.offset_commit import (
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from tests.simulation.groups_client import Client, SimAssignor
+from tests.simulation.groups_client import Client, SimAssignor, nameless
 from tests.simulation.groups_network import Call, Connection
 from tests.simulation.groups_rules import Rules
 from tests.simulation.groups_shard import Cause, Shard, Status, error_response
@@ -222,13 +222,6 @@ class World:
     def some_image(self) -> Image:
         """Metadata as some broker has it."""
         return self.chance.choice(self.images[-2:]) if self._incidents else self.image
-
-    def id_of(self, name: str) -> UUID:
-        """The id of a topic of this name, the newest one; of one that never was, a made-up one."""
-        for image in reversed(self.images):
-            if name in image.by_name:
-                return image.by_name[name].topic_id
-        return UUID(bytes=name.encode().ljust(16))
 
     def _put_topic(self, name: str, count: int, retiring: int = 0, topic_id: UUID | None = None) -> None:
         if topic_id is None:
@@ -513,7 +506,8 @@ class World:
         deadline_ms = self.now_ms + QUIET_MAX_MS
         # What is still under way may yet arrive, and who is yet to begin begins.
         late = [at_ms for at_ms, _, do, _ in self._events if getattr(do, "__func__", None) in _DISTURBING]
-        self.run_until(max(late, default=self.now_ms))
+        late += [connection.stalled_until_ms for connection in self.connections]
+        self.run_until(max([self.now_ms + self.theme.heartbeat_interval_ms, *late]))
         while (missing := self.missing()) is not None:
             assert self.now_ms < deadline_ms, missing
             self.run_until(self.now_ms + CHECK_EVERY_MS)
@@ -544,6 +538,11 @@ class World:
             namesakes = [one for one in self.clients_of(client.group) if one.instance == client.instance]
             if client.instance is not None and len(namesakes) > 1:
                 client.kill()
+        for group_id in self.groups:
+            # A static leader that was started anew does not learn what had changed while it was away (KIP-814): as
+            # soon as the group rebalances it does.
+            if any(client.is_classic and client.instance for client in self.clients_of(group_id)):
+                self.start(group_id, classic=True)
 
     def missing(self) -> str | None:
         """What is not yet as it should be; None when all groups have converged."""
@@ -558,7 +557,7 @@ class World:
         if shard.machine is None:
             return f"{shard} is not there"
         group = shard.machine.groups.get(group_id)
-        clients = list(self.clients_of(group_id))
+        clients = [client for client in self.clients_of(group_id) if not client.has_nothing_to_read]
         for client in clients:
             if not client.is_in or client.is_leaving or client.stuck_until_ms > self.now_ms:
                 return f"{client.name} is not in: {client.machine.phase}"  # type: ignore[attr-defined]
@@ -574,7 +573,7 @@ class World:
             for member_id, client in ids.items():
                 if client.machine.epoch != group.epoch:
                     return f"{client.name} is at epoch {client.machine.epoch} of {group.epoch}"
-                if client.holds != frozenset(group.members[member_id].holds):
+                if not client.is_classic and client.holds != frozenset(group.members[member_id].holds):
                     return f"{client.name} has {client.holds} of {group.members[member_id]}"
         elif group.state is not State.STABLE:
             return f"it is {group.state}"
@@ -590,10 +589,12 @@ class World:
         for client in clients:
             topics = [topic for topic in self.image.by_name.values() if reads(client.subscription, topic.name)]
             mine = {(topic.topic_id, n) for topic in topics for n in (*topic.partitions, *topic.retiring)}
+            ids = {nameless(topic.name): topic.topic_id for topic in topics}
+            holds = {(ids.get(topic_id, topic_id), number) for topic_id, number in client.holds}
             wanted |= mine
-            held += client.holds
-            if client.holds - mine:
-                return f"{client.name} has {client.holds - mine}, to which it does not subscribe"
+            held += holds
+            if holds - mine:
+                return f"{client.name} has {holds - mine}, to which it does not subscribe"
         if len(held) != len(set(held)) or set(held) != wanted:
             return f"partitions {wanted - set(held)} are nobody's"
         return None

@@ -268,6 +268,7 @@ class GroupWorld:
         instance: str | None = None,
         protocol_type: str = "consumer",
         fresh: str = "fresh",
+        connection: int = 0,
     ) -> JoinGroupResponse | Hashable:
         """JoinGroup: the answer, or the ticket under which it will be in `answers`."""
         request = JoinGroupRequest(
@@ -281,7 +282,7 @@ class GroupWorld:
         )
         return self._parked(
             lambda machine, ticket: machine.join_group(
-                request, Caller("classic", "/host", version, fresh), ticket, self.now_ms
+                request, Caller("classic", "/host", version, fresh, connection), ticket, self.now_ms
             )
         )
 

@@ -16,6 +16,8 @@ from anabranch.cli.output import DEFAULT_SERVERS, Servers, note
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from anabranch.client.sync import Consumer
+
 COLUMNS = ("partition", "offset", "timestamp", "key", "value")
 VALUE_WIDTH = 100
 
@@ -92,9 +94,14 @@ def consume(
             while limit is None or printed < limit:
                 table = consumer.poll_arrow(timeout_s=0.5, max_bytes=8 << 20, columns=COLUMNS)
                 if table.num_rows:
-                    table = table if limit is None else table.slice(0, limit - printed)
-                    printer.print(table)
-                    printed += table.num_rows
+                    wanted = table.num_rows if limit is None else min(table.num_rows, limit - printed)
+                    given = 0
+                    try:
+                        printer.print(table.slice(0, wanted))
+                        given = wanted
+                    finally:
+                        _give_back(consumer, topic, table.slice(given))
+                    printed += wanted
                 elif until_end and consumer.assignment() and all(lag == 0 for lag in consumer.lag().values()):
                     break
         except KeyboardInterrupt:
@@ -102,6 +109,16 @@ def consume(
         finally:
             printer.close()
     note(f"{printed:,} records")
+
+
+def _give_back(consumer: Consumer, topic: str, table: pa.Table) -> None:
+    """Go back to the first records that were not printed, so that a group does not count them as read."""
+    first: dict[int, int] = {}
+    for row in table.select(["partition", "offset"]).to_pylist():
+        first.setdefault(row["partition"], row["offset"])
+    for partition, offset in first.items():
+        if (topic, partition) in consumer.assignment():
+            consumer.seek(topic, partition, offset)
 
 
 class _Lines:

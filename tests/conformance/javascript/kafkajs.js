@@ -3,7 +3,7 @@
 
 'use strict'
 
-const { CompressionCodecs, CompressionTypes, ConfigResourceTypes, Kafka, logLevel } = require('kafkajs')
+const { AssignerProtocol, CompressionCodecs, CompressionTypes, ConfigResourceTypes, Kafka, logLevel } = require('kafkajs')
 const Cluster = require('kafkajs/src/cluster')
 const socketFactory = require('kafkajs/src/network/socketFactory')
 const { createLogger } = require('kafkajs/src/loggers')
@@ -163,6 +163,31 @@ serve({
     await connected
     const { resources } = await admin.describeConfigs({ resources: [{ type: ConfigResourceTypes.TOPIC, name: topic }] })
     return Object.fromEntries(resources[0].configEntries.map(({ configName, configValue }) => [configName, configValue]))
+  },
+  async groups() {
+    await connected
+    return (await admin.listGroups()).groups.map(({ groupId }) => groupId)
+  },
+  async describeGroup({ group }) {
+    await connected
+    const { groups } = await admin.describeGroups([group])
+    const assignments = groups[0].members.map(each => AssignerProtocol.MemberAssignment.decode(each.memberAssignment))
+    const owned = assignments.flatMap(({ assignment }) => Object.entries(assignment))
+    return [groups[0].state, owned.flatMap(([topic, partitions]) => partitions.map(partition => [topic, partition]))]
+  },
+  async groupOffsets({ group, topic }) {
+    await connected
+    const [{ partitions }] = await admin.fetchOffsets({ groupId: group, topics: [topic] })
+    return partitions.map(({ partition, offset }) => [partition, Number(offset)]).filter(([, offset]) => offset >= 0)
+  },
+  async setGroupOffsets({ group, topic, offsets }) {
+    await connected
+    const partitions = offsets.map(([partition, offset]) => ({ partition, offset: String(offset) }))
+    await admin.setOffsets({ groupId: group, topic, partitions })
+  },
+  async deleteGroup({ group }) {
+    await connected
+    await admin.deleteGroups([group])
   },
   async cluster() {
     await connected

@@ -13,7 +13,7 @@ const plain = (_, value) => (typeof value === 'bigint' ? Number(value) : value)
 
 // Clients wrap what the broker said; a test wants to know that too.
 function told(error) {
-  const causes = (error.errors ?? [error.cause]).filter(Boolean).map(told)
+  const causes = (error.errors ?? error.groups?.map(group => group.error) ?? [error.cause]).filter(Boolean).map(told)
   return [error.type ?? error.apiId ?? error.code ?? error.name, error.message, ...causes].join(': ')
 }
 
@@ -35,4 +35,4 @@ function serve(calls) {
   lines.on('close', () => previous.then(() => process.exit(0)))
 }
 
-module.exports = { bytes, text, serve }
+module.exports = { bytes, text, told, serve }

@@ -4,6 +4,7 @@
 'use strict'
 
 const readline = require('node:readline')
+const { told } = require('./lines.js')
 
 function tell(event) {
   process.stdout.write(`${JSON.stringify({ at: Number(process.hrtime.bigint()), ...event })}\n`)
@@ -18,7 +19,7 @@ function host(open) {
     try {
       await work()
     } catch (error) {
-      tell({ member, event: 'failed', why: String(error.stack) })
+      tell({ member, event: 'failed', why: told(error) })
     }
   }
   readline.createInterface({ input: process.stdin }).on('line', line => {
@@ -28,8 +29,8 @@ function host(open) {
       owns: partitions => says('owns', { partitions }),
       records: records => says('records', { records }),
       committed: offsets => says('committed', { offsets }),
-      refused: error => says('refused', { why: String(error) }),
-      failed: error => says('failed', { why: String(error.stack ?? error) }),
+      refused: error => says('refused', { why: told(error) }),
+      failed: error => says('failed', { why: told(error) }),
     }
     if (what === 'open') members.set(member, open(asked, report))
     else

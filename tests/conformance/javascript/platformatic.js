@@ -119,4 +119,34 @@ serve({
   async offsetsAt({ topic, timestamp }) {
     return listed(topic, BigInt(timestamp))
   },
+  async groups() {
+    const { admin } = await clients
+    return [...(await admin.listGroups({ types: ['classic', 'consumer'] })).keys()]
+  },
+  async describeGroup({ group }) {
+    const { admin } = await clients
+    const found = (await admin.describeGroups({ groups: [group] })).get(group)
+    const owned = [...found.members.values()].flatMap(({ assignments }) => [...assignments.values()])
+    return [found.state, owned.flatMap(({ topic, partitions }) => partitions.map(partition => [topic, partition]))]
+  },
+  async groupOffsets({ group, topic }) {
+    const { admin } = await clients
+    const [{ topics }] = await admin.listConsumerGroupOffsets({ groups: [group] })
+    const partitions = topics.filter(({ name }) => name === topic).flatMap(each => each.partitions)
+    return partitions.map(({ partitionIndex, committedOffset }) => [partitionIndex, Number(committedOffset)])
+  },
+  async setGroupOffsets({ group, topic, offsets }) {
+    const { admin } = await clients
+    const partitionOffsets = offsets.map(([partition, offset]) => ({ partition, offset: BigInt(offset) }))
+    const topics = [{ name: topic, partitionOffsets }]
+    await admin.alterConsumerGroupOffsets({ groupId: group, topics })
+  },
+  async deleteGroupOffset({ group, topic, partition }) {
+    const { admin } = await clients
+    await admin.deleteConsumerGroupOffsets({ groupId: group, topics: [{ name: topic, partitionIndexes: [partition] }] })
+  },
+  async deleteGroup({ group }) {
+    const { admin } = await clients
+    await admin.deleteGroups({ groups: [group] })
+  },
 })

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import Producer
 
+from anabranch.client import sync
 from tests.conformance.members.process import Worker, Workers, until
 from tests.conformance.members.worker import At
 
@@ -31,14 +32,22 @@ class Kind:
     assignor: str | None = None
     is_static: bool = True
     """Whether it can be a static member."""
-    leaves_when_static: bool = False
-    """Whether a static member leaves for good when it is closed."""
     has_patterns: bool = True
-    sees_new_partitions: bool = True
-    """Whether it tells the group when its topics grow; a member of the consumer protocol need not."""
+    """Whether it can subscribe to topics that do not exist yet by a pattern."""
+    survives_epochs: bool = True
+    """Whether it goes on to read a partition whose leader epoch has changed."""
+    comes_back: bool = True
+    """Whether it joins again when the coordinator does not know it any more."""
+    migrates: bool = True
+    """Whether its subscription can be read, so that a group that it is in can move to the consumer protocol."""
     tells_commits: bool = True
+    """Whether it tells when its commits are done."""
     is_exact: bool = True
-    """Whether what it buffered is dropped when its partition is revoked."""
+    """Whether what it has committed is never handed to it again."""
+    trusts_owned: bool = False
+    """Whether its assignor believes what a member says it owns that was out of the group meanwhile."""
+    is_example: bool = False
+    """Whether it stands for all others in tests of what does not depend on the kind."""
 
     def __str__(self) -> str:
         return "-".join(filter(None, (self.library, self.protocol, self.assignor)))
@@ -53,7 +62,9 @@ class Member:
         self.worker = worker
         self.owned: frozenset[At] = frozenset()
         self.received: list[tuple[At, int, str]] = []
-        self.committed: dict[At, int] = {}
+        self.done: set[int] = set()
+        """Which of what it received it has committed, by index."""
+        self._undone: list[int] = []
         self.refused: list[str] = []
         self.is_gone = False
         self._spans: list[tuple[int, int, frozenset[At]]] = []
@@ -69,10 +80,14 @@ class Member:
         if what == "owns":
             self._own(frozenset((topic, number) for topic, number in event["partitions"]), event["at"])
         elif what == "records":
+            first = len(self.received)
             self.received += [((topic, number), offset, value) for topic, number, offset, value in event["records"]]
+            self._undone = list(range(first, len(self.received)))
         elif what == "committed":
-            for topic, number, offset in event["offsets"]:
-                self.committed[topic, number] = offset
+            ends = {(topic, number): offset for topic, number, offset in event["offsets"]}
+            self.done |= {
+                index for index in self._undone if self.received[index][1] < ends.get(self.received[index][0], 0)
+            }
         elif what == "refused":
             self.refused.append(event["why"])
         elif what == "left":
@@ -94,10 +109,6 @@ class Member:
         """What it owned, from when to when."""
         return [*self._spans, (self._since, ALWAYS, self.owned)]
 
-    def has_committed(self, at: At, offset: int) -> bool:
-        """Whether it knows that it has committed this record."""
-        return self.committed.get(at, 0) > offset
-
 
 class Group:
     """A group of one test."""
@@ -108,9 +119,10 @@ class Group:
         self.members: list[Member] = []
         self._workers = workers
         self._produced: set[str] = set()
-        self._producer = Producer({"bootstrap.servers": workers.address, "linger.ms": 1, "log_level": 0})
+        settings = {"bootstrap.servers": workers.address, "linger.ms": 1, "topic.metadata.refresh.interval.ms": 300}
+        self._producer = Producer({**settings, "log_level": 0})
 
-    # -- what happens ---------------------------------------------------------------------------------------------------
+    # -- what happens --------------------------------------------------------------------------------------------------
 
     def join(self, kind: Kind, *, process: int = 0, **asked: object) -> Member:
         """Let one more member join; those with equal `process` share one."""
@@ -140,6 +152,27 @@ class Group:
         """Stop a member's process; with it all that are in it."""
         member.silent(member.worker.pause())
 
+    def go_on(self, member: Member) -> None:
+        """Let a member's process go on."""
+        member.worker.go_on()
+
+    def configure(self, configs: Mapping[str, str]) -> None:
+        """Set configs of the group."""
+        with sync.Admin(self._workers.address) as admin:
+            admin.alter_configs("group", self.group_id, configs)
+
+    def add_topic(self, name: str, partitions: int) -> None:
+        """Create one more topic."""
+        self.topics = (*self.topics, f"{self.topics[0]}-{name}")
+        with sync.Admin(self._workers.address) as admin:
+            admin.create_topics(self.topics[-1], partitions=partitions)
+
+    def resize(self, partitions: int) -> None:
+        """Give the topics more partitions, or fewer."""
+        with sync.Admin(self._workers.address) as admin:
+            for topic in self.topics:
+                admin.resize(topic, partitions)
+
     def kill(self, member: Member) -> None:
         """Kill a member's process."""
         at = member.worker.kill()
@@ -159,7 +192,20 @@ class Group:
             )
         assert self._producer.flush(30) == 0 and not failed, failed
 
-    # -- what is waited for -----------------------------------------------------------------------------------------------
+    def produce_at_once(self, count: int, partitions: int) -> None:
+        """Produce to partitions that have only just appeared, before members can know of them."""
+        with sync.Producer(self.address) as producer:
+            for number in range(count):
+                value = str(len(self._produced))
+                self._produced.add(value)
+                producer.send(self.topics[0], value, key=value, partition=number % partitions)
+
+    # -- what is waited for --------------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """Where the broker is."""
+        return self._workers.address
 
     @property
     def present(self) -> list[Member]:
@@ -177,11 +223,16 @@ class Group:
 
         until(settled, lambda: f"{self.members} should share {partitions} partitions")
 
-    def reads_all(self) -> None:
-        """Wait until every record has been handed out, and all that can tell have committed what they have."""
+    def reads_all(self, *, beyond: Mapping[At, int] | None = None) -> None:
+        """Wait until every record has been handed out, and all that can tell have committed what they have.
+
+        With `beyond`, only so many records as there are from those offsets on.
+        """
+        skipped = sum((beyond or {}).values())
 
         def read() -> bool:
-            return {value for member in self.members for _, _, value in member.received} >= self._produced
+            found = {value for member in self.members for _, _, value in member.received}
+            return len(found) >= len(self._produced) - skipped
 
         def missing() -> object:
             lost = self._produced - {value for member in self.members for _, _, value in member.received}
@@ -191,22 +242,17 @@ class Group:
         until(self._all_committed, lambda: f"{self.members} should commit what they read")
 
     def _all_committed(self) -> bool:
-        done: Counter[At] = Counter()
-        for member in self.members:
-            for at, offset in member.committed.items():
-                done[at] = max(done[at], offset)
-        ends: Counter[At] = Counter()
-        for member in self.members:
-            if member.kind.tells_commits:
-                for at, offset, _ in member.received:
-                    ends[at] = max(ends[at], offset + 1)
-        return all(done[at] >= end for at, end in ends.items())
+        """Whether all that was read is known to be committed, but for what was read by who could not commit it."""
+        done = {member.received[index][2] for member in self.members for index in member.done}
+        return all(
+            value in done or not member.kind.tells_commits for member in self.members for _, _, value in member.received
+        )
 
     def counts(self) -> Counter[str]:
         """How often each record was handed out."""
         return Counter(value for member in self.members for _, _, value in member.received)
 
-    # -- what must hold ---------------------------------------------------------------------------------------------------
+    # -- what must hold ------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """See that all that must hold held."""
@@ -222,14 +268,12 @@ class Group:
             assert not both, f"{one[3]} and {other[3]} both owned {sorted(both)}"
 
     def _check_deliveries(self) -> None:
-        had: dict[tuple[At, int], list[Member]] = {}
+        sure: dict[tuple[At, int], Member] = {}
         for member in self.members:
-            for at, offset, _ in member.received:
-                had.setdefault((at, offset), []).append(member)
-        for (at, offset), members in had.items():
-            if len(members) > 1 and all(member.kind.is_exact for member in members):
-                sure = [member for member in members if member.kind.tells_commits and member.has_committed(at, offset)]
-                assert len(sure) <= 1, f"{at} @ {offset} was committed by {sure}, each of which had it"
+            for index in member.done if member.kind.is_exact else ():
+                at, offset, _ = member.received[index]
+                other = sure.setdefault((at, offset), member)
+                assert other is member, f"{at} @ {offset} was committed by {other} and by {member}"
 
     def close(self) -> None:
         """Let all leave who are still there."""

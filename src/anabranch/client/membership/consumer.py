@@ -119,6 +119,8 @@ class ConsumerMember:
         self._telling: _Told | None = None
         self._report = False
         """The owned partitions are to be said again, since the target is new."""
+        self._pattern_said = False
+        """The coordinator may know of a pattern: when there is none any more it must be told so."""
         self._unsure = False
         """The owned partitions were said and not answered: what was not among them may be others' by now."""
         self._urgent = False
@@ -344,7 +346,7 @@ class ConsumerMember:
         self._told = self._telling = None
         self._target = None
         self._explain = None
-        self._unsure = False
+        self._unsure = self._pattern_said = False
         self._flight = 0
         self._failures = self._leave_failures = 0
         self._leave_epoch = 0
@@ -406,8 +408,9 @@ class ConsumerMember:
             request.subscribed_topic_names = sorted(wanted.topics)
             if wanted.pattern is not None:
                 request.subscribed_topic_regex = wanted.pattern
-            elif told is None or told.subscription.pattern is not None:
-                request.subscribed_topic_regex = None if told is None else ""
+                self._pattern_said = True
+            elif self._pattern_said:
+                request.subscribed_topic_regex = ""
         if told is None or told.server_assignor != self._server_assignor:
             request.server_assignor = self._server_assignor
         if offered and (told is None or told.offered != offered):
@@ -448,6 +451,7 @@ class ConsumerMember:
     def _heartbeat_taken(self, response: ConsumerGroupHeartbeatResponse, now_ms: int) -> None:
         self._told, self._telling = self._telling, None
         self._unsure = False
+        self._pattern_said = self._told is not None and self._told.subscription.pattern is not None
         self._failures = 0
         if response.member_id:
             self._member_id = response.member_id

@@ -255,6 +255,8 @@ class Coordinator:
         response = beats.heartbeat(step, request, caller)
         for member in step.group.classic_members:
             step.keep_session(member)
+            if member.state is MemberState.UNREVOKED_PARTITIONS:
+                step.expect_within_rebalance_timeout("rebalance", member)
         self._lives[group.group_id] = live
         whole = _Whole()
         whole.add(classic.decide_dissolve(group, now_ms))
@@ -333,10 +335,17 @@ class Coordinator:
         return _Whole(step)
 
     def _waits(self, group_id: str) -> Callable[[UUID, int], bool]:
-        """Whether a partition waits for records of others that the group has not read (ordering.md, section 8)."""
+        """Whether a partition waits for records of others that the group has not read (ordering.md, section 8).
+
+        One that is not there waits, too: a target that a member computed may be older than what there is now.
+        """
+        topics = self.image.by_id
         closed: dict[UUID, frozenset[int]] = {}
 
         def waits(topic_id: UUID, partition: int) -> bool:
+            topic = topics.get(topic_id)
+            if topic is None or not topic.has(partition):
+                return True
             if topic_id not in closed:
                 closed[topic_id] = self._closed(group_id, topic_id)
             return partition in closed[topic_id]

@@ -15,6 +15,7 @@ timeout is removed.
 from __future__ import annotations
 
 from dataclasses import replace
+from uuid import UUID
 
 from anabranch.base.errors import ApiError, DecodeError, ErrorCode
 from anabranch.base.limits import PENDING_MEMBERS_PER_GROUP_MAX
@@ -29,6 +30,7 @@ from anabranch.machines.groups.consumer.group import (
     Draft,
     Member,
     MemberState,
+    assignment_of,
     current_record,
     gone_records,
     group_record,
@@ -81,7 +83,7 @@ def upgrade(classic: ClassicGroup, settings: GroupSettings, image: Image) -> Dra
     if len(classic.members) >= settings.consumer_max_size:
         raise ApiError(ErrorCode.GROUP_MAX_SIZE_REACHED, f"{refusal}it has {len(classic.members)} members.")
     try:
-        members = [_from_classic(member, classic.generation, image) for member in classic.members.values()]
+        members = _from_classic(classic, image)
     except DecodeError as error:
         raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"{refusal}a subscription is unreadable, {error}.") from None
     draft = Draft(ConsumerGroup(group_id))
@@ -97,17 +99,30 @@ def upgrade(classic: ClassicGroup, settings: GroupSettings, image: Image) -> Dra
     return draft
 
 
-def _from_classic(member: ClassicMember, generation: int, image: Image) -> Member:
-    said = described(member.protocols, member.session_timeout_ms)
-    said = replace(
-        said,
-        client_id=member.client_id,
-        client_host=member.client_host,
-        instance_id=member.instance_id,
-        rebalance_timeout_ms=member.rebalance_timeout_ms,
-    )
-    has = embedded.assigned(member.assignment, image)
-    return Member(member.member_id, said, generation, generation, MemberState.STABLE, has)
+def _from_classic(classic: ClassicGroup, image: Image) -> list[Member]:
+    """The members as they are. What one said to own when it joined, and was not assigned, it has yet to let go of."""
+    assigned = {member_id: embedded.assigned(member.assignment, image) for member_id, member in classic.members.items()}
+    taken = {(topic_id, number) for has in assigned.values() for topic_id, numbers in has for number in numbers}
+    members = []
+    for member_id, member in classic.members.items():
+        said = described(member.protocols, member.session_timeout_ms)
+        said = replace(
+            said,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            instance_id=member.instance_id,
+            rebalance_timeout_ms=member.rebalance_timeout_ms,
+        )
+        left: dict[UUID, set[int]] = {}
+        for _, metadata in member.protocols:
+            for topic_id, numbers in embedded.by_id(embedded.subscription(metadata)[1].owned_partitions, image):
+                left.setdefault(topic_id, set()).update(n for n in numbers if (topic_id, n) not in taken)
+        revoking = assignment_of(left)
+        taken.update((topic_id, number) for topic_id, numbers in revoking for number in numbers)
+        state = MemberState.UNREVOKED_PARTITIONS if revoking else MemberState.STABLE
+        generation = classic.generation
+        members.append(Member(member_id, said, generation, generation, state, assigned[member_id], revoking))
+    return members
 
 
 def described(protocols: tuple[tuple[str, bytes], ...], session_timeout_ms: int) -> Described:
@@ -183,6 +198,8 @@ def _to_classic(member: Member, image: Image) -> ClassicMember:
 def join(step: Step, request: JoinGroupRequest, caller: Caller) -> JoinGroupResponse:
     """JoinGroup: what the member wants and owns, and one step towards its target."""
     group, settings = step.group, step.settings
+    if request.member_id in group.members and step.is_late(request.member_id, caller):
+        raise ApiError(ErrorCode.REBALANCE_IN_PROGRESS, f"Member {request.member_id} speaks on a newer connection.")
     if not settings.min_session_timeout_ms <= request.session_timeout_ms <= settings.max_session_timeout_ms:
         raise ApiError(ErrorCode.INVALID_SESSION_TIMEOUT, "The session timeout is out of the broker's bounds.")
     protocols = tuple((protocol.name, bytes(protocol.metadata)) for protocol in request.protocols)
@@ -228,6 +245,7 @@ def join(step: Step, request: JoinGroupRequest, caller: Caller) -> JoinGroupResp
     after = follow(step, member_id, owned)
     step.stop_expecting("join", member_id)
     step.live.pending.pop(member_id, None)
+    step.spoke(member_id, caller)
     step.live.rejoining.discard(member_id)
     step.expect_within_rebalance_timeout("sync", after)
     return JoinGroupResponse(
@@ -248,9 +266,7 @@ def _give_id(step: Step, caller: Caller) -> JoinGroupResponse:
     return JoinGroupResponse(error_code=ErrorCode.MEMBER_ID_REQUIRED, member_id=member_id, protocol_name="")
 
 
-def _who_joins(
-    step: Step, member_id: str, instance_id: str | None, caller: Caller
-) -> tuple[str, Member | None]:
+def _who_joins(step: Step, member_id: str, instance_id: str | None, caller: Caller) -> tuple[str, Member | None]:
     """The id under which the member joins, and who it is so far; a static one without an id takes another's place."""
     group = step.group
     if instance_id is None:

@@ -27,6 +27,8 @@ from anabranch.server.node import Call, Node
 Result = TypeVar("Result")
 Response = TypeVar("Response")
 DEAD = "Dead"
+NOT_FOUND_SINCE = 6
+"""The version of DescribeGroups that says so (KIP-1043)."""
 
 
 def handle_consumer_group_describe(
@@ -54,13 +56,19 @@ def handle_consumer_group_describe(
 def handle_describe_groups(
     node: Node, request: DescribeGroupsRequest, call: Call
 ) -> DescribeGroupsResponse | Awaitable[DescribeGroupsResponse]:
-    """Describe groups of the classic protocol."""
+    """Describe groups of the classic protocol. To who asks in an early version, one that is not there is dead."""
+
+    def look(groups: Any, group_id: str) -> DescribedGroup:
+        found: DescribedGroup = groups.describe_group(group_id)
+        if call.api_version < NOT_FOUND_SINCE and found.error_code == ErrorCode.GROUP_ID_NOT_FOUND:
+            return DescribedGroup(group_id=group_id, group_state=DEAD)
+        return found
 
     def describe(group_id: str) -> DescribedGroup | Awaitable[DescribedGroup]:
         return _read(
             node,
             group_id,
-            lambda groups, now_ms: groups.describe_group(group_id),
+            lambda groups, now_ms: look(groups, group_id),
             lambda code, message: DescribedGroup(
                 error_code=code, error_message=message, group_id=group_id, group_state=DEAD
             ),

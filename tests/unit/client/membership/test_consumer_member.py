@@ -485,3 +485,62 @@ def test_as_long_as_its_epoch_is_zero_it_says_everything() -> None:
     assert again.member_epoch == 0 and again.subscribed_topic_names == ["flights"]
     assert [offered.name for offered in again.client_assignors or ()] == ["everything"]
     assert not world.member.is_member
+
+
+def test_it_does_not_spin_while_the_coordinator_or_the_assignor_is_at_work() -> None:
+    world = World(local_assignors=[Everything()])
+    world.beat()
+    world.answer(4, should_compute_assignment=True)
+    assert isinstance(world.member.next(world.now), Send)
+    world.beat()
+    due = world.quiet()
+    assert due is None or due > world.now
+
+
+def test_what_it_did_not_say_to_own_it_does_not_take_before_it_is_told_again() -> None:
+    world = World().joined(0)
+    world.now += INTERVAL
+    world.beat()
+    world.answer(2, 0, 1)
+    world.member.subscribe(Subscription(frozenset({"flights"})))
+    world.beat()
+    world.member.on_error(world.ticket, DisconnectedError("gone"), world.now)
+    world.now += INTERVAL
+    assert world.beat().topic_partitions == [TopicPartitions(topic_id=FLIGHTS, partitions=[0])]
+    assert world.member.event() is None  # flights-1 may be another's by the time that the coordinator reads this
+    world.answer(3, 0)
+    assert world.member.event() is None
+    world.now += INTERVAL
+    world.beat()
+    world.answer(4, 0, 1)
+    world.carry_out(Assign(owned(1)))
+
+
+def test_what_the_application_is_about_to_take_counts_as_owned() -> None:
+    world = World().joined(0)
+    world.now += INTERVAL
+    world.beat()
+    world.answer(2, 0, 1)
+    taking = world.member.take()
+    assert taking == Assign(owned(1))
+    world.member.subscribe(Subscription(frozenset({"flights"})))
+    assert world.beat().topic_partitions == [TopicPartitions(topic_id=FLIGHTS, partitions=[0, 1])]
+    world.answer(2, 0, 1)
+    world.member.done(taking, world.now)
+    assert world.member.owned == owned(0, 1)
+
+
+def test_a_pattern_that_is_none_any_more_is_taken_back_after_a_request_that_failed_too() -> None:
+    world = World()
+    world.member.subscribe(Subscription(pattern="fl.*"))
+    world.joined(0)
+    world.now += INTERVAL
+    world.beat()
+    world.member.on_error(world.ticket, DisconnectedError("gone"), world.now)
+    world.member.subscribe(Subscription(frozenset({"flights"})))
+    world.now += INTERVAL
+    full = world.beat()
+    assert (full.subscribed_topic_names, full.subscribed_topic_regex) == (["flights"], "")
+    world.answer(1, 0)
+    world.now += INTERVAL
+    assert world.beat().subscribed_topic_regex is None

@@ -282,3 +282,91 @@ def test_a_new_coordinator_knows_the_classic_members_of_a_group_that_is_moving()
     members["B"].join()
     members["B"].sync()
     assert world.told(world.beat("N", 3)) == "foo-2 foo-5"
+
+
+def test_what_a_member_has_yet_to_let_go_of_when_the_group_moves_is_given_to_nobody() -> None:
+    world = GroupWorld(topics(foo=2))
+    members = stable_classic(world, 1, "cooperative-sticky", A="foo-0 foo-1", B="")
+    tickets = {name: world.join_classic(member.name, member.protocols()) for name, member in members.items()}
+    answers = {
+        name: ticket if isinstance(ticket, JoinGroupResponse) else world.answers[ticket]
+        for name, ticket in tickets.items()
+    }
+    leader = next(name for name, answer in answers.items() if answer.member_id == answer.leader)
+    given = [
+        SyncGroupRequestAssignment(member_id=members[name].name, assignment=assignment(share))
+        for name, share in {"A": "foo-0", "B": ""}.items()
+    ]
+    for name in sorted(members, key=lambda name: name != leader):
+        world.sync_classic(members[name].name, 2, given if name == leader else ())
+        members[name].generation = 2
+    assert world.told(world.join("N")) == ""  # foo-1 is nobody's by the leader's assignment, and A still reads it
+    assert world.told(world.beat("N", 3)) is None
+    member = members["A"]
+    assert member.beat() is ErrorCode.REBALANCE_IN_PROGRESS
+    member.owned = "foo-0"
+    assert member.join().generation_id == 3
+    assert member.sync() == "foo-0"
+    holder = world.group.holders[next(iter(world.image.by_id)), 0]
+    assert holder == member.name
+    world.beat("N", 3, "")
+    world.check()
+
+
+def test_who_has_yet_to_let_go_when_the_group_moves_is_removed_if_it_never_does() -> None:
+    world = GroupWorld(topics(foo=2))
+    owns = {"cooperative-sticky": subscription("foo", owned="foo-0 foo-1", generation=1)}
+    members = stable_classic(world, 1, "cooperative-sticky", A="foo-0")
+    world.join_classic(members["A"].name, owns)
+    world.sync_classic(
+        members["A"].name, 2, [SyncGroupRequestAssignment(member_id=members["A"].name, assignment=assignment("foo-0"))]
+    )
+    world.join("N")
+    for _ in range(13):
+        world.beat_classic(members["A"].name, 2)
+        world.beat("N", 3)
+        world.advance(5_000)
+    assert sorted(world.group.members) == ["N"]
+
+
+def test_members_that_could_not_be_a_classic_group_are_not_let_in() -> None:
+    world = GroupWorld(topics(foo=2))
+    world.join("N")
+    first = world.join_classic("", EAGER, version=3)
+    assert isinstance(first, JoinGroupResponse)
+    assert first.error_code == ErrorCode.NONE
+    other = world.join_classic("", {"cooperative-sticky": subscription("foo")}, version=3, fresh="other")
+    assert isinstance(other, JoinGroupResponse)
+    assert other.error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    both = {"cooperative-sticky": subscription("foo"), **EAGER}
+    third = world.join_classic("", both, version=3, fresh="third")
+    assert isinstance(third, JoinGroupResponse)
+    assert third.error_code == ErrorCode.NONE
+    world.leave("N")
+    assert isinstance(world.coordinator.groups[GROUP], ClassicGroup)
+
+
+def test_who_comes_back_after_it_was_removed_learns_that_it_has_lost_all() -> None:
+    world = GroupWorld(topics(foo=2))
+    members = stable_classic(world, 1, "cooperative-sticky", A="foo-0 foo-1")
+    world.join("N")
+    assert world.leave_classic(members["A"].name) is ErrorCode.NONE
+    answer = world.join_classic(members["A"].name, members["A"].protocols())
+    assert isinstance(answer, JoinGroupResponse)
+    assert answer.error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_join_that_comes_late_on_an_older_connection_does_not_speak_for_the_member() -> None:
+    world = GroupWorld(topics(foo=2))
+    members = stable_classic(world, 1, A="foo-0 foo-1")
+    member = members["A"]
+    world.join("N")
+    answer = world.join_classic(member.name, EAGER, connection=2)
+    assert isinstance(answer, JoinGroupResponse)
+    member.generation = answer.generation_id
+    assert member.sync() == "foo-0"
+    world.join("M", topics=["foo"])
+    late = world.join_classic(member.name, EAGER, connection=1)  # it had let go of everything when it sent this
+    assert isinstance(late, JoinGroupResponse)
+    assert late.error_code == ErrorCode.REBALANCE_IN_PROGRESS
+    assert world.group.members[member.name].epoch == member.generation

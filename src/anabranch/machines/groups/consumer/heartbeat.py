@@ -104,14 +104,12 @@ def heartbeat(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller
     member_id = request.member_id or caller.member_id
     replaced, member = find_member(group, member_id, request.instance_id, request.member_epoch)
     if member is not None:
-        check_late(step, member.member_id, caller, rejoins=request.member_epoch == JOINING)
+        check_late(step, member_id, caller, fences=request.member_epoch == JOINING)
     owned = None if request.topic_partitions is None else assignment(request.topic_partitions)
     if request.member_epoch == JOINING:
         owned = NOTHING
     elif member is not None:
         check_epoch(member, request.member_epoch, owned)
-    if caller.connection < step.live.connections.get(member_id, 0):
-        owned = None
     said = _merged(Described() if member is None else member.described, request, caller)
     if member is None or said != member.described:
         _check_versions(group, member_id, said)
@@ -127,7 +125,7 @@ def heartbeat(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller
             replace_member(step, member, member_id, said)
         elif said != member.described:
             step.put(member_record(step.group_id, member_id, said))
-    step.live.connections[member_id] = max(caller.connection, step.live.connections.get(member_id, 0))
+    step.spoke(member_id, caller)
     if calls:
         step.next_epoch()
     step.assign()
@@ -182,10 +180,15 @@ def check_epoch(member: Member, epoch: int, owned: Assignment | None) -> None:
     )
 
 
-def check_late(step: Step, member_id: str, caller: Caller, *, rejoins: bool) -> None:
-    """Refuse to let a member begin anew, or leave, by what comes late on a connection that it uses no more."""
-    if rejoins and caller.connection < step.live.connections.get(member_id, 0):
-        raise ApiError(ErrorCode.FENCED_MEMBER_EPOCH, f"Member {member_id} speaks on a newer connection.")
+def check_late(step: Step, member_id: str, caller: Caller, *, fences: bool) -> None:
+    """Refuse what comes late, on a connection that the member uses no more: it says nothing of the present.
+
+    The member would not hear what it is told in return, so it must not be told anything that it has to do. Should it
+    hear, it is to say it again.
+    """
+    if step.is_late(member_id, caller):
+        code = ErrorCode.FENCED_MEMBER_EPOCH if fences else ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        raise ApiError(code, f"Member {member_id} speaks on a newer connection.")
 
 
 def check_room(step: Step, group: ConsumerGroup) -> None:
@@ -364,7 +367,7 @@ def leaver(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller) -
         request.member_epoch == LEFT_FOR_A_WHILE and member.described.instance_id != request.instance_id
     ):
         raise unknown(group.group_id, request.member_id)
-    check_late(step, member.member_id, caller, rejoins=True)
+    check_late(step, member.member_id, caller, fences=True)
     return member
 
 

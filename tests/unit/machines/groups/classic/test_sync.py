@@ -162,3 +162,13 @@ def test_the_sync_timer_ends_with_the_last_sync(syncs: int) -> None:
     calls: list[Call] = [world.sync(member_id) for member_id in ids[:syncs]]
     assert all(call.error == ErrorCode.NONE for call in calls)
     assert (("classic", "g", "sync") in world.timers) is (syncs < 2)
+
+
+def test_a_sync_and_a_join_that_are_answered_at_once_begin_the_session_anew() -> None:
+    world = GroupWorld()
+    a, b = world.start("a", "b", session_timeout_ms=10_000)
+    world.advance(9_000)
+    assert not world.sync(a).is_parked
+    assert not world.join("b", b, session_timeout_ms=10_000).is_parked
+    world.advance(9_000)
+    assert sorted(world.group.members) == sorted([a, b])

@@ -202,3 +202,14 @@ def test_classic_metadata_has_version_minus_one_during_migration() -> None:
     told = prepare(world, "N", 1)
     versions = {member.member_id: member.assignor.metadata_version for member in told.members}
     assert versions == {"N": 1, members["A"].name: -1}
+
+
+def test_a_partition_that_went_while_the_assignment_was_computed_is_given_to_nobody() -> None:
+    world = assigning("A")
+    prepare(world, "A", 0)
+    world.set_topics(topics(2, foo=2))
+    assert install(world, "A", 0, 1, A="foo-0 foo-1 foo-2").error_code == ErrorCode.NONE
+    answer = world.join("A", client_assignors=[offer(data=b"A")])
+    assert world.told(answer) == "foo-0 foo-1"
+    assert answer.should_compute_assignment
+    world.check()

@@ -217,15 +217,51 @@ def test_the_assignor_that_most_members_name_decides() -> None:
     }
 
 
-def test_what_comes_late_on_an_older_connection_neither_lets_go_nor_begins_anew() -> None:
+def test_what_comes_late_on_an_older_connection_changes_nothing() -> None:
     world = GroupWorld(topics(foo=2))
     world.join("A", connection=1)
     world.join("B", connection=2)
     assert world.told(world.beat("A", 1, connection=3)) == "foo-0"
     late = world.beat("A", 1, "", connection=1)  # sent before it was given anything
-    assert late.error_code == ErrorCode.NONE
+    assert late.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     assert world.told(world.beat("B", 2, connection=2)) is None
     assert world.beat("A", 0, "", connection=1, **SOUND).error_code == ErrorCode.FENCED_MEMBER_EPOCH
     assert world.beat("A", -1, connection=1).error_code == ErrorCode.FENCED_MEMBER_EPOCH
     assert world.beat("A", 1, "foo-0", connection=3).member_epoch == 2
     assert world.told(world.beat("B", 2, connection=2)) == "foo-1"
+
+
+def test_a_late_heartbeat_does_not_bring_back_an_old_subscription() -> None:
+    world = GroupWorld(topics(foo=1, bar=1))
+    world.join("A", topics=["foo"], connection=1)
+    world.beat("A", 1, topics=["bar"], connection=2)
+    late = world.beat("A", 1, topics=["foo"], connection=1)
+    assert late.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert world.group.members["A"].described.topics == ("bar",)
+
+
+def test_a_late_heartbeat_does_not_take_the_word_to_let_go_that_its_member_would_never_hear() -> None:
+    world = GroupWorld(topics(foo=2))
+    world.join("A", connection=1)
+    world.beat("A", 1, "foo-0 foo-1", connection=2)
+    world.join("B", connection=3)
+    world.beat("A", 1, "foo-0 foo-1", connection=1)
+    assert world.told(world.beat("A", 1, connection=2)) == "foo-0"
+
+
+def test_a_static_member_comes_back_on_a_connection_that_is_older_than_its_former_selfs() -> None:
+    world = GroupWorld(topics(foo=1))
+    world.join("A", instance_id="i", connection=5)
+    world.beat("A", -2, instance_id="i", connection=5)
+    assert world.told(world.join("B", instance_id="i", connection=4)) == "foo-0"
+
+
+def test_a_client_that_went_back_to_an_older_connection_is_heard_when_its_session_is_over() -> None:
+    world = GroupWorld(topics(foo=1), GroupSettings(consumer_session_timeout_ms=10_000))
+    world.join("A", connection=1)
+    world.join("A", connection=2)
+    world.advance(9_999)
+    assert world.beat("A", 1, connection=1).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    world.advance(1)
+    assert world.beat("A", 1, connection=1).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert world.told(world.join("A", connection=1)) == "foo-0"

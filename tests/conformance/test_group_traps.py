@@ -1,0 +1,154 @@
+"""Bugs that other systems had, tried with real members and a real broker process; each test's name says the trap."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from anabranch.client import Consumer, TopicPartition, sync
+from benchmarks.peers.anabranch import Anabranch
+from tests.conformance.conftest import GROUP_SETTINGS, Broker
+from tests.conformance.kinds import KINDS
+from tests.conformance.members.group import Group, Kind
+from tests.conformance.members.process import Workers
+
+BY_NAME = {str(kind): kind for kind in KINDS}
+OF_EACH_LIBRARY = [kind for number, kind in enumerate(KINDS) if kind.library not in {k.library for k in KINDS[:number]}]
+EXACT = [kind for kind in KINDS if kind.protocol == "consumer" and kind.is_exact]
+CLEANING = {
+    "offsets.topic.segment.bytes": "4000",
+    "log.retention.check.interval.ms": "100",
+    "log.cleaner.min.cleanable.ratio": "0.01",
+    "log.cleaner.delete.retention.ms": "0",
+}
+
+
+@pytest.fixture(scope="module")
+def mortal() -> Iterator[Anabranch]:
+    """A broker that is killed, and compacts what its coordinators will load all the time."""
+    with Anabranch(settings={**GROUP_SETTINGS, **CLEANING}) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def its_workers(mortal: Anabranch) -> Iterator[Workers]:
+    made = Workers(mortal.address)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ["confluent-consumer", "ours-consumer"],
+        ["confluent-classic-range", "python-classic-range"],
+        ["confluent-classic-cooperative-sticky", "ours-consumer"],
+    ],
+    ids="+".join,
+)
+def test_a_broker_killed_in_the_middle_of_a_groups_life_loads_what_is_being_compacted(
+    kinds: list[str], mortal: Anabranch, its_workers: Workers
+) -> None:
+    topic = f"killed-{uuid.uuid4().hex[:8]}"
+    with sync.Admin(mortal.address) as admin:
+        admin.create_topics(topic, partitions=4)
+    group = Group(its_workers, topic, topic)
+    members = [group.join(BY_NAME[name]) for name in kinds]
+    group.settles(4)
+    for life in range(2):
+        for _ in range(10):
+            group.produce(8)
+            group.reads_all()
+        mortal.kill()
+        mortal.start()
+        group.produce(40)
+        group.reads_all()
+        group.settles(4)
+        if life == 0:
+            members.append(group.join(BY_NAME[kinds[0]]))
+            group.settles(4)
+    group.leave(members[0])
+    group.settles(4)
+    group.produce(40)
+    group.reads_all()
+    group.close()
+    group.check()
+
+
+@pytest.mark.parametrize("kind", EXACT, ids=str)
+def test_a_stale_member_epoch_at_offset_fetch_is_not_taken_for_latest(kind: Kind, group: Group) -> None:
+    group.produce(40, partitions=range(4))
+    steady = group.join(kind)
+    group.settles(4)
+    group.reads_all()
+    group.leave(steady)
+    with sync.Admin(group.address) as admin:
+        for _ in range(4):
+            joining = [group.join(kind, reset="latest"), group.join(kind, reset="latest")]
+            group.produce(20)
+            group.settles(4)
+            group.produce(20)
+            group.leave(*joining[:1])
+            group.produce(20)
+            group.leave(*joining[1:])
+        assert admin.list_group_offsets(group.group_id)
+    group.join(kind, reset="latest")
+    group.reads_all()
+
+
+@pytest.mark.parametrize("kind", OF_EACH_LIBRARY, ids=str)
+def test_a_fetch_offset_inside_a_batch_returns_that_batch(kind: Kind, group: Group) -> None:
+    group.produce(80, partitions=range(4))
+    middle = {(group.topics[0], number): 7 for number in range(4)}
+    with sync.Admin(group.address) as admin:
+        admin.alter_group_offsets(group.group_id, middle)
+    member = group.join(kind)
+    group.reads_all(beyond=middle)
+    assert sorted(offset for _, offset, _ in member.received) == sorted([*range(7, 20)] * 4)
+
+
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+def test_the_leave_heartbeat_is_not_sent_before_what_is_revoked_was_committed(
+    protocol: str, group: Group, group_broker: Broker
+) -> None:
+    topic = group.topics[0]
+    group.produce(40, partitions=range(4))
+
+    async def scenario() -> None:
+        consumer = Consumer(
+            group_broker.address,
+            group_id=group.group_id,
+            group_protocol=protocol,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+        )
+        count = 0
+
+        async def commit(partitions: list[TopicPartition]) -> None:
+            assert len(partitions) == 4
+            await asyncio.sleep(0.3)  # longer than a heartbeat takes
+            await consumer.commit()
+
+        consumer.subscribe(topic, on_partitions_revoked=commit)
+        while count < 40:
+            count += len(await consumer.poll(1))
+        await consumer.close()
+
+    asyncio.run(scenario())
+    with sync.Admin(group_broker.address) as admin:
+        offsets = admin.list_group_offsets(group.group_id)
+    assert {at.partition: found.offset for at, found in offsets.items()} == dict.fromkeys(range(4), 10)
+
+
+def test_a_new_partition_is_not_read_from_its_latest_offset(group: Group) -> None:
+    first = group.join(BY_NAME["ours-consumer"], reset="latest")
+    second = group.join(BY_NAME["ours-consumer"], reset="latest")
+    group.settles(4)
+    group.resize(6)
+    group.produce_at_once(60, 6)
+    group.settles(6)
+    group.reads_all()
+    assert first.received and second.received
