@@ -123,12 +123,12 @@ def _ready(server: ServerProcess, group: str) -> Any:
 def _loaded(directory: Path, records: int) -> Mapping[str, float]:
     """Start a broker on the log; the time from when it serves to the first answer of its coordinator."""
     with Anabranch(directory=directory, settings={**ONE_SHARD, "durability": "os"}) as server:
-        began = time.monotonic()
+        before, began = server.usage().cpu_s, time.monotonic()
         answer = _ready(server, "group-000000")
-        taken = time.monotonic() - began
+        taken, cpu_s = time.monotonic() - began, server.usage().cpu_s - before
         assert sum(len(topic.partitions) for topic in answer.topics) == min(100, records)
         resident = server.usage().resident_bytes
-    return {"load_s": taken, "start_s": server.started_in_s, "resident_bytes": float(resident)}
+    return {"load_s": taken, "cpu_s": cpu_s, "start_s": server.started_in_s, "resident_bytes": float(resident)}
 
 
 def load(scale: Scale) -> list[Result]:
@@ -145,13 +145,17 @@ def load(scale: Scale) -> list[Result]:
                 f"coordinator.load_{per_batch}_per_batch",
                 what=f"{records:,} committed offsets of different keys, {per_batch} per batch, in one partition of "
                 "__consumer_offsets: from when a fresh broker process serves to the first OffsetFetch that its "
-                "coordinator answers; start_s is how long the process took to serve",
+                "coordinator answers, in time and in CPU time; start_s is how long the process took to serve",
                 sides={
                     "anabranch": partial(_loaded, directory, records),
-                    "allowed": lambda: {"load_s": LOAD_S_MAX, "start_s": LOAD_S_MAX, "resident_bytes": 1e9},
+                    "allowed": lambda: {
+                        **dict.fromkeys(("load_s", "cpu_s", "start_s"), LOAD_S_MAX),
+                        "resident_bytes": 1e9,
+                    },
                 },
                 bars=[
                     Bar("load_s", "s", "less", 1.0),
+                    Bar("cpu_s", "s", "less", 1.0),
                     Bar("start_s", "s", "less"),
                     Bar("resident_bytes", "B", "less"),
                 ],
