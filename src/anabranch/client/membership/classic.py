@@ -498,7 +498,11 @@ class ClassicMember:
 
     def _check_taken_over(self) -> None:
         """A leader that was started anew and given its former self's assignment assigns anew if that is out of date."""
-        if self._leads and self._used and any(one.partition >= self._used.get(one.topic, 0) for one in self._target or ()):
+        if (
+            self._leads
+            and self._used
+            and any(one.partition >= self._used.get(one.topic, 0) for one in self._target or ())
+        ):
             self._rejoin = True
 
     def _look_again(self, now_ms: int) -> None:
