@@ -64,7 +64,7 @@ class Member:
         self.received: list[tuple[At, int, str]] = []
         self.done: set[int] = set()
         """Which of what it received it has committed, by index."""
-        self._undone: list[int] = []
+        self._undone: set[int] = set()
         self.refused: list[str] = []
         self.is_gone = False
         self._spans: list[tuple[int, int, frozenset[At]]] = []
@@ -82,14 +82,16 @@ class Member:
         elif what == "records":
             first = len(self.received)
             self.received += [((topic, number), offset, value) for topic, number, offset, value in event["records"]]
-            self._undone = list(range(first, len(self.received)))
+            self._undone |= set(range(first, len(self.received)))
         elif what == "committed":
             ends = {(topic, number): offset for topic, number, offset in event["offsets"]}
-            self.done |= {
-                index for index in self._undone if self.received[index][1] < ends.get(self.received[index][0], 0)
-            }
+            done = {it for it in self._undone if self.received[it][1] < ends.get(self.received[it][0], 0)}
+            self._undone -= done
+            self.done |= done
         elif what == "refused":
             self.refused.append(event["why"])
+            if not event.get("again"):
+                self._undone.clear()
         elif what == "left":
             self.is_gone = True
         elif what == "failed":
@@ -100,6 +102,7 @@ class Member:
         if self._since:
             self._spans.append((self._since, at, self.owned))
         self.owned, self._since = owned, at
+        self._undone = {it for it in self._undone if self.received[it][0] in owned}
 
     def silent(self, at: int) -> None:
         """From here on it owns nothing that it could know of, until it says so again."""

@@ -8,7 +8,8 @@
     member, said the same       -               waits         told the generation again    told the generation
     member, says another thing  -               waits         begins a rebalance           begins a rebalance
 
-(1) unless its protocols change the group's choice, or it subscribes to other topics. The replaced member is fenced: FENCED_INSTANCE_ID (KIP-345).
+(1) unless its protocols change the group's choice, or it subscribes to other topics. The replaced member is fenced:
+FENCED_INSTANCE_ID (KIP-345).
 """
 
 from __future__ import annotations
