@@ -418,7 +418,7 @@ class World:
     def stall(self) -> None:
         if self.connections:
             connection = self.chance.choice(self.connections)
-            connection.stall(self.chance.choice((1_000, 5_000, 15_000)), up=self.chance.random() < 0.5)
+            connection.stall(self.chance.choice((1_000, 3_000, 8_000)), up=self.chance.random() < 0.7)
 
     def reset(self) -> None:
         if self.connections:
@@ -657,7 +657,7 @@ class World:
         wanted: set[tuple[UUID, int]] = set()
         held: list[tuple[UUID, int]] = []
         for client in clients:
-            topics = [topic for topic in self.image.by_name.values() if reads(client.subscription, topic.name)]
+            topics = [topic for topic in self.image.by_name.values() if reads(client.reads, topic.name)]
             mine = {(topic.topic_id, n) for topic in topics for n in (*topic.partitions, *topic.retiring)}
             ids = {nameless(topic.name): topic.topic_id for topic in topics}
             holds = {(ids.get(topic_id, topic_id), number) for topic_id, number in client.holds}
@@ -675,10 +675,12 @@ def _last_end(lineage: Lineage, partition: int) -> int:
     return max((ends[partition] for ends in lineage.ends if partition in ends), default=0)
 
 
-def reads(wanted: Subscription, name: str) -> bool:
+def reads(wanted: Subscription | None, name: str) -> bool:
     """Whether a topic is subscribed to."""
     import re2
 
+    if wanted is None:
+        return False
     if wanted.pattern is not None:
         return re2.compile(wanted.pattern).fullmatch(name) is not None
     return name in wanted.topics
@@ -692,7 +694,7 @@ _INCIDENTS: tuple[tuple[Callable[[Theme], float], Callable[[World], object]], ..
     (lambda theme: 3, World.pause),
     (lambda theme: 4, World.subscribe),
     (lambda theme: 2 * theme.local_assignors, World.choose_assignor),
-    (lambda theme: 4 * theme.faults, World.stall),
+    (lambda theme: 12 * theme.faults, World.stall),
     (lambda theme: 6 * theme.faults, World.reset),
     (lambda theme: 3 * theme.faults, World.isolate),
     (lambda theme: theme.crashes, World.crash),

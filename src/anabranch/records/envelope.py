@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 _PREFIX_SIZE = 8
 _UINT16, _INT32, _INT64 = Struct("<H"), Struct("<i"), Struct("<q")
@@ -41,7 +40,7 @@ class Envelope:
 
     def fill(
         self,
-        slab: NDArray[np.uint8],
+        slab: Any,
         memory: pa.Buffer,
         start: int,
         body_size: int,

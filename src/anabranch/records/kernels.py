@@ -304,7 +304,7 @@ def _fold_lines(_: Any, crc: Any, at: Any, lines: Any) -> Any:
             return builder.load(pointer, align=1)
 
         crc, first, lines = arguments
-        lanes = [cgutils.alloca_once(builder, kind) for _ in range(4)]
+        lanes = [cgutils.alloca_once(builder, kind) for _ in range(4)]  # type: ignore[no-untyped-call]
         for place, lane in enumerate(lanes):
             value = loaded(first, place)
             if place == 0:
@@ -895,8 +895,8 @@ def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: ND
                 value_nulls += nulls
             if plan[TO_HASHES]:
                 for place in range(rows):
-                    length = _i64(keys + 8 * place)
-                    key_hash = _murmur2(_i64(keys + _PLANE + 8 * place), length) & 0x7FFF_FFFF if length >= 0 else -1
+                    size = _i64(keys + 8 * place)
+                    key_hash = _murmur2(_i64(keys + _PLANE + 8 * place), size) & 0x7FFF_FFFF if size >= 0 else -1
                     _put32(plan[TO_HASHES] + 4 * (row + place), key_hash)
             if plan[TO_TIMESTAMP_TYPES]:
                 for place in range(rows):
