@@ -1,4 +1,4 @@
-"""Lives of groups, one per seed: `python -m tests.simulation.groups --seeds 10000 [--first 0] [--jobs 2]`.
+"""Lives of groups, one for each seed: `python -m tests.simulation.groups --seeds 10000 --jobs 2`.
 
 A seed that fails prints the command that tells its whole story.
 """
@@ -10,83 +10,98 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from itertools import repeat
 from pathlib import Path
 
 from tests.simulation.groups_world import World
 
 CHUNK = 20
+PROGRESS_EVERY = 500
 
 
-def live(seed: int, *, show: bool = False) -> World:
+def live(seed: int) -> World:
     """A whole life. AssertionError names the command that replays it."""
-    world = World(seed, show=show)
+    world = World(seed)
     try:
         world.live()
     except Exception as error:
-        if show:
-            assert world.transcript is not None
-            sys.stdout.write("\n".join([*world.transcript, ""]))
-            raise
-        text = f"{error}\n\nseed {seed}, {world.now_ms - 1_000_000} ms; replay it with:\n  {replay_command(seed)}\n"
+        text = f"{error}\n\nseed {seed}, {world.lived_ms} ms; the whole story:\n  {command(seed)}"
         raise AssertionError(text) from error
     return world
 
 
-def replay_command(seed: int) -> str:
+def story(seed: int) -> tuple[str, bool]:
+    """What happens in a life, line by line, and whether it ends well."""
+    world = World(seed, show=True)
+    assert world.transcript is not None
+    try:
+        world.live()
+    except Exception:
+        world.transcript.append(traceback.format_exc())
+        return "\n".join(world.transcript), False
+    return "\n".join(world.transcript), True
+
+
+def command(seed: int) -> str:
     """What tells the story of a seed."""
-    return f"PYTHONPATH=src:. python -m tests.simulation.groups --first {seed} --seeds 1 --show"
+    return f"PYTHONPATH=src:. python -m tests.simulation.groups --first {seed} --show"
 
 
-def _lives(first: int, count: int) -> tuple[Counter[str], list[tuple[int, str]]]:
+def _lives(first: int, count: int) -> tuple[int, Counter[str], list[str]]:
     counts: Counter[str] = Counter()
     failures = []
     for seed in range(first, first + count):
+        world = World(seed)
         try:
-            world = live(seed)
+            world.live()
         except Exception as error:
-            cause = error.__cause__ or error
-            frames = [f for f in traceback.extract_tb(cause.__traceback__)]
-            place = frames[-1]
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            reason = str(error).splitlines() or [type(error).__name__]
             failures.append(
-                (seed, f"{Path(place.filename).name}:{place.lineno} {type(cause).__name__} {str(cause)[:160]}")
+                f"seed {seed}: {Path(place.filename).name}:{place.lineno}: {reason[0][:300]}\n  {command(seed)}"
             )
-        else:
-            counts += world.rules.counts
-    return counts, failures
+        counts += world.rules.counts
+    return count, counts, failures
+
+
+def _all_lives(first: int, seeds: int, jobs: int) -> Iterator[tuple[int, Counter[str], list[str]]]:
+    firsts = range(first, first + seeds, CHUNK)
+    sizes = [min(CHUNK, first + seeds - begin) for begin in firsts]
+    if jobs == 1:
+        yield from map(_lives, firsts, sizes)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(_lives, firsts, sizes)
 
 
 def main() -> int:
-    """Run seeds; the exit code is 1 if one fails."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=200)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--show", action="store_true", help="tell what happens; for one seed")
+    """Run seeds; the exit code is 1 if one of them fails."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.groups", description="lives of groups, by seed")
+    parser.add_argument("--seeds", type=int, default=200, help="how many lives")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--show", action="store_true", help="tell the story of the first seed instead")
     given = parser.parse_args()
     if given.show:
-        world = live(given.first, show=True)
-        assert world.transcript is not None
-        sys.stdout.write("\n".join([*world.transcript, ""]))
-        return 0
+        text, well = story(given.first)
+        print(text)
+        return 0 if well else 1
     began = time.monotonic()
-    firsts = range(given.first, given.first + given.seeds, CHUNK)
-    sizes = [min(CHUNK, given.first + given.seeds - first) for first in firsts]
     counts: Counter[str] = Counter()
-    failures: list[tuple[int, str]] = []
-    with ProcessPoolExecutor(given.jobs) as pool:
-        for found, failed in pool.map(_lives, firsts, sizes) if given.jobs > 1 else map(_lives, firsts, sizes):
-            counts += found
-            failures += failed
-            for seed, reason in failed:
-                print(f"seed {seed}: {reason}\n  {replay_command(seed)}", flush=True)
-    took = time.monotonic() - began
-    print(f"{given.seeds - len(failures)} of {given.seeds} lives in {took:.1f} s; {dict(sorted(counts.items()))}")
-    return 1 if failures else 0
+    done = failed = 0
+    for count, found, failures in _all_lives(given.first, given.seeds, given.jobs):
+        before, done = done, done + count
+        counts += found
+        failed += len(failures)
+        for failure in failures:
+            print(failure, flush=True)
+        if done // PROGRESS_EVERY > before // PROGRESS_EVERY and done < given.seeds:
+            print(f"{done} of {given.seeds} lives, {failed} failed, {time.monotonic() - began:.0f} s", flush=True)
+    total = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    print(f"{done - failed} of {done} lives ended well in {time.monotonic() - began:.0f} s: {total}")
+    return 1 if failed else 0
 
-
-__all__ = ["live", "repeat", "replay_command"]
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -147,6 +147,8 @@ class Client:
         self.instance = instance
         self.is_classic = classic
         self.subscription = subscription
+        self.reads: Subscription | None = None
+        """What the machine was told: a classic one is told names, and keeps to them while a pattern has no match."""
         self.is_alive = True
         self.is_leaving = False
         self.stuck_until_ms = 0
@@ -180,7 +182,7 @@ class Client:
             self.machine = ConsumerMember(
                 settings, world.fresh_id(), server_assignor=server_assignor, local_assignors=local_assignors
             )
-        self.request_timeout_ms = chance.choice((1_500, 4_000, 10_000))
+        self.request_timeout_ms = chance.choice((800, 1_500, 5_000))
         self.is_slow = chance.random() < 0.3
         self.shard = world.shard_of(group)
         self._channels: dict[str, Connection] = {}
@@ -222,7 +224,7 @@ class Client:
     @property
     def has_nothing_to_read(self) -> bool:
         """Whether it has never found a topic that it wants, and has not joined therefore."""
-        return self.is_classic and self.subscription.pattern is not None and not self._matched
+        return self.reads is None
 
     @property
     def is_in(self) -> bool:
@@ -244,6 +246,7 @@ class Client:
                 self._looking = True
                 self._match()
         else:
+            self.reads = self.subscription
             self.machine.subscribe(self.subscription)
 
     def _match(self) -> None:
@@ -258,7 +261,8 @@ class Client:
         names = frozenset(name for name in image.by_name if re2.compile(pattern).fullmatch(name))
         if names and names != self._matched and not self.is_leaving:
             self._matched = names
-            self.machine.subscribe(Subscription(names))
+            self.reads = Subscription(names)
+            self.machine.subscribe(self.reads)
             self._pump()
         self._in(2_500 if self._matched else 500, self._match)
 

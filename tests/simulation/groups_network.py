@@ -60,7 +60,7 @@ class Connection:
         self.broker_life = shard.broker_life
         self.is_open = True
         self._flights: dict[int, _Flight] = {}
-        self._correlations = 0
+        self._correlations = self._arrived = 0
         self._up_at = self._down_at = 0
         self._last_heard = 1 << 60
         """The last request that still arrives after the client has closed."""
@@ -90,7 +90,7 @@ class Connection:
             return
         self.is_open = False
         self.world.connections.remove(self)
-        self._last_heard = self.world.chance.randint(0, self._correlations)
+        self._last_heard = self.world.chance.randint(self._arrived, self._correlations)
         self.world.say("%s closes connection %d: %s", self.client_id, self.number, reason)
         flights, self._flights = self._flights, {}
         for flight in flights.values():
@@ -123,6 +123,8 @@ class Connection:
         if correlation > self._last_heard or self.broker_life != self.shard.broker_life:
             return
         world = self.world
+        self._arrived = correlation
+        world.rules.counts["late"] += not self.is_open
         request = decode(api.request, data, version)
         call = Call(self, correlation, api, version, request)
         self._calls.append(call)

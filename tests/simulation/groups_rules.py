@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
-from anabranch.machines.groups.classic import ClassicGroup
+from anabranch.machines.groups.classic import ClassicGroup, subscribed_topics
 from anabranch.machines.groups.consumer.group import (
     LEFT_FOR_A_WHILE,
     Assignment,
@@ -25,7 +25,7 @@ from anabranch.machines.groups.consumer.group import (
 )
 from anabranch.machines.groups.consumer.target import client_assignor, offers_of, subscription
 from anabranch.machines.groups.coordinator import Coordinator
-from anabranch.machines.groups.image import Image
+from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.records import ConsumerGroupTargetAssignmentMetadataKey, OffsetCommitKey, Record
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.outcome import Outcome, Parked
@@ -38,6 +38,7 @@ from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatRes
 from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from anabranch.protocol.messages.leave_group import LeaveGroupRequest
 from anabranch.protocol.messages.offset_commit import OffsetCommitRequest, OffsetCommitResponse
+from anabranch.protocol.messages.offset_delete import OffsetDeleteRequest
 from anabranch.protocol.messages.offset_fetch import OffsetFetchResponseGroup
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 from tests.simulation.groups_client import Client, Standing
@@ -81,6 +82,8 @@ class Rules:
         self.committed: dict[tuple[str, str, int], tuple[UUID, int]] = {}
         """Group, topic, partition: the topic's id and the offset that was acknowledged last."""
         self._committers: dict[tuple[str, str, int], tuple[str, bool]] = {}
+        self._committed_ms: dict[tuple[str, str, int], int] = {}
+        self._owners_seen: dict[str, object] = {}
         self._regexes = Regexes(1_000)
         self.counts: Counter[str] = Counter()
 
@@ -98,11 +101,13 @@ class Rules:
             self._members_gone(shard, cause, group_id, seen, now)
             self._left_behind(group_id, seen, now, outcome)
             self._epochs(group_id, seen, now, cause)
-            if isinstance(group, ConsumerGroup):
+            changed = bool(outcome.records) or cause.kind in ("topics", "loaded")
+            if changed and isinstance(group, ConsumerGroup):
                 self._whose_target(cause, group, seen, outcome)
                 self._consistent(machine, group)
                 self._granted(machine, group, seen)
-            shard.check_durable(group_id)
+            if changed or isinstance(group, ClassicGroup) or self.world.chance.random() < 0.1:
+                shard.check_durable(group_id)
             if now.epoch != seen.epoch:
                 self.counts["epochs"] += 1
             if seen.kind is not now.kind and seen.kind is not None and now.kind is not None:
@@ -131,9 +136,12 @@ class Rules:
             if error == ErrorCode.NONE or called:
                 member_id = getattr(outcome.reply, "member_id", "") or request.member_id
                 self._heard_ms[group_id, member_id] = now_ms
-        elif isinstance(request, OffsetCommitRequest) and kind is ClassicGroup:
-            if any(not part.error_code for topic in outcome.reply.topics for part in topic.partitions):
-                self._heard_ms[group_id, request.member_id] = now_ms
+        elif (
+            isinstance(request, OffsetCommitRequest)
+            and kind is ClassicGroup
+            and any(not part.error_code for topic in outcome.reply.topics for part in topic.partitions)
+        ):
+            self._heard_ms[group_id, request.member_id] = now_ms
         for answer in outcome.answers:
             call = self.world.calls.get(answer.ticket)
             if call is not None and not answer.reply.error_code:
@@ -174,7 +182,7 @@ class Rules:
             assert whose == member_id, why
             classic = member.described.classic
             if kind == "session":
-                timeout_ms = shard.settings.of(group_id).session_timeout_ms
+                timeout_ms = 3 * self.world.theme.heartbeat_interval_ms  # whatever the group's config was meanwhile
                 assert silent_ms >= (timeout_ms if classic is None else classic.session_timeout_ms), why
             elif kind == "rebalance":
                 waited_ms = now_ms - self._revoking_ms[group_id, member_id]
@@ -284,6 +292,19 @@ class Rules:
                 assert number in sets_of(group.target(member_id)).get(topic_id, ()), (known, member)
                 topic = machine.image.by_id.get(topic_id)
                 assert topic is not None and topic.has(number), (known, member)
+                assert self._may_deliver(group.group_id, topic, number), (known, member, topic)
+                self.counts["gated"] += topic.lineage is not None and topic.lineage.current > 0
+
+    def _may_deliver(self, group_id: str, topic: TopicImage, partition: int) -> bool:
+        """Whether all that comes before the next record of a partition has been read."""
+        if topic.lineage is None:
+            return True
+        positions = {}
+        for number in (*topic.partitions, *topic.retiring):
+            topic_id, offset = self.committed.get((group_id, topic.name, number), (None, 0))
+            positions[number] = offset if topic_id == topic.topic_id else 0
+        layout = topic.lineage.layout_at(partition, positions[partition])
+        return topic.lineage.may_deliver(partition, layout, positions)
 
     def _told_what_is(self, machine: Coordinator, cause: Cause, outcome: Outcome[Any, Any]) -> None:
         """What a member is told it has is what the coordinator has down for it."""
@@ -323,6 +344,7 @@ class Rules:
                 else:
                     self.committed[at] = value.topic_id, value.offset
                     self._committers[at] = "", False
+                    self._committed_ms[at] = self.world.now_ms
 
     # -- loading -------------------------------------------------------------------------------------------------------
 
@@ -402,9 +424,18 @@ class Rules:
     def check_owners(self, group_id: str) -> None:
         """No partition is owned twice; what is owned is what the coordinator has down."""
         shard = self.world.shard_of(group_id)
+        clients = list(self.world.clients_of(group_id))
+        seen = (
+            shard.end,
+            shard.durable.image.version,
+            [(client.name, client.machine.owned, client.assigning, client.is_void) for client in clients],
+        )
+        if self._owners_seen.get(group_id) == seen:
+            return
+        self._owners_seen[group_id] = seen
         group = shard.durable.groups.get(group_id)
         owners: dict[Partition, Client] = {}
-        for client in self.world.clients_of(group_id):
+        for client in clients:
             holds = client.holds
             if not holds or client.is_void:
                 continue
@@ -436,7 +467,19 @@ class Rules:
                 topic_id, _ = self.committed.pop(key)
                 topic = machine.image.by_name.get(key[1])
                 gone = topic is None or topic.topic_id != topic_id
-                assert gone or cause.kind == "admin", (cause, record)
+                old = self.world.now_ms - self._committed_ms[key] >= self.world.theme.retention_ms
+                expired = cause.key == ("expire",) and old and key[1] not in self._read_by(machine, key[0])
+                assert gone or expired or cause.kind == "admin", (cause, record)
+                if isinstance(cause.request, OffsetDeleteRequest):
+                    assert key[1] not in self._read_by(machine, key[0]), (cause, record)
+
+    def _read_by(self, machine: Coordinator, group_id: str) -> frozenset[str]:
+        group = machine.groups.get(group_id)
+        if isinstance(group, ConsumerGroup):
+            return frozenset().union(
+                *(subscription(member.described, machine.image, self._regexes) for member in group.members.values())
+            )
+        return frozenset() if group is None or not group.members else subscribed_topics(group) or frozenset()
 
     def _committed(
         self, machine: Coordinator, request: OffsetCommitRequest, name: str, part: Any, *, by_id: bool
@@ -451,6 +494,7 @@ class Rules:
                 assert part.committed_offset >= before[1], f"{key} goes back from {before} by {request}"
         self.committed[key] = topic_id, part.committed_offset
         self._committers[key] = committer
+        self._committed_ms[key] = self.world.now_ms
         self.counts["commits"] += 1
 
     def after_fetch(self, shard: Shard, answer: OffsetFetchResponseGroup) -> None:

@@ -282,6 +282,8 @@ class Shard:
             machine.apply(_decoded(key, value))
         if count < len(ahead):
             self._reading = machine, ahead[count].offset, files
+            if self.world.chance.random() < 0.3:
+                self.compact()
             self.world.after(self.world.chance.randint(0, LOAD_STEP_MS), self._read_on, life)
             return
         self._reading = None
@@ -309,12 +311,13 @@ class Shard:
         self.world.say("%s: compacts up to %d, %d of %d records stay", self, end, len(self.entries), before)
 
     def check_replay(self) -> None:
-        """Replay equals live, of the log as it stands and as if it were compacted."""
+        """Replay equals live: of the log as it stands, as if it were compacted, and as if it were meanwhile."""
         last = {entry.key: entry.offset for entry in self.entries}
-        for compacted in (False, True):
+        overtaken = self.world.chance.randint(0, self.end)
+        for compacted_from in (0, overtaken, self.end):
             machine = Coordinator(self.settings, self.world.image)
             for offset, key, value in self.entries:
-                if not compacted or (last[key] == offset and value is not None):
+                if offset < compacted_from or last[key] == offset:
                     machine.apply(_decoded(key, value))
             assert_durable_equal(machine, self.durable)
 

@@ -10,27 +10,34 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
-from anabranch.client.membership.classic import ClassicMember
-from anabranch.client.membership.steps import Subscription
+from anabranch.client.membership.steps import Owned, Subscription
+from anabranch.codec.declaration import is_declared, schema_of
 from anabranch.machines.groups.caller import Caller
-from anabranch.machines.groups.classic import ClassicGroup, State
+from anabranch.machines.groups.classic import State
 from anabranch.machines.groups.consumer.group import ConsumerGroup, GroupState
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.records import Record
 from anabranch.machines.groups.settings import GroupSettings
+from anabranch.machines.lineage import Lineage
 from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from anabranch.protocol.messages.consumer_group_heartbeat import TopicPartitions as BeatPartitions
 from anabranch.protocol.messages.heartbeat import HeartbeatRequest
+from anabranch.protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
 from anabranch.protocol.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
+)
+from anabranch.protocol.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
 )
 from tests.simulation.groups_client import Client, SimAssignor, nameless
 from tests.simulation.groups_network import Call, Connection
@@ -40,8 +47,10 @@ from tests.simulation.groups_shard import Cause, Shard, Status, error_response
 NAMES = ("a", "b", "ab", "c")
 PATTERNS = ("a.*", ".*b", "[a-c]", ".*")
 PARTITIONS_MAX = 8
+BEGIN_MS = 1_000_000
 QUIET_MAX_MS = 240_000
 CHECK_EVERY_MS = 500
+LOGS_EVERY_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,10 @@ class Theme:
     crashes: int
     topics: int
     """Weights of what happens."""
+    ordered: float
+    """The share of topics that keep keys in order when they are resized: some of their partitions wait for others."""
+    retention_ms: int
+    """How long positions stay that nobody uses."""
 
     @classmethod
     def of(cls, chance: random.Random) -> Theme:
@@ -99,6 +112,8 @@ class Theme:
             faults=chance.choice((0.0, 1.0, 1.0, 2.0)),
             crashes=chance.choice((0, 3, 8)),
             topics=chance.choice((0, 6, 15)),
+            ordered=chance.choice((0.0, 0.6)),
+            retention_ms=chance.choice((20_000, 7 * 24 * 3_600_000)),
         )
 
 
@@ -109,7 +124,7 @@ class World:
         self.seed = seed
         self.chance = random.Random(seed)
         self.theme = theme or Theme.of(self.chance)
-        self.now_ms = 1_000_000
+        self.now_ms = BEGIN_MS
         self.transcript: list[str] | None = [] if show else None
         self._events: list[tuple[int, int, Callable[..., object], tuple[Any, ...]]] = []
         self._order = 0
@@ -125,18 +140,21 @@ class World:
         self.connections: list[Connection] = []
         self.clients: list[Client] = []
         self._unreachable: dict[str, int] = {}
+        self.group_configs: dict[str, dict[str, str]] = {}
         self.rules = Rules(self)
         self._topic_ids = 0
         self.image = Image(1, {})
         self.images: list[Image] = [self.image]
         for name in NAMES[: self.chance.randint(1, len(NAMES))]:
-            self._put_topic(name, self.chance.randint(1, 5))
+            self._new_topic(name)
         self.settings = GroupSettings(
             consumer_session_timeout_ms=self.theme.session_timeout_ms,
             consumer_heartbeat_interval_ms=self.theme.heartbeat_interval_ms,
             min_session_timeout_ms=1_000,
             initial_rebalance_delay_ms=self.theme.initial_delay_ms,
+            offsets_retention_ms=self.theme.retention_ms,
             offsets_retention_check_interval_ms=7_000,
+            group_configs=lambda group_id: self.group_configs.get(group_id, {}),
         )
         self.groups = [f"g{number}" for number in range(self.theme.groups)]
         self.shards = [Shard(self, number, self.settings, self.image) for number in range(min(2, len(self.groups)))]
@@ -160,10 +178,15 @@ class World:
             do(*given)
         self.now_ms = at_ms
 
+    @property
+    def lived_ms(self) -> int:
+        """For how long."""
+        return self.now_ms - BEGIN_MS
+
     def say(self, text: str, *given: Any) -> None:
         """Write a line of the transcript, if there is one."""
         if self.transcript is not None:
-            self.transcript.append(f"{self.now_ms - 1_000_000:>7} {text % tuple(map(shown, given))}")
+            self.transcript.append(f"{self.lived_ms:>7} {text % tuple(map(shown, given))}")
 
     # -- what is unique ------------------------------------------------------------------------------------------------
 
@@ -223,12 +246,33 @@ class World:
         """Metadata as some broker has it."""
         return self.chance.choice(self.images[-2:]) if self._incidents else self.image
 
-    def _put_topic(self, name: str, count: int, retiring: int = 0, topic_id: UUID | None = None) -> None:
-        if topic_id is None:
-            self._topic_ids += 1
-            topic_id = UUID(int=self._topic_ids << 96 | ord(name[0]))
-        topic = TopicImage(topic_id, name, tuple(range(count)), tuple(range(count, count + retiring)))
-        self._set_image({**self.image.by_name, name: topic})
+    def _new_topic(self, name: str) -> None:
+        self._topic_ids += 1
+        topic_id = UUID(int=self._topic_ids << 96 | ord(name[0]))
+        count = self.chance.randint(1, 5)
+        lineage = Lineage.flat(count) if self.chance.random() < self.theme.ordered else None
+        self._put_topic(TopicImage(topic_id, name, tuple(range(count)), (), lineage))
+
+    def _resize(self, topic: TopicImage, count: int) -> None:
+        """Another partition count rules: retiring partitions come back first, and those that go are read to the end."""
+        size = max(topic.size, count)
+        lineage = topic.lineage
+        if lineage is not None:
+            ends = {number: self.chance.randint(0, 9) + _last_end(lineage, number) for number in range(topic.size)}
+            lineage = Lineage(lineage.initial, (*lineage.counts, count), (*lineage.ends, ends))
+        self._put_topic(TopicImage(topic.topic_id, topic.name, tuple(range(count)), tuple(range(count, size)), lineage))
+
+    def _reap(self, topic: TopicImage) -> None:
+        """The last of the retiring partitions is empty, and goes."""
+        *retiring, gone = topic.retiring
+        lineage = topic.lineage
+        if lineage is not None:
+            ends = tuple({number: end for number, end in ends.items() if number != gone} for ends in lineage.ends)
+            lineage = Lineage(lineage.initial, lineage.counts, ends)
+        self._put_topic(TopicImage(topic.topic_id, topic.name, topic.partitions, tuple(retiring), lineage))
+
+    def _put_topic(self, topic: TopicImage) -> None:
+        self._set_image({**self.image.by_name, topic.name: topic})
 
     def _set_image(self, topics: Mapping[str, TopicImage]) -> None:
         self.image = Image(self.image.version + 1, dict(sorted(topics.items())))
@@ -374,7 +418,7 @@ class World:
     def stall(self) -> None:
         if self.connections:
             connection = self.chance.choice(self.connections)
-            connection.stall(self.chance.choice((1_000, 5_000, 15_000)), up=self.chance.random() < 0.5)
+            connection.stall(self.chance.choice((1_000, 3_000, 8_000)), up=self.chance.random() < 0.7)
 
     def reset(self) -> None:
         if self.connections:
@@ -411,25 +455,51 @@ class World:
         name = chance.choice(NAMES)
         topic = self.image.by_name.get(name)
         if topic is None:
-            self._put_topic(name, chance.randint(1, 5))
+            self._new_topic(name)
             return
-        count, retiring = len(topic.partitions), len(topic.retiring)
+        count = len(topic.partitions)
+        least = 1 if topic.lineage is None else topic.lineage.initial
         match chance.choice(("grow", "grow", "shrink", "shrink", "reap", "delete", "again")):
             case "grow" if topic.size < PARTITIONS_MAX:
-                # Retiring partitions come back first.
-                more = chance.randint(1, 3)
-                self._put_topic(name, count + more, max(0, retiring - more), topic.topic_id)
-            case "shrink" if count > 1:
-                fewer = chance.randint(1, count - 1)
-                self._put_topic(name, count - fewer, retiring + fewer, topic.topic_id)
-            case "reap" if retiring:
-                self._put_topic(name, count, retiring - 1, topic.topic_id)
+                self._resize(topic, count + chance.randint(1, 3))
+            case "shrink" if count > least:
+                self._resize(topic, chance.randint(least, count - 1))
+            case "reap" if topic.retiring:
+                self._reap(topic)
             case "delete":
                 self._set_image({other: known for other, known in self.image.by_name.items() if other != name})
             case "again":
-                self._put_topic(name, chance.randint(1, 5))
+                self._new_topic(name)
             case _:
                 pass
+
+    def configure(self) -> None:
+        """A group's config changes: it counts from each member's next heartbeat on."""
+        chance = self.chance
+        factor = chance.choice((3, 5, 8))
+        configs = {"consumer.session.timeout.ms": str(factor * self.theme.heartbeat_interval_ms)}
+        group_id = chance.choice(self.groups)
+        self.group_configs[group_id] = configs if chance.random() < 0.7 else {}
+        self.say("%s has configs %s", group_id, self.group_configs[group_id])
+
+    def expel(self) -> None:
+        """An administrator takes a member out."""
+        group_id = self.chance.choice(self.groups)
+        shard = self.shard_of(group_id)
+        group = None if shard.machine is None else shard.machine.groups.get(group_id)
+        if group is not None and group.members:
+            identity = MemberIdentity(member_id=self.chance.choice(sorted(group.members)))
+            request = LeaveGroupRequest(group_id=group_id, members=[identity])
+            self.say("an administrator says %s", request)
+            shard.handle(request, 5, Caller("admin", "/host", 5), 0)
+
+    def forget_offsets(self) -> None:
+        """An administrator deletes what a group has committed of a topic that nobody reads."""
+        group_id, name = self.chance.choice(self.groups), self.chance.choice(NAMES)
+        parts = [OffsetDeleteRequestPartition(partition_index=number) for number in range(PARTITIONS_MAX)]
+        request = OffsetDeleteRequest(group_id=group_id, topics=[OffsetDeleteRequestTopic(name=name, partitions=parts)])
+        cause = Cause("admin", group_id, request)
+        self.shard_of(group_id).submit(cause, lambda machine: machine.offset_delete(request, self.now_ms))
 
     def delete_group(self) -> None:
         group_id = self.chance.choice(self.groups)
@@ -500,7 +570,7 @@ class World:
         self.after(self.chance.randint(1, 3_000), self.incident)
         end_ms = self.now_ms + self.theme.length_ms
         while self.now_ms < end_ms:
-            self.run_until(self.now_ms + 5_000)
+            self.run_until(self.now_ms + LOGS_EVERY_MS)
             self._check_logs()
         self.heal()
         deadline_ms = self.now_ms + QUIET_MAX_MS
@@ -538,6 +608,11 @@ class World:
             namesakes = [one for one in self.clients_of(client.group) if one.instance == client.instance]
             if client.instance is not None and len(namesakes) > 1:
                 client.kill()
+        for group_id in self.groups:
+            # A static leader that was started anew does not learn what had changed while it was away (KIP-814): as
+            # soon as the group rebalances it does.
+            if any(client.is_classic and client.instance for client in self.clients_of(group_id)):
+                self.start(group_id, classic=True)
 
     def missing(self) -> str | None:
         """What is not yet as it should be; None when all groups have converged."""
@@ -582,7 +657,7 @@ class World:
         wanted: set[tuple[UUID, int]] = set()
         held: list[tuple[UUID, int]] = []
         for client in clients:
-            topics = [topic for topic in self.image.by_name.values() if reads(client.subscription, topic.name)]
+            topics = [topic for topic in self.image.by_name.values() if reads(client.reads, topic.name)]
             mine = {(topic.topic_id, n) for topic in topics for n in (*topic.partitions, *topic.retiring)}
             ids = {nameless(topic.name): topic.topic_id for topic in topics}
             holds = {(ids.get(topic_id, topic_id), number) for topic_id, number in client.holds}
@@ -595,10 +670,17 @@ class World:
         return None
 
 
-def reads(wanted: Subscription, name: str) -> bool:
+def _last_end(lineage: Lineage, partition: int) -> int:
+    """Where the newest segment of a partition begins."""
+    return max((ends[partition] for ends in lineage.ends if partition in ends), default=0)
+
+
+def reads(wanted: Subscription | None, name: str) -> bool:
     """Whether a topic is subscribed to."""
     import re2
 
+    if wanted is None:
+        return False
     if wanted.pattern is not None:
         return re2.compile(wanted.pattern).fullmatch(name) is not None
     return name in wanted.topics
@@ -612,46 +694,54 @@ _INCIDENTS: tuple[tuple[Callable[[Theme], float], Callable[[World], object]], ..
     (lambda theme: 3, World.pause),
     (lambda theme: 4, World.subscribe),
     (lambda theme: 2 * theme.local_assignors, World.choose_assignor),
-    (lambda theme: 4 * theme.faults, World.stall),
+    (lambda theme: 12 * theme.faults, World.stall),
     (lambda theme: 6 * theme.faults, World.reset),
     (lambda theme: 3 * theme.faults, World.isolate),
     (lambda theme: theme.crashes, World.crash),
     (lambda theme: 4, World.compact),
     (lambda theme: theme.topics, World.change_topics),
     (lambda theme: 1, World.delete_group),
+    (lambda theme: 1, World.configure),
+    (lambda theme: 1, World.expel),
+    (lambda theme: 1, World.forget_offsets),
     (lambda theme: 3, World.stranger),
 )
 
 
 def shown(value: Any) -> Any:
-    """A value for the transcript: what is default left out, sets in order."""
+    """A value for the transcript: what is default left out, sets in order, nothing that differs from run to run."""
     match value:
-        case bool() | int() | str() | None:
-            return value
         case Enum():
             return value.name
+        case bool() | int() | str() | None:
+            return value
         case UUID():
-            return f"#{value.int >> 96}"
+            return f"#{value.int >> 96}" if value.int >> 96 < 1 << 24 else value.bytes.decode().strip()
         case frozenset() | set():
             return "{" + ", ".join(sorted(str(shown(one)) for one in value)) + "}"
         case bytes() | memoryview():
-            return f"{len(value)} bytes"
+            return bytes(value).hex() or "-"
         case Record(key, body):
             return f"{shown(key)} = {shown(body)}"
-        case dict():
+        case Mapping():
             return "{" + ", ".join(f"{shown(key)}: {shown(one)}" for key, one in value.items()) + "}"
+        case Owned(topic, partition, topic_id):
+            return f"{topic}-{partition}" + (f" ({shown(topic_id)})" if topic_id.int else "")
         case list() | tuple():
             return "[" + ", ".join(str(shown(one)) for one in value) + "]"
-        case _ if is_dataclass(value):
-            said = [
-                f"{one.name}={shown(getattr(value, one.name))}"
-                for one in fields(value)
-                if getattr(value, one.name) not in (None, "", 0, -1, [], (), b"", False)
-                or one.name in ("member_epoch", "topic_partitions", "assigned_partitions")
+        case _ if is_declared(type(value)):
+            names = [
+                name
+                for name, field in schema_of(type(value)).fields.items()
+                if getattr(value, name) not in (field.default, [], ()) or name in _ALWAYS
             ]
-            return f"{type(value).__name__}({', '.join(said)})"
+        case _ if is_dataclass(value):
+            names = [one.name for one in fields(value)]
         case _:
             return str(value)
+    return f"{type(value).__name__}({', '.join(f'{name}={shown(getattr(value, name))}' for name in names)})"
 
 
-__all__ = ["ClassicGroup", "ClassicMember", "Theme", "World", "field", "replace"]
+_ALWAYS = ("member_epoch", "topic_partitions", "assigned_partitions")
+
+__all__ = ["Theme", "World", "shown"]

@@ -119,6 +119,8 @@ class ClassicMember:
         self._used: dict[str, int] = {}
         """The partition counts that the leader's last assignment is made of."""
         self._leads = False
+        self._watched: frozenset[str] = frozenset()
+        """The topics that anybody in the group subscribes to, as far as the leader was told."""
         self._unknown: frozenset[str] = frozenset()
         self._look_at_ms: int | None = None
         self._leave_sent = False
@@ -221,6 +223,10 @@ class ClassicMember:
             return
         if self._phase is Phase.LEADING:
             self._phase, self._due_ms = Phase.SYNCING, 0
+        elif not self._used:  # it took over a generation that was assigned already
+            self._used = {name: self._counts.get(name, 0) for name in self._watched}
+            self._check_taken_over()
+            self._advance()
         elif self._phase is Phase.STABLE and any(self._counts.get(name, 0) != n for name, n in self._used.items()):
             self._phase, self._due_ms = Phase.UNJOINED, 0
 
@@ -482,17 +488,26 @@ class ClassicMember:
             text = f"a member of group '{self._settings.group_id}' joined with a subscription that cannot be read"
             self._fail(ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, f"{text}: {error}"))
             return
-        self._unknown = frozenset(topic for member in self._subscribers for topic in member.topics)
-        self._counts = {}
+        self._watched = self._unknown = frozenset(topic for member in self._subscribers for topic in member.topics)
+        self._counts, self._used = {}, {}
         self._look_at_ms = now_ms + self._metadata_max_age_ms
         if response.skip_assignment:
             self._subscribers = []
         elif self._unknown:
             self._phase, self._due_ms = Phase.LEADING, now_ms + self._interval_ms
 
+    def _check_taken_over(self) -> None:
+        """A leader that was started anew and given its former self's assignment assigns anew if that is out of date."""
+        if (
+            self._leads
+            and self._used
+            and any(one.partition >= self._used.get(one.topic, 0) for one in self._target or ())
+        ):
+            self._rejoin = True
+
     def _look_again(self, now_ms: int) -> None:
         if self._leads and self._look_at_ms is not None and now_ms >= self._look_at_ms and self._phase is Phase.STABLE:
-            self._unknown = frozenset(self._used) or self._subscription.topics
+            self._unknown = self._watched
             self._look_at_ms = now_ms + self._metadata_max_age_ms
 
     def _send_sync(self, now_ms: int) -> Send:
@@ -500,8 +515,6 @@ class ClassicMember:
         if self._leads and self._subscribers:
             self._used = {topic: self._counts.get(topic, 0) for one in self._subscribers for topic in one.topics}
             given = assign(self._strategy, self._subscribers, self._used)
-        elif self._leads:
-            self._used = {}
         return self._send(
             SyncGroupRequest(
                 group_id=self._settings.group_id,
@@ -530,6 +543,7 @@ class ClassicMember:
                 return
             self._failures = 0
             self._target = frozenset(Owned(*tp) for tp in given)
+            self._check_taken_over()
             self._remembered = (self._generation, given)
             self._phase = Phase.STABLE
             self._due_ms = now_ms + self._interval_ms

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from anabranch.base.errors import ErrorCode
-from anabranch.base.ids import TopicPartition
+from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.client.connection import DisconnectedError
 from anabranch.client.membership.classic import ClassicMember, Phase
 from anabranch.client.membership.steps import (
@@ -276,3 +276,24 @@ def test_a_leader_that_is_to_look_at_topics_does_not_spin_while_it_waits_for_an_
     due = world.quiet()
     assert due is None or due > world.now
     assert world.member.wanted_topics == {"flights"}
+
+
+@pytest.mark.parametrize(("count", "rejoins"), [(2, False), (1, True)])
+def test_a_leader_that_took_over_its_former_selfs_assignment_watches_the_topics(count: int, rejoins: bool) -> None:
+    world = World(group_instance_id="i1")
+    said = subscription_bytes("range", frozenset({"flights", "ships"}), frozenset(), -1, None)
+    world.joins(4, leader=True, skip_assignment=True, members=[JoinGroupResponseMember(member_id="m1", metadata=said)])
+    assert world.syncs(0, 1).assignments == []
+    assert world.member.wanted_topics == {"flights", "ships"}
+    world.member.on_topics([TopicFacts("flights", NO_TOPIC_ID, count), TopicFacts("ships", NO_TOPIC_ID, 1)])
+    world.carry_out(Assign(owned(0, 1)))
+    if rejoins:  # what it was given is not there any more
+        world.carry_out(Revoke(owned(0, 1)))
+        world.sends(JoinGroupRequest)
+        return
+    world.now += 300_000
+    world.beats()
+    assert world.member.wanted_topics == {"flights", "ships"}
+    world.member.on_topics([TopicFacts("flights", NO_TOPIC_ID, 2), TopicFacts("ships", NO_TOPIC_ID, 2)])
+    world.carry_out(Revoke(owned(0, 1)))
+    world.sends(JoinGroupRequest)

@@ -341,13 +341,26 @@ def subscribed_topics(group: ClassicGroup) -> frozenset[str] | None:
         return None
     topics: set[str] = set()
     for member in group.members.values():
-        metadata = member.metadata(group.protocol_name)
-        try:
-            subscription, _ = decode_prefix(ConsumerProtocolSubscription, metadata[2:], 0)
-        except DecodeError:
+        subscribed = _topics(member.metadata(group.protocol_name))
+        if subscribed is None:
             return None
-        topics.update(subscription.topics)
+        topics |= subscribed
     return frozenset(topics)
+
+
+def subscribes_otherwise(group: ClassicGroup, former: ClassicMember, said: ClassicMember) -> bool:
+    """Whether a member now consumes other topics than its former self, as far as the coordinator can know."""
+    if group.protocol_type != CONSUMER_PROTOCOL:
+        return False
+    return _topics(former.metadata(group.protocol_name)) != _topics(said.metadata(group.protocol_name))
+
+
+def _topics(metadata: bytes) -> frozenset[str] | None:
+    try:
+        subscription, _ = decode_prefix(ConsumerProtocolSubscription, metadata[2:], 0)
+    except DecodeError:
+        return None
+    return frozenset(subscription.topics)
 
 
 def describe(group: ClassicGroup) -> DescribedGroup:

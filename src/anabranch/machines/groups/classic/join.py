@@ -8,7 +8,8 @@
     member, said the same       -               waits         told the generation again    told the generation
     member, says another thing  -               waits         begins a rebalance           begins a rebalance
 
-(1) unless its protocols change the group's choice. The replaced member is fenced: FENCED_INSTANCE_ID (KIP-345).
+(1) unless its protocols change the group's choice, or it subscribes to other topics. The replaced member is fenced:
+FENCED_INSTANCE_ID (KIP-345).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from anabranch.machines.groups.classic.group import (
     ParkedJoin,
     State,
     generation_record,
+    subscribes_otherwise,
 )
 from anabranch.machines.groups.classic.rebalance import go_on, let_go
 from anabranch.machines.groups.classic.settings import ClassicSettings
@@ -200,13 +202,15 @@ def _replace_static(turn: Turn, said: ClassicMember, parked: ParkedJoin) -> Outc
     assert said.instance_id is not None
     former_id = group.static[said.instance_id]
     led = group.leader == former_id
+    former = group.members[former_id]
     turn.cancel_timer(session_key(group.group_id, former_id))
     turn.refuse_join(former_id, ErrorCode.FENCED_INSTANCE_ID)
     turn.refuse_sync(former_id, ErrorCode.FENCED_INSTANCE_ID)
     group.rename(former_id, said.member_id)
     _update(turn, said, parked)
     turn.prolong(group.members[said.member_id])
-    if group.state is not State.STABLE or group.select_protocol() != group.protocol_name:
+    resubscribes = subscribes_otherwise(group, former, said)
+    if resubscribes or group.state is not State.STABLE or group.select_protocol() != group.protocol_name:
         go_on(turn)
         return turn.outcome_for(parked.ticket)
     turn.records.append(generation_record(group, turn.now_ms))

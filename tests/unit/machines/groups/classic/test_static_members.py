@@ -6,6 +6,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.classic import State
 from anabranch.protocol.messages.leave_group import MemberIdentity
 from tests.support.classic_groups import GroupWorld
+from tests.support.groups import subscription
 
 INSTANCES = {"a": "ia", "b": "ib"}
 
@@ -173,3 +174,18 @@ def test_a_member_restarted_during_its_first_join_has_a_session_like_any_other()
     assert again.is_parked, "a member that waits for a join need not beat"
     world.join("a", a)
     assert again.error == ErrorCode.NONE
+
+
+def test_a_static_member_that_was_started_anew_with_other_topics_calls_for_a_rebalance() -> None:
+    world = GroupWorld()
+    foo, bar = subscription("foo"), subscription("bar")
+    world.start("a", "b", instances=INSTANCES, protocols={"range": foo})
+    again = world.join("b", instance="ib", protocols={"range": bar})
+    assert again.is_parked and world.group.state is State.PREPARING_REBALANCE
+
+
+def test_a_static_member_that_owns_nothing_any_more_but_reads_the_same_does_not() -> None:
+    world = GroupWorld()
+    owning, fresh = subscription("foo", owned="foo-0", generation=1), subscription("foo")
+    world.start("a", "b", instances=INSTANCES, protocols={"range": owning})
+    assert not world.join("b", instance="ib", protocols={"range": fresh}).is_parked

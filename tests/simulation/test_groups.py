@@ -1,0 +1,50 @@
+"""Lives of groups, with faults everywhere: one owner for each partition at all times, and in quiet times every group
+converges. `make simulate` lives many more of them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from tests.simulation.groups import command, live, story
+
+SEEDS = 200
+SEEDS_PER_TEST = 20
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_PER_TEST))
+def test_whatever_fails_every_partition_has_one_owner_and_every_group_converges(first: int) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(first, first + SEEDS_PER_TEST):
+        counts += live(seed).rules.counts
+    for name, least in {"taken": 300, "removed": 50, "commits": 300, "epochs": 150, "upgrades": 2}.items():
+        assert counts[name] >= least, f"these lives were dull: {counts}"
+
+
+def test_a_seed_reproduces_a_life_byte_for_byte() -> None:
+    assert story(7) == story(7)
+
+
+@pytest.mark.parametrize("hash_seed", ["1", "2"])
+def test_a_seed_reproduces_a_life_in_another_process_too(hash_seed: str) -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "tests.simulation.groups", "--first", "11", "--show"],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=60,
+    )
+    assert told.stdout == story(11)[0] + "\n"
+
+
+def test_a_life_that_fails_says_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.simulation.groups_world.World.missing", lambda _: "all of it")
+    with pytest.raises(AssertionError, match="all of it") as failure:
+        live(3)
+    assert command(3) in str(failure.value)
