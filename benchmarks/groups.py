@@ -1,4 +1,4 @@
-"""The group coordinator: how long it is kept from its heartbeats, and (`coordinator`) how it does as a whole.
+"""The group coordinator: how long it is kept from its heartbeats.
 
 Sections: assignors. A bound in milliseconds is a side that always takes as long.
 """
@@ -14,7 +14,6 @@ from uuid import UUID
 
 from anabranch.machines.groups.assignors import Assignment, Subscriber, assignor
 from anabranch.machines.groups.assignors.planner import Planner
-from benchmarks import coordinator
 from benchmarks.harness import Bar, Result, Round, Scale, compare
 
 # Assignors: from the coordinator's members, topics and target to the members whose target changes.
@@ -139,11 +138,4 @@ def own(scale: Scale) -> list[Result]:
     return [result for name in ("uniform", "range") for result in _assigned(name, "own", _each_its_own, None, scale)]
 
 
-BENCHMARKS = {
-    "uniform": uniform,
-    "range": range_,
-    "mixed": mixed,
-    "own": own,
-    "load": coordinator.load,
-    "heartbeats": coordinator.heartbeats,
-}
+BENCHMARKS = {"uniform": uniform, "range": range_, "mixed": mixed, "own": own}

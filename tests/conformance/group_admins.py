@@ -130,9 +130,7 @@ class Java(GroupAdmin):
         return found.protocolData(), len(found.members())
 
     def offsets(self, group: str, topic: str) -> dict[int, int]:
-        answer = self._ask(
-            lambda: self._admin.listConsumerGroupOffsets(group).partitionsToOffsetAndMetadata().get()
-        )
+        answer = self._ask(lambda: self._admin.listConsumerGroupOffsets(group).partitionsToOffsetAndMetadata().get())
         return {at.partition(): offset.offset() for at, offset in answer.items() if at.topic() == topic}
 
     def alter(self, group: str, offsets: Mapping[At, int]) -> None:
@@ -255,7 +253,7 @@ class JavaScript(GroupAdmin):
         return state.lower(), {(topic, number) for topic, number in owned}
 
     def offsets(self, group: str, topic: str) -> dict[int, int]:
-        return {number: offset for number, offset in self._call("groupOffsets", group=group, topic=topic)}
+        return dict(self._call("groupOffsets", group=group, topic=topic))
 
     def alter(self, group: str, offsets: Mapping[At, int]) -> None:
         (topic,) = {topic for topic, _ in offsets}

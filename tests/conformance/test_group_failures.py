@@ -7,7 +7,6 @@ import pytest
 from tests.conformance.conftest import Broker
 from tests.conformance.kinds import each_kind
 from tests.conformance.members.group import Group, Kind
-from tests.conformance.members.process import until
 
 SESSION_TIMEOUT_MS = 2_000
 
@@ -25,9 +24,6 @@ def test_a_member_that_stands_still_is_fenced_and_comes_back(kind: Kind, group: 
     group.produce(40)
     group.reads_all()
     group.go_on(stops)
-    if kind.trusts_owned:
-        until(lambda: stops.owned, lambda: f"{stops} should come back")
-        group.leave(stays)
     group.settles(4)
     group.produce(40)
     group.reads_all()
@@ -46,7 +42,7 @@ def test_a_member_that_dies_is_replaced(kind: Kind, group: Group) -> None:
     group.reads_all()
 
 
-@each_kind(that="survives_epochs")
+@each_kind(that="follows_resizes")
 def test_a_topic_grows_and_shrinks_under_a_group_and_no_record_is_lost(
     kind: Kind, group: Group, group_broker: Broker
 ) -> None:

@@ -124,6 +124,32 @@ def test_a_stock_producer_is_redirected_from_a_retiring_partition_and_its_sequen
     assert [value for _, value in client.read_all("t", 1)] == [b"m0", b"m2"]
 
 
+def test_a_stock_producer_is_redirected_from_a_partition_that_is_removed_and_its_sequence_holds(
+    client: WireClient,
+) -> None:
+    client.create("t", 1)
+    assert client.resize("t", 2) is ErrorCode.NONE
+    assert client.resize("t", 1) is ErrorCode.NONE
+    deadline = time.monotonic() + 10
+    while len(client.metadata("t").partitions) > 1:
+        assert time.monotonic() < deadline
+    producer = client.producer_id()
+    moves = [batch([b"m%d" % n], producer=(producer, 0, n)) for n in range(4)]
+    assert client.produce("t", 1, moves[0]).base_offset == 0
+    assert client.produce("t", 0, batch([b"s"], producer=(producer, 0, 0))).base_offset == 1
+    assert client.produce("t", 1, batch([b"x"])).base_offset == 2
+    assert client.produce("t", 1, moves[1]).base_offset == 3
+    assert client.produce("t", 1, moves[0]).base_offset == 0
+    assert client.produce("t", 1, moves[3]).error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert client.produce("t", 1, moves[2], count=2).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert client.produce("t", 2, moves[2]).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert client.resize("t", 2) is ErrorCode.NONE
+    assert client.produce("t", 1, moves[1]).base_offset == 3
+    assert client.produce("t", 1, moves[2]).base_offset == 0
+    assert [value for _, value in client.read_all("t", 0)] == [b"m0", b"s", b"x", b"m1"]
+    assert [value for _, value in client.read_all("t", 1)] == [b"m2"]
+
+
 def test_log_append_time_and_recompression_follow_the_topics_configs(client: WireClient) -> None:
     client.create("t", message_timestamp_type="LogAppendTime", compression_type="zstd")
     before = int(time.time() * 1000)

@@ -181,8 +181,8 @@ def test_a_bad_checksum_is_told_and_the_connection_goes_on(shared: BrokerProcess
         assert client.produce("checksums", 0, batch([b"value"])).base_offset == 0
 
 
-def broken(change: Callable[[bytearray], object]) -> bytes:
-    data = batch([b"one", b"two"])
+def broken(change: Callable[[bytearray], object], producer: tuple[int, int, int] = (-1, -1, -1)) -> bytes:
+    data = batch([b"one", b"two"], producer=producer)
     change(data)
     return bytes(data)
 
@@ -208,7 +208,8 @@ BROKEN_BATCHES: dict[str, tuple[bytes, ErrorCode]] = {
     "magic 3": (broken(patched(16, b"\x03")), ErrorCode.CORRUPT_MESSAGE),
     "an unknown codec": (broken(patched(21, b"\x00\x07")), ErrorCode.UNSUPPORTED_COMPRESSION_TYPE),
     "a control batch": (broken(patched(21, b"\x00\x30")), ErrorCode.INVALID_RECORD),
-    "a transaction that was not begun": (broken(patched(21, b"\x00\x10")), ErrorCode.INVALID_TXN_STATE),
+    "a transaction of nobody": (broken(patched(21, b"\x00\x10")), ErrorCode.INVALID_RECORD),
+    "a transaction that was not begun": (broken(patched(21, b"\x00\x10"), (5, 0, 0)), ErrorCode.INVALID_TXN_STATE),
     "more offsets than records": (broken(patched(23, struct.pack(">i", 5))), ErrorCode.INVALID_RECORD),
     "no records": (broken(patched(57, struct.pack(">i", 0))), ErrorCode.INVALID_RECORD),
     "a timestamp far ahead": (bytes(batch([b"one"], timestamp=2**60)), ErrorCode.INVALID_TIMESTAMP),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anabranch.base.errors import DecodeError
+from anabranch.records import columns
 from anabranch.records.batch import headers
 from anabranch.records.columns import (
     COLUMN_TYPES,
@@ -26,6 +27,7 @@ from anabranch.records.columns import (
 from anabranch.records.hashing import murmur2, placement_hash, range_hash
 from tests.properties import record_model as model
 from tests.properties.record_model import Batch, Row
+from tests.support.fence import FencedShelf, fenced_copy
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -37,8 +39,12 @@ RECORDS = st.lists(st.tuples(BYTES, BYTES, TIMES, HEADERS | st.just(())), min_si
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _warm() -> None:
+def _warm() -> Iterator[None]:
+    """Kernels write to memory that ends at a fence, and read from such memory in `survives`."""
     warm()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "_shelf", FencedShelf())
+        yield
 
 
 @st.composite
@@ -314,6 +320,73 @@ def test_changed_bytes_among_records_that_are_alike_harm_nobody(seed: int) -> No
     survives(with_crc(log[:cut]))
 
 
+NUMBERS = [
+    0,
+    1,
+    62,
+    63,
+    64,
+    8191,
+    8192,
+    (1 << 20) - 1,
+    1 << 20,
+    (1 << 27) - 1,
+    1 << 27,
+    1 << 34,
+    1 << 48,
+    1 << 55,
+    1 << 62,
+]
+
+
+@settings(PATIENT, max_examples=300)
+@given(
+    deltas=st.lists(st.tuples(st.sampled_from(NUMBERS), st.booleans(), st.sampled_from(NUMBERS[:9])), max_size=12),
+    sizes=st.lists(st.none() | st.sampled_from([0, 1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 2047, 2049]), min_size=2),
+    attributes=st.sampled_from([0, 0, 0, 1, 0x7F, 0x80, 0xFF]),
+)
+def test_numbers_of_any_width_are_read(
+    deltas: list[tuple[int, bool, int]], sizes: list[int | None], attributes: int
+) -> None:
+    rows, offset, records = [], 0, b""
+    for place, (timestamp, later, step) in enumerate(deltas):
+        offset += step + 1
+        key, value = (
+            None if size is None else bytes([place + 1]) * size
+            for size in (sizes[place % len(sizes)], sizes[~place % len(sizes)])
+        )
+        rows.append(Row(offset, timestamp if later else -timestamp, key, value))
+        body = bytes([attributes]) + model.varint(rows[-1].timestamp) + model.varint(offset)
+        for content in (key, value):
+            body += model.varint(-1) if content is None else model.varint(len(content)) + content
+        body += model.varint(0)
+        records += model.varint(len(body)) + body
+    data = model.frame(Batch(0, (), last_offset=offset), records, len(rows), 0, 0)
+    assert as_rows(decode(fenced_copy(data).data, columns=ROW_COLUMNS).records) == rows
+
+
+@settings(PATIENT, max_examples=100)
+@given(
+    contents=st.lists(st.none() | st.builds(bytes, st.sampled_from([0, 1, 31, 32, 33, 64, 100, 300, 2048, 2049]))),
+    partitions=st.integers(1, 3),
+    batch_size=st.sampled_from([200, 5_000, 1 << 20]),
+)
+def test_no_more_of_a_column_is_read_than_there_is(
+    contents: list[bytes | None], partitions: int, batch_size: int
+) -> None:
+    made = pa.array(contents, pa.binary())
+    bitmap, ends, data = made.buffers()
+    exact = [None if buffer is None else pa.py_buffer(fenced_copy(buffer)) for buffer in (bitmap, ends)]
+    size = sum(map(len, filter(None, contents)))
+    exact.append(pa.py_buffer(fenced_copy(memoryview(data)[:size] if data is not None else b"")))
+    column = pa.Array.from_buffers(pa.binary(), len(contents), exact)
+    to = np.arange(len(contents), dtype=np.int32) % partitions
+    batches = encode_partitioned(column, column, 0, None, to, batch_size_max=batch_size)
+    for partition in range(partitions):
+        found = [decode(batch.data, columns=("value",)).records for batch in batches if batch.partition == partition]
+        assert [value for part in found for value in part.column(0).to_pylist()] == contents[partition::partitions]
+
+
 def with_crc(data: bytearray) -> bytearray:
     """Make the first batch's checksum right again, so that the kernels see what is wrong behind it."""
     size = struct.unpack_from(">i", data, 8)[0] + 12
@@ -323,8 +396,8 @@ def with_crc(data: bytearray) -> bytearray:
 
 
 def survives(data: bytes | bytearray) -> None:
-    """Decode from memory that ends exactly where the bytes end."""
-    exact = np.frombuffer(bytes(data), np.uint8).copy()
+    """Decode from memory that ends exactly where the bytes end, to memory that ends where it may be written to."""
+    exact = fenced_copy(data)
     try:
         decoded = decode(exact.data, columns=tuple(COLUMN_TYPES), size_max=1 << 20)
     except DecodeError:

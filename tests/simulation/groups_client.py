@@ -148,7 +148,7 @@ class Client:
         self.is_classic = classic
         self.subscription = subscription
         self.reads: Subscription | None = None
-        """What the machine was told: a classic one is told names, and keeps to those while a pattern matches nothing."""
+        """What the machine was told: a classic one is told names, and keeps to them while a pattern has no match."""
         self.is_alive = True
         self.is_leaving = False
         self.stuck_until_ms = 0

@@ -18,6 +18,7 @@ from crc32c import crc32c
 
 from anabranch.base.errors import DecodeError
 from anabranch.base.ids import NO_LEADER_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
+from anabranch.records.checksum import changed
 from anabranch.records.compression import COMPRESSION_MASK, Bytes, Compression, compress, decompress
 
 MAGIC = 2
@@ -38,6 +39,9 @@ _CRC_AT = 17
 _ATTRIBUTES_AT = 21
 _MAX_TIMESTAMP_AT = 35
 _PRODUCER_AT = 43
+_PRODUCER_END = 57
+_LARGE = 64 * 1024
+"""Bytes from which on it costs more to take a checksum than to change it."""
 _BASE_OFFSET = struct.Struct(">q")
 _LENGTH = struct.Struct(">i")
 _ATTRIBUTES = struct.Struct(">h")
@@ -203,11 +207,21 @@ def stamp_producer(
     *,
     transactional: bool = False,
 ) -> None:
-    """Write who sent the batch at `position`, and as which in his sequence, in place."""
+    """Write who sent the batch at `position`, and as which in his sequence, in place.
+
+    The checksum of a large batch is not taken anew, but changed as those bytes are: a wrong one stays wrong.
+    """
+    size = _LENGTH.unpack_from(buffer, position + 8)[0] + LENGTH_END
+    head = memoryview(buffer)[position + _ATTRIBUTES_AT : position + _PRODUCER_END]
+    before = bytes(head)
     _PRODUCER.pack_into(buffer, position + _PRODUCER_AT, producer_id, producer_epoch, base_sequence)
     attributes = _ATTRIBUTES.unpack_from(buffer, position + _ATTRIBUTES_AT)[0] & ~TRANSACTIONAL
     _ATTRIBUTES.pack_into(buffer, position + _ATTRIBUTES_AT, attributes | (TRANSACTIONAL if transactional else 0))
-    stamp_crc(buffer, position)
+    if size < _LARGE:
+        stamp_crc(buffer, position)
+    else:
+        (crc,) = _CRC.unpack_from(buffer, position + _CRC_AT)
+        _CRC.pack_into(buffer, position + _CRC_AT, changed(crc, before, head, size - _PRODUCER_END))
 
 
 def with_log_append_time(batch: Bytes, now_ms: int) -> bytearray:

@@ -7,9 +7,10 @@ memoryview) of theirs is gone: touching fresh memory costs more than decoding in
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from struct import Struct
+from sys import getrefcount
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -42,6 +43,7 @@ from anabranch.records.compression import (
     grown,
     size_hint,
 )
+from anabranch.records.envelope import Envelope
 
 Header: TypeAlias = tuple[str, bytes | None]
 Record: TypeAlias = tuple[bytes | None, bytes | None, int, Sequence[Header]]
@@ -62,15 +64,22 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
 COLUMNS_DEFAULT = ("offset", "timestamp", "key", "value", "headers")
 EXPANDED_SIZE_MAX = MESSAGE_SIZE_MAX * DECOMPRESSION_RATIO_MAX
 """Default bound of one batch's records while they are not compressed."""
-DECODED_SIZE_MAX = 4 * 1024 * 1024
+DECODED_SIZE_MAX = 3 * 512 * 1024
 """Bytes of records after which `decode` stops at the end of a batch."""
 
+_INT32, _INT64 = Struct("<i"), Struct("<q")
+_WIDE = {
+    kind.id: wide
+    for kind, wide in ((pa.binary(), False), (pa.string(), False), (pa.large_binary(), True), (pa.large_string(), True))
+}
+"""The types whose memory is offsets and bytes, and whether the offsets are of 64 bits."""
 _INT32_MAX = (1 << 31) - 1
 _ALIGNMENT = 64
 _CHECK_FIELDS = [kernels.POSITION, kernels.SIZE, kernels.CRC, kernels.ATTRIBUTES]
 _SLAB_SIZE_MIN = 64 * 1024
 _SLAB_SIZE_MAX = 64 * 1024 * 1024
 _SHELF_SIZE_MAX = 64 * 1024 * 1024
+_SLABS_LOOKED_AT = 32
 _SCRATCH_SIZE_MIN = 1024 * 1024
 _NEVER_NULL = frozenset({"offset", "timestamp", "timestamp_type", "leader_epoch"})
 
@@ -97,37 +106,54 @@ class EncodedBatch(NamedTuple):
 
 
 class _Shelf:
-    """Slabs of memory that nobody uses at the moment, by size."""
+    """Slabs of memory, each lent again as soon as nobody refers to it or a view of it any more.
+
+    Those that were lent last are looked at first: they are in a cache, if any is. A slab that is looked at is not on
+    the shelf, so that two threads never look at the same one.
+    """
 
     def __init__(self) -> None:
-        self._free: dict[int, list[NDArray[np.uint8]]] = {}
+        self._slabs: list[NDArray[np.uint8]] = []
 
     def take(self, size: int) -> NDArray[np.uint8]:
         """Lend at least `size` bytes, of any content, for as long as someone refers to the array or a view of it."""
         if size > _SLAB_SIZE_MAX:
             return np.empty(size, np.uint8)
         shelf_size = max(_SLAB_SIZE_MIN, 1 << (size - 1).bit_length())
-        free = self._free.setdefault(shelf_size, [])
-        try:
-            slab = free.pop()
-        except IndexError:
+        slab = self._found(shelf_size)
+        if slab is None:
+            self._make_room(shelf_size)
             slab = np.empty(shelf_size, np.uint8)
-        # A memoryview in between, so that views of what is lent lead to it and not past it to the slab.
-        lent = np.frombuffer(slab.data, np.uint8)
-        weakref.finalize(lent, self._give_back, slab).atexit = False
-        return lent
+        self._slabs.append(slab)
+        return slab
 
-    def _give_back(self, slab: NDArray[np.uint8]) -> None:
-        held = sum(size * len(free) for size, free in list(self._free.items()))
-        if held + len(slab) <= _SHELF_SIZE_MAX:
-            self._free[len(slab)].append(slab)
+    def _found(self, shelf_size: int) -> NDArray[np.uint8] | None:
+        lent: list[NDArray[np.uint8]] = []
+        try:
+            while len(lent) < _SLABS_LOOKED_AT:
+                slab = self._slabs.pop()
+                # The variable, and the argument.
+                if len(slab) == shelf_size and getrefcount(slab) == 2:
+                    return slab
+                lent.append(slab)
+        except IndexError:
+            pass
+        finally:
+            lent.reverse()
+            self._slabs += lent
+        return None
+
+    def _make_room(self, size: int) -> None:
+        held = size + sum(map(len, tuple(self._slabs)))
+        while held > _SHELF_SIZE_MAX and self._slabs:
+            held -= len(self._slabs.pop(0))
 
 
 _shelf = _Shelf()
 
 
 def _address(array: NDArray[Any]) -> int:
-    return int(array.__array_interface__["data"][0])
+    return int(pa.py_buffer(array).address)
 
 
 _CRC_TABLES_AT = _address(kernels.CRC_TABLES)
@@ -368,6 +394,26 @@ _BUFFERS: dict[str, tuple[_Buffer, ...]] = {
 }
 
 
+class _Column(NamedTuple):
+    """Where a column of the answer is: the kernel's names for its buffers, 0 for one that it has not."""
+
+    validity: int
+    ends: int
+    data: int
+    record_size: int
+    """Bytes of `data` for each record; 0 where the kernel says how many bytes there are."""
+    nulls_at: int
+    size_at: int
+
+
+def _column(name: str) -> _Column:
+    *before, data = _BUFFERS[name]
+    validity = before[0].field if before else 0
+    ends = before[1].field if len(before) > 1 else 0
+    counts = (kernels.VALUE_NULLS, kernels.VALUE_SIZE) if name == "value" else (kernels.KEY_NULLS, kernels.KEY_SIZE)
+    return _Column(validity, ends, data.field, data.record_bits >> 3, *counts)
+
+
 class _Shape:
     """What `decode` is asked for: the buffers of its columns, data last, and their schema."""
 
@@ -375,13 +421,16 @@ class _Shape:
         for name in columns:
             if name not in _BUFFERS:
                 raise ValueError(f"there is no column {name!r}: choose from {', '.join(COLUMN_TYPES)}")
-        self.columns = columns
         # Data comes last: it is the largest, its size is known in the end only, and the rest is never touched.
         buffers = dict.fromkeys(buffer for name in columns for buffer in _BUFFERS[name])
         self.buffers = sorted(buffers, key=lambda buffer: (buffer.is_data, buffer.field))
         self.schema = pa.schema(
             [pa.field(name, COLUMN_TYPES[name], nullable=name not in _NEVER_NULL) for name in columns]
         )
+        self.headers_at = [place for place, name in enumerate(columns) if name == "headers"]
+        flat = [name for name in columns if name != "headers"]
+        self.columns = [_column(name) for name in flat]
+        self.envelope = Envelope(pa.schema([self.schema.field(name) for name in flat])) if flat else None
 
 
 _shape = lru_cache(maxsize=256)(_Shape)
@@ -404,17 +453,20 @@ def _gather(
             if row[kernels.RECORD_COUNT] * kernels.RECORD_SIZE_MIN > row[kernels.END] - row[kernels.START]:
                 raise DecodeError(f"the record batch at offset {row[kernels.BASE_OFFSET]} is too small for its records")
     plan = [0] * kernels.DECODE_FIELDS
-    end = _ALIGNMENT
+    places = [0] * kernels.DECODE_FIELDS
+    end = 0
     for field, record_bits, extra, is_data in shape.buffers:
-        plan[field] = end
+        places[field] = end
         needed = size if is_data else (record_bits * record_count + 7 >> 3) + extra
         end = (end + needed + kernels.SLACK + _ALIGNMENT - 1) & -_ALIGNMENT
-    slab = pa.py_buffer(_shelf.take(end))
-    # Places begin at _ALIGNMENT, so that there is room to move all of them down to aligned addresses.
-    base = slab.address & -_ALIGNMENT
-    places = [place + base - slab.address for place in plan]
+    envelope = shape.envelope
+    message_size = 0 if envelope is None else envelope.size
+    slab = _shelf.take(message_size + end + _ALIGNMENT)
+    memory = pa.py_buffer(slab)
+    address = memory.address
+    base = (address + message_size + _ALIGNMENT - 1) & -_ALIGNMENT
     for field, *_ in shape.buffers:
-        plan[field] += base
+        plan[field] = base + places[field]
     plan[kernels.RECORDS_MAX] = record_count
     plan[kernels.CHECKED_BY] = _CRC_TABLES_AT if check_crc else 0
     plan[kernels.FROM_OFFSET] = start_offset
@@ -429,32 +481,27 @@ def _gather(
             raise _checksum_error(int(offset))
         raise DecodeError(f"the record batch at offset {offset} holds a malformed record")
     found = answer.tolist()
-
-    def piece(field: int, bytes_: int) -> pa.Buffer:
-        return slab.slice(places[field], bytes_)
-
-    def validity(field: int, nulls: int) -> pa.Buffer | None:
-        return piece(field, rows + 7 >> 3) if nulls else None
-
-    arrays = []
-    for name in shape.columns:
-        kind = COLUMN_TYPES[name]
-        if name == "headers":
-            arrays.append(_gather_headers(table, rows, plan[kernels.TO_HEADERS_AT], found))
-            continue
-        *_, last = parts = _BUFFERS[name]
-        if len(parts) == 1:
-            arrays.append(pa.Array.from_buffers(kind, rows, [None, piece(last.field, last.record_bits * rows >> 3)], 0))
-            continue
-        nulls = found[kernels.VALUE_NULLS if name == "value" else kernels.KEY_NULLS]
-        buffers = [validity(parts[0].field, nulls)]
-        if last.is_data:
-            data_size = found[kernels.VALUE_SIZE if name == "value" else kernels.KEY_SIZE]
-            buffers += [piece(parts[1].field, 4 * rows + 4), piece(last.field, data_size)]
-        else:
-            buffers.append(piece(last.field, last.record_bits * rows >> 3))
-        arrays.append(pa.Array.from_buffers(kind, rows, buffers, nulls))
-    return pa.RecordBatch.from_arrays(arrays, schema=shape.schema)
+    if envelope is None:
+        headers = [_gather_headers(table, rows, plan[kernels.TO_HEADERS_AT], found) for _ in shape.headers_at]
+        return pa.RecordBatch.from_arrays(headers, schema=shape.schema)
+    nodes: list[int] = []
+    buffers: list[int] = []
+    for validity, ends, data, record_size, nulls_at, size_at in shape.columns:
+        nulls = 0
+        if validity:
+            nulls = found[nulls_at]
+        nodes += (rows, nulls)
+        buffers += (places[validity], rows + 7 >> 3) if nulls else (0, 0)
+        if ends:
+            buffers += (places[ends], 4 * rows + 4)
+        buffers += (places[data], record_size * rows if record_size else found[size_at])
+    records = envelope.fill(slab.data, memory, base - envelope.size - address, end, rows, nodes, buffers)
+    if shape.headers_at:
+        arrays = records.columns
+        for place in shape.headers_at:
+            arrays.insert(place, _gather_headers(table, rows, plan[kernels.TO_HEADERS_AT], found))
+        records = pa.RecordBatch.from_arrays(arrays, schema=shape.schema)
+    return records
 
 
 def _gather_headers(table: NDArray[np.int64], rows: int, headers_at: int, found: list[int]) -> pa.Array:
@@ -510,7 +557,7 @@ def _text(keys: pa.StringArray) -> pa.StringArray:
 
 def hash_keys(keys: pa.Array | pa.ChunkedArray) -> NDArray[np.int32]:
     """Hash a column of keys for placement: `murmur2 & 0x7fffffff`, and -1 where there is no key."""
-    column = _Column.of(keys, "keys")
+    column = _Values.of(keys, "keys")
     hashes = np.empty(column.rows, np.int32)
     if column.fields is None:
         hashes.fill(-1)
@@ -537,7 +584,7 @@ def encode_partitioned(
     before compression, but a record that is larger by itself makes a batch alone.
     """
     columns = np.zeros((4, kernels.COLUMN_FIELDS), np.int64)
-    key_column, value_column = _Column.of(keys, "keys"), _Column.of(values, "values")
+    key_column, value_column = _Values.of(keys, "keys"), _Values.of(values, "values")
     rows = value_column.rows
     if keys is not None and key_column.rows != rows:
         raise ValueError(f"{key_column.rows} keys for {rows} values")
@@ -572,16 +619,17 @@ def encode_partitioned(
         plan[kernels.STAMPED_BY] = _CRC_TABLES_AT
     count = kernels.encode_batches(columns, plan, starts, starts if order is None else order, table)
     view = slab.data
-    batches = []
-    for at, length, partition, first, records in table[:count].tolist():
-        data = view[at : at + length]
-        if compression is Compression.NONE:
-            if not kernels.CHECKS_CRC:
-                stamp_crc(data)
-        else:
-            data = _compressed(data, compression, compression_level)
-        first_row = first if order is None else int(order[first])
-        batches.append(EncodedBatch(first_partition + partition, data, records, first_row))
+    batches = [
+        EncodedBatch(first_partition + partition, view[at : at + length], records, first)
+        for at, length, partition, first, records in table[:count].tolist()
+    ]
+    if order is not None:
+        batches = [batch._replace(first_row=int(order[batch.first_row])) for batch in batches]
+    if compression is not Compression.NONE:
+        return [batch._replace(data=_compressed(batch.data, compression, compression_level)) for batch in batches]
+    if not kernels.CHECKS_CRC:
+        for batch in batches:
+            stamp_crc(batch.data)
     return batches
 
 
@@ -618,7 +666,7 @@ def _compressed(data: memoryview, codec: Compression, level: int | None) -> memo
     )
 
 
-class _Column(NamedTuple):
+class _Values(NamedTuple):
     """Variable-length values as the kernels read them; `fields` is None when all of them are null."""
 
     rows: int
@@ -627,7 +675,7 @@ class _Column(NamedTuple):
     held: pa.Array | None
 
     @classmethod
-    def of(cls, array: pa.Array | pa.ChunkedArray | None, name: str) -> _Column:
+    def of(cls, array: pa.Array | pa.ChunkedArray | None, name: str) -> _Values:
         if array is None:
             return cls(0, None, 0, None)
         if isinstance(array, pa.ChunkedArray):
@@ -637,41 +685,23 @@ class _Column(NamedTuple):
         kind = array.type
         if pa.types.is_null(kind):
             return cls(len(array), None, 0, None)
-        if not _is_binary(kind):
+        wide = _WIDE.get(kind.id)
+        if wide is None:
             try:
                 array = array.cast(pa.large_binary())
             except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
                 raise TypeError(f"{name} of type {kind}: expected binary or string") from None
-            kind = array.type
+            wide = True
         rows, first = len(array), array.offset
         if not rows:
             return cls(0, None, 0, None)
         validity, offsets, data = array.buffers()
-        wide = pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)
-        ends = np.frombuffer(offsets, np.int64 if wide else np.int32, rows + 1, first * (8 if wide else 4))
-        data_address = data.address if data is not None else 0
-        data_size = data.size if data is not None else 0
-        fields = np.array(
-            (
-                offsets.address + first * (8 if wide else 4),
-                wide,
-                data_address,
-                data_address + data_size,
-                validity.address if validity is not None and array.null_count else 0,
-                first,
-            ),
-            np.int64,
-        )
-        return cls(rows, fields, int(ends[-1] - ends[0]), array)
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_binary(kind)
-        or pa.types.is_string(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_large_string(kind)
-    )
+        ends = _INT64 if wide else _INT32
+        (start,), (end,) = (ends.unpack_from(offsets, (first + row) * ends.size) for row in (0, rows))
+        address, size = (data.address, data.size) if data is not None else (0, 0)
+        bitmap = validity.address if validity is not None and array.null_count else 0
+        fields = (offsets.address + first * ends.size, wide, address, address + size, bitmap, first)
+        return cls(rows, np.array(fields, np.int64), end - start, array)
 
 
 def _plan_headers(
@@ -695,8 +725,8 @@ def _plan_headers(
     wide = pa.types.is_large_list(kind)
     validity, offsets = headers.buffers()[:2]
     # `field` takes the struct's own slice into account; a struct that is null itself is no header at all.
-    keys = _Column.of(entries.field(0), "header keys")
-    values = _Column.of(entries.field(1), "header values")
+    keys = _Values.of(entries.field(0), "header keys")
+    values = _Values.of(entries.field(1), "header values")
     if entries.null_count or (keys.held is not None and keys.held.null_count):
         raise ValueError("a header without a key: expected list<struct<key: string not null, value: binary>>")
     if keys.fields is None:

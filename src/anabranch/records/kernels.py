@@ -17,9 +17,9 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from crc32c import crc32c
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features, get_process_triple
+from llvmlite.binding import get_host_cpu_features, get_host_cpu_name, get_process_triple
 from numba import njit, types
-from numba.core import config
+from numba.core import cgutils, config
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -77,12 +77,19 @@ _MIX_1 = 0xFF51_AFD7_ED55_8CCD - (1 << 64)
 _MIX_2 = 0xC4CE_B9FE_1A85_EC53 - (1 << 64)
 _CODEC_MAX = 4
 _CRC_FROM = 21
+_FOLDED_AHEAD = 2048
+_POLYNOMIAL = 0x1_1EDC_6F41
 _NOWHERE = 1 << 62
-_SAFE = 96
-"""What may be read from a record's start on when it is taken for one like the last: 8 bytes, a key of 63, 3 more."""
+_COPIED_INLINE = 2048
+"""Bytes that are not worth a call."""
+_WORD = 8
 _CONTINUED = 0x8080_8080_8080_8080 - (1 << 64)
 """The bit of every byte that says that a number goes on in the next one."""
-_BLOCK = 256
+_CARRIED = 0x7F7F_7F7F_7F7F_7F7F
+"""The bits of every byte that are part of a number."""
+_AHEAD = 12
+"""Records before one that lies somewhere else when it is asked for."""
+_BLOCK = 64
 """Records that are scanned before they are moved."""
 _PLANE = 8 * _BLOCK
 """Of a block, first the lengths of a column, then, so many bytes further, where the values are."""
@@ -91,6 +98,16 @@ _PROCESSOR = get_process_triple().partition("-")[0]
 _CRC_FEATURE = {"x86_64": "sse4.2", "aarch64": "crc"}.get(_PROCESSOR, "")
 CHECKS_CRC = bool(get_host_cpu_features().get(_CRC_FEATURE)) and getattr(config, "CPU_NAME", None) is None
 """Whether kernels can compute checksums: the processor has an instruction for it, and code is compiled for it."""
+
+FOLDS_CRC = CHECKS_CRC and _PROCESSOR == "x86_64" and all(map(get_host_cpu_features().get, ("avx512f", "vpclmulqdq")))
+"""Whether they multiply without carries, 64 bytes at a time, to that end."""
+SQUEEZES = (
+    _PROCESSOR == "x86_64"
+    and bool(get_host_cpu_features().get("bmi2"))
+    and getattr(config, "CPU_NAME", None) is None
+    and get_host_cpu_name() not in ("znver1", "znver2")
+)
+"""Whether kernels use the processor's instruction to squeeze bits; there are some where it takes ages."""
 
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 
@@ -101,6 +118,11 @@ def _kernel(function: _Kernel) -> _Kernel:
 
 def _inlined(function: _Kernel) -> _Kernel:
     return cast(_Kernel, njit(nogil=True, error_model="numpy", forceinline=True)(function))
+
+
+def _called(function: _Kernel) -> _Kernel:
+    """Make a function of its own of what has much to keep in registers, and so has its caller."""
+    return cast(_Kernel, njit(nogil=True, error_model="numpy")(function))
 
 
 def _reader(bits: int, *, big: bool, signed: bool) -> Callable[[int], int]:
@@ -155,14 +177,51 @@ _put_be32 = _writer(32, big=True)
 _put_be64 = _writer(64, big=True)
 
 
-def _move_block(_: Any, target: Any, source: Any) -> Any:
+def _squeeze_bits(_: Any, word: Any, mask: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = ir.VectorType(ir.IntType(8), 32)
-        value = builder.load(builder.inttoptr(arguments[1], kind.as_pointer()), align=1)
-        builder.store(value, builder.inttoptr(arguments[0], kind.as_pointer()), align=1)
-        return context.get_dummy_value()
+        wide = ir.IntType(64)
+        word, mask = arguments
+        if SQUEEZES:
+            kind = ir.FunctionType(wide, (wide, wide))
+            return builder.call(_declare(builder.module, kind, "llvm.x86.bmi.pext.64"), (word, mask))
+        zeros = builder.cttz(mask, ir.Constant(ir.IntType(1), 0))
+        value = builder.lshr(builder.and_(word, mask), builder.and_(zeros, ir.Constant(wide, 56)))
+        for low, width in ((0x007F_007F_007F_007F, 7), (0x0000_3FFF_0000_3FFF, 14), (0x0FFF_FFFF, 28)):
+            high = low << 8 * width // 7
+            shifted = builder.lshr(builder.and_(value, ir.Constant(wide, high)), ir.Constant(wide, width // 7))
+            value = builder.or_(builder.and_(value, ir.Constant(wide, low)), shifted)
+        return builder.lshr(value, builder.and_(zeros, ir.Constant(wide, 7)))
 
-    return types.void(types.int64, types.int64), generate
+    return types.int64(types.int64, types.int64), generate
+
+
+def _count_trailing_zeros(_: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.int64), generate
+
+
+def _count_ones(_: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.int64(types.int64), generate
+
+
+def _mover(size: int) -> Callable[[int, int], None]:
+    """Make a function that copies `size` bytes at once, to a target from a source."""
+
+    def move(_: Any, target: Any, source: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            kind = ir.VectorType(ir.IntType(8), size)
+            value = builder.load(builder.inttoptr(arguments[1], kind.as_pointer()), align=1)
+            builder.store(value, builder.inttoptr(arguments[0], kind.as_pointer()), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), generate
+
+    return cast(Callable[[int, int], None], intrinsic(move))
 
 
 def _move_bytes(_: Any, target: Any, source: Any, size: Any) -> Any:
@@ -187,6 +246,8 @@ def _crc_step(bits: int) -> Callable[[int, int], int]:
     def step(_: Any, crc: Any, data: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             byte, word, wide = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+            if not CHECKS_CRC:  # Never called then, but compiled.
+                return arguments[0]
             name, state, data_type = {
                 ("x86_64", 64): ("llvm.x86.sse42.crc32.64.64", wide, wide),
                 ("x86_64", 8): ("llvm.x86.sse42.crc32.32.8", word, byte),
@@ -205,6 +266,78 @@ def _crc_step(bits: int) -> Callable[[int, int], int]:
         return types.int64(types.int64, types.int64), generate
 
     return cast(Callable[[int, int], int], intrinsic(step))
+
+
+def _power(exponent: int) -> int:
+    """x to the `exponent`, modulo the polynomial of CRC-32C, as a factor for numbers whose first bit is the lowest."""
+    value = 1
+    for _ in range(exponent):
+        value = (value << 1) ^ (_POLYNOMIAL if value >> 31 else 0)
+    return int(f"{value:032b}"[::-1], 2) << 1
+
+
+def _fold_lines(_: Any, crc: Any, at: Any, lines: Any) -> Any:
+    """Take a CRC-32C over `lines` times 256 bytes, at least one time, by multiplication without carries.
+
+    Sixteen lanes of 16 bytes are each taken 256 bytes further, at which they are congruent to themselves times a power
+    of x, and added to what is there. What is left in the end is folded into one lane, and that taken the usual way.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        wide, byte = ir.IntType(64), ir.IntType(8)
+        if not FOLDS_CRC:  # Never called then, but compiled.
+            return arguments[0]
+        kind = ir.VectorType(wide, 8)
+        multiply = _declare(builder.module, ir.FunctionType(kind, (kind, kind, byte)), "llvm.x86.pclmulqdq.512")
+
+        def factors(*distances: int) -> Any:
+            """What takes each of four lanes so many bytes further; 0 drops the lane."""
+            pairs = ((_power(8 * d + 32), _power(8 * d - 32)) if d else (0, 0) for d in distances)
+            return ir.Constant(kind, [factor for pair in pairs for factor in pair])
+
+        def moved(lanes: Any, by: Any) -> Any:
+            low, high = (builder.call(multiply, (lanes, by, ir.Constant(byte, which))) for which in (0x00, 0x11))
+            return builder.xor(low, high)
+
+        def loaded(address: Any, place: int) -> Any:
+            pointer = builder.inttoptr(builder.add(address, ir.Constant(wide, 64 * place)), kind.as_pointer())
+            return builder.load(pointer, align=1)
+
+        crc, first, lines = arguments
+        lanes = [cast(Any, cgutils).alloca_once(builder, kind) for _ in range(4)]
+        for place, lane in enumerate(lanes):
+            value = loaded(first, place)
+            if place == 0:
+                begin = builder.insert_element(ir.Constant(kind, None), crc, ir.Constant(ir.IntType(32), 0))
+                value = builder.xor(value, begin)
+            builder.store(value, lane)
+        pointer, word = byte.as_pointer(), ir.IntType(32)
+        prefetch = _declare(
+            builder.module, ir.FunctionType(ir.VoidType(), (pointer, word, word, word)), "llvm.prefetch.p0"
+        )
+        further = factors(256, 256, 256, 256)
+        one = ir.Constant(wide, 1)
+        with cgutils.for_range_slice(builder, one, lines, one, intp=wide) as (line, _):
+            address = builder.add(first, builder.shl(line, ir.Constant(wide, 8)))
+            for place, lane in enumerate(lanes):
+                ahead = builder.inttoptr(builder.add(address, ir.Constant(wide, _FOLDED_AHEAD + 64 * place)), pointer)
+                builder.call(prefetch, (ahead, *(ir.Constant(word, number) for number in (0, 3, 1))))
+                builder.store(builder.xor(moved(builder.load(lane), further), loaded(address, place)), lane)
+        rest = builder.load(lanes[0])
+        for lane in lanes[1:]:
+            rest = builder.xor(moved(rest, factors(64, 64, 64, 64)), builder.load(lane))
+        ends = moved(rest, factors(48, 32, 16, 0))
+        crc = ir.Constant(wide, 0)
+        step = _declare(builder.module, ir.FunctionType(wide, (wide, wide)), "llvm.x86.sse42.crc32.64.64")
+        for half in range(2):
+            word = builder.extract_element(rest, ir.Constant(ir.IntType(32), 6 + half))
+            for lane in range(3):
+                place = ir.Constant(ir.IntType(32), 2 * lane + half)
+                word = builder.xor(word, builder.extract_element(ends, place))
+            crc = builder.call(step, (crc, word))
+        return crc
+
+    return types.int64(types.int64, types.int64, types.int64), generate
 
 
 def _prefetcher(*, write: bool) -> Callable[[int], None]:
@@ -231,23 +364,35 @@ def _count_leading_zeros(_: Any, value: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-_copy_32 = cast(Callable[[int, int], None], intrinsic(_move_block))
+_copy_32 = _mover(32)
+_copy_64 = _mover(64)
 _copy_bytes = cast(Callable[[int, int, int], None], intrinsic(_move_bytes))
 _prefetch_to_read = _prefetcher(write=False)
 _prefetch_to_write = _prefetcher(write=True)
+_crc_lines = cast(Callable[[int, int, int], int], intrinsic(_fold_lines))
 _crc_8 = _crc_step(8)
 _crc_64 = _crc_step(64)
+_squeeze = cast(Callable[[int, int], int], intrinsic(_squeeze_bits))
+"""The bits of a number that the mask chooses, side by side; the mask is whole bytes side by side but for their 8th."""
+_trailing_zeros = cast(Callable[[int], int], intrinsic(_count_trailing_zeros))
+_ones = cast(Callable[[int], int], intrinsic(_count_ones))
 _leading_zeros = cast(Callable[[int], int], intrinsic(_count_leading_zeros))
 
 
 @_inlined
 def _copy(target: int, source: int, size: int, limit: int) -> None:
     """Copy `size` bytes; up to `SLACK` more are written, and none at or above `limit` is read."""
-    if size <= 512 and source + size + 32 <= limit:
-        moved = 0
-        while moved < size:
-            _copy_32(target + moved, source + moved)
-            moved += 32
+    if size <= _COPIED_INLINE and source + size + 64 <= limit:
+        if size <= 32:
+            _copy_32(target, source)
+        else:
+            _copy_64(target, source)
+            if size > 64:
+                _copy_64(target + 64, source + 64)
+                moved = 128
+                while moved < size:
+                    _copy_64(target + moved, source + moved)
+                    moved += 64
     else:
         _copy_bytes(target, source, size)
 
@@ -268,6 +413,53 @@ def _varint(at: int, end: int) -> tuple[int, int]:
             return ((value >> 1) & _INT64_MAX) ^ -(value & 1), at
         shift += 7
     return 0, _NOWHERE
+
+
+@_inlined
+def _front(word: int) -> tuple[int, int, int, int, int, int, int]:
+    """Find the numbers in the first eight bytes of a record: its size, attributes, the deltas of timestamp and offset.
+
+    Answers how far behind the record's start the key's length comes, 0 if the numbers do not fit or are negative; the
+    width of the size; what `word` shares with all words that are laid out alike, and in which bits; and the bits that
+    hold the size, the zigzag delta of the timestamp, and the delta of the offset.
+    """
+    # A number ends at the first byte that does not go on, so all ends are known before any number is.
+    ends = ~word & _CONTINUED
+    to_size = ends ^ (ends - 1)
+    ends &= ends - 1
+    to_attributes = ends ^ (ends - 1)
+    ends &= ends - 1
+    to_timestamp = ends ^ (ends - 1)
+    ends &= ends - 1
+    to_offset = ends ^ (ends - 1)
+    offset_bits = to_offset & ~to_timestamp & _CARRIED
+    signs = 1 | (offset_bits & -offset_bits)
+    fits = ends != 0 and to_attributes == to_size << 8 | 0xFF and word & signs == 0
+    mask = (to_offset & _CONTINUED) | signs
+    return (
+        _ones(to_offset) >> 3 if fits else 0,
+        _ones(to_size) >> 3,
+        word & mask,
+        mask,
+        to_size & _CARRIED & ~1,
+        to_timestamp & ~to_attributes & _CARRIED,
+        offset_bits & ~signs,
+    )
+
+
+@_inlined
+def _length(word: int) -> tuple[int, int, int, int, int]:
+    """Find the length of a key or a value in the eight bytes where it begins.
+
+    Answers its width, 0 if it is longer or less than -1; what `word` shares with all words that are laid out alike,
+    and in which bits; the bits that hold the length; and whether it is -1, with none of them.
+    """
+    ends = ~word & _CONTINUED
+    to_end = ends ^ (ends - 1)
+    if word & 1:
+        return 1 if word & 0xFF == 1 else 0, 1, 0xFF, 0, 1
+    mask = (to_end & _CONTINUED) | 1
+    return _ones(to_end) >> 3 if ends else 0, word & mask, mask, to_end & _CARRIED & ~1, 0
 
 
 @_inlined
@@ -324,6 +516,10 @@ def _crc_thirds(crc: int, at: int, third: int, tables: int) -> int:
 def _crc(at: int, end: int, tables: int) -> int:
     """The CRC-32C of the bytes from `at` to `end`."""
     crc = _MASK_32
+    if FOLDS_CRC and end - at >= 256:
+        lines = (end - at) >> 8
+        crc = _crc_lines(crc, at, lines)
+        at += lines << 8
     while end - at >= 3 * _LONG:
         crc = _crc_thirds(crc, at, _LONG, tables)
         at += 3 * _LONG
@@ -503,7 +699,7 @@ def _prepare(validity: int, ends: int, rows: int) -> None:
         _put32(ends, 0)
 
 
-@_inlined
+@_called
 def _gather(
     lengths: int, rows: int, row: int, data: int, size: int, ends: int, validity: int, limit: int
 ) -> tuple[int, int]:
@@ -553,10 +749,10 @@ def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: ND
     value_nulls = 0
     header_count = 0
     header_sizes = 0
-    # The shape of the last record that was read byte by byte: at first none, which no record has.
-    shape, shape_mask, size_width, size_bits, timestamp_shift, timestamp_bits, timestamp_high_bits = 0, 0, 0, 0, 0, 0, 0
-    offset_shift, offset_bits, key_byte_at, key_shape, key_mask, key_bits, key_is_null = 0, 0, 0, 0, 0, 0, 0
-    value_width, value_bits, value_shape, value_mask = 0, 0, 0, 0
+    # What the last record was like: where its numbers end, and which bits hold them.
+    key_size_after, size_width, shape, shape_mask, size_mask, timestamp_mask, offset_mask = _front(0)
+    key_width, key_shape, key_shape_mask, key_mask, key_is_null = _length(0)
+    value_width, value_shape, value_shape_mask, value_mask, value_is_null = _length(0)
     for batch in range(len(table)):
         answer[AT_BATCH] = batch
         at = table[batch, START]
@@ -575,7 +771,7 @@ def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: ND
         filtered = ranged or least_delta > 0 or most_delta < last_delta
         left = table[batch, RECORD_COUNT]
         previous = -1
-        safe_end = end - _SAFE
+        safe_end = limit - 2 * _WORD
         # The checksum of expanded batches was of other bytes, and has been looked at.
         checked = plan[CHECKED_BY] != 0 and table[batch, ATTRIBUTES] & COMPRESSION_MASK == 0
         if checked and _crc(at - HEADER_SIZE + _CRC_FROM, end, plan[CHECKED_BY]) != table[batch, CRC]:
@@ -585,35 +781,53 @@ def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: ND
             scanned = min(left, _BLOCK)
             left -= scanned
             for _ in range(scanned):
-                record_at = at
-                headers = 0
                 fits = False
-                if shape_mask != 0 and at <= safe_end:
-                    # Does the record look like the last one that was read byte by byte? Then all is where it was there.
+                headers = 0
+                if at <= safe_end:
                     word = _i64(at)
-                    key_byte = _u8(at + key_byte_at)
-                    if (word ^ shape) & shape_mask == 0 and (key_byte ^ key_shape) & key_mask == 0:
-                        size = ((word & 0x7F) | ((word >> 1) & size_bits)) >> 1
-                        record_end = at + size_width + size
-                        field = word >> timestamp_shift
-                        timestamp_delta = _unzigzag(
-                            (field & 0x7F) | ((field >> 1) & timestamp_bits) | ((field >> 2) & timestamp_high_bits)
-                        )
-                        field = word >> offset_shift
-                        offset_delta = ((field & 0x7F) | ((field >> 1) & offset_bits)) >> 1
-                        key_at = at + key_byte_at + 1
-                        key_length = (key_byte >> 1) & key_bits
-                        pair = _u16(key_at + key_length)
-                        value_at = key_at + key_length + value_width
-                        value_length = ((pair & 0x7F) | ((pair >> 1) & value_bits)) >> 1
-                        headers_at = value_at + value_length
-                        fits = (
-                            (pair ^ value_shape) & value_mask == 0
-                            and headers_at + 1 == record_end
-                            and record_end <= end
-                            and _u8(headers_at) == 0
-                        )
+                    alike = (word ^ shape) & shape_mask == 0
+                    if not alike:
+                        front = _front(word)
+                        alike = front[0] != 0
+                        if alike:
+                            key_size_after, size_width, shape, shape_mask = front[:4]
+                            size_mask, timestamp_mask, offset_mask = front[4:]
+                    if alike:
+                        record_end = at + size_width + _squeeze(word, size_mask)
+                        timestamp_delta = _unzigzag(_squeeze(word, timestamp_mask))
+                        offset_delta = _squeeze(word, offset_mask)
+                        key_size_at = at + key_size_after
+                        word = _i64(key_size_at)
+                        alike = (word ^ key_shape) & key_shape_mask == 0
+                        if not alike:
+                            found = _length(word)
+                            alike = found[0] != 0
+                            if alike:
+                                key_width, key_shape, key_shape_mask, key_mask, key_is_null = found
+                        key_length = _squeeze(word, key_mask)
+                        key_at = key_size_at + key_width
+                        value_size_at = key_at + key_length
                         key_length -= key_is_null
+                        if alike and value_size_at <= safe_end:
+                            word = _i64(value_size_at)
+                            alike = (word ^ value_shape) & value_shape_mask == 0
+                            if not alike:
+                                found = _length(word)
+                                alike = found[0] != 0
+                                if alike:
+                                    value_width, value_shape, value_shape_mask, value_mask, value_is_null = found
+                            value_length = _squeeze(word, value_mask)
+                            value_at = value_size_at + value_width
+                            headers_at = value_at + value_length
+                            value_length -= value_is_null
+                            rest = record_end - headers_at - 1
+                            if alike and rest >= 0 and record_end <= end:
+                                headers = _u8(headers_at)
+                                if headers == 0:
+                                    fits = rest == 0
+                                else:
+                                    fits = headers & 0x81 == 0 and headers <= rest
+                                    headers >>= 1
                 if not fits:
                     size, at = _varint(at, end)
                     if size < RECORD_SIZE_MIN - 1 or size > end - at:
@@ -635,37 +849,6 @@ def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: ND
                         return MALFORMED
                     if headers == 0 and at != record_end:
                         return MALFORMED
-                    size_width = timestamp_at - record_at - 1
-                    key_byte_at = key_size_at - record_at
-                    value_width = value_at - value_size_at
-                    shape_mask = 0
-                    if (
-                        record_at <= safe_end
-                        and size_width <= 2
-                        and offset_at - timestamp_at <= 3
-                        and key_size_at - offset_at <= 2
-                        and key_byte_at <= 8
-                        and key_at - key_size_at == 1
-                        and value_width <= 2
-                        and value_length >= 0
-                    ):
-                        timestamp_shift = 8 * (timestamp_at - record_at)
-                        offset_shift = 8 * (offset_at - record_at)
-                        # Which bytes a number goes on behind, and that sizes and offsets are not negative.
-                        shape_mask = _CONTINUED if key_byte_at == 8 else _CONTINUED & ((1 << (8 * key_byte_at)) - 1)
-                        shape_mask = (shape_mask & ~(0xFF << (8 * size_width))) | 1 | (1 << offset_shift)
-                        shape = _i64(record_at) & shape_mask
-                        size_bits = 0x3F80 if size_width == 2 else 0
-                        timestamp_bits = 0x3F80 if offset_at - timestamp_at >= 2 else 0
-                        timestamp_high_bits = 0x1F_C000 if offset_at - timestamp_at == 3 else 0
-                        offset_bits = 0x3F80 if key_size_at - offset_at == 2 else 0
-                        key_is_null = 1 if key_length < 0 else 0
-                        key_mask = 0xFF if key_is_null else 0x81
-                        key_shape = 1 if key_is_null else 0
-                        key_bits = 0 if key_is_null else 0x3F
-                        value_mask = 0x8081 if value_width == 2 else 0x81
-                        value_shape = 0x80 if value_width == 2 else 0
-                        value_bits = 0x3F80 if value_width == 2 else 0
                 at = record_end
                 if offset_delta <= previous:
                     return MALFORMED
@@ -932,6 +1115,11 @@ def encode_batches(
             at = _put_varint(at, count << 1)
             at = _put_bytes(at, has_key, key_data + key_start, key_size, key_limit)
             at = _put_bytes(at, has_value, value_data + value_start, value_size, value_limit)
+            if ordered and place + _AHEAD < starts[partition + 1]:
+                ahead = order[place + _AHEAD]
+                start, end = _bounds(value_offsets, value_wide, ahead) if value_offsets else (0, 0)
+                _prefetch_to_read(value_data + start)
+                _prefetch_to_read(value_data + end)
             at = _put_varint(at, (header_last - header_first) << 1)
             for header in range(header_first, header_last):
                 at = _put_field(at, columns, HEADER_KEYS, header)

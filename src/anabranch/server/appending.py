@@ -9,8 +9,9 @@ The order, which is what keeps a key's records once and in order:
     5. it begins a transaction here that its coordinator does not know of: refused (KIP-890, part 1)
     6. append
 
-Nothing here awaits, so that no resize comes between. A sender that says no count and reaches a retiring partition is
-redirected to the partition that has its keys now, under a producer id that keeps its sequence apart.
+Nothing here awaits, so that no resize comes between. A sender that says no count and reaches a retiring partition, or
+one that is removed, is redirected to the partition that has its keys now, under a producer id that keeps its sequence
+apart.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, TopicPartition
 from anabranch.base.limits import ABORTED_TRANSACTIONS_MAX, DECOMPRESSION_RATIO_MAX, PRODUCER_ID_BITS
 from anabranch.machines.controller.leadership import Leadership, refuse_produce
-from anabranch.machines.producers import Accept, Duplicate, Refuse, check_redirected, redirected
+from anabranch.machines.placement import ancestor
+from anabranch.machines.producers import Accept, Duplicate, ProducerTable, Refuse, check_redirected, redirected
 from anabranch.records.batch import (
     BatchHeader,
     ChecksumError,
@@ -53,6 +55,8 @@ class Produced(NamedTuple):
     message: str | None = None
     awaits: Partition | None = None
     """The partition whose log holds the records and has not synced them yet."""
+    unverified: bool = False
+    """Whether it was refused only because the coordinator of its transaction cannot tell now."""
 
 
 class _RefusalError(Exception):
@@ -95,6 +99,63 @@ def produce(
         first = first or produced
     assert first is not None
     return first
+
+
+def produce_removed(
+    replicas: Replicas, name: TopicPartition, data: memoryview, now_ms: int, verify: Verify = no_transaction
+) -> Produced:
+    """As `produce`, by a sender that says no count, to a partition that has retired and is removed.
+
+    Such a sender may not have heard of it yet, and some keep for a partition what was once meant for it.
+    """
+    first = replicas.get(name.topic, 0)
+    role = None if first is None else first.leadership
+    if role is None:
+        return Produced(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    ancestors = replicas.ancestors_of(name.topic, name.partition, role.initial_partition_count)
+    number = ancestor(name.partition, role.undeleted_partition_count, role.initial_partition_count)
+    survivor = next((other for other in ancestors if other.name.partition == number), None)
+    if survivor is None or not _serves(survivor, role):
+        return Produced(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    try:
+        batches = _checked(data, survivor.settings, now_ms)
+        for other in ancestors:
+            other.log.settle(now_ms)
+    except _RefusalError as refusal:
+        return Produced(refusal.error, message=str(refusal))
+    except OSError as failure:
+        survivor.storage_failed(failure)
+        return Produced(ErrorCode.KAFKA_STORAGE_ERROR, message=f"The disk refuses: {failure.strerror}.")
+    produced: list[Produced] = []
+    for position, header in batches:
+        batch = data[position : position + header.size]
+        verdict = check_redirected(header, name.partition, ProducerTable(), [other.table for other in ancestors])
+        if isinstance(verdict, Duplicate):
+            produced.append(_again(_holder(survivor, name.partition, ancestors, header), verdict))
+            continue
+        if isinstance(verdict, Refuse):
+            return Produced(verdict.error, message="The batch does not follow the last one of its producer.")
+        produced.append(_redirect(name, survivor, batch, header, now_ms, verify))
+        if produced[-1].error is not ErrorCode.NONE:
+            return produced[-1]
+    return produced[0]
+
+
+def _redirect(
+    name: TopicPartition, survivor: Partition, data: memoryview, sent: BatchHeader, now_ms: int, verify: Verify
+) -> Produced:
+    """Append a batch for partition `name` to the one that has its keys now; its sequence has been checked."""
+    header = sent
+    if sent.producer_id >= 0:
+        rewritten = with_producer(
+            data,
+            redirected(sent.producer_id, name.partition),
+            sent.producer_epoch,
+            sent.base_sequence,
+            transactional=sent.is_transactional,
+        )
+        data, header = memoryview(rewritten), parse_header(rewritten)
+    return _append_verified(name, survivor, data, sent, header, now_ms, verify)
 
 
 def _checked(data: memoryview, settings: TopicSettings, now_ms: int) -> list[tuple[int, BatchHeader]]:
@@ -196,41 +257,44 @@ def _produce_one(
     if ancestors:
         verdict = check_redirected(header, role.partition, partition.table, [other.table for other in ancestors])
         if isinstance(verdict, Duplicate):
-            return _again(_holder(partition, ancestors, header), verdict)
+            return _again(_holder(partition, role.partition, ancestors, header), verdict)
     else:
         verdict = partition.table.check(header)
     if isinstance(verdict, Refuse):
         return Produced(verdict.error, message="The batch does not follow the last one of its producer.")
-    target, sent = partition, header
     if role.retiring:
         survivor = replicas.get(partition.name.topic, role.survivor)
         if survivor is None or not _serves(survivor, role):
             return Produced(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        target = survivor
-        if header.producer_id >= 0:
-            rewritten = with_producer(
-                data,
-                redirected(header.producer_id, role.partition),
-                header.producer_epoch,
-                header.base_sequence,
-                transactional=header.is_transactional,
-            )
-            data, header = memoryview(rewritten), parse_header(rewritten)
-    error = _refuse_transaction(partition, target, sent, header, verify)
+        produced = _redirect(partition.name, survivor, data, header, now_ms, verify)
+    else:
+        produced = _append_verified(partition.name, partition, data, header, header, now_ms, verify)
+    if produced.error is not ErrorCode.NONE and produced.unverified:
+        partition.table.refused(header)
+    return produced
+
+
+def _append_verified(
+    name: TopicPartition,
+    target: Partition,
+    data: memoryview,
+    sent: BatchHeader,
+    header: BatchHeader,
+    now_ms: int,
+    verify: Verify,
+) -> Produced:
+    """Steps 5 and 6. `sent` is the batch as its producer named it, `header` as it will be appended to `target`."""
+    error = _refuse_transaction(name, target, sent, header, verify)
     if error is not ErrorCode.NONE:
-        if error.retriable:
-            partition.table.refused(sent)
-        return Produced(error, message="The partition is not part of a transaction that its producer has open.")
-    return _append(partition, target, data, header, now_ms)
+        message = "The partition is not part of a transaction that its producer has open."
+        return Produced(error, message=message, unverified=error.retriable)
+    return _append(target, data, header, now_ms)
 
 
 def _refuse_transaction(
-    partition: Partition, target: Partition, sent: BatchHeader, header: BatchHeader, verify: Verify
+    name: TopicPartition, target: Partition, sent: BatchHeader, header: BatchHeader, verify: Verify
 ) -> ErrorCode:
-    """Step 5. The coordinator is asked once per transaction and partition: then the transaction is open in the table.
-
-    `sent` is the batch as its producer named it, for `partition`; `header` as it will be appended to `target`.
-    """
+    """The coordinator is asked once per transaction and partition: then the transaction is open in the table."""
     if sent.producer_id < 0:
         return ErrorCode.NONE
     known = target.table.known(header.producer_id)
@@ -241,7 +305,7 @@ def _refuse_transaction(
         return ErrorCode.NONE
     if len(target.table.aborted) >= ABORTED_TRANSACTIONS_MAX:
         return ErrorCode.POLICY_VIOLATION
-    return verify(partition.name, sent.producer_id, sent.producer_epoch)
+    return verify(name, sent.producer_id, sent.producer_epoch)
 
 
 def _serves(survivor: Partition, role: Leadership) -> bool:
@@ -250,13 +314,13 @@ def _serves(survivor: Partition, role: Leadership) -> bool:
     return taken is not None and taken.layout >= role.layout and not taken.retiring
 
 
-def _holder(partition: Partition, ancestors: list[Partition], header: BatchHeader) -> Partition:
-    """The partition whose log holds a duplicate that was found among `ancestors`."""
-    alias = header._replace(producer_id=redirected(header.producer_id, partition.name.partition))
-    return next((other for other in ancestors if other.table.duplicate(alias) is not None), partition)
+def _holder(otherwise: Partition, number: int, ancestors: list[Partition], header: BatchHeader) -> Partition:
+    """The partition whose log holds a duplicate of a batch for partition `number` that was found somewhere."""
+    alias = header._replace(producer_id=redirected(header.producer_id, number))
+    return next((other for other in ancestors if other.table.duplicate(alias) is not None), otherwise)
 
 
-def _append(partition: Partition, target: Partition, data: memoryview, header: BatchHeader, now_ms: int) -> Produced:
+def _append(target: Partition, data: memoryview, header: BatchHeader, now_ms: int) -> Produced:
     settings = target.settings
     append_time = -1
     wire: memoryview | bytearray = data
@@ -280,7 +344,7 @@ def _append(partition: Partition, target: Partition, data: memoryview, header: B
         appended = target.append(wire, header, now_ms)
     except OSError as error:
         target.table.refused(header)
-        partition.storage_failed(error)
+        target.storage_failed(error)
         return Produced(ErrorCode.KAFKA_STORAGE_ERROR, message=f"The disk refuses: {error.strerror}.")
     return Produced(ErrorCode.NONE, appended.base_offset, append_time, awaits=target if settings.fsync else None)
 

@@ -91,21 +91,29 @@ class Coordinators(Generic[MachineT, RecordT]):
 
     def of(self, key: str) -> Shard[MachineT, RecordT]:
         """The shard that coordinates `key`. ApiError when there is none yet."""
-        if not self._count:
-            if self.topic in self._controller.state.topics:
-                raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "The broker has just started; try again.")
-            raise ApiError(ErrorCode.NOT_COORDINATOR, "Nobody has looked for this coordinator yet.")
-        number = coordinator_partition(key, self._count)
-        shard = self._shards.get(number) or self._opened(number)
+        number = coordinator_partition(key, self.count())
+        shard = self.at(number)
         if shard.state is State.LOADING:
             self._asked_for[number] = None
         return shard
 
+    def count(self) -> int:
+        """How many shards there are. ApiError when there are none yet."""
+        if self._count:
+            return self._count
+        if self.there:
+            raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "The broker has just started; try again.")
+        raise ApiError(ErrorCode.NOT_COORDINATOR, "Nobody has looked for this coordinator yet.")
+
     def at(self, number: int) -> Shard[MachineT, RecordT]:
-        """The shard of a partition. ApiError when there is none yet."""
+        """The shard of a partition. ApiError when there is none yet, or its log could not be opened."""
         shard = self._shards.get(number)
-        if shard is None:
-            raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "The coordinator is not loaded yet; try again.")
+        if shard is not None:
+            return shard
+        if number >= self.count() or self._replicas.get(self.topic, number) is None:
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "The coordinator's log could not be opened.")
+        shard = self._shards[number] = self._made(number)
+        shard.load_soon()
         return shard
 
     async def ensure(self) -> None:
@@ -150,14 +158,6 @@ class Coordinators(Generic[MachineT, RecordT]):
         loaded = sum(shard.records_loaded for shard in shards.values())
         if loaded:
             say.info("coordinators loaded", topic=self.topic, partitions=count, records=loaded)
-
-    def _opened(self, number: int) -> Shard[MachineT, RecordT]:
-        """The shard of a partition whose log could not be opened at first."""
-        if self._replicas.get(self.topic, number) is None:
-            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "The coordinator's log could not be opened.")
-        shard = self._shards[number] = self._made(number)
-        shard.load_soon()
-        return shard
 
     def _made(self, number: int) -> Shard[MachineT, RecordT]:
         partition = self._replicas.get(self.topic, number)

@@ -72,9 +72,10 @@ class Groups(Coordinators["Coordinator", "Record"]):
         return self._tickets
 
     def machines(self) -> Iterator[Coordinator]:
-        """All machines, to be read. ApiError when one of them is not active."""
-        for shard in self:
-            yield shard.machine
+        """All machines, to be read; none where there is no topic. ApiError when one of them is not active."""
+        if self.there:
+            for number in range(self.count()):
+                yield self.at(number).machine
 
     def warm(self) -> None:
         """Somebody is about to join a group: load in a thread what assignments are computed with."""

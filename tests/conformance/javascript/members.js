@@ -15,6 +15,7 @@ const pairs = assignment => assignment.flatMap(({ topic, partitions }) => partit
 // `open` gives {leave}, and is told what to do when something happens to the member.
 function host(open) {
   const members = new Map()
+  const leaving = new Set()
   const run = async (member, work) => {
     try {
       await work()
@@ -26,10 +27,10 @@ function host(open) {
     const { member, do: what, ...asked } = JSON.parse(line)
     const says = (event, more) => tell({ member, event, ...more })
     const report = {
-      owns: partitions => says('owns', { partitions }),
+      owns: partitions => leaving.has(member) || says('owns', { partitions }),
       records: records => says('records', { records }),
       committed: offsets => says('committed', { offsets }),
-      refused: error => says('refused', { why: told(error) }),
+      refused: (error, again = false) => says('refused', { why: told(error), again }),
       failed: error => says('failed', { why: told(error) }),
     }
     if (what === 'open') members.set(member, open(asked, report))
@@ -37,6 +38,7 @@ function host(open) {
       run(member, async () => {
         const { leave } = await members.get(member)
         report.owns([])
+        leaving.add(member)
         await leave()
         members.delete(member)
         says('left')

@@ -45,18 +45,28 @@ host(async (asked, report) => {
   stream.on('error', error => report.failed(error))
   let waiting = []
   let committing = Promise.resolve()
+  let uncommitted = new Map()
   const take = async () => {
     const messages = waiting
     waiting = []
-    report.records(
-      messages.map(({ topic, partition, offset, value }) => [topic, partition, Number(offset), value.toString()])
-    )
-    const ends = new Map(messages.map(({ topic, partition, offset }) => [`${topic} ${partition}`, { topic, partition, offset, leaderEpoch: -1 }]))
+    if (messages.length) {
+      const row = ({ topic, partition, offset, value }) => [topic, partition, Number(offset), value.toString()]
+      report.records(messages.map(row))
+    }
+    for (const { topic, partition, offset } of messages) {
+      uncommitted.set(`${topic} ${partition}`, { topic, partition, offset: offset + 1n, leaderEpoch: -1 })
+    }
+    const owned = new Set(pairs(assignments ?? []).map(pair => pair.join(' ')))
+    const offsets = [...uncommitted].filter(([at]) => owned.has(at)).map(([, each]) => each)
+    uncommitted = new Map()
+    if (!offsets.length) return
     try {
-      await consumer.commit({ offsets: [...ends.values()].map(each => ({ ...each, offset: each.offset + 1n })) })
-      report.committed([...ends.values()].map(({ topic, partition, offset }) => [topic, partition, Number(offset) + 1]))
+      await consumer.commit({ offsets })
+      report.committed(offsets.map(({ topic, partition, offset }) => [topic, partition, Number(offset)]))
     } catch (error) {
-      report.refused(error)
+      report.refused(error, true)
+      for (const each of offsets) uncommitted.set(`${each.topic} ${each.partition}`, each)
+      setTimeout(() => (committing = committing.then(take)), 100)
     }
   }
   stream.on('data', message => {

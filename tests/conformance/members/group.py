@@ -34,18 +34,16 @@ class Kind:
     """Whether it can be a static member."""
     has_patterns: bool = True
     """Whether it can subscribe to topics that do not exist yet by a pattern."""
-    survives_epochs: bool = True
-    """Whether it goes on to read a partition whose leader epoch has changed."""
+    follows_resizes: bool = True
+    """Whether it goes on when its topics grow and shrink."""
     comes_back: bool = True
-    """Whether it joins again when the coordinator does not know it any more."""
+    """Whether it joins again, and owns only what it is given then, when the coordinator does not know it any more."""
     migrates: bool = True
     """Whether its subscription can be read, so that a group that it is in can move to the consumer protocol."""
     tells_commits: bool = True
     """Whether it tells when its commits are done."""
     is_exact: bool = True
     """Whether what it has committed is never handed to it again."""
-    trusts_owned: bool = False
-    """Whether its assignor believes what a member says it owns that was out of the group meanwhile."""
     is_example: bool = False
     """Whether it stands for all others in tests of what does not depend on the kind."""
 
@@ -64,7 +62,7 @@ class Member:
         self.received: list[tuple[At, int, str]] = []
         self.done: set[int] = set()
         """Which of what it received it has committed, by index."""
-        self._undone: list[int] = []
+        self._undone: set[int] = set()
         self.refused: list[str] = []
         self.is_gone = False
         self._spans: list[tuple[int, int, frozenset[At]]] = []
@@ -82,12 +80,16 @@ class Member:
         elif what == "records":
             first = len(self.received)
             self.received += [((topic, number), offset, value) for topic, number, offset, value in event["records"]]
-            self._undone = list(range(first, len(self.received)))
+            self._undone |= set(range(first, len(self.received)))
         elif what == "committed":
             ends = {(topic, number): offset for topic, number, offset in event["offsets"]}
-            self.done |= {index for index in self._undone if self.received[index][1] < ends.get(self.received[index][0], 0)}
+            done = {it for it in self._undone if self.received[it][1] < ends.get(self.received[it][0], 0)}
+            self._undone -= done
+            self.done |= done
         elif what == "refused":
             self.refused.append(event["why"])
+            if not event.get("again"):
+                self._undone.clear()
         elif what == "left":
             self.is_gone = True
         elif what == "failed":
@@ -98,6 +100,7 @@ class Member:
         if self._since:
             self._spans.append((self._since, at, self.owned))
         self.owned, self._since = owned, at
+        self._undone = {it for it in self._undone if self.received[it][0] in owned}
 
     def silent(self, at: int) -> None:
         """From here on it owns nothing that it could know of, until it says so again."""
@@ -120,7 +123,7 @@ class Group:
         settings = {"bootstrap.servers": workers.address, "linger.ms": 1, "topic.metadata.refresh.interval.ms": 300}
         self._producer = Producer({**settings, "log_level": 0})
 
-    # -- what happens ---------------------------------------------------------------------------------------------------
+    # -- what happens --------------------------------------------------------------------------------------------------
 
     def join(self, kind: Kind, *, process: int = 0, **asked: object) -> Member:
         """Let one more member join; those with equal `process` share one."""
@@ -198,7 +201,7 @@ class Group:
                 self._produced.add(value)
                 producer.send(self.topics[0], value, key=value, partition=number % partitions)
 
-    # -- what is waited for -----------------------------------------------------------------------------------------------
+    # -- what is waited for --------------------------------------------------------------------------------------------
 
     @property
     def address(self) -> str:
@@ -250,7 +253,7 @@ class Group:
         """How often each record was handed out."""
         return Counter(value for member in self.members for _, _, value in member.received)
 
-    # -- what must hold ---------------------------------------------------------------------------------------------------
+    # -- what must hold ------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """See that all that must hold held."""

@@ -9,7 +9,6 @@ from anabranch.client.sync import Consumer
 from anabranch.records.columns import decode, encode_records
 from tests.conformance.members.worker import METADATA_MS, POLL_S, At, Got, Member
 
-
 # Loads the compiled kernels before there is a session that could end meanwhile.
 decode(encode_records([(b"key", b"value", 0, [])]))
 

@@ -64,6 +64,7 @@ class Member(ABC):
         self.asked = asked
         self._name = name
         self._owned: set[At] = set()
+        self._uncommitted: dict[At, int] = {}
         self._leaves = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -87,16 +88,18 @@ class Member(ABC):
     """What `commit` raises when the coordinator says no."""
 
     def assigned(self, more: Iterable[At]) -> None:
-        """Own these too."""
-        self._own(self._owned | set(more))
+        """Own these too; who is leaving takes no more, whatever it is given meanwhile."""
+        if not self._leaves.is_set():
+            self._own(self._owned | set(more))
 
     def revoked(self, gone: Iterable[At]) -> None:
         """Own these no more."""
         self._own(self._owned - set(gone))
 
     def owns(self, all_: Iterable[At]) -> None:
-        """Own exactly these."""
-        self._own(set(all_))
+        """Own exactly these, as `assigned`."""
+        if not self._leaves.is_set():
+            self._own(set(all_))
 
     def _own(self, owned: set[At]) -> None:
         self._owned = owned
@@ -120,17 +123,21 @@ class Member(ABC):
             tell(member=self._name, event="failed", why=traceback.format_exc())
 
     def _take(self, records: Sequence[Got]) -> None:
-        if not records:
+        """Tell what there is, and commit it with what could not be committed before."""
+        if records:
+            rows = [(got.topic, got.partition, got.offset, got.value.decode()) for got in records]
+            tell(member=self._name, event="records", records=rows)
+            self._uncommitted |= {(got.topic, got.partition): got.offset + 1 for got in records}
+        offsets = self._uncommitted = {at: end for at, end in self._uncommitted.items() if at in self._owned}
+        if not offsets:
             return
-        rows = [(got.topic, got.partition, got.offset, got.value.decode()) for got in records]
-        tell(member=self._name, event="records", records=rows)
-        offsets = {(got.topic, got.partition): got.offset + 1 for got in records}
         try:
             done = list(self.commit(offsets))
         except self.refusals as error:
-            tell(member=self._name, event="refused", why=f"{type(error).__name__}: {error}")
+            tell(member=self._name, event="refused", why=f"{type(error).__name__}: {error}", again=True)
         else:
             tell(member=self._name, event="committed", offsets=[(*at, offsets[at]) for at in done])
+            self._uncommitted = {}
 
 
 def main(library: str, address: str) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import given
@@ -91,6 +92,19 @@ def test_another_producer_is_written_into_a_batch() -> None:
     b.stamp_producer(data, 1, 2, 3, transactional=True)
     b.check(data, 0, b.parse_header(data))
     assert b.parse_header(data).is_transactional
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_another_producer_in_a_large_batch_does_not_hide_damage(damaged: bool) -> None:
+    data = bytearray(peer_batch(5_000))
+    assert len(data) > 64 * 1024
+    data[-9] ^= damaged
+    for producer in ((1 << 41, 7, 12), (3, 0, 0)):
+        b.stamp_producer(data, *producer, transactional=producer[0] == 3)
+        header = b.parse_header(data)
+        assert (header.producer_id, header.producer_epoch, header.base_sequence) == producer
+        with pytest.raises(b.ChecksumError) if damaged else nullcontext():
+            b.check(data, 0, header)
 
 
 @pytest.mark.parametrize("source", list(Compression))

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import struct
+import subprocess
+import sys
 import tracemalloc
+from threading import Thread
 
 import cramjam
 import numpy as np
@@ -240,7 +244,8 @@ def test_memory_that_nobody_refers_to_is_used_again() -> None:
     view = memoryview(first[10:20])
     address = first.ctypes.data
     del first
-    assert shelf.take(100_000).ctypes.data != address
+    other = shelf.take(100_000)
+    assert other.ctypes.data != address
     del view
     assert shelf.take(70_000).ctypes.data == address
 
@@ -250,7 +255,28 @@ def test_a_shelf_keeps_no_more_than_its_bound() -> None:
     lent = [shelf.take(16 << 20) for _ in range(8)]
     lent.clear()
     gc.collect()
-    assert sum(len(slab) for free in shelf._free.values() for slab in free) <= columns._SHELF_SIZE_MAX
+    assert sum(map(len, shelf._slabs)) <= columns._SHELF_SIZE_MAX
+
+
+def test_no_memory_is_lent_to_two_threads_at_once() -> None:
+    shelf = columns._Shelf()
+    wrong = []
+
+    def work(number: int) -> None:
+        for turn in range(2_000):
+            slab = shelf.take(100)
+            slab[:8] = number
+            kept = slab[:8] if turn % 3 else slab.data[:8]
+            del slab
+            if bytes(kept) != bytes([number]) * 8:
+                wrong.append(turn)
+
+    threads = [Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
 
 
 def test_a_batch_takes_a_producer_after_it_is_encoded() -> None:
@@ -310,3 +336,20 @@ def test_every_row_may_become_a_batch_of_its_own() -> None:
 def test_kernels_are_not_compiled_when_they_are_imported() -> None:
     # A fresh interpreter would prove it too, but the dispatchers say it cheaper: they compile by signature, on call.
     assert all(len(kernel.signatures) == 1 for kernel in (kernels.decode_records, kernels.encode_batches))
+
+
+def test_any_processor_reads_and_writes_the_same() -> None:
+    code = """
+from anabranch.records import kernels
+from tests.unit.records.test_columns import written_and_read
+assert not (kernels.CHECKS_CRC or kernels.FOLDS_CRC or kernels.SQUEEZES)
+print(written_and_read())
+"""
+    environment = {**os.environ, "NUMBA_CPU_NAME": "generic"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == (written_and_read() + "\n", 0), done.stderr[-2000:]
+
+
+def written_and_read() -> str:
+    data = encode_records(RECORDS)
+    return f"{bytes(data).hex()} {decode(data, columns=tuple(columns.COLUMN_TYPES)).records.to_pylist()}"

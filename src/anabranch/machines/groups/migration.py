@@ -198,7 +198,7 @@ def _to_classic(member: Member, image: Image) -> ClassicMember:
 def join(step: Step, request: JoinGroupRequest, caller: Caller) -> JoinGroupResponse:
     """JoinGroup: what the member wants and owns, and one step towards its target."""
     group, settings = step.group, step.settings
-    if request.member_id in group.members and caller.connection < step.live.connections.get(request.member_id, 0):
+    if request.member_id in group.members and step.is_late(request.member_id, caller):
         raise ApiError(ErrorCode.REBALANCE_IN_PROGRESS, f"Member {request.member_id} speaks on a newer connection.")
     if not settings.min_session_timeout_ms <= request.session_timeout_ms <= settings.max_session_timeout_ms:
         raise ApiError(ErrorCode.INVALID_SESSION_TIMEOUT, "The session timeout is out of the broker's bounds.")
@@ -245,7 +245,7 @@ def join(step: Step, request: JoinGroupRequest, caller: Caller) -> JoinGroupResp
     after = follow(step, member_id, owned)
     step.stop_expecting("join", member_id)
     step.live.pending.pop(member_id, None)
-    step.live.connections[member_id] = caller.connection
+    step.spoke(member_id, caller)
     step.live.rejoining.discard(member_id)
     step.expect_within_rebalance_timeout("sync", after)
     return JoinGroupResponse(

@@ -67,6 +67,8 @@ def _described(view: TopicView, first: int, end: int) -> DescribeTopicPartitions
                 leader_epoch=it.leader_epoch,
                 replica_nodes=list(it.replicas),
                 isr_nodes=list(it.isr),
+                eligible_leader_replicas=[],  # Java's admin client takes null for a list all the same
+                last_known_elr=[],
                 offline_replicas=list(it.offline_replicas),
             )
             for it in view.partitions[first:end]

@@ -6,16 +6,17 @@ import asyncio
 from collections.abc import Awaitable
 
 from anabranch.base.errors import ErrorCode
-from anabranch.base.ids import TopicPartition
+from anabranch.base.ids import COUNT_NOT_SAID, TopicPartition
 from anabranch.machines.controller.topics import INTERNAL_TOPICS
 from anabranch.protocol.messages.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
+    TopicProduceData,
     TopicProduceResponse,
 )
-from anabranch.server.appending import Produced, Verify, no_transaction, produce
+from anabranch.server.appending import Produced, Verify, no_transaction, produce, produce_removed
 from anabranch.server.node import Call, CloseConnectionError, Node
 
 NO_ACKS, LEADER_ACK, ALL_ACKS = 0, 1, -1
@@ -42,12 +43,15 @@ def handle_produce(
             partition = replicas.get(topic.name, data.index)
             if topic.name in INTERNAL_TOPICS:
                 produced = Produced(ErrorCode.INVALID_TOPIC_EXCEPTION, message="Only the broker writes to this topic.")
-            elif partition is None:
+            elif partition is None and not _removed(node, topic, data.index):
                 produced = Produced(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-            elif partition.offline_reason is not None:
+            elif partition is not None and partition.offline_reason is not None:
                 produced = Produced(ErrorCode.KAFKA_STORAGE_ERROR, message=partition.offline_reason)
             elif data.records is None or not len(data.records):
                 produced = Produced(ErrorCode.INVALID_RECORD, message="There are no records.")
+            elif partition is None:
+                name = TopicPartition(topic.name, data.index)
+                produced = produce_removed(replicas, name, _view(data), now_ms, verify)
             else:
                 produced = produce(replicas, partition, _view(data), topic.undeleted_partition_count, now_ms, verify)
             answer = PartitionProduceResponse(
@@ -73,6 +77,15 @@ def handle_produce(
             raise CloseConnectionError("a produce without acks went wrong")
         return None
     return _when_durable(response, waits) if waits else response
+
+
+def _removed(node: Node, topic: TopicProduceData, partition: int) -> bool:
+    """Whether the partition has retired and is no more, which a sender that says no count need not know."""
+    state = node.controller.state
+    found = state.topics.get(topic.name)
+    if found is None or topic.name in state.deleting or topic.undeleted_partition_count != COUNT_NOT_SAID:
+        return False
+    return partition in found.removed
 
 
 def _verify(node: Node, transactional_id: str | None, version: int) -> Verify:

@@ -125,7 +125,7 @@ def heartbeat(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller
             replace_member(step, member, member_id, said)
         elif said != member.described:
             step.put(member_record(step.group_id, member_id, said))
-    step.live.connections[member_id] = caller.connection
+    step.spoke(member_id, caller)
     if calls:
         step.next_epoch()
     step.assign()
@@ -183,10 +183,11 @@ def check_epoch(member: Member, epoch: int, owned: Assignment | None) -> None:
 def check_late(step: Step, member_id: str, caller: Caller, *, fences: bool) -> None:
     """Refuse what comes late, on a connection that the member uses no more: it says nothing of the present.
 
-    The member would not hear what it is told in return, so it must not be told anything that it has to do.
+    The member would not hear what it is told in return, so it must not be told anything that it has to do. Should it
+    hear, it is to say it again.
     """
-    if caller.connection < step.live.connections.get(member_id, 0):
-        code = ErrorCode.FENCED_MEMBER_EPOCH if fences else ErrorCode.COORDINATOR_NOT_AVAILABLE
+    if step.is_late(member_id, caller):
+        code = ErrorCode.FENCED_MEMBER_EPOCH if fences else ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         raise ApiError(code, f"Member {member_id} speaks on a newer connection.")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.consumer.group import (
     LEFT_FOR_A_WHILE,
     ConsumerGroup,
@@ -41,7 +42,7 @@ class Live:
     """What dies with the coordinator: it is safe to lose, for it is found anew."""
 
     connections: dict[str, int] = field(default_factory=dict)
-    """The newest connection on which each member spoke. What an older one still brings says nothing of the present."""
+    """The newest connection on which each member spoke."""
     rejoining: set[str] = field(default_factory=set)
     """Classic members that were called to join again, and have not yet."""
     pending: dict[str, None] = field(default_factory=dict)
@@ -106,6 +107,19 @@ class Step:
         """Decide what a member has, as the last thing: `group` does not show it, so that nothing need be copied."""
         assert not self._last
         self._last = (current_record(self.group_id, member.member_id, member),)
+
+    # -- connections ---------------------------------------------------------------------------------------------------
+
+    def spoke(self, member_id: str, caller: Caller) -> None:
+        """Remember on which connection a member speaks now."""
+        self.live.connections[member_id] = caller.connection
+
+    def is_late(self, member_id: str, caller: Caller) -> bool:
+        """Whether the member has spoken on a newer connection since: what this one brings says nothing of now.
+
+        A client that went back to an older one for good is heard when its session is over, as a new member.
+        """
+        return caller.connection < self.live.connections.get(member_id, 0)
 
     # -- timers --------------------------------------------------------------------------------------------------------
 

@@ -223,7 +223,7 @@ def test_what_comes_late_on_an_older_connection_changes_nothing() -> None:
     world.join("B", connection=2)
     assert world.told(world.beat("A", 1, connection=3)) == "foo-0"
     late = world.beat("A", 1, "", connection=1)  # sent before it was given anything
-    assert late.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert late.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     assert world.told(world.beat("B", 2, connection=2)) is None
     assert world.beat("A", 0, "", connection=1, **SOUND).error_code == ErrorCode.FENCED_MEMBER_EPOCH
     assert world.beat("A", -1, connection=1).error_code == ErrorCode.FENCED_MEMBER_EPOCH
@@ -236,7 +236,7 @@ def test_a_late_heartbeat_does_not_bring_back_an_old_subscription() -> None:
     world.join("A", topics=["foo"], connection=1)
     world.beat("A", 1, topics=["bar"], connection=2)
     late = world.beat("A", 1, topics=["foo"], connection=1)
-    assert late.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert late.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     assert world.group.members["A"].described.topics == ("bar",)
 
 
@@ -254,3 +254,14 @@ def test_a_static_member_comes_back_on_a_connection_that_is_older_than_its_forme
     world.join("A", instance_id="i", connection=5)
     world.beat("A", -2, instance_id="i", connection=5)
     assert world.told(world.join("B", instance_id="i", connection=4)) == "foo-0"
+
+
+def test_a_client_that_went_back_to_an_older_connection_is_heard_when_its_session_is_over() -> None:
+    world = GroupWorld(topics(foo=1), GroupSettings(consumer_session_timeout_ms=10_000))
+    world.join("A", connection=1)
+    world.join("A", connection=2)
+    world.advance(9_999)
+    assert world.beat("A", 1, connection=1).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    world.advance(1)
+    assert world.beat("A", 1, connection=1).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert world.told(world.join("A", connection=1)) == "foo-0"

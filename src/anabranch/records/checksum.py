@@ -1,0 +1,57 @@
+"""CRC-32C of bytes that change in one place: what the change does to it, without another look at all that follows.
+
+A CRC is linear: that of a change among zeros, added to that of the bytes before the change, is that of the bytes after
+it. What zeros make of a CRC is a matrix of bits, and of twice as many zeros, its square.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from crc32c import crc32c
+
+_POLYNOMIAL = 0x82F6_3B78
+Matrix = tuple[tuple[int, ...], ...]
+"""Of each byte of a CRC, what becomes of each value that it can have."""
+
+
+def changed(crc: int, before: bytes | memoryview, after: bytes | memoryview, behind: int) -> int:
+    """Return what a CRC-32C becomes when `before`, with `behind` more bytes behind it, becomes `after`, as long."""
+    change = crc32c(before) ^ crc32c(after)
+    doublings = 0
+    while behind:
+        if behind & 1:
+            change = _times(_zeros(doublings), change)
+        behind >>= 1
+        doublings += 1
+    return crc ^ change
+
+
+def _times(matrix: Matrix, vector: int) -> int:
+    lowest, low, high, highest = matrix
+    return lowest[vector & 0xFF] ^ low[vector >> 8 & 0xFF] ^ high[vector >> 16 & 0xFF] ^ highest[vector >> 24]
+
+
+@cache
+def _zeros(doublings: int) -> Matrix:
+    """What 2 ** `doublings` bytes of zeros make of a CRC."""
+    if doublings:
+        half = _zeros(doublings - 1)
+        columns = [_times(half, _times(half, 1 << bit)) for bit in range(32)]
+    else:
+        columns = [_zero_byte(1 << bit) for bit in range(32)]
+    return tuple(_sums(columns[first : first + 8]) for first in range(0, 32, 8))
+
+
+def _zero_byte(crc: int) -> int:
+    for _ in range(8):
+        crc = (crc >> 1) ^ (_POLYNOMIAL if crc & 1 else 0)
+    return crc
+
+
+def _sums(columns: list[int]) -> tuple[int, ...]:
+    """The sum of those columns whose bits a byte has, for every byte."""
+    sums = [0]
+    for column in columns:
+        sums += [column ^ other for other in sums]
+    return tuple(sums)

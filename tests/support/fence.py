@@ -1,0 +1,39 @@
+"""Memory that ends at a fence: whoever reads or writes behind it dies at once (SIGSEGV), instead of getting away."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+import numpy as np
+from numpy.typing import NDArray
+
+_PROT_NONE = 0
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def fenced(size: int) -> NDArray[np.uint8]:
+    """Return `size` bytes of 0xA5, the last of which is the last of a page, before one that must not be touched."""
+    pages = -(-size // mmap.PAGESIZE)
+    memory = np.frombuffer(mmap.mmap(-1, (pages + 1) * mmap.PAGESIZE), np.uint8)
+    fence = ctypes.c_void_p(memory.ctypes.data + pages * mmap.PAGESIZE)
+    if _libc.mprotect(fence, ctypes.c_size_t(mmap.PAGESIZE), _PROT_NONE):
+        raise OSError(ctypes.get_errno(), "mprotect")
+    lent = memory[pages * mmap.PAGESIZE - size : pages * mmap.PAGESIZE]
+    lent.fill(0xA5)
+    return lent
+
+
+def fenced_copy(data: bytes | bytearray | memoryview) -> NDArray[np.uint8]:
+    """Copy bytes to memory that ends where they end."""
+    copy = fenced(len(data))
+    copy[:] = np.frombuffer(data, np.uint8)
+    return copy
+
+
+class FencedShelf:
+    """Lends exactly as much as was asked for (`records.columns` takes its memory from such a shelf)."""
+
+    def take(self, size: int) -> NDArray[np.uint8]:
+        """Lend `size` bytes up to a fence."""
+        return fenced(size)
