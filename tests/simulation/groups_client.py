@@ -214,6 +214,11 @@ class Client:
         )
 
     @property
+    def names(self) -> frozenset[tuple[str, int]]:
+        """What it holds, by name."""
+        return frozenset((owned.topic, owned.partition) for owned in self.machine.owned | self.assigning)
+
+    @property
     def is_void(self) -> bool:
         """Whether the coordinator has forgotten the member that this client takes itself for, or it has left."""
         if self.has_given_up:

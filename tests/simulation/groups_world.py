@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
@@ -39,7 +40,7 @@ from anabranch.protocol.messages.offset_delete import (
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
 )
-from tests.simulation.groups_client import Client, SimAssignor, nameless
+from tests.simulation.groups_client import Client, SimAssignor
 from tests.simulation.groups_network import Call, Connection
 from tests.simulation.groups_rules import Rules
 from tests.simulation.groups_shard import Cause, Shard, Status, error_response
@@ -654,19 +655,19 @@ class World:
         return self._missing_partitions(clients)
 
     def _missing_partitions(self, clients: list[Client]) -> str | None:
-        wanted: set[tuple[UUID, int]] = set()
-        held: list[tuple[UUID, int]] = []
+        """By name: classic clients do not notice that a topic is another one if it has as many partitions."""
+        wanted: set[tuple[str, int]] = set()
+        held: list[tuple[str, int]] = []
         for client in clients:
             topics = [topic for topic in self.image.by_name.values() if reads(client.reads, topic.name)]
-            mine = {(topic.topic_id, n) for topic in topics for n in (*topic.partitions, *topic.retiring)}
-            ids = {nameless(topic.name): topic.topic_id for topic in topics}
-            holds = {(ids.get(topic_id, topic_id), number) for topic_id, number in client.holds}
+            mine = {(topic.name, number) for topic in topics for number in (*topic.partitions, *topic.retiring)}
             wanted |= mine
-            held += holds
-            if holds - mine:
-                return f"{client.name} has {holds - mine}, to which it does not subscribe"
-        if len(held) != len(set(held)) or set(held) != wanted:
-            return f"partitions {wanted - set(held)} are nobody's"
+            held += client.names
+            if client.names - mine:
+                return f"{client.name} has {sorted(client.names - mine)}, to which it does not subscribe"
+        twice = [name for name, count in Counter(held).items() if count > 1]
+        if twice or set(held) != wanted:
+            return f"partitions {sorted(wanted - set(held))} are nobody's, {sorted(twice)} are two members'"
         return None
 
 

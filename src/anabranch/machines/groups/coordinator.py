@@ -379,7 +379,7 @@ class Coordinator:
             return
         records, arriving = migration.downgrade(group, member_ids, self.image, step.now_ms)
         whole.records += records
-        whole.records.append(classic.generation_record(arriving, step.now_ms))
+        whole.records.append(classic.generation_record(arriving, step.now_ms, led=False))
         for member_id in group.members:
             for kind in ("session", "rebalance", "join", "sync"):
                 whole.timers.append(CancelTimer((kind, group.group_id, member_id)))

@@ -370,3 +370,18 @@ def test_a_join_that_comes_late_on_an_older_connection_does_not_speak_for_the_me
     assert isinstance(late, JoinGroupResponse)
     assert late.error_code == ErrorCode.REBALANCE_IN_PROGRESS
     assert world.group.members[member.name].epoch == member.generation
+
+
+def test_a_new_coordinator_lets_a_group_that_has_just_become_classic_again_rebalance() -> None:
+    world = GroupWorld(topics(foo=2))
+    members = stable_classic(world, 1, "cooperative-sticky", A="foo-0 foo-1")
+    world.join("N")
+    member = members["A"]
+    assert member.beat() is ErrorCode.REBALANCE_IN_PROGRESS
+    member.join()
+    member.owned = member.sync()
+    member.join()
+    world.leave("N")
+    world.reload()
+    assert isinstance(world.coordinator.groups[GROUP], ClassicGroup)
+    assert member.beat() is ErrorCode.REBALANCE_IN_PROGRESS  # what N had must find a new owner

@@ -136,6 +136,7 @@ class ClassicGroup:
     """None until the first member joined."""
     protocol_name: str | None = None
     leader: str | None = None
+    """None where nobody is there, or a generation came from the other protocol and waits for its first rebalance."""
     members: dict[str, ClassicMember] = field(default_factory=dict)
     """By member id, those who joined first first."""
     static: dict[str, str] = field(default_factory=dict)
@@ -261,8 +262,13 @@ def group_of(
     return group
 
 
-def generation_record(group: ClassicGroup, now_ms: int, assignments: Mapping[str, bytes] | None = None) -> Record:
-    """What makes the present generation durable: its members and what each is assigned, without `assignments` as is."""
+def generation_record(
+    group: ClassicGroup, now_ms: int, assignments: Mapping[str, bytes] | None = None, *, led: bool = True
+) -> Record:
+    """What makes the present generation durable: its members and what each is assigned, without `assignments` as is.
+
+    Where it is not `led`, nobody has assigned it as a whole: whoever loads it begins a rebalance.
+    """
     members = [
         MemberMetadata(
             member_id=member.member_id,
@@ -280,7 +286,7 @@ def generation_record(group: ClassicGroup, now_ms: int, assignments: Mapping[str
         protocol_type=group.protocol_type or "",
         generation=group.generation,
         protocol=group.protocol_name,
-        leader=group.leader,
+        leader=group.leader if led else None,
         current_state_timestamp=now_ms,
         members=members,
     )
@@ -312,6 +318,7 @@ def apply(group: ClassicGroup, value: GroupMetadataValue | None) -> ClassicGroup
     group.leader = value.leader
     for stored in value.members:
         group.put(_restored(stored, value.protocol or "", known.get(stored.member_id)))
+    group.leader = value.leader
     return group
 
 

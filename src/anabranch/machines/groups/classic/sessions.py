@@ -104,11 +104,14 @@ def _session_is_over(turn: Turn, member_id: str) -> None:
 
 
 def decide_loaded(group: ClassicGroup, settings: ClassicSettings, now_ms: int) -> Outcome[None, Record]:
-    """Begin the sessions of a group that came from the log or from the other protocol; shrink one that is too large."""
+    """Begin the sessions of a group that came from the log or from the other protocol.
+
+    A group that is too large shrinks; one that nobody led, since it had just come from the other protocol, rebalances.
+    """
     turn = Turn(group, now_ms)
     for member in group.members.values():
         turn.prolong(member)
-    if len(group.members) > settings.size_max:
+    if len(group.members) > settings.size_max or (group.members and group.leader is None):
         go_on(turn)
     return turn.outcome(None)
 
