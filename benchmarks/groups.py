@@ -1,10 +1,12 @@
-"""The group coordinator: how long it is kept from its heartbeats.
+"""The group coordinator: how long it is kept from its heartbeats, and how soon a group has settled.
 
-Sections: assignors. A bound in milliseconds is a side that always takes as long.
+Sections: assignors, convergence. A bound is a side that always takes as long.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,8 +14,16 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
 
+from anabranch.client.membership.consumer import ConsumerMember
+from anabranch.client.membership.steps import Event, MemberSettings, Send, Subscription, TopicFacts, WaitUntil
 from anabranch.machines.groups.assignors import Assignment, Subscriber, assignor
 from anabranch.machines.groups.assignors.planner import Planner
+from anabranch.machines.groups.caller import Caller
+from anabranch.machines.groups.consumer.group import ConsumerGroup, GroupState
+from anabranch.machines.groups.coordinator import Coordinator
+from anabranch.machines.groups.image import Image, TopicImage
+from anabranch.machines.groups.settings import GroupSettings
+from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatResponse
 from benchmarks.harness import Bar, Result, Round, Scale, compare
 
 # Assignors: from the coordinator's members, topics and target to the members whose target changes.
@@ -138,4 +148,133 @@ def own(scale: Scale) -> list[Result]:
     return [result for name in ("uniform", "range") for result in _assigned(name, "own", _each_its_own, None, scale)]
 
 
-BENCHMARKS = {"uniform": uniform, "range": range_, "mixed": mixed, "own": own}
+# Convergence: the coordinator and as many members, all as they ship, in simulated time.
+
+INTERVALS_MAX = 3.0
+LATENCY_MS = 5
+"""One way."""
+LETTING_GO_MS = 100
+"""What an application takes to finish its work on partitions, or to take some."""
+
+
+class _Settling:
+    """A clock, a coordinator and members; a heap of what is to happen, when."""
+
+    def __init__(self, topics: int, partitions: int, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.now_ms = 0
+        images = {
+            name: TopicImage(UUID(int=number + 1), name, range(partitions))
+            for number, name in enumerate(f"topic-{number:04}" for number in range(topics))
+        }
+        self.partitions = topics * partitions
+        self.facts = [TopicFacts(topic.name, topic.topic_id, topic.size) for topic in images.values()]
+        self.settings = GroupSettings()
+        self.coordinator = Coordinator(self.settings, Image(1, images))
+        self.members: list[ConsumerMember] = []
+        self._wakes: list[int] = []
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._order = 0
+
+    def at(self, at_ms: int, do: Callable[[], None]) -> None:
+        """Let something happen."""
+        self._order += 1
+        heapq.heappush(self._events, (at_ms, self._order, do))
+
+    def join(self) -> None:
+        """Another member begins."""
+        number = len(self.members)
+        member = ConsumerMember(MemberSettings("g"), str(UUID(int=self.chance.getrandbits(128))))
+        self.members.append(member)
+        self._wakes.append(0)
+        member.on_topics(self.facts)
+        member.subscribe(Subscription(frozenset(fact.name for fact in self.facts)))
+        self._go_on(number)
+
+    def run_until(self, at_ms: int) -> None:
+        """Let time pass."""
+        while self._events and self._events[0][0] <= at_ms:
+            self.now_ms, _, do = heapq.heappop(self._events)
+            do()
+        self.now_ms = at_ms
+
+    def settled(self) -> bool:
+        """Whether the group is stable, and its members have all there is, and know it."""
+        group = self.coordinator.groups.get("g")
+        assert isinstance(group, ConsumerGroup)
+        return (
+            group.state() is GroupState.STABLE
+            and len(group.members) == len(self.members)
+            and all(member.epoch == group.epoch and member.event() is None for member in self.members)
+            and sum(len(member.owned) for member in self.members) == self.partitions
+        )
+
+    def settle(self, at_most_ms: int) -> int:
+        """Let time pass until the group has settled; how long it took."""
+        began_ms = self.now_ms
+        while not self.settled():
+            assert self.now_ms < began_ms + at_most_ms, "the group does not settle"
+            self.run_until(self.now_ms + 10)
+        return self.now_ms - began_ms
+
+    def _go_on(self, number: int) -> None:
+        member = self.members[number]
+        while not isinstance(step := member.next(self.now_ms), WaitUntil):
+            assert isinstance(step, Send)
+            self.at(self.now_ms + LATENCY_MS, partial(self._heard, number, step))
+        if step.at_ms is not None and not self.now_ms < self._wakes[number] <= step.at_ms:
+            self._wakes[number] = step.at_ms
+            self.at(step.at_ms, partial(self._go_on, number))
+        event = member.take()
+        if event is not None:
+            self.at(self.now_ms + LETTING_GO_MS, partial(self._did, number, event))
+
+    def _did(self, number: int, event: Event) -> None:
+        self.members[number].done(event, self.now_ms)
+        self._go_on(number)
+
+    def _heard(self, number: int, send: Send) -> None:
+        outcome = self.coordinator.consumer_group_heartbeat(send.request, Caller("client", "/host", 1), self.now_ms)
+        for record in outcome.records:
+            self.coordinator.apply(record)
+        self.at(self.now_ms + LATENCY_MS, partial(self._answered, number, send, outcome.reply))
+
+    def _answered(self, number: int, send: Send, reply: ConsumerGroupHeartbeatResponse) -> None:
+        self.members[number].on_response(send.ticket, reply, self.now_ms)
+        self._go_on(number)
+
+
+def _converged(members: int, joining: int, topics: int, partitions: int, seeds: Iterator[int]) -> Mapping[str, float]:
+    """Let a group settle, let members join it all at once, and count the intervals until it has settled again."""
+    world = _Settling(topics, partitions, next(seeds))
+    interval_ms = world.settings.consumer_heartbeat_interval_ms
+    for _ in range(members):
+        world.at(world.chance.randrange(interval_ms), world.join)
+    world.run_until(interval_ms)
+    world.settle(20 * interval_ms)
+    world.run_until(world.now_ms + world.chance.randrange(interval_ms))
+    for _ in range(joining):
+        world.join()
+    return {"intervals": world.settle(20 * interval_ms) / interval_ms}
+
+
+def convergence(scale: Scale) -> list[Result]:
+    """How many heartbeat intervals of simulated time a group takes to settle after a tenth more members joined."""
+    members, joining, topics, partitions = scale.choose((1_000, 100, 10, 1_000), (10, 2, 2, 10))
+    seeds = itertools.count()
+    return compare(
+        "groups.convergence",
+        what=f"{members:,} members of the consumer protocol, our own, at any point of their heartbeat intervals, have "
+        f"{topics * partitions:,} partitions; {joining:,} more join at one moment. Simulated time until the group is "
+        f"stable and every member has its partitions and knows it, with {LATENCY_MS} ms to the coordinator and "
+        f"{LETTING_GO_MS} ms for each application to let go, or to take; each round with another seed",
+        sides={
+            "anabranch": partial(_converged, members, joining, topics, partitions, seeds),
+            "allowed": lambda: {"intervals": INTERVALS_MAX},
+        },
+        bars=[Bar("intervals", "heartbeat intervals", "less", 1.0)],
+        scale=scale,
+    )
+
+
+BENCHMARKS = {"uniform": uniform, "range": range_, "mixed": mixed, "own": own, "convergence": convergence}

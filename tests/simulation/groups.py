@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from tests.simulation.groups_world import World
 
@@ -20,9 +21,9 @@ CHUNK = 20
 PROGRESS_EVERY = 500
 
 
-def live(seed: int) -> World:
-    """A whole life. AssertionError names the command that replays it."""
-    world = World(seed)
+def live(seed: int, **changed: Any) -> World:
+    """A whole life, its theme `changed`. AssertionError names the command that replays it."""
+    world = World(seed, **changed)
     try:
         world.live()
     except Exception as error:

@@ -11,7 +11,7 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 from uuid import UUID
@@ -121,10 +121,11 @@ class Theme:
 class World:
     """Everything, and one source of chance. With `show` it keeps a transcript."""
 
-    def __init__(self, seed: int, *, show: bool = False, theme: Theme | None = None) -> None:
+    def __init__(self, seed: int, *, show: bool = False, **changed: Any) -> None:
+        """`changed` is of the theme."""
         self.seed = seed
         self.chance = random.Random(seed)
-        self.theme = theme or Theme.of(self.chance)
+        self.theme = replace(Theme.of(self.chance), **changed)
         self.now_ms = BEGIN_MS
         self.transcript: list[str] | None = [] if show else None
         self._events: list[tuple[int, int, Callable[..., object], tuple[Any, ...]]] = []
