@@ -399,10 +399,16 @@ class Producer:
 
     def take_waiting(self) -> None:
         """Take what another thread left in `waiting`."""
-        waiting = self.waiting
+        waiting, append, open_, now_ms = self.waiting, self._batcher.append, self._open, _now_ms()
+        ready = False
         for _ in range(len(waiting)):
-            self.take(waiting[0])
+            record = waiting[0]
+            generation = record.generation
+            open_[generation] = open_.get(generation, 0) + 1
+            ready |= append(record.topic, record, record_size(record), now_ms)
             waiting.popleft()
+        if ready:
+            self._schedule()
         if waiting:
             self._start().call_soon(self.take_waiting)
 
@@ -653,11 +659,12 @@ class Producer:
         topic, partition, offset = batch.topic, batch.partition, outcome.base_offset
         if isinstance(rows, Records):
             append_time = outcome.log_append_time_ms
-            for index, record in enumerate(rows):
-                if not record.promise.done():
-                    at = -1 if offset < 0 else offset + index
-                    timestamp = record.timestamp if append_time < 0 else append_time
-                    record.promise.set_result(RecordMetadata(topic, partition, at, timestamp))
+            step = 0 if offset < 0 else 1
+            for _, _, _, timestamp, _, _, promise, _ in rows:
+                if not promise.done():
+                    when = timestamp if append_time < 0 else append_time
+                    promise.set_result(RecordMetadata(topic, partition, offset, when))
+                offset += step
         else:
             rows.ticket.delivered(partition, offset, rows.record_count)
 

@@ -72,29 +72,33 @@ class Outcome(Generic[R]):
     def add_done_callback(self, callback: Callable[[Outcome[R]], object]) -> None:
         """Call `callback` when it is known, in the client's thread; at once if it is."""
         with self._news.lock:
-            if not self._done:
-                self._callbacks = [*(self._callbacks or ()), callback]
-                return
-        callback(self)
+            self._callbacks = [*(self._callbacks or ()), callback]
+        # Looked at last, as the client's thread looks for callbacks last: one of the two sees what the other did.
+        if self._done:
+            self._call_back()
 
     def set_result(self, result: R) -> None:
         """Make it known that all went well."""
         self._result = result
-        self._settle()
+        self._done = True
+        if self._callbacks is not None:
+            self._call_back()
+        if self._news.waiting:
+            self._news.tell()
 
     def set_exception(self, exception: BaseException) -> None:
         """Make known what went wrong."""
         self._error = exception
-        self._settle()
-
-    def _settle(self) -> None:
         self._done = True
         if self._callbacks is not None:
-            with self._news.lock:
-                callbacks, self._callbacks = self._callbacks, None
-            for callback in callbacks or ():
-                callback(self)
+            self._call_back()
         self._news.tell()
+
+    def _call_back(self) -> None:
+        with self._news.lock:
+            callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
+            callback(self)
 
 
 class _News:
@@ -102,18 +106,19 @@ class _News:
 
     def __init__(self) -> None:
         self.lock = threading.Condition()
-        self._waiting = 0
+        self.waiting = 0
+        """How many wait."""
 
     def wait_for(self, holds: Callable[[], bool], timeout: float | None) -> bool:
         with self.lock:
-            self._waiting += 1
+            self.waiting += 1
             try:
                 return self.lock.wait_for(holds, timeout)
             finally:
-                self._waiting -= 1
+                self.waiting -= 1
 
     def tell(self) -> None:
-        if self._waiting:
+        if self.waiting:
             with self.lock:
                 self.lock.notify_all()
 
