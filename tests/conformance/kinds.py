@@ -14,7 +14,7 @@ from tests.conformance.members.group import Kind
 #   reads committed offsets anew while it commits, so that records come again. With every fetch it says the leader epoch
 #   of the last record that it read, and fails when that is not the present one. As a classic member it always leaves
 #   for good, and its subscription says version 1 but ends before what that version ends with.
-# Not asked, and not tried with Apache Kafka: that a static member of @platformatic/kafka bounces without a rebalance. It
+# Not asked, nor tried with Apache Kafka: that a static member of @platformatic/kafka bounces without a rebalance. It
 # does on an idle machine, and at times does not on a busy one.
 KINDS = [
     Kind("confluent", "consumer", is_example=True, is_hasty=True),
