@@ -131,7 +131,7 @@ class Group:
         self.members: list[Member] = []
         self._workers = workers
         self._sessions_last = True
-        """Whether sessions are too long for a busy machine to end them, so that who has not been stopped is a member."""
+        """Whether sessions are too long for a busy machine to end them, so that members stay members."""
         self._produced: set[str] = set()
         settings = {"bootstrap.servers": workers.address, "linger.ms": 1, "topic.metadata.refresh.interval.ms": 300}
         self._producer = Producer({**settings, "log_level": 0})
