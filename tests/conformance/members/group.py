@@ -130,6 +130,8 @@ class Group:
         self.topics = topics
         self.members: list[Member] = []
         self._workers = workers
+        self._sessions_last = True
+        """Whether sessions are too long for a busy machine to end them, so that members stay members."""
         self._produced: set[str] = set()
         settings = {"bootstrap.servers": workers.address, "linger.ms": 1, "topic.metadata.refresh.interval.ms": 300}
         self._producer = Producer({**settings, "log_level": 0})
@@ -151,6 +153,7 @@ class Group:
             "reset": "earliest",
             **asked,
         }
+        self._sessions_last &= settings["session_timeout_ms"] == SESSION_TIMEOUT_MS
         worker.tell(member=member.name, do="open", **settings)
         return member
 
@@ -268,7 +271,8 @@ class Group:
 
     def check(self) -> None:
         """See that all that must hold held."""
-        self._check_ownership()
+        if self._sessions_last:
+            self._check_ownership()
         self._check_deliveries()
 
     def _check_ownership(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from tests.support.broker import ROOT
 from tests.support.javascript import SOURCE, install
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 SCRIPTS = {"kafkajs": "kafkajs_members.js", "platformatic": "platformatic_members.js"}
 happened = threading.Condition()
 """Notified whenever any member says anything."""
