@@ -6,7 +6,8 @@ import pytest
 
 from tests.conformance.members.group import Kind
 
-# What these cannot do, they cannot do with Apache Kafka either:
+# What is not asked of these kinds, and why. Seen with Apache Kafka too: all of kafka-python, a platformatic consumer
+# that does not rejoin, and its classic subscription; the rest was seen here, or read in the client's code.
 # - kafka-python's cooperative-sticky assignor leaves a partition with a member that was out of the group meanwhile,
 #   though another one has it now; and at times its members do not take what they are given in addition.
 # - KafkaJS matches a pattern once, when it subscribes.
