@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 export PYTHONPATH := src:.
 
-.PHONY: demo test lint types layers unit simulate lock bench clean help setup
+.PHONY: demo test conformance lint types layers unit simulate lock bench clean help setup
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,6 +43,9 @@ unit: $(READY) java
 
 simulate: $(READY)  ## 10,000 lives of groups, each with its own faults: make simulate SEEDS=10000 FIRST=0 JOBS=2
 	$(BIN)/python -m tests.simulation.groups --seeds $(or $(SEEDS),10000) --first $(or $(FIRST),0) --jobs $(or $(JOBS),2)
+
+conformance: $(READY) java  ## groups with every kind of member, where `make test` takes one of each library
+	ANABRANCH_ALL_KINDS=1 $(BIN)/pytest $(PYTEST) tests/conformance
 
 lock:  ## pin what pyproject.toml asks for, with hashes
 	$(BIN)/uv pip compile pyproject.toml --extra dev --generate-hashes --no-emit-index-url --no-emit-find-links \

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import time
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator
 from contextlib import asynccontextmanager
@@ -33,6 +34,7 @@ from anabranch.client import (
     sync,
 )
 from benchmarks.peers.kafka import ApacheKafka
+from tests.conformance.kinds import ALL_KINDS
 from tests.support.broker import BrokerProcess, running
 
 T = TypeVar("T")
@@ -50,7 +52,7 @@ SETTINGS = {
 OURS = {name.replace(".", "_"): value for name, value in SETTINGS.items()}
 
 
-@pytest.fixture(scope="module", params=["anabranch", "apache-kafka"])
+@pytest.fixture(scope="module", params=["anabranch", "apache-kafka"] if ALL_KINDS in os.environ else ["anabranch"])
 def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if request.param == "anabranch":
         with running(tmp_path_factory.mktemp("broker"), **OURS) as broker:
