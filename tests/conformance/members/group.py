@@ -87,7 +87,8 @@ class Member:
             first = len(self.received)
             self._handed += [(event["at"], at) for at in {(row[0], row[1]) for row in event["records"]}]
             self.received += [((topic, number), offset, value) for topic, number, offset, value in event["records"]]
-            self._undone |= set(range(first, len(self.received)))
+            mine = {it for it in range(first, len(self.received)) if self.received[it][0] in self.owned}
+            self._undone |= mine  # a library may still hand out what it fetched before its partitions were another's
         elif what == "committed":
             ends = {(topic, number): offset for topic, number, offset in event["offsets"]}
             done = {it for it in self._undone if self.received[it][1] < ends.get(self.received[it][0], 0)}
