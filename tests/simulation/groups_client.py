@@ -176,7 +176,7 @@ class Client:
                 strategies=strategies,
                 session_timeout_ms=world.theme.session_timeout_ms,
                 heartbeat_interval_ms=world.theme.heartbeat_interval_ms,
-                metadata_max_age_ms=2_500,
+                metadata_max_age_ms=world.theme.metadata_age_ms,
             )
         else:
             self.machine = ConsumerMember(
@@ -269,7 +269,7 @@ class Client:
             self.reads = Subscription(names)
             self.machine.subscribe(self.reads)
             self._pump()
-        self._in(2_500 if self._matched else 500, self._match)
+        self._in(self.world.theme.metadata_age_ms if self._matched else 500, self._match)
 
     def subscribe(self, subscription: Subscription) -> None:
         """Want something else."""

@@ -81,6 +81,8 @@ class Theme:
     """Weights of what happens."""
     ordered: float
     """The share of topics that keep keys in order when they are resized: some of their partitions wait for others."""
+    metadata_age_ms: int
+    """How old what clients know of topics may be."""
     retention_ms: int
     """How long positions stay that nobody uses."""
 
@@ -114,6 +116,7 @@ class Theme:
             crashes=chance.choice((0, 3, 8)),
             topics=chance.choice((0, 6, 15)),
             ordered=chance.choice((0.0, 0.6)),
+            metadata_age_ms=2_500,
             retention_ms=chance.choice((20_000, 7 * 24 * 3_600_000)),
         )
 
@@ -576,10 +579,10 @@ class World:
             self._check_logs()
         self.heal()
         deadline_ms = self.now_ms + QUIET_MAX_MS
-        # What is still under way may yet arrive, and who is yet to begin begins.
+        # What is under way may yet arrive, who is yet to begin begins, and clients hear what topics there are.
         late = [at_ms for at_ms, _, do, _ in self._events if getattr(do, "__func__", None) in _DISTURBING]
         late += [connection.stalled_until_ms for connection in self.connections]
-        self.run_until(max([self.now_ms + self.theme.heartbeat_interval_ms, *late]))
+        self.run_until(max([self.now_ms + self.theme.metadata_age_ms, *late]))
         while (missing := self.missing()) is not None:
             assert self.now_ms < deadline_ms, missing
             self.run_until(self.now_ms + CHECK_EVERY_MS)

@@ -26,6 +26,7 @@ class Caller:
     client_host: str
     version: int
     member_id: str
+    connection: int = 0
 
 
 @dataclass(eq=False)
@@ -71,6 +72,7 @@ class GroupWorld:
         session_timeout_ms: int = 10_000,
         rebalance_timeout_ms: int = 60_000,
         version: int = 9,
+        connection: int = 0,
     ) -> Call:
         request = JoinGroupRequest(
             group_id="g",
@@ -82,7 +84,7 @@ class GroupWorld:
             protocols=[JoinGroupRequestProtocol(name=name, metadata=data) for name, data in protocols.items()],
         )
         call, ticket = self._call(), self.tickets
-        caller = Caller(client, "/127.0.0.1", version, str(ticket))
+        caller = Caller(client, "/127.0.0.1", version, str(ticket), connection)
         outcome = classic.decide_join(self.group, request, caller, ticket, self.settings, self.now_ms)
         return self.perform(outcome, call)
 

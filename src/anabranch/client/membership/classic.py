@@ -135,7 +135,7 @@ class ClassicMember:
         self._subscription = subscription
         if self._phase in (Phase.OUT, Phase.FAILED, Phase.LEAVING):
             self._error = None
-            self._lost = bool(self._owned)
+            self._lose()
             self._phase, self._due_ms, self._flight = Phase.UNJOINED, 0, 0
             self._rejoin = False
         elif changed and self._phase is not Phase.STALE:
@@ -345,7 +345,7 @@ class ClassicMember:
         if deadline is not None and now_ms >= deadline and self._phase in ALIVE:
             self._leave_sent = self._settings.group_instance_id is not None or not self._member_id
             self._phase, self._flight = Phase.STALE, 0
-            self._lost = bool(self._owned)
+            self._lose()
             if self._leave_sent:
                 self._left()
 
@@ -375,10 +375,14 @@ class ClassicMember:
         if self._phase is Phase.JOINING:
             self._phase = Phase.UNJOINED
 
+    def _lose(self) -> None:
+        """What is owned is lost, and so is what the application is about to take."""
+        self._lost = bool(self._owned) or isinstance(self._taken, Assign)
+
     def _forgotten(self, now_ms: int) -> None:
         """The coordinator does not know this member, or not in this generation: begin anew."""
         self._member_id, self._generation = "", NO_GENERATION
-        self._lost = bool(self._owned)
+        self._lose()
         self._target = None
         self._phase, self._rejoin = Phase.UNJOINED, False
         self._again(now_ms)
@@ -387,7 +391,7 @@ class ClassicMember:
         self._phase, self._error = Phase.FAILED, error
         self._member_id, self._generation = "", NO_GENERATION
         self._target, self._rejoin = None, False
-        self._lost = bool(self._owned)
+        self._lose()
 
     def _left(self) -> None:
         self._leave_sent = True

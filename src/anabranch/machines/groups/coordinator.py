@@ -257,6 +257,7 @@ class Coordinator:
             step.keep_session(member)
             if member.state is MemberState.UNREVOKED_PARTITIONS:
                 step.expect_within_rebalance_timeout("rebalance", member)
+        live.connections |= group.connections
         self._lives[group.group_id] = live
         whole = _Whole()
         whole.add(classic.decide_dissolve(group, now_ms))
@@ -386,6 +387,11 @@ class Coordinator:
         whole.timers.append(CancelTimer(("compute", group.group_id)))
         whole.add(classic.decide_loaded(arriving, self._classic_settings, step.now_ms))
         whole.add(classic.decide_kick(arriving, step.now_ms))
+        arriving.connections |= {
+            member_id: connection
+            for member_id, connection in step.live.connections.items()
+            if member_id in arriving.members
+        }
         self._arriving[group.group_id] = arriving
 
     # -- the classic protocol ------------------------------------------------------------------------------------------

@@ -297,3 +297,17 @@ def test_a_leader_that_took_over_its_former_selfs_assignment_watches_the_topics(
     world.member.on_topics([TopicFacts("flights", NO_TOPIC_ID, 2), TopicFacts("ships", NO_TOPIC_ID, 2)])
     world.carry_out(Revoke(owned(0, 1)))
     world.sends(JoinGroupRequest)
+
+
+def test_what_is_lost_while_the_application_takes_it_is_lost_as_soon_as_it_has_it() -> None:
+    world = World("cooperative-sticky")
+    world.joins(1)
+    world.syncs(0, 1)
+    taking = world.member.take()
+    assert taking == Assign(owned(0, 1))
+    world.beats(ErrorCode.UNKNOWN_MEMBER_ID)
+    world.member.done(taking, world.now)
+    assert world.quiet() is None or not world.member.has_left
+    world.carry_out(Lost(owned(0, 1)))
+    world.now += INTERVAL
+    assert world.joins(2).member_id == ""

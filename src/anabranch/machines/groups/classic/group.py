@@ -156,6 +156,8 @@ class ClassicGroup:
     new: set[str] = field(default_factory=set)
     """Members whose first JoinGroup is parked."""
     initial: InitialDelay | None = None
+    connections: dict[str, int] = field(default_factory=dict)
+    """The newest connection on which each member joined: what an older one still brings says nothing of the present."""
 
     @property
     def is_vacant(self) -> bool:
@@ -208,6 +210,7 @@ class ClassicGroup:
             self.leader = next(iter(self.members), None)
         self.unsynced.pop(member_id, None)
         self.new.discard(member_id)
+        self.connections.pop(member_id, None)
 
     def rename(self, member_id: str, new_id: str) -> None:
         """Give a static member another id, in its place and with its role."""
@@ -223,6 +226,7 @@ class ClassicGroup:
         if member_id in self.unsynced:
             self.unsynced = {new_id if known == member_id else known: None for known in self.unsynced}
         self.new.discard(member_id)
+        self.connections.pop(member_id, None)
 
     def _uncount(self, member: ClassicMember) -> None:
         for name in {name for name, _ in member.protocols}:

@@ -53,6 +53,8 @@ class Caller(Protocol):
     def version(self) -> int: ...
     @property
     def member_id(self) -> str: ...
+    @property
+    def connection(self) -> int: ...
 
 
 def decide_join(
@@ -66,8 +68,21 @@ def decide_join(
     """Let a member in, or let it take part in a rebalance; answered when that rebalance's join completes."""
     turn = Turn(group, now_ms)
     refusal = _refuse(turn, request, settings)
+    if refusal is None and caller.connection < group.connections.get(request.member_id, 0):
+        refusal = ErrorCode.REBALANCE_IN_PROGRESS  # it comes late: the member has joined anew since
     if refusal is not None:
         return turn.outcome(join_error(refusal, request.member_id, caller.version))
+    outcome = _decide(turn, request, caller, ticket, settings)
+    for member_id in (request.member_id, _fresh_id(request, caller)):
+        if member_id in group.members:
+            group.connections[member_id] = caller.connection
+    return outcome
+
+
+def _decide(
+    turn: Turn, request: JoinGroupRequest, caller: Caller, ticket: Hashable, settings: ClassicSettings
+) -> Outcome[JoinGroupResponse | Parked, Record]:
+    group = turn.group
     said = _said(request, caller)
     parked = ParkedJoin(ticket, caller.version)
     if request.member_id in group.pending:
@@ -129,9 +144,8 @@ def _has_room(group: ClassicGroup, request: JoinGroupRequest, size_max: int) -> 
 def _said(request: JoinGroupRequest, caller: Caller) -> ClassicMember:
     instance_id = request.group_instance_id
     says_timeout = caller.version >= REBALANCE_TIMEOUT_SAID and request.rebalance_timeout_ms > 0
-    fresh_id = f"{caller.client_id if instance_id is None else instance_id}-{caller.member_id}"
     return ClassicMember(
-        member_id=request.member_id or fresh_id,
+        member_id=request.member_id or _fresh_id(request, caller),
         instance_id=instance_id,
         client_id=caller.client_id,
         client_host=caller.client_host,
@@ -139,6 +153,11 @@ def _said(request: JoinGroupRequest, caller: Caller) -> ClassicMember:
         rebalance_timeout_ms=request.rebalance_timeout_ms if says_timeout else request.session_timeout_ms,
         protocols=tuple((protocol.name, bytes(protocol.metadata)) for protocol in request.protocols),
     )
+
+
+def _fresh_id(request: JoinGroupRequest, caller: Caller) -> str:
+    instance_id = request.group_instance_id
+    return f"{caller.client_id if instance_id is None else instance_id}-{caller.member_id}"
 
 
 def _give_id(turn: Turn, said: ClassicMember, caller: Caller) -> Outcome[JoinGroupResponse | Parked, Record]:

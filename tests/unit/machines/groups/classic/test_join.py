@@ -376,3 +376,16 @@ def test_a_rolling_change_of_the_protocol_ends_with_the_new_one() -> None:
     b_again = world.join("b", version=3, protocols=COOPERATIVE_THEN_RANGE)
     a_again = world.join("a", a, protocols=COOPERATIVE_THEN_RANGE)
     assert a_again.protocol_name == b_again.protocol_name == "cooperative-sticky"
+
+
+def test_a_join_that_comes_late_on_an_older_connection_does_not_speak_for_the_member() -> None:
+    world = GroupWorld()
+    a, b = world.start("a", "b")
+    waiting = world.join("a", a, protocols={"range": b"more"}, connection=2)
+    world.complete([waiting, world.join("b", b, connection=3)])
+    assert world.join("a", a, connection=2).is_parked  # the leader, who reads the topics anew
+    late = world.join("b", b, connection=1)  # it had let go of everything when it sent this, and has it again
+    assert late.error == ErrorCode.REBALANCE_IN_PROGRESS
+    assert world.group.state is State.PREPARING_REBALANCE
+    assert world.join("b", b, connection=3).error == ErrorCode.NONE
+    assert world.group.state is State.COMPLETING_REBALANCE
