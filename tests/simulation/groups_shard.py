@@ -47,11 +47,12 @@ LOAD_STEP_MS = 40
 
 
 class Entry(NamedTuple):
-    """A record in the log."""
+    """A record in the log, and as it is read."""
 
     offset: int
     key: bytes
     value: bytes | None
+    record: Record
 
 
 class Status(Enum):
@@ -175,9 +176,10 @@ class Shard:
 
     def _append(self, encoded: list[tuple[bytes, bytes | None]]) -> None:
         for key, value in encoded:
-            self.entries.append(Entry(self.end, key, value))
+            record = _decoded(key, value)
+            self.entries.append(Entry(self.end, key, value, record))
             self.end += 1
-            self.durable.apply(_decoded(key, value))
+            self.durable.apply(record)
 
     def _set_timer(self, key: Hashable, at_ms: int) -> None:
         self.timers[key] = at_ms
@@ -278,8 +280,8 @@ class Shard:
         machine, position, files = self._reading
         ahead = [entry for entry in (self.entries if files is None else files) if entry.offset >= position]
         count = self.world.chance.randint(1, max(1, len(ahead)))
-        for _, key, value in ahead[:count]:
-            machine.apply(_decoded(key, value))
+        for entry in ahead[:count]:
+            machine.apply(_decoded(entry.key, entry.value))
         if count < len(ahead):
             self._reading = machine, ahead[count].offset, files
             if self.world.chance.random() < 0.3:
@@ -316,9 +318,9 @@ class Shard:
         overtaken = self.world.chance.randint(0, self.end)
         for compacted_from in (0, overtaken, self.end):
             machine = Coordinator(self.settings, self.world.image)
-            for offset, key, value in self.entries:
-                if offset < compacted_from or last[key] == offset:
-                    machine.apply(_decoded(key, value))
+            for entry in self.entries:
+                if entry.offset < compacted_from or last[entry.key] == entry.offset:
+                    machine.apply(entry.record)
             assert_durable_equal(machine, self.durable)
 
     def check_durable(self, group_id: str) -> None:
