@@ -12,7 +12,8 @@ from tests.conformance.members.group import Kind
 # that does not rejoin, and its classic subscription; the rest was seen here, or read in the client's code.
 # - kafka-python's cooperative-sticky assignor leaves a partition with a member that was out of the group meanwhile,
 #   though another one has it now; and at times its members do not take what they are given in addition.
-# - KafkaJS matches a pattern once, when it subscribes.
+# - KafkaJS matches a pattern once, when it subscribes. When its topics have changed it joins anew and tells nobody that
+#   it let go of what it had.
 # - @platformatic/kafka takes a member id that is not known any more for an error that passes, and goes on asking. It
 #   reads committed offsets anew while it commits, so that records come again. With every fetch it says the leader epoch
 #   of the last record that it read, and fails when that is not the present one. As a classic member it always leaves
@@ -32,7 +33,7 @@ KINDS = [
     Kind("aio", "classic", "roundrobin"),
     Kind("python", "classic", "range"),
     Kind("python", "classic", "cooperative-sticky", has_patterns=False, follows_resizes=False, comes_back=False),
-    Kind("kafkajs", "classic", is_static=False, has_patterns=False),
+    Kind("kafkajs", "classic", is_static=False, has_patterns=False, is_hasty=True),
     Kind(
         "platformatic",
         "consumer",

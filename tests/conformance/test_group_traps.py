@@ -148,7 +148,7 @@ def test_a_new_partition_is_not_read_from_its_latest_offset(group: Group) -> Non
     second = group.join(BY_NAME["ours-consumer"], reset="latest")
     group.settles(4)
     group.resize(6)
-    group.produce_at_once(60, 6)
+    group.produce_at_once(60, (4, 5))
     group.settles(6)
     group.reads_all()
     assert first.received and second.received

@@ -541,15 +541,22 @@ class Group:
                 found = await self._offsets.fetch(
                     waits, self._ids(waits), self.identity(), stable=self.settings.read_committed
                 )
-                positions: dict[str, dict[int, int]] = {}
-                for tp, result in found.items():
-                    if isinstance(result, OffsetAndMetadata) and result.offset >= 0:
-                        positions.setdefault(tp.topic, {})[tp.partition] = result.offset
-                for topic, known in positions.items():
-                    self._fetcher.elsewhere(topic, known)
-                if positions:
-                    self._host.happened()
+                reached = {tp: at.offset for tp, at in found.items() if isinstance(at, OffsetAndMetadata)}
+                self._heard({tp: offset for tp, offset in reached.items() if offset >= 0})
+                # Where nothing is committed, there is nothing to read before the start of the log.
+                if starts := {tp: EARLIEST for tp, offset in reached.items() if offset < 0}:
+                    self._heard({tp: at.offset for tp, at in (await self._cluster.offsets(starts)).items()})
             await asyncio.sleep(GATE_INTERVAL_MS / 1000)
+
+    def _heard(self, reached: Mapping[TopicPartition, int]) -> None:
+        """Take in how far others have come."""
+        positions: dict[str, dict[int, int]] = {}
+        for tp, offset in reached.items():
+            positions.setdefault(tp.topic, {})[tp.partition] = offset
+        for topic, known in positions.items():
+            self._fetcher.elsewhere(topic, known)
+        if positions:
+            self._host.happened()
 
     # -- offsets ------------------------------------------------------------------------------------------------------
 

@@ -710,8 +710,9 @@ def _gather(
         length = _i64(lengths + 8 * place)
         if length >= 0:
             if data:
-                _prefetch_to_write(data + size + 1024)
-                _prefetch_to_write(data + size + 1088)
+                if length > 32:
+                    _prefetch_to_write(data + size + 1024)
+                    _prefetch_to_write(data + size + 1088)
                 _copy(data + size, _i64(lengths + _PLANE + 8 * place), length, limit)
                 size += length
         else:

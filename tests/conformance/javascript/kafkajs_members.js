@@ -23,7 +23,10 @@ host(async (asked, report) => {
     pairs(Object.entries(memberAssignment).map(([topic, partitions]) => ({ topic, partitions })))
   consumer.on(consumer.events.GROUP_JOIN, ({ payload }) => report.owns(joined(payload)))
   consumer.on(consumer.events.REBALANCING, () => report.owns([]))
-  consumer.on(consumer.events.CRASH, ({ payload }) => report.refused(payload.error))
+  consumer.on(consumer.events.CRASH, ({ payload }) => {
+    report.owns([])
+    report.refused(payload.error)
+  })
   await consumer.connect()
   const topics = asked.pattern ? [new RegExp(`^${asked.pattern}$`)] : asked.topics
   await consumer.subscribe({ topics, fromBeginning: asked.reset === 'earliest' })

@@ -45,9 +45,9 @@ class Kind:
     is_exact: bool = True
     """Whether what it has committed is never handed to it again."""
     is_hasty: bool = False
-    """Whether it may still report to own nothing while it is being given its partitions.
+    """Whether it may still report to own nothing while it is being given its partitions, or let go without a word.
 
-    Then some can be another's before it has told its user that it has them, and at once not any more.
+    Then some can be another's, for a moment, while it tells its user that it has them.
     """
     is_example: bool = False
     """Whether it stands for all others in tests of what does not depend on the kind."""
@@ -208,13 +208,13 @@ class Group:
             )
         assert self._producer.flush(30) == 0 and not failed, failed
 
-    def produce_at_once(self, count: int, partitions: int) -> None:
+    def produce_at_once(self, count: int, partitions: Sequence[int]) -> None:
         """Produce to partitions that have only just appeared, before members can know of them."""
         with sync.Producer(self.address) as producer:
             for number in range(count):
                 value = str(len(self._produced))
                 self._produced.add(value)
-                producer.send(self.topics[0], value, key=value, partition=number % partitions)
+                producer.send(self.topics[0], value, key=value, partition=partitions[number % len(partitions)])
 
     # -- what is waited for --------------------------------------------------------------------------------------------
 
