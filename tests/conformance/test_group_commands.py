@@ -1,4 +1,4 @@
-"""`anabranch group` and `anabranch consume --group` as a user runs them, on our broker and on Apache Kafka."""
+"""`anabranch group` and `anabranch consume --group` as a user runs them, on our broker; `make conformance` tries Apache Kafka's, too."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ import pytest
 from anabranch.cli.main import main
 from anabranch.client import sync
 from benchmarks.peers.kafka import ApacheKafka
+from tests.conformance.kinds import ALL_KINDS
 from tests.support.broker import running
 
 
-@pytest.fixture(scope="module", params=["anabranch", "apache-kafka"])
+@pytest.fixture(scope="module", params=["anabranch", "apache-kafka"] if ALL_KINDS in os.environ else ["anabranch"])
 def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if request.param == "anabranch":
         with running(tmp_path_factory.mktemp("broker"), group_initial_rebalance_delay_ms=0) as broker:
