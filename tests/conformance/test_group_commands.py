@@ -1,4 +1,4 @@
-"""`anabranch group` and `anabranch consume --group` as a user runs them, on our broker; `make conformance` tries Apache Kafka's, too."""
+"""`anabranch group` and `anabranch consume --group` as a user runs them; `make conformance` tries Apache Kafka, too."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import AsyncIterator, Collection, Coroutine, Iterator
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -188,10 +188,10 @@ def shared(readers: list[Reader], partitions: int = 4) -> bool:
     return sorted(numbers) == list(range(partitions)) and all(len(reader.owned) >= fair for reader in readers)
 
 
-async def produce(address: str, topic: str, first: int, count: int) -> None:
+async def produce(address: str, topic: str, first: int, count: int, partitions: Sequence[int] = range(4)) -> None:
     async with Producer(address) as producer:
         for number in range(first, first + count):
-            await producer.send(topic, str(number), partition=number % 4)
+            await producer.send(topic, str(number), partition=partitions[number % len(partitions)])
 
 
 def values(*readers: Reader) -> list[int]:
@@ -745,3 +745,26 @@ def test_groups_survive_the_restart_of_their_coordinator(tmp_path: Path, protoco
 
     with running(tmp_path, **{**OURS, "group_consumer_session_timeout_ms": "10000"}) as broker:
         run(scenario(broker))
+
+
+def test_a_group_that_commits_nothing_gets_what_it_waits_for_when_nobody_can_be_reading_any_more(
+    elastic: str, protocol: str
+) -> None:
+    """Who began at the end commits nothing of a partition to which nothing comes: others do not wait for ever."""
+    topic = f"silent-{time.time_ns()}"
+
+    async def scenario() -> None:
+        async with Admin(elastic) as admin:
+            await admin.create_topics(topic, partitions=2)
+        await produce(elastic, topic, 0, 20, range(2))
+        settings: dict[str, Any] = {"auto_offset_reset": "latest", "enable_auto_commit": False}
+        settings |= {"max_poll_interval_ms": 3_000, "metadata_max_age_ms": 300}
+        async with group_of(2, elastic, topic, topic, group_protocol=protocol, **settings) as [first, second]:
+            await until(lambda: len(first.owned) == len(second.owned) == 1)
+            async with Admin(elastic) as admin:
+                await admin.resize(topic, 4)
+            await until(lambda: len(first.owned) == len(second.owned) == 2)
+            await produce(elastic, topic, 0, 20, (2, 3))
+            await until(lambda: values(first, second) == list(range(20)))
+
+    run(scenario())

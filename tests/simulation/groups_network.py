@@ -16,6 +16,8 @@ from anabranch.client.connection import DisconnectedError
 from anabranch.codec import decode, encode
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.outcome import Parked
+from anabranch.protocol.messages.offset_commit import OffsetCommitRequest
+from anabranch.protocol.messages.offset_fetch import OffsetFetchRequest
 from anabranch.protocol.registry import Api, api_of
 
 if TYPE_CHECKING:
@@ -126,6 +128,9 @@ class Connection:
         self._arrived = correlation
         world.rules.counts["late"] += not self.is_open
         request = decode(api.request, data, version)
+        if self.number <= self.shard.former and not isinstance(request, OffsetCommitRequest | OffsetFetchRequest):
+            self.close("the coordinator has begun anew")
+            return
         call = Call(self, correlation, api, version, request)
         self._calls.append(call)
         ticket = world.ticket(call)

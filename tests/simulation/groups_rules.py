@@ -28,6 +28,7 @@ from anabranch.machines.groups.coordinator import Coordinator
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.records import ConsumerGroupTargetAssignmentMetadataKey, OffsetCommitKey, Record
 from anabranch.machines.groups.regex import Regexes
+from anabranch.machines.lineage import BEYOND
 from anabranch.machines.outcome import Outcome, Parked
 from anabranch.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
@@ -83,6 +84,8 @@ class Rules:
         """Group, topic, partition: the topic's id and the offset that was acknowledged last."""
         self._committers: dict[tuple[str, str, int], tuple[str, bool]] = {}
         self._committed_ms: dict[tuple[str, str, int], int] = {}
+        self._held: dict[tuple[str, UUID, int], tuple[str, int]] = {}
+        """Who holds a partition, and since when."""
         self._owners_seen: dict[str, object] = {}
         self._regexes = Regexes(1_000)
         self.counts: Counter[str] = Counter()
@@ -106,6 +109,7 @@ class Rules:
                 self._whose_target(cause, group, seen, outcome)
                 self._consistent(machine, group)
                 self._granted(machine, group, seen)
+                self._hold(group)
             if changed or isinstance(group, ClassicGroup) or self.world.chance.random() < 0.1:
                 shard.check_durable(group_id)
             if now.epoch != seen.epoch:
@@ -292,19 +296,35 @@ class Rules:
                 assert number in sets_of(group.target(member_id)).get(topic_id, ()), (known, member)
                 topic = machine.image.by_id.get(topic_id)
                 assert topic is not None and topic.has(number), (known, member)
-                assert self._may_deliver(group.group_id, topic, number), (known, member, topic)
+                assert self._may_deliver(group, topic, number), (known, member, topic)
                 self.counts["gated"] += topic.lineage is not None and topic.lineage.current > 0
 
-    def _may_deliver(self, group_id: str, topic: TopicImage, partition: int) -> bool:
-        """Whether all that comes before the next record of a partition has been read."""
+    def _may_deliver(self, group: ConsumerGroup, topic: TopicImage, partition: int) -> bool:
+        """Whether all that comes before the next record of a partition has been read, as far as anybody can know."""
         if topic.lineage is None:
             return True
         positions = {}
         for number in (*topic.partitions, *topic.retiring):
-            topic_id, offset = self.committed.get((group_id, topic.name, number), (None, 0))
-            positions[number] = offset if topic_id == topic.topic_id else 0
+            topic_id, offset = self.committed.get((group.group_id, topic.name, number), (None, 0))
+            if topic_id == topic.topic_id:
+                positions[number] = offset
+            else:
+                positions[number] = BEYOND if self._reads_nothing(group, (topic.topic_id, number)) else 0
         layout = topic.lineage.layout_at(partition, positions[partition])
         return topic.lineage.may_deliver(partition, layout, positions)
+
+    def _reads_nothing(self, group: ConsumerGroup, partition: Partition) -> bool:
+        """Whether one member has held a partition for all of its rebalance timeout."""
+        owner, since_ms = self._held.get((group.group_id, *partition), ("", 0))
+        member = group.members.get(owner)
+        return member is not None and self.world.now_ms - since_ms >= member.described.rebalance_timeout_ms
+
+    def _hold(self, group: ConsumerGroup) -> None:
+        """Remember who holds what, and since when."""
+        for partition, owner in group.holders.items():
+            key = (group.group_id, *partition)
+            if self._held.get(key, ("", 0))[0] != owner:
+                self._held[key] = owner, self.world.now_ms
 
     def _told_what_is(self, machine: Coordinator, cause: Cause, outcome: Outcome[Any, Any]) -> None:
         """What a member is told it has is what the coordinator has down for it."""
@@ -460,7 +480,7 @@ class Rules:
                 name = machine.image.name_of(asked.topic_id) if by_id else asked.name
                 for part, answer in zip(asked.partitions, answered.partitions, strict=True):
                     if answer.error_code == ErrorCode.NONE:
-                        self._committed(machine, request, name, part, by_id=by_id)
+                        self._committed(machine, cause, name, part, by_id=by_id)
         for record in outcome.records:
             if type(record.key).__name__ == "OffsetCommitKey" and record.value is None:
                 key = (record.key.group, record.key.topic, record.key.partition)
@@ -481,16 +501,18 @@ class Rules:
             )
         return frozenset() if group is None or not group.members else subscribed_topics(group) or frozenset()
 
-    def _committed(
-        self, machine: Coordinator, request: OffsetCommitRequest, name: str, part: Any, *, by_id: bool
-    ) -> None:
-        """Who takes over a partition goes on from where the last one was; by name it may mean a topic that is gone."""
+    def _committed(self, machine: Coordinator, cause: Cause, name: str, part: Any, *, by_id: bool) -> None:
+        """Who takes over a partition goes on from where the last one was; by name it may mean a topic that is gone.
+
+        What comes late may put it back: KIP-848 looks at the member's epoch alone, and that need not have grown.
+        """
+        request = cause.request
         key = (request.group_id, name, part.partition_index)
         topic_id = machine.image.by_name[name].topic_id
         before, committer = self.committed.get(key), (request.member_id, by_id)
         if before is not None and before[0] == topic_id and by_id:
             last, last_by_id = self._committers[key]
-            if last_by_id and last != request.member_id:
+            if last_by_id and last != request.member_id and self.world.is_open(cause.caller.connection):
                 assert part.committed_offset >= before[1], f"{key} goes back from {before} by {request}"
         self.committed[key] = topic_id, part.committed_offset
         self._committers[key] = committer

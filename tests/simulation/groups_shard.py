@@ -127,6 +127,8 @@ class Shard:
         """Counts machines: a timer of an earlier one does not ring."""
         self.broker_life = 0
         """Counts brokers: connections to an earlier one are dead."""
+        self.former = 0
+        """Connections up to this one may bring what was meant for an earlier machine of the same broker."""
         self.timers: dict[Hashable, int] = {}
         self.refuse_append = False
         """The disk takes no more: the next append fails."""
@@ -246,7 +248,7 @@ class Shard:
         self.world.say("%s: fails", self)
         self._stop(Status.FAILED)
         self.world.answer_parked(self)
-        self.world.after(self.world.chance.randint(10, 1_000), self._load, self.life)
+        self.world.after(self.world.chance.randint(10, 1_000), self._load_again, self.life)
 
     def crash(self) -> None:
         """The broker dies: what is on the way to it is lost with its connections."""
@@ -263,6 +265,11 @@ class Shard:
         self.machine = None
         self._reading = None
         self.timers.clear()
+
+    def _load_again(self, life: int) -> None:
+        if life == self.life:
+            self.former = self.world.newest_connection
+            self._load(life)
 
     def _load(self, life: int) -> None:
         if life == self.life:

@@ -133,7 +133,7 @@ class World:
         self.transcript: list[str] | None = [] if show else None
         self._events: list[tuple[int, int, Callable[..., object], tuple[Any, ...]]] = []
         self._order = 0
-        self._connections = 0
+        self.newest_connection = 0
         self._tickets = 0
         self._names = 0
         self._incidents = True
@@ -196,8 +196,12 @@ class World:
     # -- what is unique ------------------------------------------------------------------------------------------------
 
     def next_connection(self) -> int:
-        self._connections += 1
-        return self._connections
+        self.newest_connection += 1
+        return self.newest_connection
+
+    def is_open(self, number: int) -> bool:
+        """Whether a client still uses a connection."""
+        return any(connection.number == number for connection in self.connections)
 
     def fresh_id(self) -> str:
         """An id as shells and clients make them; short, since it is random only to the machines."""

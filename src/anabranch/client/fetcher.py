@@ -22,12 +22,10 @@ from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
-from anabranch.machines.lineage import Lineage
+from anabranch.machines.lineage import BEYOND, Lineage
 
 EARLIEST, LATEST = -2, -1
 """Timestamps that ask ListOffsets for the log start and the log end."""
-BEYOND = 1 << 62
-"""Where partitions stand that this reader does not read: it waits for none of them."""
 PARTITION_SIZE_MIN = 1024 * 1024
 EPOCH_MAX = (1 << 31) - 1
 FAILURES_UNTIL_MISSING = 4

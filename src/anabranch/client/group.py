@@ -47,6 +47,7 @@ from anabranch.client.membership.strategies import COOPERATIVE_STICKY, RANGE
 from anabranch.client.metadata import Cluster, TopicInfo
 from anabranch.client.offsets import MemberIdentity, OffsetAndMetadata, Offsets
 from anabranch.client.patterns import compiled
+from anabranch.machines.lineage import BEYOND
 from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from anabranch.protocol.messages.leave_group import LeaveGroupRequest
 
@@ -536,6 +537,7 @@ class Group:
 
     async def _watch_gates(self) -> None:
         """Ask how far the group has come in partitions that gates of ours wait on, until they are open."""
+        silent: dict[TopicPartition, int] = {}
         while waits := self._fetcher.waits():
             with suppress(AnabranchError, OSError):
                 found = await self._offsets.fetch(
@@ -543,8 +545,13 @@ class Group:
                 )
                 reached = {tp: at.offset for tp, at in found.items() if isinstance(at, OffsetAndMetadata)}
                 self._heard({tp: offset for tp, offset in reached.items() if offset >= 0})
-                # Where nothing is committed, there is nothing to read before the start of the log.
-                if starts := {tp: EARLIEST for tp, offset in reached.items() if offset < 0}:
+                # Where nothing is committed, there is nothing to read before the start of the log, nor at all if its
+                # reader has had it for as long as it may take between two polls (ADR 0018).
+                now_ms = _now_ms()
+                silent = {tp: silent.get(tp, now_ms) for tp, offset in reached.items() if offset < 0}
+                overdue = [tp for tp in silent if now_ms - silent[tp] >= self.settings.max_poll_interval_ms]
+                self._heard(dict.fromkeys(overdue, BEYOND))
+                if starts := dict.fromkeys(silent.keys() - overdue, EARLIEST):
                     self._heard({tp: at.offset for tp, at in (await self._cluster.offsets(starts)).items()})
             await asyncio.sleep(GATE_INTERVAL_MS / 1000)
 

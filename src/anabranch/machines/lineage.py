@@ -28,6 +28,9 @@ from typing import NamedTuple
 from anabranch.base.limits import SEQUENCE_OFFSET_BITS
 from anabranch.machines.placement import moves
 
+BEYOND = 1 << 62
+"""A position behind every end: of a partition that is not read, or in which there is nothing left to read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:

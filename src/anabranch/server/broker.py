@@ -115,6 +115,7 @@ class Broker:
         describe_groups(groups, metrics)
         loop = asyncio.get_running_loop()
         self._listener = Listener(self.node, loop)
+        groups.newest_connection = lambda: self._listener.newest
         port = self._listen()
         host = self.address.host
         self.address = self.node.address = Address(host, self.address.port or port)

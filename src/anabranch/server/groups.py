@@ -11,7 +11,7 @@ from uuid import UUID
 from anabranch.machines.controller.group_configs import HEARTBEAT_INTERVAL, SESSION_TIMEOUT, GroupConfig
 from anabranch.runtime.clock import Clock
 from anabranch.server.controller import Controller
-from anabranch.server.coordinators import Coordinators
+from anabranch.server.coordinators import Coordinators, coordinator_partition
 from anabranch.server.replicas import Replicas
 from anabranch.server.settings import Settings
 from anabranch.server.shard import RecordCodec
@@ -64,12 +64,23 @@ class Groups(Coordinators["Coordinator", "Record"]):
         self._refreshing = False
         self._warm = False
         self._tickets = 0
+        self.newest_connection: Callable[[], int] = lambda: 0
+        """The number of the connection that was accepted last."""
+        self._former: dict[int, int] = {}
+        """By partition: up to which connection members have spoken to a machine that was thrown away."""
         controller.on_change = self._on_change
 
     def ticket(self) -> int:
         """A ticket under which a request can be parked."""
         self._tickets += 1
         return self._tickets
+
+    def has_begun_anew(self, group_id: str, connection_id: int) -> bool:
+        """Whether something may be on the way on a connection that was meant for an earlier coordinator (ADR 0016).
+
+        It could come after what its sender has said since on a newer one, which this coordinator would not know.
+        """
+        return connection_id <= self._former.get(coordinator_partition(group_id, self.count()), 0)
 
     def machines(self) -> Iterator[Coordinator]:
         """All machines, to be read; none where there is no topic. ApiError when one of them is not active."""
@@ -90,6 +101,7 @@ class Groups(Coordinators["Coordinator", "Record"]):
 
         if self._group_settings is None:
             self._group_settings = self._read_settings()
+        self._former[partition] = self.newest_connection() if partition in self._former else 0
         return Coordinator(self._group_settings)
 
     def _prepare(self, machine: Coordinator) -> None:

@@ -258,6 +258,11 @@ class Listener:
             found = self._metrics[api_key] = _ApiMetrics(self.node, API[api_key].name)
         return found
 
+    @property
+    def newest(self) -> int:
+        """The number of the connection that was accepted last."""
+        return self._number
+
     def _on_connected(self, sock: socket.socket, address: tuple[str, int]) -> None:
         peer = f"{address[0]}:{address[1]}"
         settings = self.node.settings

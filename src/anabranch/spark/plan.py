@@ -24,11 +24,9 @@ from typing import Any, NamedTuple
 
 from anabranch.base.errors import AnabranchError
 from anabranch.base.ids import TopicPartition
-from anabranch.machines.lineage import Lineage, sequence_cuts
+from anabranch.machines.lineage import BEYOND, Lineage, sequence_cuts
 from anabranch.machines.placement import level_size, place
 
-BEYOND = 1 << 62
-"""Where partitions stand that the query does not read: nothing waits for them."""
 KEY_RANGE_MAX = (1 << 63) - 1
 PLAN_VERSION = 1
 

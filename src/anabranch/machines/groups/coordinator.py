@@ -36,6 +36,7 @@ from anabranch.machines.groups.positions import Positions
 from anabranch.machines.groups.records import GroupMetadataKey, OffsetCommitKey, Record
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.settings import GroupSettings
+from anabranch.machines.lineage import BEYOND
 from anabranch.machines.outcome import Answer, CancelTimer, Outcome, Parked, SetTimer
 from anabranch.protocol.messages.consumer_group_describe import DescribedGroup as DescribedConsumerGroup
 from anabranch.protocol.messages.consumer_group_heartbeat import (
@@ -317,13 +318,14 @@ class Coordinator:
         return group
 
     def _step(self, group: ConsumerGroup, now_ms: int, *, draft: Draft | None = None, live: Live | None = None) -> Step:
+        live = live or self._lives.setdefault(group.group_id, Live())
         return Step(
             group,
-            live or self._lives.setdefault(group.group_id, Live()),
+            live,
             image=self.image,
             regexes=self._regexes,
             settings=self.settings,
-            waits=self._waits(group.group_id),
+            waits=self._waits(group, live, now_ms),
             now_ms=now_ms,
             draft=draft,
         )
@@ -335,7 +337,7 @@ class Coordinator:
             self._lives.pop(step.group_id, None)
         return _Whole(step)
 
-    def _waits(self, group_id: str) -> Callable[[UUID, int], bool]:
+    def _waits(self, group: ConsumerGroup, live: Live, now_ms: int) -> Callable[[UUID, int], bool]:
         """Whether a partition waits for records of others that the group has not read (ordering.md, section 8).
 
         One that is not there waits, too: a target that a member computed may be older than what there is now.
@@ -348,19 +350,24 @@ class Coordinator:
             if topic is None or not topic.has(partition):
                 return True
             if topic_id not in closed:
-                closed[topic_id] = self._closed(group_id, topic_id)
+                closed[topic_id] = self._closed(group, live, topic_id, now_ms)
             return partition in closed[topic_id]
 
         return waits
 
-    def _closed(self, group_id: str, topic_id: UUID) -> frozenset[int]:
+    def _closed(self, group: ConsumerGroup, live: Live, topic_id: UUID, now_ms: int) -> frozenset[int]:
         topic = self.image.by_id.get(topic_id)
         if topic is None or topic.lineage is None or not topic.lineage.current:
             return frozenset()
         positions = {}
         for partition in (*topic.partitions, *topic.retiring):
-            committed = self.offsets.current(group_id, topic.name, partition)
-            positions[partition] = topic.log_start(partition) if committed is None else committed.offset
+            committed = self.offsets.current(group.group_id, topic.name, partition)
+            if committed is not None:
+                positions[partition] = committed.offset
+            elif _reads_nothing(group, live, (topic_id, partition), now_ms):
+                positions[partition] = BEYOND
+            else:
+                positions[partition] = topic.log_start(partition)
         gates = topic.lineage.gates(positions)
         return frozenset(
             partition
@@ -368,14 +375,14 @@ class Coordinator:
             if not gates.may_deliver(partition, topic.lineage.layout_at(partition, position))
         )
 
-    def _remove(self, step: Step, member_ids: frozenset[str], whole: _Whole) -> None:
+    def _remove(self, step: Step, member_ids: frozenset[str], whole: _Whole, *, forget: bool = True) -> None:
         """Take members out; if only classic members are left, the group is a classic one from now on."""
         group, settings = step.group, self.settings
         self.rebalances["consumer"] += 1
         if not migration.can_downgrade(group, member_ids, settings) or not any(
             group.members[member_id].described.classic is None for member_id in member_ids
         ):
-            step.remove(*sorted(member_ids))
+            step.remove(*sorted(member_ids), forget=forget)
             whole.add_step(step)
             return
         records, arriving = migration.downgrade(group, member_ids, self.image, step.now_ms)
@@ -470,7 +477,7 @@ class Coordinator:
         response, gone = migration.leaving(group, request, caller.version)
         whole = _Whole()
         if gone:
-            self._remove(self._step(group, now_ms), gone, whole)
+            self._remove(self._step(group, now_ms), gone, whole, forget=False)
         return whole.outcome(response)
 
     def _known(self, group: Group | None, group_id: str, member_id: str) -> ConsumerGroup:
@@ -582,6 +589,19 @@ class Coordinator:
             ("consumer", group.state().value) if isinstance(group, ConsumerGroup) else ("classic", group.state.value)
             for group in self.groups.values()
         )
+
+
+def _reads_nothing(group: ConsumerGroup, live: Live, partition: tuple[UUID, int], now_ms: int) -> bool:
+    """Whether a partition's owner has had it for its rebalance timeout, and so has nothing to commit (ADR 0018)."""
+    member = group.members.get(group.holders.get(partition, ""))
+    if member is None:
+        live.silent.pop(partition, None)
+        return False
+    owner, since_ms = live.silent.get(partition, ("", now_ms))
+    if owner != member.member_id:
+        since_ms = now_ms
+    live.silent[partition] = member.member_id, since_ms
+    return now_ms - since_ms >= member.described.rebalance_timeout_ms
 
 
 class _Whole:

@@ -5,11 +5,11 @@ A version that is newer than what we know is read as the newest that we do, as a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from anabranch.base.errors import DecodeError
 from anabranch.codec import Blob, decode_prefix, encode
-from anabranch.machines.groups.consumer.group import NOTHING, Assignment, assignment_of
+from anabranch.machines.groups.consumer.group import Assignment, assignment_of
 from anabranch.machines.groups.image import Image
 from anabranch.protocol.messages import consumer_protocol_assignment
 from anabranch.protocol.messages.consumer_protocol_assignment import ConsumerProtocolAssignment
@@ -28,10 +28,15 @@ def subscription(data: Blob) -> tuple[int, ConsumerProtocolSubscription]:
 
 def assigned(data: Blob, image: Image) -> Assignment:
     """The partitions of an assignment, of topics that there are. DecodeError for what is none."""
-    if not len(data):
-        return NOTHING
-    made = decode_prefix(ConsumerProtocolAssignment, data, _version(data), 2)[0]
-    return by_id(made.assigned_partitions, image)
+    return by_id(_assigned(data), image)
+
+
+def assigned_by_name(data: Blob) -> dict[str, set[int]]:
+    """The partitions of an assignment by topic, whether there is such a topic or not. DecodeError for what is none."""
+    found: dict[str, set[int]] = {}
+    for topic in _assigned(data):
+        found.setdefault(topic.topic, set()).update(topic.partitions)
+    return found
 
 
 def by_id(topics: Iterable[TopicPartition | consumer_protocol_assignment.TopicPartition], image: Image) -> Assignment:
@@ -50,6 +55,12 @@ def assignment_data(assignment: Assignment, image: Image, version: int) -> bytes
     ]
     made = ConsumerProtocolAssignment(assigned_partitions=topics)
     return version.to_bytes(2) + b"".join(encode(made, version))
+
+
+def _assigned(data: Blob) -> Sequence[consumer_protocol_assignment.TopicPartition]:
+    if not len(data):
+        return ()
+    return decode_prefix(ConsumerProtocolAssignment, data, _version(data), 2)[0].assigned_partitions
 
 
 def _version(data: Blob) -> int:

@@ -29,7 +29,7 @@ from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatRes
 from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from anabranch.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
-from anabranch.server.node import Call, Node
+from anabranch.server.node import Call, CloseConnectionError, Node
 
 Response = TypeVar("Response")
 Refuse = Callable[[ErrorCode, str], Response]
@@ -41,6 +41,18 @@ def caller_of(node: Node, call: Call, member_id: str) -> Caller:
     host = call.peer.rpartition(":")[0].strip("[]")
     fresh = "" if member_id else str(node.chance.uuid())
     return Caller(call.client_id or "", f"/{host}", call.api_version, fresh, call.connection_id)
+
+
+def as_member(
+    node: Node, group_id: str, call: Call, decide: Callable[[Any, int], Any], refuse: Refuse[Response]
+) -> Response | Awaitable[Response]:
+    """`submit` what a member says of itself, unless it may be older than what it said to an earlier coordinator."""
+    try:
+        if node.groups.has_begun_anew(group_id, call.connection_id):
+            raise CloseConnectionError("the coordinator of its group has begun anew")
+    except ApiError as error:
+        return refuse(error.code, error.message)
+    return submit(node, group_id, decide, refuse)
 
 
 def submit(
@@ -74,9 +86,10 @@ def handle_consumer_group_heartbeat(
     for assignor in request.client_assignors or ():
         assignor.metadata_bytes = bytes(assignor.metadata_bytes)
     caller = caller_of(node, call, request.member_id)
-    return submit(
+    return as_member(
         node,
         request.group_id,
+        call,
         lambda groups, now_ms: groups.consumer_group_heartbeat(request, caller, now_ms),
         _heartbeat_refused,
     )
@@ -91,9 +104,10 @@ def handle_prepare_assignment(
 ) -> ConsumerGroupPrepareAssignmentResponse | Awaitable[ConsumerGroupPrepareAssignmentResponse]:
     """What the member needs to compute the group's assignment."""
     caller = caller_of(node, call, request.member_id)
-    return submit(
+    return as_member(
         node,
         request.group_id,
+        call,
         lambda groups, now_ms: groups.prepare_assignment(request, caller, now_ms),
         lambda code, message: ConsumerGroupPrepareAssignmentResponse(error_code=code, error_message=message),
     )
@@ -106,9 +120,10 @@ def handle_install_assignment(
     for member in request.members:
         member.metadata_bytes = bytes(member.metadata_bytes)
     caller = caller_of(node, call, request.member_id)
-    return submit(
+    return as_member(
         node,
         request.group_id,
+        call,
         lambda groups, now_ms: groups.install_assignment(request, caller, now_ms),
         lambda code, message: ConsumerGroupInstallAssignmentResponse(error_code=code, error_message=message),
     )
@@ -131,8 +146,8 @@ def handle_join_group(
         protocol.metadata = bytes(protocol.metadata)
     caller = caller_of(node, call, request.member_id)
     ticket = node.groups.ticket()
-    return submit(
-        node, request.group_id, lambda groups, now_ms: groups.join_group(request, caller, ticket, now_ms), refuse
+    return as_member(
+        node, request.group_id, call, lambda groups, now_ms: groups.join_group(request, caller, ticket, now_ms), refuse
     )
 
 
@@ -144,9 +159,10 @@ def handle_sync_group(
         assignment.assignment = bytes(assignment.assignment)
     caller = caller_of(node, call, request.member_id)
     ticket = node.groups.ticket()
-    return submit(
+    return as_member(
         node,
         request.group_id,
+        call,
         lambda groups, now_ms: groups.sync_group(request, caller, ticket, now_ms),
         lambda code, message: SyncGroupResponse(error_code=code),
     )
@@ -157,9 +173,10 @@ def handle_heartbeat(
 ) -> HeartbeatResponse | Awaitable[HeartbeatResponse]:
     """Stay in the generation."""
     caller = caller_of(node, call, request.member_id)
-    return submit(
+    return as_member(
         node,
         request.group_id,
+        call,
         lambda groups, now_ms: groups.heartbeat(request, caller, now_ms),
         lambda code, message: HeartbeatResponse(error_code=code),
     )
@@ -170,9 +187,10 @@ def handle_leave_group(
 ) -> LeaveGroupResponse | Awaitable[LeaveGroupResponse]:
     """Leave at once."""
     caller = caller_of(node, call, request.member_id or "-")
-    return submit(
+    return as_member(
         node,
         request.group_id,
+        call,
         lambda groups, now_ms: groups.leave_group(request, caller, now_ms),
         lambda code, message: LeaveGroupResponse(error_code=code),
     )

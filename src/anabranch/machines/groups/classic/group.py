@@ -24,12 +24,12 @@ from enum import Enum
 
 from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.codec import decode_prefix
+from anabranch.machines.groups.embedded import CONSUMER_PROTOCOL, assigned_by_name, subscription
 from anabranch.machines.groups.records import GroupMetadataKey, GroupMetadataValue, MemberMetadata, Record
 from anabranch.protocol.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
 from anabranch.protocol.messages.describe_groups import DescribedGroup, DescribedGroupMember
 
 NO_MEMBER_ID = ""
-CONSUMER_PROTOCOL = "consumer"
 
 
 class State(Enum):
@@ -372,6 +372,21 @@ def _topics(metadata: bytes) -> frozenset[str] | None:
     except DecodeError:
         return None
     return frozenset(subscription.topics)
+
+
+def was_giving_up(group: ClassicGroup, member: ClassicMember) -> bool:
+    """Whether a member said to own more than it was left with (KIP-429).
+
+    It is to give that up and to join again, so that others get it. Its next self knows nothing of it.
+    """
+    if group.protocol_type != CONSUMER_PROTOCOL:
+        return False
+    try:
+        _, said = subscription(member.metadata(group.protocol_name))
+        given = assigned_by_name(member.assignment)
+    except DecodeError:
+        return False
+    return any(not given.get(owned.topic, set()).issuperset(owned.partitions) for owned in said.owned_partitions)
 
 
 def describe(group: ClassicGroup) -> DescribedGroup:

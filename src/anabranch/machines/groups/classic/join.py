@@ -28,6 +28,7 @@ from anabranch.machines.groups.classic.group import (
     State,
     generation_record,
     subscribes_otherwise,
+    was_giving_up,
 )
 from anabranch.machines.groups.classic.rebalance import go_on, let_go
 from anabranch.machines.groups.classic.settings import ClassicSettings
@@ -228,8 +229,8 @@ def _replace_static(turn: Turn, said: ClassicMember, parked: ParkedJoin) -> Outc
     group.rename(former_id, said.member_id)
     _update(turn, said, parked)
     turn.prolong(group.members[said.member_id])
-    resubscribes = subscribes_otherwise(group, former, said)
-    if resubscribes or group.state is not State.STABLE or group.select_protocol() != group.protocol_name:
+    moves = subscribes_otherwise(group, former, said) or was_giving_up(group, former)
+    if moves or group.state is not State.STABLE or group.select_protocol() != group.protocol_name:
         go_on(turn)
         return turn.outcome_for(parked.ticket)
     turn.records.append(generation_record(group, turn.now_ms))

@@ -56,6 +56,7 @@ def prepare(step: Step, request: ConsumerGroupPrepareAssignmentRequest) -> Consu
         for name in sorted(subscriptions(group, image, step.regexes))
         if (topic := image.by_name.get(name)) is not None
     ]
+    step.expect_target(computation)
     computation.group_epoch = group.epoch
     computation.members = frozenset(group.members)
     computation.partitions = {topic.topic_id: frozenset([*topic.partitions, *topic.retiring]) for topic in topics}

@@ -31,7 +31,6 @@ from anabranch.machines.groups.consumer.group import (
 from anabranch.machines.groups.consumer.reconcile import is_subset, pending, reconcile
 from anabranch.machines.groups.consumer.step import Step
 from anabranch.machines.groups.consumer.target import client_assignor, offers_of
-from anabranch.machines.outcome import SetTimer
 from anabranch.protocol.messages.consumer_group_heartbeat import (
     Assignment as AssignmentMessage,
 )
@@ -103,8 +102,7 @@ def heartbeat(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller
         step.regexes.check(request.subscribed_topic_regex)
     member_id = request.member_id or caller.member_id
     replaced, member = find_member(group, member_id, request.instance_id, request.member_epoch)
-    if member is not None:
-        check_late(step, member_id, caller, fences=request.member_epoch == JOINING)
+    check_late(step, member_id, caller, fences=request.member_epoch == JOINING)
     owned = None if request.topic_partitions is None else assignment(request.topic_partitions)
     if request.member_epoch == JOINING:
         owned = NOTHING
@@ -125,11 +123,11 @@ def heartbeat(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller
             replace_member(step, member, member_id, said)
         elif said != member.described:
             step.put(member_record(step.group_id, member_id, said))
-    step.spoke(member_id, caller)
+    anew = step.spoke(member_id, caller)
     if calls:
         step.next_epoch()
     step.assign()
-    return _answer(step, follow(step, member_id, owned), request, owned, member)
+    return _answer(step, follow(step, member_id, owned), request, owned, member, anew=anew)
 
 
 def find_member(
@@ -304,9 +302,18 @@ def follow(step: Step, member_id: str, owned: Assignment | None) -> Member:
 
 
 def _answer(
-    step: Step, member: Member, request: ConsumerGroupHeartbeatRequest, owned: Assignment | None, before: Member | None
+    step: Step,
+    member: Member,
+    request: ConsumerGroupHeartbeatRequest,
+    owned: Assignment | None,
+    before: Member | None,
+    *,
+    anew: bool,
 ) -> ConsumerGroupHeartbeatResponse:
-    """Tell a member its epoch, and its assignment if it does not know it, or may not."""
+    """Tell a member its epoch, and its assignment if it does not know it, or may not.
+
+    On a connection of which nothing is known (`anew`) it is told everything, whatever it was told on another one.
+    """
     whole = (
         request.topic_partitions is not None
         and request.rebalance_timeout_ms != -1
@@ -314,6 +321,7 @@ def _answer(
     )
     tell = (
         whole
+        or anew
         or before is None
         or request.member_epoch != member.epoch
         or not same(before.assigned, member.assigned)
@@ -338,14 +346,11 @@ def _answer(
 
 
 def _asked(step: Step, member: Member) -> bool:
-    """Whether the member is to compute the target; its time runs from when it is told."""
+    """Whether the member is to compute the target."""
     computation = step.live.computation
     if computation is None or computation.member_id != member.member_id or computation.members is not None:
         return False
-    if not computation.told:
-        computation.told = True
-        timeout_ms = member.described.rebalance_timeout_ms
-        step.timers.append(SetTimer(("compute", step.group_id), step.now_ms + timeout_ms))
+    step.expect_target(computation)
     return True
 
 

@@ -6,6 +6,7 @@ A heartbeat in quiet times writes nothing and copies nothing: a draft is begun w
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from uuid import UUID
 
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.consumer.group import (
@@ -49,6 +50,8 @@ class Live:
     """Ids given with MEMBER_ID_REQUIRED to classic members that did not join yet, oldest first."""
     computation: Computation | None = None
     targets: Targets = field(default_factory=Targets)
+    silent: dict[tuple[UUID, int], tuple[str, int]] = field(default_factory=dict)
+    """Partitions that others wait for and that the group has committed nothing of: who has them, seen since when."""
 
 
 class Step:
@@ -110,9 +113,11 @@ class Step:
 
     # -- connections ---------------------------------------------------------------------------------------------------
 
-    def spoke(self, member_id: str, caller: Caller) -> None:
-        """Remember on which connection a member speaks now."""
+    def spoke(self, member_id: str, caller: Caller) -> bool:
+        """Remember on which connection a member speaks now; whether it is known to have spoken there before."""
+        known = self.live.connections.get(member_id) == caller.connection
         self.live.connections[member_id] = caller.connection
+        return not known
 
     def is_late(self, member_id: str, caller: Caller) -> bool:
         """Whether the member has spoken on a newer connection since: what this one brings says nothing of now.
@@ -201,13 +206,24 @@ class Step:
         self.timers.append(CancelTimer(("compute", self.group_id)))
         return True
 
+    def expect_target(self, computation: Computation) -> None:
+        """The chosen member knows, or is told, that it is to compute the target: its time runs from the first time."""
+        if not computation.told:
+            computation.told = True
+            timeout_ms = self.group.members[computation.member_id].described.rebalance_timeout_ms
+            self.timers.append(SetTimer(("compute", self.group_id), self.now_ms + timeout_ms))
+
     # -- members -------------------------------------------------------------------------------------------------------
 
-    def remove(self, *member_ids: str) -> None:
-        """Take members out of the group, and begin the epoch in which the others have what they had."""
+    def remove(self, *member_ids: str, forget: bool = True) -> None:
+        """Take members out of the group, and begin the epoch in which the others have what they had.
+
+        Without `forget`, they may not know: what they said on older connections is to stay without effect.
+        """
         for member_id in member_ids:
             self.put(*gone_records(self.group_id, member_id))
-            self.live.connections.pop(member_id, None)
+            if forget:
+                self.live.connections.pop(member_id, None)
             for kind in ("session", "rebalance", "join", "sync"):
                 self.stop_expecting(kind, member_id)
         self.next_epoch()

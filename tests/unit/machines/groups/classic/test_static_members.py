@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.classic import State
 from anabranch.protocol.messages.leave_group import MemberIdentity
 from tests.support.classic_groups import GroupWorld
-from tests.support.groups import subscription
+from tests.support.groups import assignment, subscription
 
 INSTANCES = {"a": "ia", "b": "ib"}
 
@@ -189,3 +191,13 @@ def test_a_static_member_that_owns_nothing_any_more_but_reads_the_same_does_not(
     owning, fresh = subscription("foo", owned="foo-0", generation=1), subscription("foo")
     world.start("a", "b", instances=INSTANCES, protocols={"range": owning})
     assert not world.join("b", instance="ib", protocols={"range": fresh}).is_parked
+
+
+def test_who_was_started_anew_while_it_was_to_give_something_up_begins_a_rebalance() -> None:
+    """Its former self was to join again when that was done (KIP-429); else it would stay with nobody."""
+    world = GroupWorld()
+    said = {"range": subscription("foo", owned="foo-0 foo-1")}
+    a, b = world.start("a", "b", instances=INSTANCES, protocols=said)
+    world.group.put(replace(world.group.members[b], assignment=assignment("foo-1")))
+    assert world.join("b", instance="ib", protocols={"range": subscription("foo")}).is_parked
+    assert world.heartbeat(a) == ErrorCode.REBALANCE_IN_PROGRESS

@@ -132,6 +132,17 @@ def test_who_is_late_is_replaced_and_not_fenced() -> None:
     assert install(world, "B", 0, 2, B="foo-0 foo-1 foo-2").error_code == ErrorCode.NONE
 
 
+def test_who_asks_before_it_was_told_to_compute_may_not_take_for_ever_either() -> None:
+    world = assigning("A", "B")
+    assert prepare(world, "A", 0).error_code == ErrorCode.NONE  # it comes late: A was told before it began anew
+    for _ in range(2):
+        world.advance(30_000)
+        world.beat("A", 0)
+        world.beat("B", 0)
+    world.advance(1)
+    assert world.beat("B", 0).should_compute_assignment
+
+
 def test_a_group_that_went_on_gets_the_assignment_first_and_the_next_one_after_it() -> None:
     world = assigning("A", "B")
     world.beat("A", 0)

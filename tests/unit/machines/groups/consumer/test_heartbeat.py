@@ -249,6 +249,30 @@ def test_a_late_heartbeat_does_not_take_the_word_to_let_go_that_its_member_would
     assert world.told(world.beat("A", 1, connection=2)) == "foo-0"
 
 
+def test_a_member_is_told_everything_on_a_connection_of_which_a_coordinator_knows_nothing() -> None:
+    world = GroupWorld(topics(foo=2))
+    world.join("A", connection=1)
+    world.beat("A", 1, "foo-0 foo-1", connection=2)
+    world.join("B", connection=3)
+    world.reload()
+    assert world.told(world.beat("A", 1, connection=1)) == "foo-0"  # it came late, and A hears nothing of it
+    assert world.told(world.beat("A", 1, connection=2)) == "foo-0"
+    assert world.told(world.beat("A", 1, connection=2)) is None
+
+
+def test_a_member_that_an_administrator_removed_does_not_join_by_what_it_said_long_ago() -> None:
+    world = GroupWorld(topics(foo=2))
+    world.join("A", connection=1)
+    world.beat("A", 1, "foo-0 foo-1", connection=2)
+    world.join("B", connection=3)
+    assert world.leave_classic("A") is ErrorCode.NONE
+    late = world.beat("A", 0, "", topics=["foo"], rebalance_timeout_ms=60_000, connection=1)
+    assert late.error_code == ErrorCode.FENCED_MEMBER_EPOCH
+    assert list(world.group.members) == ["B"]
+    assert world.beat("A", 1, connection=2).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert world.join("A", connection=2).member_epoch == world.group.epoch
+
+
 def test_a_static_member_comes_back_on_a_connection_that_is_older_than_its_former_selfs() -> None:
     world = GroupWorld(topics(foo=1))
     world.join("A", instance_id="i", connection=5)
