@@ -529,9 +529,11 @@ def test_a_broker_that_is_killed_comes_back_with_its_groups(tmp_path: Path, dura
 
 
 def test_a_full_disk_refuses_commits_and_nothing_is_lost(tmp_path: Path) -> None:
-    with running(tmp_path, durability="fsync") as broker, another(broker) as client:
+    settings = {"offsets.topic.num.partitions": 1}
+    with running(tmp_path, durability="fsync", **settings) as broker, another(broker) as client:
         client.ready()
         client.create("t")
+        epoch = client.beat("with members", "a", 0, topics=["t"]).member_epoch
         assert client.commit("g", {("t", 0): 1}) == [ErrorCode.NONE]
         limit = resource.prlimit(broker.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (60, limit[1]))
@@ -542,6 +544,11 @@ def test_a_full_disk_refuses_commits_and_nothing_is_lost(tmp_path: Path) -> None
         resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, limit)
         until(lambda: client.commit("g", {("t", 0): 3}) == [ErrorCode.NONE])
         assert client.committed("g") == {("t", 0): 3}
+        with another(broker) as newer:
+            assert newer.beat("with members", "a", epoch).member_epoch == epoch
+        # What comes on an older connection may be older than what was said to the coordinator that there was before.
+        with pytest.raises(ConnectionError):
+            client.beat("with members", "a", epoch)
 
 
 def test_compaction_while_it_runs_and_before_it_loads_changes_nothing(tmp_path: Path) -> None:
