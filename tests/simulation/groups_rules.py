@@ -309,7 +309,8 @@ class Rules:
             if topic_id == topic.topic_id:
                 positions[number] = offset
             else:
-                positions[number] = BEYOND if self._reads_nothing(group, (topic.topic_id, number)) else 0
+                silent = number != partition and self._reads_nothing(group, (topic.topic_id, number))
+                positions[number] = BEYOND if silent else 0
         layout = topic.lineage.layout_at(partition, positions[partition])
         return topic.lineage.may_deliver(partition, layout, positions)
 

@@ -123,6 +123,8 @@ def heartbeat(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller
             replace_member(step, member, member_id, said)
         elif said != member.described:
             step.put(member_record(step.group_id, member_id, said))
+    if request.member_epoch == JOINING:
+        step.forget_silence(member_id)
     anew = step.spoke(member_id, caller)
     if calls:
         step.next_epoch()
@@ -292,6 +294,7 @@ def follow(step: Step, member_id: str, owned: Assignment | None) -> Member:
     after = reconcile(step.group, before, owned, step.waits)
     if after is not before:
         step.put_last(after)
+        step.forget_silence(member_id, but=after.holds)
     if after.state is MemberState.UNREVOKED_PARTITIONS:
         if before.state is not MemberState.UNREVOKED_PARTITIONS or before.revoking != after.revoking:
             step.expect_within_rebalance_timeout("rebalance", after)

@@ -5,6 +5,7 @@ A heartbeat in quiet times writes nothing and copies nothing: a draft is begun w
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -206,6 +207,16 @@ class Step:
         self.timers.append(CancelTimer(("compute", self.group_id)))
         return True
 
+    def forget_silence(self, member_id: str, *, but: Iterable[tuple[UUID, int]] = ()) -> None:
+        """What a member had without a commit does not count any more, for it let go of it, or begins anew."""
+        if self.live.silent:
+            kept = set(but)
+            self.live.silent = {
+                partition: (owner, since_ms)
+                for partition, (owner, since_ms) in self.live.silent.items()
+                if owner != member_id or partition in kept
+            }
+
     def expect_target(self, computation: Computation) -> None:
         """The chosen member knows, or is told, that it is to compute the target: its time runs from the first time."""
         if not computation.told:
@@ -222,6 +233,7 @@ class Step:
         """
         for member_id in member_ids:
             self.put(*gone_records(self.group_id, member_id))
+            self.forget_silence(member_id)
             if forget:
                 self.live.connections.pop(member_id, None)
             for kind in ("session", "rebalance", "join", "sync"):
