@@ -57,6 +57,20 @@ def client(broker: BrokerProcess) -> Iterator[GroupClient]:
         yield connection
 
 
+@pytest.fixture(scope="module")
+def long_lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for all tests whose groups and topics have names of their own."""
+    with running(tmp_path_factory.mktemp("data"), **{"group.initial.rebalance.delay.ms": 0}) as process:
+        yield process
+
+
+@pytest.fixture
+def shared(long_lived: BrokerProcess, version: int) -> Iterator[GroupClient]:
+    with another(long_lived) as connection:
+        connection.ready(f"g{version}")
+        yield connection
+
+
 @contextlib.contextmanager
 def another(broker: BrokerProcess) -> Iterator[GroupClient]:
     with GroupClient(broker.port) as connection:
@@ -95,10 +109,10 @@ def test_the_first_search_for_a_coordinator_makes_the_internal_topic(broker: Bro
 
 
 @pytest.mark.parametrize("version", range(7))
-def test_every_version_finds_the_coordinator(client: GroupClient, broker: BrokerProcess, version: int) -> None:
-    answer = client.find("g", version=version)
+def test_every_version_finds_the_coordinator(shared: GroupClient, long_lived: BrokerProcess, version: int) -> None:
+    answer = shared.find("g", version=version)
     found = answer.coordinators[0] if version >= 4 else answer
-    assert (found.error_code, found.node_id, found.port) == (ErrorCode.NONE, 1, broker.port)
+    assert (found.error_code, found.node_id, found.port) == (ErrorCode.NONE, 1, long_lived.port)
 
 
 def test_many_coordinators_are_found_at_once_and_none_of_an_unknown_kind(client: GroupClient) -> None:
@@ -243,16 +257,9 @@ def test_a_broker_may_do_without_the_consumer_protocol(tmp_path: Path) -> None:
 # -- the classic protocol ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def quick(tmp_path: Path) -> Iterator[BrokerProcess]:
-    with running(tmp_path / "data", **{"group.initial.rebalance.delay.ms": 0}) as process:
-        with another(process) as client:
-            client.ready()
-        yield process
-
-
-def test_members_of_the_classic_protocol_join_together_and_sync(quick: BrokerProcess) -> None:
-    with another(quick) as one, another(quick) as two:
+def test_members_of_the_classic_protocol_join_together_and_sync(long_lived: BrokerProcess) -> None:
+    with another(long_lived) as one, another(long_lived) as two:
+        one.ready()
         first = one.join("g")
         assert (first.error_code, first.generation_id, first.leader) == (ErrorCode.NONE, 1, first.member_id)
         synced = one.call(one.sync_request("g", first, {first.member_id: b"all"}))
@@ -285,21 +292,21 @@ def test_members_of_the_classic_protocol_join_together_and_sync(quick: BrokerPro
             group_id="g", members=[MemberIdentity(member_id=it.member_id) for it in leader.members]
         )
         assert [it.error_code for it in one.call(leave).members] == [ErrorCode.NONE] * 2
-        assert one.listed() == {"g": "Empty"}
+        assert one.listed()["g"] == "Empty"
 
 
 @pytest.mark.parametrize("version", range(10))
-def test_every_version_of_the_classic_join_is_served(quick: BrokerProcess, version: int) -> None:
-    with another(quick) as client:
-        joined = client.join("g", version=version)
-        assert joined.error_code == ErrorCode.NONE
-        sync = client.sync_request("g", joined, {joined.member_id: b"all"})
-        assert bytes(client.call(sync, min(5, version)).assignment) == b"all"
-        assert client.heartbeat("g", joined, min(4, version)) == ErrorCode.NONE
-        leave = LeaveGroupRequest(
-            group_id="g", member_id=joined.member_id, members=[MemberIdentity(member_id=joined.member_id)]
-        )
-        assert client.call(leave, min(5, version)).error_code == ErrorCode.NONE
+def test_every_version_of_the_classic_join_is_served(shared: GroupClient, version: int) -> None:
+    group = f"joined {version}"
+    joined = shared.join(group, version=version)
+    assert joined.error_code == ErrorCode.NONE
+    sync = shared.sync_request(group, joined, {joined.member_id: b"all"})
+    assert bytes(shared.call(sync, min(5, version)).assignment) == b"all"
+    assert shared.heartbeat(group, joined, min(4, version)) == ErrorCode.NONE
+    leave = LeaveGroupRequest(
+        group_id=group, member_id=joined.member_id, members=[MemberIdentity(member_id=joined.member_id)]
+    )
+    assert shared.call(leave, min(5, version)).error_code == ErrorCode.NONE
 
 
 def test_a_join_whose_connection_is_closed_holds_nobody_up(tmp_path: Path) -> None:
@@ -334,18 +341,20 @@ def parked(broker: BrokerProcess) -> float:
 
 
 @pytest.mark.parametrize("version", range(2, 11))
-def test_every_version_commits_offsets(client: GroupClient, version: int) -> None:
-    ids = {"t": client.create("t", 2), "u": client.create("u", 1)}
-    given = {("t", 0): 5, ("t", 1): 6, ("u", 0): 7}
-    assert client.commit("g", given, version=version, topic_ids=ids, metadata="note") == [ErrorCode.NONE] * 3
-    assert client.committed("g") == given
+def test_every_version_commits_offsets(shared: GroupClient, version: int) -> None:
+    group, one, other = f"commits {version}", f"one-{version}", f"other-{version}"
+    ids = {one: shared.create(one, 2), other: shared.create(other, 1)}
+    given = {(one, 0): 5, (one, 1): 6, (other, 0): 7}
+    assert shared.commit(group, given, version=version, topic_ids=ids, metadata="note") == [ErrorCode.NONE] * 3
+    assert shared.committed(group) == given
 
 
 @pytest.mark.parametrize("version", range(1, 11))
-def test_every_version_fetches_offsets(client: GroupClient, version: int) -> None:
-    topic = client.create("t", 3)
-    client.commit("g", {("t", 0): 5, ("t", 1): 6}, metadata="note")
-    answer = client.fetched("g", {topic if version >= 10 else "t": [0, 1, 2]}, version=version)
+def test_every_version_fetches_offsets(shared: GroupClient, version: int) -> None:
+    group, name = f"fetches {version}", f"fetched-{version}"
+    topic = shared.create(name, 3)
+    shared.commit(group, {(name, 0): 5, (name, 1): 6}, metadata="note")
+    answer = shared.fetched(group, {topic if version >= 10 else name: [0, 1, 2]}, version=version)
     assert answer.error_code == ErrorCode.NONE
     (found,) = answer.topics
     assert [(it.partition_index, it.committed_offset, it.metadata) for it in found.partitions] == [

@@ -27,7 +27,7 @@ from anabranch.spark.plan import (
     verify,
 )
 
-HISTORIES = 2_000
+HISTORIES = 1_200
 TOPIC = "t"
 
 
