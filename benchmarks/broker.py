@@ -259,7 +259,7 @@ def latency(scale: Scale, running: Pair | None = None) -> list[Result]:
 
 def durable(scale: Scale, running: Pair | None = None) -> list[Result]:
     """Records a second that are on the disk when they are acknowledged."""
-    records = scale.choose(20_000, 500)
+    records = scale.choose(100_000, 500)  # the client's first seconds are those of a cold virtual machine
     settings = {"acks": "all", "batch_size": "4096", "linger_ms": "0"}
     with both({"durability": "fsync"}, {"log.flush.interval.messages": "1"}, running) as servers:
         return compare(
