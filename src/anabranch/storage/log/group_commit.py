@@ -14,7 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from anabranch.storage.log.log import Flush, PartitionLog
 
-SYNC_THREADS = 4
+SYNC_THREADS = 16
+"""Syncs that run side by side. A file system writes its journal once for all that wait for it: 16 files took 7 ms one
+after another, or with 4 threads, and 3 ms with 8 or 16 (ext4)."""
 
 
 class GroupCommit:
