@@ -446,7 +446,7 @@ def _gather(
     check_crc: bool,
 ) -> pa.RecordBatch:
     shape = _shape(tuple(columns))
-    answer = np.zeros(kernels.DECODED_FIELDS, np.int64)
+    answer = np.empty(kernels.DECODED_SIZE, np.int64)
     record_count, size = kernels.measure_batches(table)
     if record_count * kernels.RECORD_SIZE_MIN > size:
         for row in table:
@@ -480,7 +480,7 @@ def _gather(
         if rows == kernels.CORRUPT:
             raise _checksum_error(int(offset))
         raise DecodeError(f"the record batch at offset {offset} holds a malformed record")
-    found = answer.tolist()
+    found = answer[: kernels.DECODED_FIELDS].tolist()
     if envelope is None:
         headers = [_gather_headers(table, rows, plan[kernels.TO_HEADERS_AT], found) for _ in shape.headers_at]
         return pa.RecordBatch.from_arrays(headers, schema=shape.schema)

@@ -53,6 +53,10 @@ DECODE_FIELDS = 19
 # What `decode_records` answers.
 ROWS, KEY_SIZE, KEY_NULLS, VALUE_SIZE, VALUE_NULLS, HEADER_COUNT, HEADER_SIZES, AT_BATCH = 0, 1, 2, 3, 4, 5, 6, 7
 DECODED_FIELDS = 8
+_BLOCK = 64
+"""Records that are scanned before they are moved."""
+DECODED_SIZE = DECODED_FIELDS + 4 * _BLOCK
+"""Numbers that the answer has room for: behind its fields lies what is known of a block of records."""
 
 # A column of variable-length values, as `encode_batches` and `hash_keys` read it: 8 numbers each.
 OFFSETS_AT, OFFSETS_WIDE, DATA_AT, DATA_END, VALIDITY_AT, VALIDITY_FIRST = 0, 1, 2, 3, 4, 5
@@ -89,8 +93,6 @@ _CARRIED = 0x7F7F_7F7F_7F7F_7F7F
 """The bits of every byte that are part of a number."""
 _AHEAD = 12
 """Records before one that lies somewhere else when it is asked for."""
-_BLOCK = 64
-"""Records that are scanned before they are moved."""
 _PLANE = 8 * _BLOCK
 """Of a block, first the lengths of a column, then, so many bytes further, where the values are."""
 
@@ -740,8 +742,8 @@ def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: ND
     to_headers_at = plan[TO_HEADERS_AT]
     _prepare(plan[TO_KEY_VALIDITY], plan[TO_KEY_ENDS], plan[RECORDS_MAX])
     _prepare(plan[TO_VALUE_VALIDITY], plan[TO_VALUE_ENDS], plan[RECORDS_MAX])
-    block = np.empty(4 * _BLOCK, np.int64)
-    keys = block.ctypes.data
+    # The caller's memory: an array of one's own would go with its last mention, before the addresses are used.
+    keys = answer.ctypes.data + 8 * DECODED_FIELDS
     values = keys + 2 * _PLANE
     row = 0
     key_size = 0

@@ -353,3 +353,11 @@ print(written_and_read())
 def written_and_read() -> str:
     data = encode_records(RECORDS)
     return f"{bytes(data).hex()} {decode(data, columns=tuple(columns.COLUMN_TYPES)).records.to_pylist()}"
+
+
+def test_decoding_touches_no_memory_that_other_threads_may_have() -> None:
+    """What it keeps of a block of records lay in memory that was freed before it was used."""
+    environment = os.environ | {"MALLOC_ARENA_MAX": "1"}  # so that all threads take from one heap
+    command = [sys.executable, "-m", "tests.unit.records.decode_beside_others"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
