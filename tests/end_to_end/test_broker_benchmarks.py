@@ -9,10 +9,12 @@ import pytest
 from benchmarks.broker import (
     Pair,
     both,
+    consume,
     consume_librdkafka,
     durable,
     latency,
     produce,
+    produce_librdkafka,
     resize,
 )
 from benchmarks.harness import Result, Scale
@@ -26,7 +28,7 @@ def running() -> Iterator[Pair]:
         yield servers
 
 
-@pytest.mark.parametrize("benchmark", [produce, consume_librdkafka, latency, durable])
+@pytest.mark.parametrize("benchmark", [produce, produce_librdkafka, consume, consume_librdkafka, latency, durable])
 def test_both_brokers_are_measured(benchmark: Callable[[Scale, Pair], list[Result]], running: Pair) -> None:
     for result in benchmark(SMALL, running):
         assert set(result.sides) == {"anabranch", "apache-kafka"}

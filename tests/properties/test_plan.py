@@ -27,7 +27,7 @@ from anabranch.spark.plan import (
     verify,
 )
 
-HISTORIES = 1_200
+HISTORIES = 2_000
 TOPIC = "t"
 
 

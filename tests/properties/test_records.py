@@ -205,7 +205,7 @@ def column(draw: st.DrawFn, size: int) -> tuple[list[bytes | None], pa.Array | p
     return values, shaped(draw, values, draw(st.sampled_from(KINDS)))
 
 
-@settings(PATIENT, max_examples=100)
+@settings(PATIENT, max_examples=300)
 @given(data=st.data())
 def test_columns_become_one_run_of_batches_per_partition(data: st.DataObject) -> None:
     size = data.draw(st.integers(0, 30))
@@ -285,7 +285,7 @@ def alike(choice: random.Random) -> Batch:
     return Batch(base, tuple(rows), last_offset=offset, log_append_time=choice.choice([None, None, 5]))
 
 
-@settings(PATIENT, max_examples=100)
+@settings(PATIENT, max_examples=150)
 @given(seed=st.integers(0, 1 << 32))
 def test_batches_of_records_that_are_alike_are_decoded_too(seed: int) -> None:
     choice = random.Random(seed)
@@ -307,7 +307,7 @@ def test_batches_of_records_that_are_alike_are_decoded_too(seed: int) -> None:
     ]
 
 
-@settings(PATIENT, max_examples=100)
+@settings(PATIENT, max_examples=150)
 @given(seed=st.integers(0, 1 << 32))
 def test_changed_bytes_among_records_that_are_alike_harm_nobody(seed: int) -> None:
     choice = random.Random(seed)
@@ -339,7 +339,7 @@ NUMBERS = [
 ]
 
 
-@settings(PATIENT, max_examples=100)
+@settings(PATIENT, max_examples=300)
 @given(
     deltas=st.lists(st.tuples(st.sampled_from(NUMBERS), st.booleans(), st.sampled_from(NUMBERS[:9])), max_size=12),
     sizes=st.lists(st.none() | st.sampled_from([0, 1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 2047, 2049]), min_size=2),
@@ -405,7 +405,7 @@ def survives(data: bytes | bytearray) -> None:
     decoded.records.validate(full=True)
 
 
-@settings(PATIENT, max_examples=200)
+@settings(PATIENT, max_examples=400)
 @given(batches=logs(), data=st.data())
 def test_changed_bytes_give_records_or_a_decode_error(batches: list[Batch], data: st.DataObject) -> None:
     log = bytearray(b"".join(map(model.encode, batches)))
@@ -421,7 +421,7 @@ def test_changed_bytes_give_records_or_a_decode_error(batches: list[Batch], data
 HOSTILE = [-2, -1, 0, 1, 63, 64, 1 << 14, (1 << 31) - 1, 1 << 31, (1 << 63) - 1, -(1 << 63)]
 
 
-@settings(PATIENT, max_examples=200)
+@settings(PATIENT, max_examples=400)
 @given(data=st.data())
 def test_hostile_numbers_give_records_or_a_decode_error(data: st.DataObject) -> None:
     number = st.sampled_from(HOSTILE).map(model.varint) | st.binary(min_size=10, max_size=11)

@@ -17,7 +17,7 @@ from tests.support.batches import make_keyed_batch
 from tests.support.disks import FaultyDisk
 
 HERE = Path("/data/t-0")
-HISTORIES = 120
+HISTORIES = 200
 DELETE_RETENTION_MS = 300
 
 

@@ -16,7 +16,7 @@ from tests.support.batches import make_batch
 from tests.support.disks import FaultyDisk
 
 DATA = Path("/data")
-HISTORIES = 800
+HISTORIES = 1_200
 BLOCKS = 4
 
 
