@@ -197,13 +197,6 @@ def _squeeze_bits(_: Any, word: Any, mask: Any) -> Any:
     return types.int64(types.int64, types.int64), generate
 
 
-def _count_trailing_zeros(_: Any, value: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
-
-    return types.int64(types.int64), generate
-
-
 def _count_ones(_: Any, value: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.ctpop(arguments[0])
@@ -376,7 +369,6 @@ _crc_8 = _crc_step(8)
 _crc_64 = _crc_step(64)
 _squeeze = cast(Callable[[int, int], int], intrinsic(_squeeze_bits))
 """The bits of a number that the mask chooses, side by side; the mask is whole bytes side by side but for their 8th."""
-_trailing_zeros = cast(Callable[[int], int], intrinsic(_count_trailing_zeros))
 _ones = cast(Callable[[int], int], intrinsic(_count_ones))
 _leading_zeros = cast(Callable[[int], int], intrinsic(_count_leading_zeros))
 
