@@ -143,7 +143,50 @@ def test_the_leave_heartbeat_is_not_sent_before_what_is_revoked_was_committed(
     assert {at.partition: found.offset for at, found in offsets.items()} == dict.fromkeys(range(4), 10)
 
 
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+def test_what_is_committed_when_its_partitions_are_revoked_is_not_handed_out_again(
+    protocol: str, group: Group, group_broker: Broker
+) -> None:
+    """platformatic/kafka#340: nobody was told before partitions moved, so that what was done already was done again."""
+    group.produce(40, partitions=range(4))
+    values: list[bytes | None] = []
+
+    def member() -> Consumer:
+        return Consumer(
+            group_broker.address,
+            group_id=group.group_id,
+            group_protocol=protocol,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+        )
+
+    async def scenario() -> None:
+        async with member() as first, member() as second:
+            told: list[int] = []
+
+            async def commit(partitions: list[TopicPartition]) -> None:
+                told.append(len(partitions))
+                await first.commit()
+
+            first.subscribe(group.topics[0], on_partitions_revoked=commit)
+            while len(values) < 40:
+                values.extend(record.value for record in await first.poll(1))
+            second.subscribe(group.topics[0])
+            while len(second.assignment()) < 2:
+                for consumer in (first, second):
+                    values.extend(record.value for record in await consumer.poll(0.1))
+            assert sum(told) >= 2
+            group.produce(40, partitions=range(4))
+            while len(values) < 80:
+                for consumer in (first, second):
+                    values.extend(record.value for record in await consumer.poll(0.1))
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert len(set(values)) == len(values) == 80
+
+
 def test_a_new_partition_is_not_read_from_its_latest_offset(group: Group) -> None:
+    """KAFKA-20539: what was produced before members knew of the partition was lost under `latest`."""
     first = group.join(BY_NAME["ours-consumer"], reset="latest")
     second = group.join(BY_NAME["ours-consumer"], reset="latest")
     group.settles(4)
