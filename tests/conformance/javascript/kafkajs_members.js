@@ -35,6 +35,7 @@ host(async (asked, report) => {
     eachBatch: async ({ batch: { topic, partition, messages } }) => {
       report.records(messages.map(({ offset, value }) => [topic, partition, Number(offset), value.toString()]))
       const offset = Number(messages.at(-1).offset) + 1
+      report.committing([[topic, partition, offset]])
       try {
         await consumer.commitOffsets([{ topic, partition, offset: String(offset) }])
         report.committed([[topic, partition, offset]])

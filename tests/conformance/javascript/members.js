@@ -29,6 +29,7 @@ function host(open) {
     const report = {
       owns: partitions => leaving.has(member) || says('owns', { partitions }),
       records: records => says('records', { records }),
+      committing: offsets => says('committing', { offsets }),
       committed: offsets => says('committed', { offsets }),
       refused: (error, again = false) => says('refused', { why: told(error), again }),
       failed: error => says('failed', { why: told(error) }),

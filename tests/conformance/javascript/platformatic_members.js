@@ -60,9 +60,11 @@ host(async (asked, report) => {
     const offsets = [...uncommitted].filter(([at]) => owned.has(at)).map(([, each]) => each)
     uncommitted = new Map()
     if (!offsets.length) return
+    const ends = offsets.map(({ topic, partition, offset }) => [topic, partition, Number(offset)])
+    report.committing(ends)
     try {
       await consumer.commit({ offsets })
-      report.committed(offsets.map(({ topic, partition, offset }) => [topic, partition, Number(offset)]))
+      report.committed(ends)
     } catch (error) {
       report.refused(error, true)
       for (const each of offsets) uncommitted.set(`${each.topic} ${each.partition}`, each)

@@ -68,6 +68,8 @@ class Member:
         self.done: set[int] = set()
         """Which of what it received it has committed, by index."""
         self._undone: set[int] = set()
+        self._committing: set[int] = set()
+        """What of that is being committed, even if its partitions are taken away before the answer is there."""
         self._handed: list[tuple[int, At]] = []
         self.refused: list[str] = []
         self.is_gone = False
@@ -89,13 +91,16 @@ class Member:
             self.received += [((topic, number), offset, value) for topic, number, offset, value in event["records"]]
             mine = {it for it in range(first, len(self.received)) if self.received[it][0] in self.owned}
             self._undone |= mine  # a library may still hand out what it fetched before its partitions were another's
+        elif what == "committing":
+            self._committing = {it for it in self._undone if self._reaches(event["offsets"], it)}
         elif what == "committed":
-            ends = {(topic, number): offset for topic, number, offset in event["offsets"]}
-            done = {it for it in self._undone if self.received[it][1] < ends.get(self.received[it][0], 0)}
-            self._undone -= done
-            self.done |= done
+            now = {it for it in self._undone | self._committing if self._reaches(event["offsets"], it)}
+            self.done |= now
+            self._undone -= now
+            self._committing.clear()
         elif what == "refused":
             self.refused.append(event["why"])
+            self._committing.clear()
             if not event.get("again"):
                 self._undone.clear()
         elif what == "left":
@@ -103,6 +108,11 @@ class Member:
         elif what == "failed":
             self.refused.append(event["why"])
             self.is_gone = True
+
+    def _reaches(self, offsets: Iterable[tuple[str, int, int]], index: int) -> bool:
+        """Whether a commit of these offsets is one of what it received at that index."""
+        at, offset, _ = self.received[index]
+        return any((topic, number) == at and offset < end for topic, number, end in offsets)
 
     def _own(self, owned: frozenset[At], at: int) -> None:
         if self._since:

@@ -131,6 +131,7 @@ class Member(ABC):
         offsets = self._uncommitted = {at: end for at, end in self._uncommitted.items() if at in self._owned}
         if not offsets:
             return
+        tell(member=self._name, event="committing", offsets=[(*at, end) for at, end in offsets.items()])
         try:
             done = list(self.commit(offsets))
         except self.refusals as error:

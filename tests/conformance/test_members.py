@@ -1,0 +1,41 @@
+"""What the harness makes of what a member says."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from tests.conformance.members.group import Kind, Member
+from tests.conformance.members.process import Worker
+
+ME = [["t", 0]]
+END = [["t", 0, 2]]
+
+
+def member(*said: tuple[str, dict[str, Any]]) -> Member:
+    """A member that was handed two records, and what it said then."""
+    one = Member("m", Kind("aio", "classic"), cast(Worker, None))
+    records = [["t", 0, 0, "a"], ["t", 0, 1, "b"]]
+    begun = [("owns", {"partitions": ME}), ("records", {"records": records})]
+    for at, (event, more) in enumerate([*begun, *said], 1):
+        one.hear({"event": event, "at": at, **more})
+    return one
+
+
+def test_what_was_being_committed_when_its_partition_was_taken_is_committed_if_the_coordinator_took_it() -> None:
+    gone = ("owns", {"partitions": []})
+    here = ("owns", {"partitions": ME})
+    assert member(("committing", {"offsets": END}), gone, here, ("committed", {"offsets": END})).done == {0, 1}
+
+
+def test_what_was_not_yet_being_committed_is_not() -> None:
+    gone = ("owns", {"partitions": []})
+    here = ("owns", {"partitions": ME})
+    assert not member(gone, here, ("committing", {"offsets": END}), ("committed", {"offsets": END})).done
+
+
+def test_what_was_refused_and_taken_is_not() -> None:
+    refused = ("refused", {"why": "", "again": True})
+    gone, here = ("owns", {"partitions": []}), ("owns", {"partitions": ME})
+    said = [("committing", {"offsets": END}), gone, refused, here, ("committed", {"offsets": END})]
+    assert not member(*said).done
+    assert member(*said[:1], refused, ("committed", {"offsets": END})).done == {0, 1}
