@@ -74,8 +74,9 @@ def test_a_client_is_told_where_its_records_are_and_they_are_stored_as_it_sent_t
 
     assert list(written.told[partition]) == list(range(len(written.records)))
     assert sum(batch.record_count for batch in batches) == len(written.records)
-    largest = max(batches, key=lambda batch: batch.record_count)
-    assert largest.compression == COMPRESSIONS.index(compression)
+    # Clients leave a batch as it is if it would not get smaller, and on a busy machine batches may be small.
+    asked = COMPRESSIONS.index(compression)
+    assert asked in {batch.compression for batch in batches} <= {0, asked}
     assert {batch.producer_id >= 0 for batch in batches} == {idempotent}
 
 

@@ -44,7 +44,7 @@ class KcatCommand(Client):
         """Run kcat once for each run of records with the same headers, which are its options. It tells no offsets."""
         common = ["-P", "-t", topic, "-p", str(partition), "-X", f"compression.codec={compression}", "-X", "acks=all"]
         common += ["-X", f"enable.idempotence={str(idempotent).lower()}", "-K", KEY_END, "-D", RECORD_END, "-Z"]
-        common += ["-X", f"message.max.bytes={16 << 20}", "-X", "linger.ms=5", "-X", "message.timeout.ms=20000"]
+        common += ["-X", f"message.max.bytes={16 << 20}", "-X", "linger.ms=100", "-X", "message.timeout.ms=20000"]
         for headers, group in groupby(records, key=lambda record: record.headers):
             options: list[str] = []
             for name, value in headers:
