@@ -1,12 +1,13 @@
 # Set-up is part of every target: `make demo` and `make test` each work alone on a fresh clone.
 PYTHON ?= python3.11
-PYTEST ?= -n 2 --dist loadfile --durations=20
+PYTEST ?= -n 2 --dist loadfile --no-loadscope-reorder --durations=20
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 export PYTHONPATH := src:.
+unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes are started, and compiling takes longer than starting
 
-.PHONY: demo test conformance lint types layers unit simulate lock bench clean help setup
+.PHONY: demo test conformance lint types layers kernels unit simulate lock bench clean help setup
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -16,7 +17,7 @@ setup: $(READY)  ## the virtual environment, from requirements.lock
 $(READY): requirements.lock pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "Anabranch needs Python 3.11: install it, or say make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -26,7 +27,9 @@ java:
 demo: $(READY) java  ## the main job, on real data: 336,776 flights through a topic that is resized as they flow
 	$(BIN)/anabranch demo $(DEMO)
 
-test: lint types layers unit  ## every test
+test: $(READY) java  ## every test
+	@$(MAKE) --no-print-directory --jobs=2 lint types layers kernels
+	@$(MAKE) --no-print-directory unit
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -37,6 +40,9 @@ types: $(READY)
 
 layers: $(READY)
 	$(BIN)/lint-imports --no-logo
+
+kernels: $(READY)
+	$(BIN)/python -c "from anabranch.records.columns import warm; warm()"
 
 unit: $(READY) java
 	$(BIN)/pytest $(PYTEST)

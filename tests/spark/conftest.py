@@ -29,6 +29,17 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def exceptions_of_others() -> Iterator[None]:
+    """PySpark has all Java exceptions of the process for Spark's: let that end with each file, for others' machines."""
+    from py4j import java_gateway, protocol
+    from pyspark.errors.exceptions.captured import install_exception_handler
+
+    install_exception_handler()
+    yield
+    java_gateway.get_return_value = protocol.get_return_value
+
+
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     with running(tmp_path_factory.mktemp("broker")) as process:

@@ -1,0 +1,39 @@
+"""In which order files are tested: at random, but for those that take longest, which come first.
+
+Files are shared out among the workers as these become free (`--dist loadfile`), so one that took long and came last
+would keep everybody waiting.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+LONGEST = (
+    "spark/test_source.py",
+    "conformance/test_groups.py",
+    "end_to_end/test_broker_benchmarks.py",
+    "end_to_end/test_cli.py",
+    "spark/test_demo.py",
+    "simulation/test_groups.py",
+    "end_to_end/test_transactions.py",
+    "conformance/test_group_traps.py",
+    "conformance/test_produce_and_fetch.py",
+    "properties/test_codec_against_kio.py",
+    "properties/test_plan.py",
+    "end_to_end/test_groups.py",
+    "properties/test_records.py",
+    "end_to_end/test_transactional_client.py",
+    "end_to_end/test_broker.py",
+    "end_to_end/test_order_through_resizes.py",
+    "conformance/test_group_failures.py",
+    "conformance/test_client.py",
+    "simulation/test_controller.py",
+    "conformance/test_transactions.py",
+)
+"""Those that take over 20 seconds, longest first."""
+_PLACES = {f"tests/{file}": place for place, file in enumerate(LONGEST)}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _PLACES.get(item.nodeid.partition("::")[0], len(_PLACES)))
