@@ -101,7 +101,7 @@ class Partition:
     def append(self, data: bytearray | memoryview, header: BatchHeader, now_ms: int) -> Appended:
         """Append one checked batch and remember its producer. OSError when the disk refuses; nothing changed then."""
         self._now_ms = now_ms
-        appended = self.log.append(data, self.leader_epoch, now_ms)
+        appended = self.log.append(data, self.leader_epoch, now_ms, header)
         if header.producer_id >= 0:
             marker = _marker(data) if header.is_control else None
             self.table.apply(header._replace(base_offset=appended.base_offset), now_ms, marker)

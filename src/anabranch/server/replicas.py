@@ -27,7 +27,7 @@ from anabranch.server.topic_settings import TopicSettings
 from anabranch.storage.checkpoints import Checkpoints
 from anabranch.storage.directory import DataDirectory
 from anabranch.storage.log import cleaner
-from anabranch.storage.log.group_commit import GroupCommit
+from anabranch.storage.log.group_commit import GroupCommit, Told
 from anabranch.storage.log.log import OfflineLogError, PartitionLog
 
 say = Say("replicas")
@@ -280,6 +280,10 @@ class Replicas:
     def commit(self, partition: Partition) -> asyncio.Future[None]:
         """Make what was appended to a partition durable, together with whoever else asks."""
         return self.commits.commit(partition.log, partition.flushed)
+
+    def commit_then(self, partition: Partition, done: Told) -> None:
+        """As `commit`; calls `done` with the OSError of the sync, or None."""
+        self.commits.commit_then(partition.log, done, partition.flushed)
 
     async def keep_up(self, producer_idle_max_ms: int) -> None:
         """Delete what is past its retention, forget idle producers, keep the others."""

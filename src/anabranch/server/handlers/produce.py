@@ -18,6 +18,7 @@ from anabranch.protocol.messages.produce import (
 )
 from anabranch.server.appending import Produced, Verify, no_transaction, produce, produce_removed
 from anabranch.server.node import Call, CloseConnectionError, Node
+from anabranch.storage.log.group_commit import Told
 
 NO_ACKS, LEADER_ACK, ALL_ACKS = 0, 1, -1
 ABORTABLE_SINCE = 11
@@ -30,7 +31,7 @@ def handle_produce(
     """Append every partition's batches in order; None where the client wants no answer (acks=0)."""
     now_ms = node.clock.now_ms()
     replicas = node.replicas
-    waits: list[tuple[PartitionProduceResponse, asyncio.Future[None]]] = []
+    pending: _Pending | None = None
     topics: list[TopicProduceResponse] = []
     refusal = ErrorCode.NONE if request.acks in (NO_ACKS, LEADER_ACK, ALL_ACKS) else ErrorCode.INVALID_REQUIRED_ACKS
     verify = _verify(node, request.transactional_id, call.api_version)
@@ -66,17 +67,18 @@ def handle_produce(
             if produced.awaits is None:
                 if partition is not None and produced.error is ErrorCode.NONE and partition.log.flush_due:
                     replicas.commit(partition)
+            elif request.acks == ALL_ACKS:
+                pending = pending or _Pending()
+                replicas.commit_then(produced.awaits, pending.told_of(answer))
             else:
-                durable = replicas.commit(produced.awaits)
-                if request.acks == ALL_ACKS:
-                    waits.append((answer, durable))
+                replicas.commit(produced.awaits)
         topics.append(TopicProduceResponse(name=topic.name, partition_responses=answers))
     response = ProduceResponse(responses=topics)
     if request.acks == NO_ACKS:
         if any(answer.error_code for topic in topics for answer in topic.partition_responses):
             raise CloseConnectionError("a produce without acks went wrong")
         return None
-    return _when_durable(response, waits) if waits else response
+    return response if pending is None else pending.when_durable(response)
 
 
 def _removed(node: Node, topic: TopicProduceData, partition: int) -> bool:
@@ -115,14 +117,32 @@ def _view(data: PartitionProduceData) -> memoryview:
     return data.records
 
 
-async def _when_durable(
-    response: ProduceResponse, waits: list[tuple[PartitionProduceResponse, asyncio.Future[None]]]
-) -> ProduceResponse:
-    for answer, durable in waits:
-        try:
-            await asyncio.shield(durable)
-        except OSError as error:
-            answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
-            answer.base_offset = -1
-            answer.error_message = f"The disk refuses: {error.strerror}."
-    return response
+class _Pending:
+    """A response that is sent when all records that it acknowledges are durable."""
+
+    __slots__ = ("_answers", "_durable")
+
+    def __init__(self) -> None:
+        self._answers = 0
+        """Those that are not known yet."""
+        self._durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def told_of(self, answer: PartitionProduceResponse) -> Told:
+        """What is to be called when the records of one answer are durable, or cannot be."""
+        self._answers += 1
+
+        def told(error: OSError | None) -> None:
+            if error is not None:
+                answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+                answer.base_offset = -1
+                answer.error_message = f"The disk refuses: {error.strerror}."
+            self._answers -= 1
+            if not self._answers and not self._durable.done():
+                self._durable.set_result(None)
+
+        return told
+
+    async def when_durable(self, response: ProduceResponse) -> ProduceResponse:
+        """Answer the response then."""
+        await self._durable
+        return response

@@ -244,18 +244,21 @@ class PartitionLog:
 
     # -- appending -----------------------------------------------------------------------------------------------
 
-    def append(self, data: bytearray | memoryview, leader_epoch: int, now_ms: int) -> Appended:
+    def append(
+        self, data: bytearray | memoryview, leader_epoch: int, now_ms: int, header: BatchHeader | None = None
+    ) -> Appended:
         """Append whole, checked batches; offsets and the epoch are stamped into `data`, which is written as it is.
 
-        Raises OSError, with the log unchanged, when the disk refuses.
+        `header` is that of a single batch, if the caller has read it. Raises OSError, with the log unchanged, when the
+        disk refuses.
         """
         if self._failure is not None:
             self._resume(now_ms)
         base = end = self.end
-        found = list(headers(data))
-        for position, header in found:
+        found = list(headers(data)) if header is None else [(0, header)]
+        for position, each in found:
             stamp(data, position, end, leader_epoch)
-            end += header.last_offset_delta + 1
+            end += each.last_offset_delta + 1
         assert found and found[-1][0] + found[-1][1].size == len(data), "whole batches are appended, and at least one"
         segment = self._segment_for(len(data), end, now_ms)
         at = segment.size
@@ -266,9 +269,9 @@ class PartitionLog:
             self.epochs.start(leader_epoch, base)
             self._epochs_durable = self._epochs_written = False
         offset = base
-        for position, header in found:
-            following = offset + header.last_offset_delta + 1
-            segment.note(offset, at + position, header.size, following, header.max_timestamp)
+        for position, each in found:
+            following = offset + each.last_offset_delta + 1
+            segment.note(offset, at + position, each.size, following, each.max_timestamp)
             offset = following
         self.end = end
         return Appended(base, end - 1)
