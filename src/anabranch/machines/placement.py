@@ -33,6 +33,8 @@ def place(key_hash: Hash, initial: int, count: int) -> Hash:
     """
     size = level_size(count, initial)
     bucket = key_hash % size
+    if count == size:
+        return bucket
     return bucket + (key_hash % (2 * size) - bucket) * (bucket < count - size)
 
 

@@ -605,26 +605,22 @@ def encode_partitioned(
             raise ValueError(f"{times.size} timestamps for {rows} values")
         held.append(times)
         plan[kernels.TIMESTAMPS_AT] = _address(times)
-    starts, order, first_partition = _order(partitions, rows)
-    plan[kernels.ROW_ORDER] = order is not None
-    size += RECORD_OVERHEAD_MAX * rows
-    batches_max = rows
-    if batch_size_max >= 1024:
-        batches_max = min(rows, int((2 * size / batch_size_max + len(starts)) * 1.2) + 1)
-    table = np.empty((batches_max, kernels.ENCODED_FIELDS), np.int64)
-    slab = _shelf.take(size + HEADER_SIZE * batches_max + kernels.SLACK)
-    plan[kernels.TARGET] = _address(slab)
+    plan[kernels.ROWS] = rows
     plan[kernels.BATCH_SIZE_MAX] = batch_size_max
+    shares, first_partition = _shares(partitions, rows, size, columns, plan, held)
+    room, batches_max = _room(shares, batch_size_max)
+    table = np.empty((int(batches_max.sum()), kernels.ENCODED_FIELDS), np.int64)
+    slab = _shelf.take(int(room.sum()))
+    plan[kernels.TARGET] = _address(slab)
+    shares[:, kernels.WRITTEN_TO] = plan[kernels.TARGET] + np.cumsum(room) - room
     if kernels.CHECKS_CRC and compression is Compression.NONE:
         plan[kernels.STAMPED_BY] = _CRC_TABLES_AT
-    count = kernels.encode_batches(columns, plan, starts, starts if order is None else order, table)
+    count = kernels.encode_batches(columns, plan, len(shares), table)
     view = slab.data
     batches = [
         EncodedBatch(first_partition + partition, view[at : at + length], records, first)
-        for at, length, partition, first, records in table[:count].tolist()
+        for at, length, partition, first, records in sorted(table[:count].tolist())
     ]
-    if order is not None:
-        batches = [batch._replace(first_row=int(order[batch.first_row])) for batch in batches]
     if compression is not Compression.NONE:
         return [batch._replace(data=_compressed(batch.data, compression, compression_level)) for batch in batches]
     if not kernels.CHECKS_CRC:
@@ -744,24 +740,49 @@ def _plan_headers(
     return keys.data_size + values.data_size + kernels.HEADER_OVERHEAD_MAX * len(entries)
 
 
-def _order(partitions: NDArray[np.int32] | int, rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None, int]:
-    """Group rows by partition: where each one's rows begin, their order (None: as they are), the first partition."""
+def _shares(
+    partitions: NDArray[np.int32] | int,
+    rows: int,
+    size: int,
+    columns: NDArray[np.int64],
+    plan: NDArray[np.int64],
+    held: list[Any],
+) -> tuple[NDArray[np.int64], int]:
+    """What each partition gets of the rows and of their bytes, and the first partition."""
+    lowest = highest = 0
     if isinstance(partitions, int):
-        return np.array((0, rows, rows), np.int64), None, partitions
-    wanted = np.ascontiguousarray(partitions, np.int32)
-    if wanted.shape != (rows,):
-        raise ValueError(f"{wanted.size} partitions for {rows} values")
-    if not rows:
-        return np.zeros(2, np.int64), None, 0
-    lowest, highest = int(wanted.min()), int(wanted.max())
-    if lowest < 0:
-        raise ValueError(f"partition {lowest}: expected none below 0")
+        lowest = highest = partitions
+    else:
+        wanted = np.ascontiguousarray(partitions, np.int32)
+        if wanted.shape != (rows,):
+            raise ValueError(f"{wanted.size} partitions for {rows} values")
+        if rows:
+            lowest, highest = int(wanted.min()), int(wanted.max())
+        if lowest < 0:
+            raise ValueError(f"partition {lowest}: expected none below 0")
     if lowest == highest:
-        return np.array((0, rows, rows), np.int64), None, lowest
-    starts = np.zeros(highest + 3, np.int64)
-    order = np.empty(rows, np.int64)
-    kernels.sort_rows(wanted, starts, order)
-    return starts, order, 0
+        shares = np.zeros((1, kernels.SHARE_FIELDS), np.int64)
+        shares[0, kernels.SHARE] = size
+        shares[0, kernels.SHARE_ROWS] = rows
+        plan[kernels.SHARES_AT] = _address(shares)
+        return shares, lowest
+    held.append(wanted)
+    plan[kernels.PARTITIONS_AT] = _address(wanted)
+    shares = np.zeros((highest + 1, kernels.SHARE_FIELDS), np.int64)
+    plan[kernels.SHARES_AT] = _address(shares)
+    kernels.share_rows(columns, plan)
+    return shares, 0
+
+
+def _room(shares: NDArray[np.int64], batch_size_max: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The room that each partition's batches need at most, and how many batches those can be."""
+    rows = shares[:, kernels.SHARE_ROWS]
+    size = shares[:, kernels.SHARE] + RECORD_OVERHEAD_MAX * rows
+    batches = rows
+    if batch_size_max >= 1024:
+        # Two that follow each other are larger than one may be.
+        batches = np.minimum(rows, ((2 * size / batch_size_max + 1) * 1.2).astype(np.int64) + 1)
+    return np.where(rows > 0, size + HEADER_SIZE * batches + kernels.SLACK, 0), batches
 
 
 def _joined(items: Sequence[bytes | None]) -> pa.Array:

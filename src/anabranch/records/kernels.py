@@ -63,10 +63,14 @@ OFFSETS_AT, OFFSETS_WIDE, DATA_AT, DATA_END, VALIDITY_AT, VALIDITY_FIRST = 0, 1,
 COLUMN_FIELDS = 6
 
 # What `encode_batches` is told beside the columns (keys, values, header keys, header values).
-ROW_ORDER, TIMESTAMPS_AT, TIMESTAMP, TARGET, BATCH_SIZE_MAX, STAMPED_BY = 0, 1, 2, 3, 4, 5
-LISTS_AT, LISTS_WIDE, LISTS_VALIDITY, LISTS_FIRST = 6, 7, 8, 9
-ENCODE_FIELDS = 10
+ROWS, PARTITIONS_AT, SHARES_AT, TIMESTAMPS_AT, TIMESTAMP, TARGET, BATCH_SIZE_MAX, STAMPED_BY = 0, 1, 2, 3, 4, 5, 6, 7
+LISTS_AT, LISTS_WIDE, LISTS_VALIDITY, LISTS_FIRST = 8, 9, 10, 11
+ENCODE_FIELDS = 12
 KEYS, VALUES, HEADER_KEYS, HEADER_VALUES = 0, 1, 2, 3
+
+# What is known of each partition while rows are encoded: the bytes and rows that are its share, and its present batch.
+SHARE, SHARE_ROWS, WRITTEN_TO, BATCH_AT, BATCH_ROWS, BATCH_FIRST, BATCH_BASE, BATCH_MAX = 0, 1, 2, 3, 4, 5, 6, 7
+SHARE_FIELDS = 8
 
 # Columns of the table of batches that `encode_batches` answers.
 AT, BYTES, PARTITION, FIRST, COUNT = 0, 1, 2, 3, 4
@@ -91,8 +95,6 @@ _CONTINUED = 0x8080_8080_8080_8080 - (1 << 64)
 """The bit of every byte that says that a number goes on in the next one."""
 _CARRIED = 0x7F7F_7F7F_7F7F_7F7F
 """The bits of every byte that are part of a number."""
-_AHEAD = 12
-"""Records before one that lies somewhere else when it is asked for."""
 _PLANE = 8 * _BLOCK
 """Of a block, first the lengths of a column, then, so many bytes further, where the values are."""
 
@@ -982,25 +984,28 @@ def _bounds(offsets: int, wide: int, row: int) -> tuple[int, int]:
 
 
 @_kernel
-def sort_rows(partitions: NDArray[np.int32], starts: NDArray[np.int64], order: NDArray[np.int64]) -> int:
-    """Sort row numbers by partition, keeping the order within each: `starts[p]` is where p's rows begin.
-
-    `starts` comes zeroed, with two places more than there are partitions. Answers MALFORMED for a partition that is
-    none of them.
-    """
-    count = starts.shape[0] - 2
-    for row in range(partitions.shape[0]):
-        partition = partitions[row]
-        if partition < 0 or partition >= count:
-            return MALFORMED
-        starts[partition + 2] += 1
-    for partition in range(count):
-        starts[partition + 2] += starts[partition + 1]
-    for row in range(partitions.shape[0]):
-        partition = partitions[row]
-        order[starts[partition + 1]] = row
-        starts[partition + 1] += 1
-    return 0
+def share_rows(columns: NDArray[np.int64], plan: NDArray[np.int64]) -> None:
+    """Sum up the bytes of keys, values and headers, and the rows, of each partition."""
+    key_offsets, value_offsets, lists_at = columns[KEYS, OFFSETS_AT], columns[VALUES, OFFSETS_AT], plan[LISTS_AT]
+    key_wide, value_wide = columns[KEYS, OFFSETS_WIDE], columns[VALUES, OFFSETS_WIDE]
+    partitions = plan[PARTITIONS_AT]
+    shares_at = plan[SHARES_AT]
+    for row in range(plan[ROWS]):
+        share = shares_at + 8 * SHARE_FIELDS * _i32(partitions + 4 * row)
+        size = _i64(share)
+        if key_offsets:
+            start, end = _bounds(key_offsets, key_wide, row)
+            size += end - start
+        if value_offsets:
+            start, end = _bounds(value_offsets, value_wide, row)
+            size += end - start
+        if lists_at:
+            first, last = _bounds(lists_at, plan[LISTS_WIDE], row)
+            for header in range(first, last):
+                size += _field(columns, HEADER_KEYS, header)[2] + _field(columns, HEADER_VALUES, header)[2]
+            size += HEADER_OVERHEAD_MAX * (last - first)
+        _put64(share, size)
+        _put64(share + 8 * SHARE_ROWS, _i64(share + 8 * SHARE_ROWS) + 1)
 
 
 @_inlined
@@ -1037,19 +1042,18 @@ def _put_bytes(at: int, present: bool, source: int, size: int, limit: int) -> in
 
 @_kernel
 def encode_batches(
-    columns: NDArray[np.int64],
-    plan: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    order: NDArray[np.int64],
-    table: NDArray[np.int64],
+    columns: NDArray[np.int64], plan: NDArray[np.int64], partition_count: int, table: NDArray[np.int64]
 ) -> int:
-    """Write rows as batches, partition by partition, each at most BATCH_SIZE_MAX bytes unless one record is more.
+    """Write rows as batches of their partitions, each at most BATCH_SIZE_MAX bytes unless one record is more.
 
-    Every batch gets its header, with the checksum if there are tables for it. The target must have room for the sum of
-    all bytes and the overheads; the table has a row for every batch that can come out. Answers how many did.
+    Rows are read in their order, and each is written where its partition's present batch ends: memory that is read
+    here and there is waited for, memory that is written here and there is not. Every batch gets its header, with the
+    checksum if there are tables for it. WRITTEN_TO of a partition's share says where its batches begin; there must be
+    room for the sum of all its bytes, the overheads and the slack. The table has a row for every batch that
+    can come out. Answers how many did.
     """
-    ordered = plan[ROW_ORDER] != 0
     timestamps_at = plan[TIMESTAMPS_AT]
+    partitions = plan[PARTITIONS_AT]
     lists_at = plan[LISTS_AT]
     batch_size_max = plan[BATCH_SIZE_MAX]
     key_offsets, key_wide, key_data = columns[KEYS, OFFSETS_AT], columns[KEYS, OFFSETS_WIDE], columns[KEYS, DATA_AT]
@@ -1058,75 +1062,82 @@ def encode_batches(
     value_offsets, value_wide = columns[VALUES, OFFSETS_AT], columns[VALUES, OFFSETS_WIDE]
     value_data, value_limit = columns[VALUES, DATA_AT], columns[VALUES, DATA_END]
     value_bitmap, value_first = columns[VALUES, VALIDITY_AT], columns[VALUES, VALIDITY_FIRST]
-    at = plan[TARGET]
+    timestamp = plan[TIMESTAMP]
+    shares_at = plan[SHARES_AT]
+    share = shares_at
     batches = 0
-    for partition in range(starts.shape[0] - 2):
-        batch_at = at
-        count = 0
-        base_timestamp = 0
-        max_timestamp = 0
-        for place in range(starts[partition], starts[partition + 1]):
-            row = order[place] if ordered else place
-            timestamp = _i64(timestamps_at + 8 * row) if timestamps_at else plan[TIMESTAMP]
-            has_key = key_offsets != 0 and _is_valid(key_bitmap, key_first + row)
-            has_value = value_offsets != 0 and _is_valid(value_bitmap, value_first + row)
-            key_start, key_size = 0, 0
-            if has_key:
-                key_start, key_end = _bounds(key_offsets, key_wide, row)
-                key_size = key_end - key_start
-            value_start, value_size = 0, 0
-            if has_value:
-                value_start, value_end = _bounds(value_offsets, value_wide, row)
-                value_size = value_end - value_start
-            payload = (_varint_size(key_size << 1) + key_size if has_key else 1) + (
-                _varint_size(value_size << 1) + value_size if has_value else 1
-            )
-            header_first, header_last = 0, 0
-            if lists_at and _is_valid(plan[LISTS_VALIDITY], plan[LISTS_FIRST] + row):
-                header_first, header_last = _bounds(lists_at, plan[LISTS_WIDE], row)
-            payload += _varint_size((header_last - header_first) << 1)
-            for header in range(header_first, header_last):
-                payload += _field_size(columns, HEADER_KEYS, header) + _field_size(columns, HEADER_VALUES, header)
-            if count == 0:
-                base_timestamp = timestamp
-                max_timestamp = timestamp
-                at = batch_at + HEADER_SIZE
-            delta = _zigzag(timestamp - base_timestamp)
-            size = 1 + _varint_size(delta) + _varint_size(count << 1) + payload
-            if count and at - batch_at + _varint_size(size << 1) + size > batch_size_max:
-                _put_header(batch_at, at, count, base_timestamp, max_timestamp, plan[STAMPED_BY])
-                _note(table, batches, batch_at - plan[TARGET], at - batch_at, partition, place - count, count)
-                batches += 1
-                batch_at = at
-                at += HEADER_SIZE
-                count = 0
-                base_timestamp = timestamp
-                max_timestamp = timestamp
-                delta = 0
-                size = 3 + payload
-            at = _put_varint(at, size << 1)
-            _put8(at, 0)
-            at = _put_varint(at + 1, delta)
-            at = _put_varint(at, count << 1)
-            at = _put_bytes(at, has_key, key_data + key_start, key_size, key_limit)
-            at = _put_bytes(at, has_value, value_data + value_start, value_size, value_limit)
-            if ordered and place + _AHEAD < starts[partition + 1]:
-                ahead = order[place + _AHEAD]
-                start, end = _bounds(value_offsets, value_wide, ahead) if value_offsets else (0, 0)
-                _prefetch_to_read(value_data + start)
-                _prefetch_to_read(value_data + end)
-            at = _put_varint(at, (header_last - header_first) << 1)
-            for header in range(header_first, header_last):
-                at = _put_field(at, columns, HEADER_KEYS, header)
-                at = _put_field(at, columns, HEADER_VALUES, header)
-            max_timestamp = max(max_timestamp, timestamp)
-            count += 1
-        if count:
-            _put_header(batch_at, at, count, base_timestamp, max_timestamp, plan[STAMPED_BY])
-            place = starts[partition + 1]
-            _note(table, batches, batch_at - plan[TARGET], at - batch_at, partition, place - count, count)
-            batches += 1
+    for row in range(plan[ROWS]):
+        if partitions:
+            share = shares_at + 8 * SHARE_FIELDS * _i32(partitions + 4 * row)
+        at = _i64(share + 8 * WRITTEN_TO)
+        count = _i64(share + 8 * BATCH_ROWS)
+        if timestamps_at:
+            timestamp = _i64(timestamps_at + 8 * row)
+        has_key = key_offsets != 0 and _is_valid(key_bitmap, key_first + row)
+        has_value = value_offsets != 0 and _is_valid(value_bitmap, value_first + row)
+        key_start, key_size = 0, 0
+        if has_key:
+            key_start, key_end = _bounds(key_offsets, key_wide, row)
+            key_size = key_end - key_start
+        value_start, value_size = 0, 0
+        if has_value:
+            value_start, value_end = _bounds(value_offsets, value_wide, row)
+            value_size = value_end - value_start
+        payload = (_varint_size(key_size << 1) + key_size if has_key else 1) + (
+            _varint_size(value_size << 1) + value_size if has_value else 1
+        )
+        header_first, header_last = 0, 0
+        if lists_at and _is_valid(plan[LISTS_VALIDITY], plan[LISTS_FIRST] + row):
+            header_first, header_last = _bounds(lists_at, plan[LISTS_WIDE], row)
+        payload += _varint_size((header_last - header_first) << 1)
+        for header in range(header_first, header_last):
+            payload += _field_size(columns, HEADER_KEYS, header) + _field_size(columns, HEADER_VALUES, header)
+        delta = _zigzag(timestamp - _i64(share + 8 * BATCH_BASE))
+        size = 1 + _varint_size(delta) + _varint_size(count << 1) + payload
+        if count and at - _i64(share + 8 * BATCH_AT) + _varint_size(size << 1) + size > batch_size_max:
+            batches = _end_batch(table, batches, plan, share)
+            count = 0
+        if count == 0:
+            _put64(share + 8 * BATCH_AT, at)
+            _put64(share + 8 * BATCH_FIRST, row)
+            _put64(share + 8 * BATCH_BASE, timestamp)
+            _put64(share + 8 * BATCH_MAX, timestamp)
+            at += HEADER_SIZE
+            delta = 0
+            size = 3 + payload
+        at = _put_varint(at, size << 1)
+        _put8(at, 0)
+        at = _put_varint(at + 1, delta)
+        at = _put_varint(at, count << 1)
+        at = _put_bytes(at, has_key, key_data + key_start, key_size, key_limit)
+        at = _put_bytes(at, has_value, value_data + value_start, value_size, value_limit)
+        at = _put_varint(at, (header_last - header_first) << 1)
+        for header in range(header_first, header_last):
+            at = _put_field(at, columns, HEADER_KEYS, header)
+            at = _put_field(at, columns, HEADER_VALUES, header)
+        _put64(share + 8 * WRITTEN_TO, at)
+        _put64(share + 8 * BATCH_ROWS, count + 1)
+        if timestamp > _i64(share + 8 * BATCH_MAX):
+            _put64(share + 8 * BATCH_MAX, timestamp)
+    for partition in range(partition_count):
+        share = shares_at + 8 * SHARE_FIELDS * partition
+        if _i64(share + 8 * BATCH_ROWS):
+            batches = _end_batch(table, batches, plan, share)
     return batches
+
+
+@_called
+def _end_batch(table: NDArray[np.int64], row: int, plan: NDArray[np.int64], share: int) -> int:
+    """Give a partition's present batch its header, and enter it in the table; answers the next row of that."""
+    at, end, count = _i64(share + 8 * BATCH_AT), _i64(share + 8 * WRITTEN_TO), _i64(share + 8 * BATCH_ROWS)
+    base_timestamp, max_timestamp = _i64(share + 8 * BATCH_BASE), _i64(share + 8 * BATCH_MAX)
+    _put_header(at, end, count, base_timestamp, max_timestamp, plan[STAMPED_BY])
+    table[row, AT] = at - plan[TARGET]
+    table[row, BYTES] = end - at
+    table[row, PARTITION] = (share - plan[SHARES_AT]) // (8 * SHARE_FIELDS)
+    table[row, FIRST] = _i64(share + 8 * BATCH_FIRST)
+    table[row, COUNT] = count
+    return row + 1
 
 
 @_inlined
@@ -1168,12 +1179,3 @@ def _put_header(at: int, end: int, count: int, base_timestamp: int, max_timestam
     _put_be32(at + 57, count)
     if crc_tables:
         _put_be32(at + 17, _crc(at + _CRC_FROM, end, crc_tables))
-
-
-@_inlined
-def _note(table: NDArray[np.int64], row: int, at: int, size: int, partition: int, first: int, count: int) -> None:
-    table[row, AT] = at
-    table[row, BYTES] = size
-    table[row, PARTITION] = partition
-    table[row, FIRST] = first
-    table[row, COUNT] = count
