@@ -20,6 +20,7 @@ from anabranch.machines.controller.reaper import LogRange
 from anabranch.machines.placement import level_size
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import Disk
+from anabranch.runtime.syncs import Told
 from anabranch.server.logs import Say
 from anabranch.server.metrics import Metrics
 from anabranch.server.partition import Partition
@@ -27,7 +28,7 @@ from anabranch.server.topic_settings import TopicSettings
 from anabranch.storage.checkpoints import Checkpoints
 from anabranch.storage.directory import DataDirectory
 from anabranch.storage.log import cleaner
-from anabranch.storage.log.group_commit import GroupCommit, Told
+from anabranch.storage.log.group_commit import GroupCommit
 from anabranch.storage.log.log import OfflineLogError, PartitionLog
 
 say = Say("replicas")

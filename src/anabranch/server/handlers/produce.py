@@ -16,9 +16,9 @@ from anabranch.protocol.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
+from anabranch.runtime.syncs import Told
 from anabranch.server.appending import Produced, Verify, no_transaction, produce, produce_removed
 from anabranch.server.node import Call, CloseConnectionError, Node
-from anabranch.storage.log.group_commit import Told
 
 NO_ACKS, LEADER_ACK, ALL_ACKS = 0, 1, -1
 ABORTABLE_SINCE = 11

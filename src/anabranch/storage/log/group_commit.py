@@ -1,33 +1,24 @@
 """Group commit: appends that come while a sync runs share the next one, so the cost is one sync per few milliseconds.
 
-At most one sync per log is in flight; the logs' syncs run side by side in a few threads. A failed sync fails everyone
+At most one sync per log is in flight; the logs' syncs run side by side. A failed sync fails everyone
 whose records it should have made durable; the log then cuts its unsynced tail before it takes appends again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
-import queue
-import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 
-from anabranch.storage.log.log import Flush, PartitionLog
-
-SYNC_THREADS = 16
-"""Syncs that run side by side. A file system writes its journal once for all that wait for it: 16 files took 7 ms one
-after another, or with 4 threads, and 3 ms with 8 or 16 (ext4)."""
-Told = Callable[[OSError | None], None]
-"""What is called when a sync is over, with why it failed."""
+from anabranch.runtime.syncs import Syncs, Told
+from anabranch.storage.log.log import PartitionLog
 
 
 class GroupCommit:
     """Makes logs durable on behalf of all who wait for it."""
 
-    def __init__(self, threads: int = SYNC_THREADS) -> None:
-        self._threads = _SyncThreads(threads)
+    def __init__(self, syncs: Syncs | None = None) -> None:
+        self._syncs = syncs or Syncs()
         self._running: dict[PartitionLog, list[Told]] = {}
         self._next: dict[PartitionLog, list[Told]] = {}
         self._idle: list[asyncio.Future[None]] = []
@@ -83,7 +74,10 @@ class GroupCommit:
                 self._start(log, flushed)
             self._finish(waiting, error)
 
-        self._threads.run(flush, done)
+        if flush.directories:
+            self._syncs.run(flush.run, done)
+        else:
+            self._syncs.sync(flush.files, done)
 
     async def drain(self) -> None:
         """Wait for every sync that is under way or due."""
@@ -101,64 +95,8 @@ class GroupCommit:
                 future.set_result(None)
 
     def close(self) -> None:
-        """Let the threads go, after `drain`."""
-        self._threads.close()
-
-
-class _SyncThreads:
-    """Threads that run flushes. What is done is told in the loop, all at once that was done since it last looked.
-
-    A sync takes a few hundred microseconds, and an executor's futures a good part of that in processor time.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._threads: list[threading.Thread] = []
-        self._todo: queue.SimpleQueue[tuple[Flush, Told, asyncio.AbstractEventLoop] | None] = queue.SimpleQueue()
-        self._done: deque[tuple[Told, OSError | None]] = deque()
-        self._open = 0
-        """Flushes that were asked for and not told of yet."""
-        self._telling = False
-        """Whether the loop has been asked to tell, and has not begun."""
-
-    def run(self, flush: Flush, done: Told) -> None:
-        """Run it in a thread, then call `done` in the loop that this is called in."""
-        self._open += 1
-        if len(self._threads) < min(self._open, self._count):
-            thread = threading.Thread(target=self._work, name=f"sync-{len(self._threads)}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        self._todo.put((flush, done, asyncio.get_running_loop()))
-
-    def _work(self) -> None:
-        while (task := self._todo.get()) is not None:
-            flush, done, loop = task
-            error: OSError | None = None
-            try:
-                flush.run()
-            except Exception as failure:
-                error = failure if isinstance(failure, OSError) else OSError(errno.EIO, f"{failure!r}")
-            self._done.append((done, error))
-            # In this order, here and in `_tell`: what was done before the mark was seen is told of by who set it.
-            if not self._telling:
-                self._telling = True
-                with contextlib.suppress(RuntimeError):  # The loop is closed: there is nobody to tell.
-                    loop.call_soon_threadsafe(self._tell)
-
-    def _tell(self) -> None:
-        self._telling = False
-        loop = asyncio.get_running_loop()
-        while self._done:
-            done, error = self._done.popleft()
-            self._open -= 1
-            loop.call_soon(done, error)
-
-    def close(self) -> None:
-        """Let the threads end."""
-        for _ in self._threads:
-            self._todo.put(None)
-        for thread in self._threads:
-            thread.join()
+        """Let threads and descriptors go, after `drain`."""
+        self._syncs.close()
 
 
 def _consume(future: asyncio.Future[None]) -> None:

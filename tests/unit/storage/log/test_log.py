@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from anabranch.base.ids import TopicPartition
 from anabranch.records.batch import headers
 from anabranch.runtime.disk import Disk
+from anabranch.runtime.syncs import Syncs
 from anabranch.storage.directory import DataDirectory
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.group_commit import GroupCommit
@@ -221,51 +221,6 @@ def test_concurrent_commits_share_syncs(tmp_path: Path) -> None:
     assert log.flushed == 100
 
 
-def test_no_commit_is_forgotten_however_many_logs_are_synced_side_by_side(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.fdatasync", lambda fd: None)  # As short as can be, so that threads are done together.
-    switched = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    logs = [open_log(tmp_path / str(number), LogConfig()) for number in range(24)]
-    group = GroupCommit()
-
-    async def produce(log: PartitionLog) -> None:
-        for _ in range(100):
-            appended = log.append(make_batch(1), 0, 0)
-            await asyncio.wait_for(group.commit(log), 30)
-            assert log.flushed > appended.last_offset
-
-    async def producers() -> None:
-        await asyncio.gather(*map(produce, logs))
-        await group.drain()
-        group.close()
-
-    try:
-        asyncio.run(producers())
-    finally:
-        sys.setswitchinterval(switched)
-    assert [log.flushed for log in logs] == [100] * len(logs)
-
-
-def test_a_sync_that_fails_in_an_unknown_way_fails_those_who_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = open_log(tmp_path, LogConfig())
-
-    async def fail() -> None:
-        group = GroupCommit()
-        fill(log, 1)
-        with monkeypatch.context() as patch:
-            patch.setattr("os.fdatasync", lambda fd: 1 // 0)
-            with pytest.raises(OSError, match="ZeroDivisionError"):
-                await group.commit(log)
-        group.close()
-
-    asyncio.run(fail())
-    assert log.flushed == 0
-
-
 def test_a_failed_sync_fails_all_who_wait_and_the_log_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = open_log(tmp_path, LogConfig())
     fill(log, 1)
@@ -274,7 +229,7 @@ def test_a_failed_sync_fails_all_who_wait_and_the_log_recovers(tmp_path: Path, m
     log.on_truncate = cut.append
 
     async def fail() -> list[BaseException | None]:
-        group = GroupCommit()
+        group = GroupCommit(Syncs(native=False))
         with monkeypatch.context() as patch:
             patch.setattr("os.fdatasync", _refuse)
             fill(log, 1)
