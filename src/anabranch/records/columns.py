@@ -25,7 +25,6 @@ from anabranch.records.batch import (
     CONTROL,
     HEADER_SIZE,
     OFFSET_MAX,
-    RECORD_OVERHEAD_MAX,
     TRANSACTIONAL,
     ChecksumError,
     build,
@@ -606,21 +605,29 @@ def encode_partitioned(
         held.append(times)
         plan[kernels.TIMESTAMPS_AT] = _address(times)
     plan[kernels.ROWS] = rows
+    plan[kernels.SIZE_IN_ALL] = size
     plan[kernels.BATCH_SIZE_MAX] = batch_size_max
-    shares, first_partition = _shares(partitions, rows, size, columns, plan, held)
-    room, batches_max = _room(shares, batch_size_max)
-    table = np.empty((int(batches_max.sum()), kernels.ENCODED_FIELDS), np.int64)
-    slab = _shelf.take(int(room.sum()))
+    wanted, first_partition, partition_count = _partitions(partitions, rows)
+    if wanted is not None:
+        held.append(wanted)
+        plan[kernels.PARTITIONS_AT] = _address(wanted)
+    shares = np.zeros((partition_count, kernels.SHARE_FIELDS), np.int64)
+    plan[kernels.SHARES_AT] = _address(shares)
+    room, batches_max = kernels.share_rows(columns, plan, partition_count)
+    table = np.empty((batches_max, kernels.ENCODED_FIELDS), np.int64)
+    slab = _shelf.take(room)
     plan[kernels.TARGET] = _address(slab)
-    shares[:, kernels.WRITTEN_TO] = plan[kernels.TARGET] + np.cumsum(room) - room
     if kernels.CHECKS_CRC and compression is Compression.NONE:
         plan[kernels.STAMPED_BY] = _CRC_TABLES_AT
-    count = kernels.encode_batches(columns, plan, len(shares), table)
+    count = kernels.encode_batches(columns, plan, partition_count, table)
+    table = table[:count]
+    if partition_count > 1:
+        table = table[np.argsort(table[:, kernels.AT])]
     view = slab.data
-    batches = [
-        EncodedBatch(first_partition + partition, view[at : at + length], records, first)
-        for at, length, partition, first, records in sorted(table[:count].tolist())
-    ]
+    starts, sizes, numbers, first_rows, record_counts = table.T.tolist()
+    data = [view[at : at + length] for at, length in zip(starts, sizes, strict=True)]
+    named = [first_partition + number for number in numbers]
+    batches = list(map(EncodedBatch._make, zip(named, data, record_counts, first_rows, strict=True)))
     if compression is not Compression.NONE:
         return [batch._replace(data=_compressed(batch.data, compression, compression_level)) for batch in batches]
     if not kernels.CHECKS_CRC:
@@ -740,49 +747,19 @@ def _plan_headers(
     return keys.data_size + values.data_size + kernels.HEADER_OVERHEAD_MAX * len(entries)
 
 
-def _shares(
-    partitions: NDArray[np.int32] | int,
-    rows: int,
-    size: int,
-    columns: NDArray[np.int64],
-    plan: NDArray[np.int64],
-    held: list[Any],
-) -> tuple[NDArray[np.int64], int]:
-    """What each partition gets of the rows and of their bytes, and the first partition."""
-    lowest = highest = 0
+def _partitions(partitions: NDArray[np.int32] | int, rows: int) -> tuple[NDArray[np.int32] | None, int, int]:
+    """The partition of each row (None: the same one), counted from a first one, and how many there are from there."""
     if isinstance(partitions, int):
-        lowest = highest = partitions
-    else:
-        wanted = np.ascontiguousarray(partitions, np.int32)
-        if wanted.shape != (rows,):
-            raise ValueError(f"{wanted.size} partitions for {rows} values")
-        if rows:
-            lowest, highest = int(wanted.min()), int(wanted.max())
-        if lowest < 0:
-            raise ValueError(f"partition {lowest}: expected none below 0")
-    if lowest == highest:
-        shares = np.zeros((1, kernels.SHARE_FIELDS), np.int64)
-        shares[0, kernels.SHARE] = size
-        shares[0, kernels.SHARE_ROWS] = rows
-        plan[kernels.SHARES_AT] = _address(shares)
-        return shares, lowest
-    held.append(wanted)
-    plan[kernels.PARTITIONS_AT] = _address(wanted)
-    shares = np.zeros((highest + 1, kernels.SHARE_FIELDS), np.int64)
-    plan[kernels.SHARES_AT] = _address(shares)
-    kernels.share_rows(columns, plan)
-    return shares, 0
-
-
-def _room(shares: NDArray[np.int64], batch_size_max: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The room that each partition's batches need at most, and how many batches those can be."""
-    rows = shares[:, kernels.SHARE_ROWS]
-    size = shares[:, kernels.SHARE] + RECORD_OVERHEAD_MAX * rows
-    batches = rows
-    if batch_size_max >= 1024:
-        # Two that follow each other are larger than one may be.
-        batches = np.minimum(rows, ((2 * size / batch_size_max + 1) * 1.2).astype(np.int64) + 1)
-    return np.where(rows > 0, size + HEADER_SIZE * batches + kernels.SLACK, 0), batches
+        return None, partitions, 1
+    wanted = np.ascontiguousarray(partitions, np.int32)
+    if wanted.shape != (rows,):
+        raise ValueError(f"{wanted.size} partitions for {rows} values")
+    if not rows:
+        return None, 0, 1
+    lowest, highest = int(wanted.min()), int(wanted.max())
+    if lowest < 0:
+        raise ValueError(f"partition {lowest}: expected none below 0")
+    return (None, lowest, 1) if lowest == highest else (wanted, 0, highest + 1)
 
 
 def _joined(items: Sequence[bytes | None]) -> pa.Array:

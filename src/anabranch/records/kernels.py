@@ -23,7 +23,7 @@ from numba.core import cgutils, config
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from anabranch.records.batch import CONTROL, HEADER_SIZE, LENGTH_END, LOG_APPEND_TIME, MAGIC
+from anabranch.records.batch import CONTROL, HEADER_SIZE, LENGTH_END, LOG_APPEND_TIME, MAGIC, RECORD_OVERHEAD_MAX
 from anabranch.records.compression import COMPRESSION_MASK
 
 SLACK = 64
@@ -64,8 +64,8 @@ COLUMN_FIELDS = 6
 
 # What `encode_batches` is told beside the columns (keys, values, header keys, header values).
 ROWS, PARTITIONS_AT, SHARES_AT, TIMESTAMPS_AT, TIMESTAMP, TARGET, BATCH_SIZE_MAX, STAMPED_BY = 0, 1, 2, 3, 4, 5, 6, 7
-LISTS_AT, LISTS_WIDE, LISTS_VALIDITY, LISTS_FIRST = 8, 9, 10, 11
-ENCODE_FIELDS = 12
+LISTS_AT, LISTS_WIDE, LISTS_VALIDITY, LISTS_FIRST, SIZE_IN_ALL = 8, 9, 10, 11, 12
+ENCODE_FIELDS = 13
 KEYS, VALUES, HEADER_KEYS, HEADER_VALUES = 0, 1, 2, 3
 
 # What is known of each partition while rows are encoded: the bytes and rows that are its share, and its present batch.
@@ -90,6 +90,8 @@ _POLYNOMIAL = 0x1_1EDC_6F41
 _NOWHERE = 1 << 62
 _COPIED_INLINE = 2048
 """Bytes that are not worth a call."""
+_SMALL = 1 << 14
+"""Numbers below this have one byte or two."""
 _WORD = 8
 _CONTINUED = 0x8080_8080_8080_8080 - (1 << 64)
 """The bit of every byte that says that a number goes on in the next one."""
@@ -174,6 +176,7 @@ _be16 = _reader(16, big=True, signed=True)
 _be32 = _reader(32, big=True, signed=True)
 _be64 = _reader(64, big=True, signed=True)
 _put8 = _writer(8, big=False)
+_put16 = _writer(16, big=False)
 _put32 = _writer(32, big=False)
 _put64 = _writer(64, big=False)
 _put_be16 = _writer(16, big=True)
@@ -984,7 +987,37 @@ def _bounds(offsets: int, wide: int, row: int) -> tuple[int, int]:
 
 
 @_kernel
-def share_rows(columns: NDArray[np.int64], plan: NDArray[np.int64]) -> None:
+def share_rows(columns: NDArray[np.int64], plan: NDArray[np.int64], partition_count: int) -> tuple[int, int]:
+    """Find out which room each partition's batches need at most, and where in the target it begins, as WRITTEN_TO.
+
+    Answers the room and the number of batches in all.
+    """
+    shares_at = plan[SHARES_AT]
+    if plan[PARTITIONS_AT]:
+        _sum_shares(columns, plan)
+    else:
+        _put64(shares_at, plan[SIZE_IN_ALL])
+        _put64(shares_at + 8 * SHARE_ROWS, plan[ROWS])
+    batch_size_max = plan[BATCH_SIZE_MAX]
+    room = 0
+    batches = 0
+    for partition in range(partition_count):
+        share = shares_at + 8 * SHARE_FIELDS * partition
+        rows = _i64(share + 8 * SHARE_ROWS)
+        size = _i64(share) + RECORD_OVERHEAD_MAX * rows
+        count = rows
+        if batch_size_max >= 1024:
+            # Two that follow each other are larger than one may be; their headers are less than a sixth of that.
+            count = min(rows, ((2 * size // batch_size_max + 1) * 6) // 5 + 2)
+        _put64(share + 8 * WRITTEN_TO, room)
+        if rows:
+            room += size + HEADER_SIZE * count + SLACK
+        batches += count
+    return room, batches
+
+
+@_inlined
+def _sum_shares(columns: NDArray[np.int64], plan: NDArray[np.int64]) -> None:
     """Sum up the bytes of keys, values and headers, and the rows, of each partition."""
     key_offsets, value_offsets, lists_at = columns[KEYS, OFFSETS_AT], columns[VALUES, OFFSETS_AT], plan[LISTS_AT]
     key_wide, value_wide = columns[KEYS, OFFSETS_WIDE], columns[VALUES, OFFSETS_WIDE]
@@ -1030,6 +1063,20 @@ def _put_varint(at: int, zigzag: int) -> int:
 
 
 @_inlined
+def _small_size(number: int) -> int:
+    """As `_varint_size`, of a number below `_SMALL`."""
+    return 1 + (number > 0x7F)
+
+
+@_inlined
+def _put_small(at: int, number: int) -> int:
+    """As `_put_varint`, of a number below `_SMALL`, without a branch; a byte too many is written."""
+    more = number > 0x7F
+    _put16(at, (number & 0x7F) | (more << 7) | ((number & 0x3F80) << 1))
+    return at + 1 + more
+
+
+@_inlined
 def _put_bytes(at: int, present: bool, source: int, size: int, limit: int) -> int:
     """Write a length and that many bytes, or the length -1; answers the address behind them."""
     if not present:
@@ -1063,7 +1110,14 @@ def encode_batches(
     value_data, value_limit = columns[VALUES, DATA_AT], columns[VALUES, DATA_END]
     value_bitmap, value_first = columns[VALUES, VALIDITY_AT], columns[VALUES, VALIDITY_FIRST]
     timestamp = plan[TIMESTAMP]
+    # No headers, nothing null, offsets of 32 bits: so it is mostly, and then much need not be asked of each row.
+    plain = (
+        lists_at | key_wide | value_wide | key_bitmap | value_bitmap == 0 and key_offsets != 0 and value_offsets != 0
+    )
     shares_at = plan[SHARES_AT]
+    for partition in range(partition_count):
+        share = shares_at + 8 * SHARE_FIELDS * partition
+        _put64(share + 8 * WRITTEN_TO, _i64(share + 8 * WRITTEN_TO) + plan[TARGET])
     share = shares_at
     batches = 0
     for row in range(plan[ROWS]):
@@ -1073,6 +1127,30 @@ def encode_batches(
         count = _i64(share + 8 * BATCH_ROWS)
         if timestamps_at:
             timestamp = _i64(timestamps_at + 8 * row)
+        if plain and count:
+            key_start, key_end = _bounds(key_offsets, 0, row)
+            value_start, value_end = _bounds(value_offsets, 0, row)
+            key_size, value_size = key_end - key_start, value_end - value_start
+            delta = _zigzag(timestamp - _i64(share + 8 * BATCH_BASE))
+            numbers = delta | count << 1 | key_size << 1 | value_size << 1
+            size = 2 + _small_size(delta) + _small_size(count << 1) + _small_size(key_size << 1) + key_size
+            size += _small_size(value_size << 1) + value_size
+            end = at + _small_size(size << 1) + size
+            if 0 <= numbers | size << 1 < _SMALL and end - _i64(share + 8 * BATCH_AT) <= batch_size_max:
+                at = _put_small(at, size << 1)
+                _put8(at, 0)
+                at = _put_small(at + 1, delta)
+                at = _put_small(at, count << 1)
+                at = _put_small(at, key_size << 1)
+                _copy(at, key_data + key_start, key_size, key_limit)
+                at = _put_small(at + key_size, value_size << 1)
+                _copy(at, value_data + value_start, value_size, value_limit)
+                _put8(at + value_size, 0)
+                _put64(share + 8 * WRITTEN_TO, end)
+                _put64(share + 8 * BATCH_ROWS, count + 1)
+                if timestamp > _i64(share + 8 * BATCH_MAX):
+                    _put64(share + 8 * BATCH_MAX, timestamp)
+                continue
         has_key = key_offsets != 0 and _is_valid(key_bitmap, key_first + row)
         has_value = value_offsets != 0 and _is_valid(value_bitmap, value_first + row)
         key_start, key_size = 0, 0

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import struct
 import subprocess
 import sys
@@ -361,3 +362,25 @@ def test_decoding_touches_no_memory_that_other_threads_may_have() -> None:
     command = [sys.executable, "-m", "tests.unit.records.decode_beside_others"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("batch_size_max", [200, 16 * 1024, 1 << 20])
+def test_rows_that_are_easy_to_write_come_out_as_others_do(batch_size_max: int) -> None:
+    """Wide offsets are no other records, but are written without the short cuts that narrow ones without nulls take."""
+    edges = [0, 1, 31, 32, 33, *range(60, 68), *range(126, 132), *range(8_180, 8_196), *range(16_380, 16_390)]
+    chance = random.Random(5)
+    sizes = [(key, value) for key in edges for value in chance.sample(edges, 12)]
+    chance.shuffle(sizes)
+    keys = pa.array([chance.randbytes(key) for key, _ in sizes])
+    values = pa.array([chance.randbytes(value) for _, value in sizes])
+    gaps = [0, 1, -1, 31, 32, 63, 64, -64, -65, 8_191, 8_192, -8_193, 1 << 40, -(1 << 40)]
+    timestamps = 1_700_000_000_000 + np.cumsum([chance.choice(gaps) for _ in sizes])
+    partitions = np.array([chance.choice((0, 0, 0, 1, 7)) for _ in sizes], np.int32)
+    wide = [column.cast(pa.large_binary()) for column in (keys, values)]
+    for to in (0, partitions):
+        easy = encode_partitioned(keys, values, timestamps, None, to, batch_size_max=batch_size_max)
+        other = encode_partitioned(*wide, timestamps, None, to, batch_size_max=batch_size_max)
+        assert [batch._replace(data=bytes(batch.data)) for batch in easy] == [
+            batch._replace(data=bytes(batch.data)) for batch in other
+        ]
+        assert sum(batch.record_count for batch in easy) == len(sizes)
