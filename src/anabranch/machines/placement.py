@@ -32,10 +32,13 @@ def place(key_hash: Hash, initial: int, count: int) -> Hash:
     column must be wide enough for `2 * count`.
     """
     size = level_size(count, initial)
-    bucket = key_hash % size
-    if count == size:
-        return bucket
-    return bucket + (key_hash % (2 * size) - bucket) * (bucket < count - size)
+    bucket: Hash
+    wider: Hash
+    if size & size - 1 == 0:  # Masking an array takes a tenth of the time of dividing it.
+        bucket, wider = key_hash & size - 1, key_hash & 2 * size - 1
+    else:
+        bucket, wider = key_hash % size, key_hash % (2 * size)
+    return bucket + (wider - bucket) * (bucket < count - size)
 
 
 def ancestor(partition: int, count: int, initial: int) -> int:
