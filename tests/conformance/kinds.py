@@ -10,7 +10,9 @@ from tests.conformance.members.group import Kind
 
 # What is not asked of these kinds, and why. Seen with Apache Kafka too: all of kafka-python, a platformatic consumer
 # that does not rejoin, and its classic subscription; the rest was seen here, or read in the client's code.
-# - kafka-python's cooperative-sticky assignor leaves a partition with a member that was out of the group meanwhile,
+# - kafka-python's leader at times never takes the answer to its SyncGroup, on a busy machine and in a group that
+#   rebalances again: it stops its heartbeats, is removed and does not come back, and the others share what it had.
+#   Its cooperative-sticky assignor leaves a partition with a member that was out of the group meanwhile,
 #   though another one has it now; and at times its members do not take what they are given in addition.
 # - KafkaJS matches a pattern once, when it subscribes. When its topics have changed it joins anew and tells nobody that
 #   it let go of what it had.
@@ -31,7 +33,7 @@ KINDS = [
     Kind("java", "classic", "range"),
     Kind("java", "classic", "cooperative-sticky"),
     Kind("aio", "classic", "roundrobin"),
-    Kind("python", "classic", "range"),
+    Kind("python", "classic", "range", has_patterns=False, follows_resizes=False),
     Kind("python", "classic", "cooperative-sticky", has_patterns=False, follows_resizes=False, comes_back=False),
     Kind("kafkajs", "classic", is_static=False, has_patterns=False, is_hasty=True),
     Kind(
