@@ -10,9 +10,7 @@ from tests.conformance.members.group import Kind
 
 # What is not asked of these kinds, and why. Seen with Apache Kafka too: all of kafka-python, a platformatic consumer
 # that does not rejoin, and its classic subscription; the rest was seen here, or read in the client's code.
-# - kafka-python's leader at times never takes the answer to its SyncGroup, on a busy machine and in a group that
-#   rebalances again: it stops its heartbeats, is removed and does not come back, and the others share what it had.
-#   Its cooperative-sticky assignor leaves a partition with a member that was out of the group meanwhile,
+# - kafka-python's cooperative-sticky assignor leaves a partition with a member that was out of the group meanwhile,
 #   though another one has it now; and at times its members do not take what they are given in addition.
 # - KafkaJS matches a pattern once, when it subscribes. When its topics have changed it joins anew and tells nobody that
 #   it let go of what it had.
@@ -22,6 +20,9 @@ from tests.conformance.members.group import Kind
 #   for good, and its subscription says version 1 but ends before what that version ends with.
 # - The Java consumer acknowledges the part of its assignment whose topics' names it knows. That is none of it when a
 #   pattern has just matched, so that it reports to own nothing and takes its partitions a moment later.
+# Asked, though it fails where other work keeps the processors busy, with Apache Kafka as well: that kafka-python goes on
+# when its group rebalances a second time. Its leader at times never takes the answer to its SyncGroup, stops its
+# heartbeats, is removed and does not come back; the others share what it had.
 # Not asked, nor tried with Apache Kafka: that a static member of @platformatic/kafka bounces without a rebalance. It
 # does on an idle machine, and at times does not on a busy one.
 KINDS = [
@@ -33,7 +34,7 @@ KINDS = [
     Kind("java", "classic", "range"),
     Kind("java", "classic", "cooperative-sticky"),
     Kind("aio", "classic", "roundrobin"),
-    Kind("python", "classic", "range", has_patterns=False, follows_resizes=False),
+    Kind("python", "classic", "range"),
     Kind("python", "classic", "cooperative-sticky", has_patterns=False, follows_resizes=False, comes_back=False),
     Kind("kafkajs", "classic", is_static=False, has_patterns=False, is_hasty=True),
     Kind(
