@@ -20,8 +20,8 @@ from tests.conformance.members.group import Kind
 #   for good, and its subscription says version 1 but ends before what that version ends with.
 # - The Java consumer acknowledges the part of its assignment whose topics' names it knows. That is none of it when a
 #   pattern has just matched, so that it reports to own nothing and takes its partitions a moment later.
-# Asked, though it fails where other work keeps the processors busy, with Apache Kafka as well: that kafka-python goes on
-# when its group rebalances a second time. Its leader at times never takes the answer to its SyncGroup, stops its
+# Asked, though it fails where other work keeps the processors busy, with Apache Kafka as well: that kafka-python goes
+# on when its group rebalances a second time. Its leader at times never takes the answer to its SyncGroup, stops its
 # heartbeats, is removed and does not come back; the others share what it had.
 # Not asked, nor tried with Apache Kafka: that a static member of @platformatic/kafka bounces without a rebalance. It
 # does on an idle machine, and at times does not on a busy one.
