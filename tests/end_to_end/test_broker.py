@@ -141,7 +141,7 @@ def test_a_stock_producer_is_redirected_from_a_partition_that_is_removed_and_its
     assert client.produce("t", 1, moves[1]).base_offset == 3
     assert client.produce("t", 1, moves[0]).base_offset == 0
     assert client.produce("t", 1, moves[3]).error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-    assert client.produce("t", 1, moves[2], count=2).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert client.produce("t", 1, moves[2], count=2).error_code == ErrorCode.INVALID_PARTITION_METADATA
     assert client.produce("t", 2, moves[2]).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert client.resize("t", 2) is ErrorCode.NONE
     assert client.produce("t", 1, moves[1]).base_offset == 3

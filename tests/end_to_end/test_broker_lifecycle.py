@@ -17,6 +17,11 @@ from pathlib import Path
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.protocol.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
 from anabranch.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from anabranch.protocol.messages.describe_log_dirs import DescribeLogDirsRequest
 from anabranch.runtime.disk import Disk, File
@@ -228,6 +233,88 @@ def test_a_deleted_topic_is_gone_and_another_of_its_name_starts_empty_also_after
     with WireClient(broker.port) as client:
         assert client.read_all("t") == [(0, b"new")]
     broker.stop()
+
+
+def delete_everything(client: WireClient, topic: str, partition: int) -> None:
+    """DeleteRecords up to the end of a partition."""
+    asked = DeleteRecordsTopic(name=topic, partitions=[DeleteRecordsPartition(partition_index=partition, offset=-1)])
+    answer = client.call(DeleteRecordsRequest(topics=[asked], timeout_ms=1000)).topics[0].partitions[0]
+    assert answer.error_code == ErrorCode.NONE
+
+
+def test_a_batch_is_known_again_after_its_records_were_deleted_and_the_broker_was_killed(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path, durability="fsync").start()
+    with WireClient(broker.port) as client:
+        client.create("t")
+        producer = client.producer_id()
+        batches = [batch([b"%d" % n], producer=(producer, 0, n)) for n in range(4)]
+        assert [client.produce("t", 0, each).base_offset for each in batches[:2]] == [0, 1]
+        delete_everything(client, "t", 0)
+    broker.kill()
+    broker.start()
+    with WireClient(broker.port) as client:
+        assert [client.produce("t", 0, each).base_offset for each in batches[:2]] == [0, 1]
+        assert client.produce("t", 0, batches[3]).error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert client.produce("t", 0, batches[2]).base_offset == 2
+        assert client.read_all("t", 0, 2) == [(2, b"2")]
+    broker.stop()
+
+
+@pytest.mark.parametrize("killed", ["", "removed", "made again"])
+def test_a_batch_is_known_again_after_its_partition_was_removed_and_made_again(tmp_path: Path, killed: str) -> None:
+    broker = BrokerProcess(tmp_path, durability="fsync").start()
+    with WireClient(broker.port) as client:
+        client.create("t", 1)
+        assert client.resize("t", 2) is ErrorCode.NONE
+        producer = client.producer_id()
+        batches = [batch([b"%d" % n], producer=(producer, 0, n)) for n in range(4)]
+        assert [client.produce("t", 1, each, count=2).base_offset for each in batches[:2]] == [0, 1]
+        assert client.resize("t", 1) is ErrorCode.NONE
+        delete_everything(client, "t", 1)
+        deadline = time.monotonic() + 10
+        while len(client.metadata("t").partitions) > 1:
+            assert time.monotonic() < deadline
+        assert client.produce("t", 1, batches[1], count=2).base_offset == 1
+        assert client.produce("t", 1, batches[2], count=2).error_code == ErrorCode.INVALID_PARTITION_METADATA
+        if killed == "removed":
+            broker.kill()
+            broker.start()
+    with WireClient(broker.port) as client:
+        assert client.produce("t", 1, batches[1], count=2).base_offset == 1
+        assert client.produce("t", 1, batches[1]).base_offset == 1
+        assert client.resize("t", 2) is ErrorCode.NONE
+        if killed == "made again":
+            broker.kill()
+            broker.start()
+    with WireClient(broker.port) as client:
+        assert [client.produce("t", 1, each, count=2).base_offset for each in batches[:2]] == [0, 1]
+        assert client.produce("t", 1, batches[3], count=2).error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert client.produce("t", 1, batches[2], count=2).base_offset == 2
+        assert client.read_all("t", 0) == []
+        assert client.read_all("t", 1, 2) == [(2, b"2")]
+        client.delete("t")
+        client.create("t", 2)
+        assert not list(tmp_path.glob("t-*.producers"))
+        assert client.produce("t", 1, batches[3], count=2).base_offset == 0
+    broker.stop()
+
+
+def test_what_follows_a_refused_batch_is_refused_also_where_the_partition_is_made_in_between(
+    tmp_path: Path,
+) -> None:
+    with running(tmp_path) as broker, WireClient(broker.port) as client:
+        client.create("t", 1)
+        assert client.resize("t", 2) is ErrorCode.NONE
+        assert client.resize("t", 1) is ErrorCode.NONE
+        deadline = time.monotonic() + 10
+        while len(client.metadata("t").partitions) > 1:
+            assert time.monotonic() < deadline
+        producer = client.producer_id()
+        batches = [batch([b"%d" % n], producer=(producer, 0, n)) for n in (5, 6)]
+        assert client.produce("t", 1, batches[0], count=2).error_code == ErrorCode.INVALID_PARTITION_METADATA
+        assert client.resize("t", 2) is ErrorCode.NONE
+        assert client.produce("t", 1, batches[1], count=2).error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert [client.produce("t", 1, each, count=2).base_offset for each in batches] == [0, 1]
 
 
 def test_metrics_tell_what_happened(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ Every record has a number that grows with each sending of its key, so order and 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import socket
 import time
@@ -17,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from anabranch.client import Admin, AnabranchError, ApiError, Consumer, DeliveryError, Producer, TopicPartition
+from anabranch.client import Admin, AnabranchError, Consumer, Producer, TopicPartition
 from tests.support.broker import BrokerProcess
 
 TOPIC = "rivers"
@@ -57,8 +56,6 @@ class Load:
         self.until = time.monotonic() + seconds
         self.chance = random.Random(seed)
         self.sent: dict[bytes, int] = {}
-        self.doubted: set[tuple[bytes, int]] = set()
-        """Records whose sender was told that they may have been lost with a partition that was removed."""
         self.readings = Readings()
         self.resizes = 0
 
@@ -78,7 +75,7 @@ class Load:
         while self.running:
             for _ in range(30):
                 key, number = self.next_record(name)
-                outcomes.append(([(key, number)], await producer.send(TOPIC, str(number), key=key)))
+                outcomes.append(await producer.send(TOPIC, str(number), key=key))
             await asyncio.sleep(0.003)
         await self.finish(producer, outcomes)
 
@@ -88,20 +85,14 @@ class Load:
         while self.running:
             rows = [self.next_record(name) for _ in range(self.chance.choice([10, 500]))]
             table = pa.table({"key": [key for key, _ in rows], "value": [str(number) for _, number in rows]})
-            outcomes.append((rows, await producer.send_arrow(TOPIC, table)))
+            outcomes.append(await producer.send_arrow(TOPIC, table))
             await asyncio.sleep(0.01)
         await self.finish(producer, outcomes)
 
-    async def finish(self, producer: Producer, outcomes: list[tuple[list[tuple[bytes, int]], Any]]) -> None:
-        with contextlib.suppress(DeliveryError):
-            await producer.close()
-        for records, outcome in outcomes:
-            try:
-                await outcome
-            except (ApiError, DeliveryError) as error:
-                if "the partition was removed" not in str(error):
-                    raise
-                self.doubted.update(records)
+    async def finish(self, producer: Producer, outcomes: list[Any]) -> None:
+        await producer.close()
+        for outcome in outcomes:
+            await outcome
 
     async def resize(self, pause_s: float) -> None:
         """Resize, and delete what was read, so that retiring partitions are removed and made again."""
@@ -136,7 +127,7 @@ class Load:
             consumer.assign(TOPIC)
             silent_since = time.monotonic()
             turn = 0
-            while not (producing.done() and self.readings.count >= sum(self.sent.values()) - len(self.doubted)):
+            while not (producing.done() and self.readings.count >= sum(self.sent.values())):
                 turn += 1
                 if await ways[turn // 20 % 2](consumer) or not producing.done():
                     silent_since = time.monotonic()
@@ -161,7 +152,7 @@ class Load:
             await asyncio.gather(producing, self.read(producing))
         for key, count in self.sent.items():
             self.readings.missing.update((key, number) for number in range(self.readings.last.get(key, -1) + 1, count))
-        assert self.readings.missing <= self.doubted
+        assert not self.readings.missing
 
 
 @pytest.fixture
@@ -176,7 +167,6 @@ def test_keys_keep_their_order_while_a_topic_is_resized(broker: BrokerProcess) -
         asyncio.run(load.run())
         assert load.resizes > 0
         assert load.readings.count > 500
-        assert not load.doubted
         assert broker.stop() == 0
     finally:
         broker.kill()

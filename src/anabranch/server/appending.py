@@ -102,16 +102,27 @@ def produce(
 
 
 def produce_removed(
-    replicas: Replicas, name: TopicPartition, data: memoryview, now_ms: int, verify: Verify = no_transaction
+    replicas: Replicas,
+    name: TopicPartition,
+    data: memoryview,
+    count_said: int,
+    now_ms: int,
+    verify: Verify = no_transaction,
 ) -> Produced:
-    """As `produce`, by a sender that says no count, to a partition that has retired and is removed.
+    """As `produce`, to a partition that has retired and is removed.
 
-    Such a sender may not have heard of it yet, and some keep for a partition what was once meant for it.
+    Its sender may not have heard of it yet. One that says a count is told so, unless the batch was appended while the
+    partition was there; one that says none may keep for the partition what was once meant for it, and is redirected.
     """
     first = replicas.get(name.topic, 0)
     role = None if first is None else first.leadership
-    if role is None:
+    if first is None or role is None:
         return Produced(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    table = replicas.producers_of_removed(name, role.topic_id)
+    if table is None:
+        return Produced(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    if count_said != COUNT_NOT_SAID:
+        return _answer_removed(table, data, first.settings, role, now_ms)
     ancestors = replicas.ancestors_of(name.topic, name.partition, role.initial_partition_count)
     number = ancestor(name.partition, role.undeleted_partition_count, role.initial_partition_count)
     survivor = next((other for other in ancestors if other.name.partition == number), None)
@@ -129,7 +140,7 @@ def produce_removed(
     produced: list[Produced] = []
     for position, header in batches:
         batch = data[position : position + header.size]
-        verdict = check_redirected(header, name.partition, ProducerTable(), [other.table for other in ancestors])
+        verdict = check_redirected(header, name.partition, table, [other.table for other in ancestors])
         if isinstance(verdict, Duplicate):
             produced.append(_again(_holder(survivor, name.partition, ancestors, header), verdict))
             continue
@@ -139,6 +150,30 @@ def produce_removed(
         if produced[-1].error is not ErrorCode.NONE:
             return produced[-1]
     return produced[0]
+
+
+def _answer_removed(
+    table: ProducerTable, data: memoryview, settings: TopicSettings, role: Leadership, now_ms: int
+) -> Produced:
+    """Tell a sender whose count is not the topic's what its partition, which is removed, knew of its batches."""
+    try:
+        batches = _checked(data, settings, now_ms)
+    except _RefusalError as refusal:
+        return Produced(refusal.error, message=str(refusal))
+    first: Produced | None = None
+    for _, header in batches:
+        duplicate = table.duplicate(header)
+        if duplicate is None:
+            if isinstance(table.check(header), Accept):
+                table.refused(header)
+            return Produced(
+                ErrorCode.INVALID_PARTITION_METADATA,
+                message=f"The topic has {role.undeleted_partition_count} partitions.",
+            )
+        append_time = duplicate.timestamp if settings.log_append_time else -1
+        first = first or Produced(ErrorCode.NONE, duplicate.base_offset, append_time)
+    assert first is not None
+    return first
 
 
 def _redirect(

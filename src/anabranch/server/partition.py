@@ -1,8 +1,9 @@
 """One partition at its leader: its log, its producers, the role it has taken, and who waits for it to change.
 
 Everything here runs in the broker's loop without awaiting, which is the lock that a resize and an append share. The
-rules: the producer table is a fold over the log, so that it is the same after a restart; a watcher is called after
-every change that a waiting fetch can see (append, high watermark, log start, role, end).
+rules: the producer table is a fold over the log, so that it is the same after a restart, and what it has from records
+that are about to be deleted is kept beside the log first; a watcher is called after every change that a waiting fetch
+can see (append, high watermark, log start, role, end).
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class Partition:
         self._failures = Seldom(FAILURE_INTERVAL_S)
         self._watchers: dict[Watcher, None] = {}
         log.on_truncate = self._on_truncate
+        log.before_delete = self.keep_producers
 
     @property
     def leader_epoch(self) -> int:
@@ -126,26 +128,14 @@ class Partition:
     # -- producers -----------------------------------------------------------------------------------------------
 
     def rebuild_table(self, now_ms: int) -> None:
-        """Fold the producer table anew: the newest snapshot that can be read, and the batches after it."""
+        """Fold the producer table anew."""
         self._now_ms = now_ms
-        table, start = ProducerTable(), self.log.log_start
-        for offset, data in self.log.snapshots():
-            try:
-                table, start = ProducerTable.restore(data), max(offset, start)
-                break
-            except DecodeError as error:
-                say.warning("producer snapshot skipped", partition=self.name, offset=offset, reason=error)
-        if start < self.log.end:
-            for header in self.log.headers_from(start):
-                if header.base_offset >= start:
-                    table.apply(header, now_ms, self._marker_at(header) if header.is_control else None)
-        table.aborted.forget_before(self.log.log_start)
-        self.table = table
-        self.snapshot_end = start
+        self.table, self.snapshot_end = fold_producers(self.log, self.name, now_ms)
 
-    def _marker_at(self, header: BatchHeader) -> Marker | None:
-        found = self.log.read(header.base_offset, 0, end=self.log.end)
-        return None if found is None else _marker(found.view())
+    def inherit(self, table: ProducerTable) -> None:
+        """Go on, in a log that is new, with what an earlier life of the partition knew. Blocks; OSError."""
+        self.log.write_snapshot(table.snapshot())
+        self.table, self.snapshot_end = table, self.log.end
 
     def snapshot(self) -> None:
         """Keep the producer table beside the log, if there is anything in it that is not kept yet. Blocks; OSError."""
@@ -153,8 +143,20 @@ class Partition:
             self.log.write_snapshot(self.table.snapshot())
             self.snapshot_end = self.log.end
 
+    def keep_producers(self, before: int) -> None:
+        """Batches below this offset are about to go: keep what the table has from them. Blocks; OSError."""
+        if len(self.table) and not self.log.has_snapshot_from(before):
+            self._sync_tail()
+            self.snapshot()
+
+    def _sync_tail(self) -> None:
+        """Whoever loses the end of the log loses the snapshots taken there: it must not be the only one then."""
+        if self.log.flushed < self.log.end:
+            self.log.flush()
+
     def forget_aborted(self, markers: Iterable[int]) -> None:
         """These markers are about to be compacted away: forget their transactions, durably. Blocks; OSError."""
+        self._sync_tail()
         self.table.aborted.forget(markers)
         self.log.write_snapshot(self.table.snapshot(), only=True)
         self.snapshot_end = self.log.end
@@ -201,6 +203,31 @@ class Partition:
         if self.offline_reason is not None:
             return ErrorCode.KAFKA_STORAGE_ERROR
         return ErrorCode.NONE if self.leadership is not None else ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def fold_producers(log: PartitionLog, name: TopicPartition, now_ms: int) -> tuple[ProducerTable, int]:
+    """Put together what a log knows of producers: the newest snapshot that can be read, and the batches after it.
+
+    Answers where these begin, too. Blocks; OSError, OfflineLogError.
+    """
+    table, start = ProducerTable(), log.log_start
+    for offset, data in log.snapshots():
+        try:
+            table, start = ProducerTable.restore(data), max(offset, start)
+            break
+        except DecodeError as error:
+            say.warning("producer snapshot skipped", partition=name, offset=offset, reason=error)
+    if start < log.end:
+        for header in log.headers_from(start):
+            if header.base_offset >= start:
+                table.apply(header, now_ms, _marker_at(log, header) if header.is_control else None)
+    table.aborted.forget_before(log.log_start)
+    return table, start
+
+
+def _marker_at(log: PartitionLog, header: BatchHeader) -> Marker | None:
+    found = log.read(header.base_offset, 0, end=log.end)
+    return None if found is None else _marker(found.view())
 
 
 def _marker(batch: bytearray | memoryview) -> Marker | None:

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
@@ -18,12 +19,14 @@ from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendSt
 from anabranch.machines.controller.leadership import Taken, take_role
 from anabranch.machines.controller.reaper import LogRange
 from anabranch.machines.placement import level_size
+from anabranch.machines.producers import ProducerTable
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.syncs import Told
 from anabranch.server.logs import Say
 from anabranch.server.metrics import Metrics
-from anabranch.server.partition import Partition
+from anabranch.server.partition import Partition, fold_producers
+from anabranch.server.removed import RemovedPartitions
 from anabranch.server.topic_settings import TopicSettings
 from anabranch.storage.checkpoints import Checkpoints
 from anabranch.storage.directory import DataDirectory
@@ -49,13 +52,14 @@ class Replicas:
         metrics: Metrics,
         settings_of: Callable[[str], TopicSettings],
     ) -> None:
-        """Open nothing yet. CheckpointError when what says where logs start is damaged."""
+        """Open nothing yet. CheckpointError when what says where logs start is damaged; OSError."""
         self._directory = directory
         self._disk = disk
         self._clock = clock
         self._metrics = metrics
         self._settings_of = settings_of
         self._checkpoints = Checkpoints(disk, directory.path)
+        self.removed = RemovedPartitions(directory.path, disk)
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._threads = ThreadPoolExecutor(RECOVERY_THREADS, thread_name_prefix="log")
         self.commits = GroupCommit()
@@ -217,11 +221,19 @@ class Replicas:
             return
         try:
             partition.rebuild_table(self._clock.now_ms())
+            self._inherit(partition)
         except (OSError, OfflineLogError) as error:
             partition.abandon(str(error))
 
+    def _inherit(self, partition: Partition) -> None:
+        """Give a partition that is made again what is remembered of it, unless it has that from before a crash."""
+        earlier = self.removed.table(partition.name, partition.topic_id)
+        if earlier is not None and partition.log.log_start == partition.log.end and not len(partition.table):
+            partition.inherit(earlier)
+        self.removed.forget(partition.name)
+
     async def stop(self, order: SendStopReplica) -> dict[int, ErrorCode]:
-        """Carry out a StopReplica: delete the logs; an error code for each partition."""
+        """Carry out a StopReplica: delete the logs, keep what they know of producers; an error code for each."""
         errors: dict[int, ErrorCode] = {}
         loop = asyncio.get_running_loop()
         for number, leader_epoch in order.partitions:
@@ -232,13 +244,16 @@ class Replicas:
             if partition is not None and partition.leader_epoch > leader_epoch >= 0:
                 errors[number] = ErrorCode.FENCED_LEADER_EPOCH
                 continue
+            name = TopicPartition(order.topic, number)
             if partition is not None:
                 del self._partitions[order.topic, number]
+                self.removed.hold(name, order.topic_id, partition.table)
                 partition.leadership = None
                 partition.changed()
                 await asyncio.wait([self.commits.commit(partition.log)])
-            name = TopicPartition(order.topic, number)
             try:
+                if not order.topic_deleted:
+                    await loop.run_in_executor(self._threads, self._keep_producers, name, order.topic_id)
                 await loop.run_in_executor(self._threads, self._directory.remove_log, name)
                 self._checkpoints.forget(str(name))
                 errors[number] = ErrorCode.NONE
@@ -246,6 +261,8 @@ class Replicas:
                 say.error("log not deleted", partition=name, reason=error)
                 errors[number] = ErrorCode.KAFKA_STORAGE_ERROR
         try:
+            if order.topic_deleted:
+                self.removed.forget_topic(order.topic)
             # A checkpoint of a log that is gone must not be there when the topic is made again.
             await loop.run_in_executor(self._threads, self._checkpoints.save)
         except OSError as error:
@@ -254,6 +271,32 @@ class Replicas:
         if not self.of(order.topic):
             self._metrics.forget(topic=order.topic)
         return errors
+
+    def _keep_producers(self, name: TopicPartition, topic_id: UUID) -> None:
+        """Make durable what a log that is to be deleted knows of producers. Blocks; OSError."""
+        if self.removed.table(name, topic_id) is None:
+            path = self._directory.log_path(name)
+            if not self._disk.exists(path):
+                return
+            try:
+                log = PartitionLog.open(
+                    path, self._settings_of(name.topic).log, disk=self._disk, checkpoints=self._checkpoints
+                )
+                table, _ = fold_producers(log, name, self._clock.now_ms())
+                log.close()
+            except OfflineLogError as error:
+                say.warning("producers of a removed partition not kept", partition=name, reason=error)
+                return
+            self.removed.hold(name, topic_id, table)
+        self.removed.keep(name)
+
+    def producers_of_removed(self, name: TopicPartition, topic_id: UUID) -> ProducerTable | None:
+        """What a partition that is not there any more knew of producers; None while it is being removed."""
+        table = self.removed.table(name, topic_id)
+        if table is None and not self._disk.exists(self._directory.log_path(name)):
+            table = ProducerTable()
+            self.removed.hold(name, topic_id, table)
+        return table
 
     def apply_settings(self, topic: str) -> None:
         """The configs of a topic changed: its logs go on with the new ones."""
@@ -304,6 +347,10 @@ class Replicas:
             except OSError as error:
                 say.warning("retention or producer snapshot failed", partition=partition.name, reason=error)
             await asyncio.sleep(0)
+        try:
+            self.removed.expire(now_ms, producer_idle_max_ms)
+        except OSError as error:
+            say.warning("producers of removed partitions not forgotten", reason=error)
 
     async def _compact(self, partition: Partition, now_ms: int) -> None:
         if not partition.settings.log.compact:
@@ -316,6 +363,7 @@ class Replicas:
             cleaned = await loop.run_in_executor(self._threads, cleaning.run)
             if cleaned.forgotten:
                 partition.forget_aborted(cleaned.forgotten)
+            partition.keep_producers(partition.log.high_watermark)
             saved = cleaner.finish(partition.log, cleaned)
             say.info("compacted", partition=partition.name, bytes_saved=saved)
 

@@ -1,6 +1,6 @@
 """The data directory: one broker's home, locked while it runs, with who it is in `meta.properties`.
 
-.lock  meta.properties  metadata.sqlite  clean-stop  <topic>-<partition>/
+.lock  meta.properties  metadata.sqlite  clean-stop  <topic>-<partition>/  <topic>-<partition>.producers
 recovery-point-offset-checkpoint  log-start-offset-checkpoint
 """
 

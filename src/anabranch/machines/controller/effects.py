@@ -60,6 +60,8 @@ class SendStopReplica:
     topic: str
     topic_id: UUID
     partitions: tuple[tuple[int, int], ...]
+    topic_deleted: bool = False
+    """Whether the topic goes with them; else they may be made again, and what they knew of producers is kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,6 +162,7 @@ class Plan:
                     topic=self.topic.name,
                     topic_id=self.topic.topic_id,
                     partitions=tuple(members),
+                    topic_deleted=self.topic.name in self.state.deleting,
                 )
             )
 

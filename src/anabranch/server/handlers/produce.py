@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 
 from anabranch.base.errors import ErrorCode
-from anabranch.base.ids import COUNT_NOT_SAID, TopicPartition
+from anabranch.base.ids import TopicPartition
 from anabranch.machines.controller.topics import INTERNAL_TOPICS
 from anabranch.protocol.messages.produce import (
     PartitionProduceData,
@@ -52,7 +52,8 @@ def handle_produce(
                 produced = Produced(ErrorCode.INVALID_RECORD, message="There are no records.")
             elif partition is None:
                 name = TopicPartition(topic.name, data.index)
-                produced = produce_removed(replicas, name, _view(data), now_ms, verify)
+                count = topic.undeleted_partition_count
+                produced = produce_removed(replicas, name, _view(data), count, now_ms, verify)
             else:
                 produced = produce(replicas, partition, _view(data), topic.undeleted_partition_count, now_ms, verify)
             answer = PartitionProduceResponse(
@@ -82,12 +83,10 @@ def handle_produce(
 
 
 def _removed(node: Node, topic: TopicProduceData, partition: int) -> bool:
-    """Whether the partition has retired and is no more, which a sender that says no count need not know."""
+    """Whether the partition has retired and is no more, which its sender need not know."""
     state = node.controller.state
     found = state.topics.get(topic.name)
-    if found is None or topic.name in state.deleting or topic.undeleted_partition_count != COUNT_NOT_SAID:
-        return False
-    return partition in found.removed
+    return found is not None and topic.name not in state.deleting and partition in found.removed
 
 
 def _verify(node: Node, transactional_id: str | None, version: int) -> Verify:

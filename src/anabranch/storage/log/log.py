@@ -37,7 +37,6 @@ logger = logging.getLogger("anabranch.storage.log")
 
 EPOCHS_FILE = "leader-epoch-checkpoint"
 SNAPSHOT_SUFFIX = ".snapshot"
-SNAPSHOTS_KEPT = 2
 RELATIVE_OFFSET_MAX = (1 << 31) - 1
 RESUME_INTERVAL_MS = 1_000
 """After a failed sync, time between attempts to go on."""
@@ -85,6 +84,8 @@ class PartitionLog:
         self.epochs = LeaderEpochs()
         self.on_truncate: Callable[[int], None] = lambda end: None
         """Called with the new end when an unsynced tail had to be cut."""
+        self.before_delete: Callable[[int], None] = lambda start: None
+        """Called with the new log start before records go, for who knows things by them. Blocks; OSError keeps them."""
         self._disk = disk
         self._checkpoints = checkpoints
         self._shared = checkpoints is not None
@@ -562,6 +563,7 @@ class PartitionLog:
                 f"Records before offset {offset} cannot be deleted from {self.directory.name}: it has "
                 f"{self.log_start} to {self.high_watermark}."
             )
+        self.before_delete(offset)
         before, self.log_start = self.log_start, offset
         try:
             self.checkpoint()
@@ -689,10 +691,20 @@ class PartitionLog:
     # -- snapshots of producer state -----------------------------------------------------------------------------
 
     def write_snapshot(self, data: bytes, *, only: bool = False) -> None:
-        """Keep `data`, what somebody knows of the log up to its end, beside it; of others the newest one, or none."""
+        """Keep `data`, what somebody knows of the log up to its end, beside it.
+
+        Of others stays none, or the newest of a synced end: a power loss takes snapshots with the records they are of.
+        """
         self._disk.replace(self.directory / f"{self.end:020d}{SNAPSHOT_SUFFIX}", data)
-        for offset in sorted(self._snapshot_offsets())[: -1 if only else -SNAPSHOTS_KEPT]:
-            self._disk.unlink(self.directory / f"{offset:020d}{SNAPSHOT_SUFFIX}")
+        others = [offset for offset in self._snapshot_offsets() if offset != self.end]
+        kept = None if only else max((offset for offset in others if offset <= self.flushed), default=None)
+        for offset in others:
+            if offset != kept:
+                self._disk.unlink(self.directory / f"{offset:020d}{SNAPSHOT_SUFFIX}")
+
+    def has_snapshot_from(self, offset: int) -> bool:
+        """Whether a snapshot tells everything about the records below `offset`, also after a power loss."""
+        return any(offset <= other <= self.flushed for other in self._snapshot_offsets())
 
     def snapshots(self) -> Iterator[tuple[int, bytes]]:
         """Read the snapshots that fit the log, newest first, each with the offset it was written at."""

@@ -252,12 +252,19 @@ def _refuse(fd: int) -> None:
     raise OSError(5, "Input/output error")
 
 
-def test_snapshots_come_newest_first_and_only_two_are_kept(tmp_path: Path) -> None:
+def test_snapshots_come_newest_first_and_beside_the_newest_the_last_that_is_synced_is_kept(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     for data in (b"one", b"two", b"three"):
         fill(log, 1)
+        log.flush()
         log.write_snapshot(data)
     assert list(log.snapshots()) == [(6, b"three"), (4, b"two")]
+    assert log.has_snapshot_from(6)
+    for data in (b"four", b"five"):
+        fill(log, 1)
+        log.write_snapshot(data)
+    assert list(log.snapshots()) == [(10, b"five"), (6, b"three")]
+    assert not log.has_snapshot_from(7)
 
 
 def test_a_sync_covers_what_was_there_when_it_began_and_nothing_else(tmp_path: Path) -> None:

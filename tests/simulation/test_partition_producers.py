@@ -1,0 +1,204 @@
+"""What a partition knows of producers outlives its records, kills and power losses: random lives against a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import TopicPartition
+from anabranch.machines.producers import ACCEPT, Duplicate, ProducerTable, Refuse
+from anabranch.records.batch import parse_header
+from anabranch.server.metrics import Metrics
+from anabranch.server.partition import Partition
+from anabranch.server.removed import RemovedPartitions
+from anabranch.server.topic_settings import topic_settings
+from anabranch.storage.log.config import Durability
+from anabranch.storage.log.log import PartitionLog
+from tests.support.batches import make_batch
+from tests.support.disks import FaultyDisk
+
+DATA = Path("/data")
+HISTORIES = 200
+PRODUCERS = 3
+NAME = TopicPartition("t", 0)
+TOPIC = UUID(int=7)
+
+
+class History:
+    """One random life of a partition. The model: every producer's last batch, and the last that is durable."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.disk = FaultyDisk(seed)
+        self.disk.make_directory(DATA)
+        self.disk.safe_directories |= self.disk.directories
+        settings = topic_settings({}, {}, "fsync")
+        config = dataclasses.replace(
+            settings.log,
+            durability=self.chance.choice(list(Durability)),
+            segment_bytes=self.chance.choice((300, 2_000, 100_000)),
+            retention_ms=self.chance.choice((-1, 50)),
+        )
+        self.settings = dataclasses.replace(settings, log=config)
+        self.last: dict[int, tuple[int, int]] = {}
+        """Producer to the sequence and offset of its last batch."""
+        self.durable: dict[int, tuple[int, int]] = {}
+        self.now_ms = 0
+        self.open()
+
+    def open(self, start_offset: int = 0) -> None:
+        log = PartitionLog.open(DATA / str(NAME), self.settings.log, disk=self.disk, start_offset=start_offset)
+        amount = Metrics().counter("amount", "Anything.")
+        self.partition = Partition(
+            NAME, TOPIC, log, self.settings, bytes_in=amount, bytes_out=amount, messages_in=amount
+        )
+        self.partition.rebuild_table(self.now_ms)
+
+    def step(self) -> None:
+        self.now_ms += self.chance.randint(0, 20)
+        steps = {
+            self.append: 50,
+            self.sync: 10,
+            self.delete: 6,
+            self.retain: 4,
+            self.snapshot: 2,
+            self.stop: 2,
+            self.kill: 4,
+            self.lose_power: 4,
+            self.remove: 2,
+        }
+        self.chance.choices(list(steps), list(steps.values()))[0]()
+
+    def append(self) -> None:
+        producer = self.chance.randrange(PRODUCERS)
+        sequence = self.last.get(producer, (-1, 0))[0] + 1
+        data = make_batch(1, timestamp=self.now_ms, producer_id=producer, producer_epoch=0, base_sequence=sequence)
+        header = parse_header(data)
+        assert self.partition.table.check(header) is ACCEPT
+        self.last[producer] = sequence, self.partition.append(data, header, self.now_ms).base_offset
+
+    def sync(self) -> None:
+        self.partition.log.flush()
+        self.durable = dict(self.last)
+
+    def delete(self) -> None:
+        log = self.partition.log
+        log.delete_before(
+            self.chance.choice((log.high_watermark, self.chance.randint(log.log_start, log.high_watermark)))
+        )
+        self.note_synced()
+
+    def retain(self) -> None:
+        self.partition.log.retain(self.now_ms)
+        self.note_synced()
+
+    def note_synced(self) -> None:
+        if self.partition.log.flushed == self.partition.log.end:
+            self.durable = dict(self.last)
+
+    def snapshot(self) -> None:
+        self.partition.snapshot()
+
+    def stop(self) -> None:
+        self.partition.close()
+        self.durable = dict(self.last)
+        self.open()
+
+    def kill(self) -> None:
+        self.open()
+
+    def lose_power(self) -> None:
+        self.disk = self.disk.crash()
+        self.open()
+        log = self.partition.log
+        survived = {
+            producer: last
+            for producer, last in self.last.items()
+            if log.log_start <= last[1] < log.end or last == self.durable.get(producer)
+        }
+        lost = self.last.keys() - survived.keys()
+        for producer in lost:
+            known = self.partition.table.known(producer)
+            sequence = -1 if known is None else known.last_sequence
+            assert sequence >= self.durable.get(producer, (-1, 0))[0], "a synced batch is forgotten"
+            assert sequence <= self.last[producer][0]
+            if known is not None and known.batches:
+                survived[producer] = sequence, known.batches[-1].base_offset
+        self.last = survived
+        self.sync()
+
+    def remove(self) -> None:
+        """The partition is removed, and made again where it ended; the broker may be killed in between."""
+        end = self.partition.log.end
+        removed = RemovedPartitions(DATA, self.disk)
+        removed.hold(NAME, TOPIC, self.partition.table)
+        removed.keep(NAME)
+        self.partition.log.close()
+        self.disk.remove_tree(DATA / str(NAME))
+        if self.chance.random() < 0.5:
+            removed = RemovedPartitions(DATA, self.disk)
+        self.open(start_offset=end)
+        earlier = removed.table(NAME, TOPIC)
+        if self.last:
+            assert earlier is not None
+            assert removed.table(NAME, UUID(int=8)) is None
+            self.partition.inherit(earlier)
+        if self.chance.random() < 0.5:
+            self.open()
+        removed.forget(NAME)
+        assert not len(RemovedPartitions(DATA, self.disk))
+        self.durable = dict(self.last)
+
+    def check(self) -> None:
+        """Every producer's last batch is known, the next one is taken, the one after that is not."""
+        for producer, (sequence, offset) in self.last.items():
+            again, following, beyond = (
+                parse_header(make_batch(1, producer_id=producer, producer_epoch=0, base_sequence=sequence + ahead))
+                for ahead in range(3)
+            )
+            found = self.partition.table.check(again)
+            assert isinstance(found, Duplicate), "a batch would be appended twice"
+            assert found.base_offset == offset
+            assert self.partition.table.check(following) is ACCEPT
+            assert self.partition.table.check(beyond) == Refuse(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_producers_are_remembered_through_everything(block: int) -> None:
+    for seed in range(block * HISTORIES // 4, (block + 1) * HISTORIES // 4):
+        history = History(seed)
+        try:
+            for _ in range(60):
+                history.step()
+                history.check()
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
+def test_what_is_remembered_of_a_removed_partition_goes_with_its_producers() -> None:
+    disk = FaultyDisk(1)
+    disk.make_directory(DATA)
+    removed = RemovedPartitions(DATA, disk)
+    table = ProducerTable()
+    table.apply(parse_header(make_batch(1, producer_id=5, producer_epoch=0, base_sequence=0)), 1_000)
+    removed.hold(NAME, TOPIC, table)
+    removed.keep(NAME)
+    removed.expire(1_500, 600)
+    assert len(RemovedPartitions(DATA, disk)) == 1
+    removed.expire(2_000, 600)
+    assert not len(removed)
+    assert not len(RemovedPartitions(DATA, disk))
+
+
+def test_a_damaged_file_of_a_removed_partition_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    disk = FaultyDisk(1)
+    disk.make_directory(DATA)
+    disk.replace(DATA / "t-3.producers", TOPIC.bytes + b"not a snapshot")
+    assert not len(RemovedPartitions(DATA, disk))
+    assert "producers of a removed partition skipped" in caplog.text
