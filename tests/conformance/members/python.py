@@ -46,7 +46,13 @@ class LibraryMember(Member, ConsumerRebalanceListener):
         self.revoked((each.topic, each.partition) for each in revoked)
 
     def poll(self) -> Sequence[Got]:
-        found = self._consumer.poll(int(POLL_S * 1_000))
+        try:
+            found = self._consumer.poll(int(POLL_S * 1_000))
+        except KafkaError as error:
+            # While the broker is away it may be here that one hears of it; whoever uses the library polls again.
+            if not error.retriable:
+                raise
+            return ()
         return [Got(m.topic, m.partition, m.offset, m.value) for messages in found.values() for m in messages]
 
     def commit(self, offsets: dict[At, int]) -> Iterable[At]:
