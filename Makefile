@@ -1,13 +1,13 @@
 # Set-up is part of every target: `make demo` and `make test` each work alone on a fresh clone.
 PYTHON ?= python3.11
-PYTEST ?= -n 2 --dist loadfile --no-loadscope-reorder --durations=20
+PYTEST ?= -n 3 --dist loadfile --no-loadscope-reorder --durations=20
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 export PYTHONPATH := src:.
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes are started, and compiling takes longer than starting
 
-.PHONY: demo test conformance lint types layers kernels unit simulate lock bench clean help setup
+.PHONY: demo test checked conformance lint types layers kernels peers unit simulate lock bench clean help setup
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,7 +28,9 @@ demo: $(READY) java  ## the main job, on real data: 336,776 flights through a to
 	$(BIN)/anabranch demo $(DEMO)
 
 test: $(READY) java  ## every test
-	@$(MAKE) --no-print-directory --jobs=2 lint types layers kernels
+	@$(MAKE) --no-print-directory --jobs=3 peers checked
+
+checked: lint types layers kernels
 	@$(MAKE) --no-print-directory unit
 
 lint: $(READY)
@@ -43,6 +45,9 @@ layers: $(READY)
 
 kernels: $(READY)
 	$(BIN)/python -c "from anabranch.records.columns import warm; warm()"
+
+peers: $(READY)
+	@$(BIN)/python -m tests.support.peers
 
 unit: $(READY) java
 	$(BIN)/pytest $(PYTEST)
