@@ -1,6 +1,6 @@
 """What the tests need of others and Python's packages do not bring: `python -m tests.support.peers` fetches all of it.
 
-Whoever needs a thing fetches it where it is missing; here it is done beforehand, beside the checks that need no network.
+Whoever needs a thing fetches it where it is missing; here it is done before, beside checks that need no network.
 """
 
 from __future__ import annotations
