@@ -73,7 +73,7 @@ _WIDE = {
 }
 """The types whose memory is offsets and bytes, and whether the offsets are of 64 bits."""
 _INT32_MAX = (1 << 31) - 1
-_ALIGNMENT = 64
+_ALIGNMENT = kernels.ALIGNMENT
 _CHECK_FIELDS = [kernels.POSITION, kernels.SIZE, kernels.CRC, kernels.ATTRIBUTES]
 _SLAB_SIZE_MIN = 64 * 1024
 _SLAB_SIZE_MAX = 64 * 1024 * 1024
@@ -148,12 +148,11 @@ class _Shelf:
             held -= len(self._slabs.pop(0))
 
 
-_shelf = _Shelf()
-
-
 def _address(array: NDArray[Any]) -> int:
     return int(pa.py_buffer(array).address)
 
+
+_shelf = _Shelf()
 
 _CRC_TABLES_AT = _address(kernels.CRC_TABLES)
 
@@ -240,8 +239,9 @@ def _pieces(
     assert decoded_size_max <= _INT32_MAX
     size_max = min(size_max, _INT32_MAX - kernels.SLACK)
     end = OFFSET_MAX if end_offset is None else end_offset
-    source = pa.py_buffer(buffer)
-    table = _read_table(buffer, source)
+    shape = _shape(tuple(columns))
+    checks = check_crc and kernels.CHECKS_CRC
+    table = _read_table(buffer, pa.py_buffer(buffer))
     if aborted:
         _pass_over_aborted(buffer, table, aborted)
     count, highest = kernels.choose_batches(table, start_offset, end)
@@ -260,11 +260,7 @@ def _pieces(
             raise DecodeError(f"the record batch at offset {following} comes after one with offset {start_offset}")
         # Not kept in a variable: while the next piece is made, this one must be able to go.
         yield Decoded(
-            _gather(
-                table[first:ready], columns, start_offset, end, key_range, check_crc=check_crc and kernels.CHECKS_CRC
-            ),
-            following,
-            complete,
+            _gather(table, first, ready, shape, (start_offset, end), key_range, check_crc=checks), following, complete
         )
         if complete:
             return
@@ -393,28 +389,17 @@ _BUFFERS: dict[str, tuple[_Buffer, ...]] = {
 }
 
 
-class _Column(NamedTuple):
-    """Where a column of the answer is: the kernel's names for its buffers, 0 for one that it has not."""
-
-    validity: int
-    ends: int
-    data: int
-    record_size: int
-    """Bytes of `data` for each record; 0 where the kernel says how many bytes there are."""
-    nulls_at: int
-    size_at: int
-
-
-def _column(name: str) -> _Column:
+def _message_column(name: str) -> tuple[int, ...]:
+    """What the kernel is told of a column to say where it is."""
     *before, data = _BUFFERS[name]
     validity = before[0].field if before else 0
     ends = before[1].field if len(before) > 1 else 0
     counts = (kernels.VALUE_NULLS, kernels.VALUE_SIZE) if name == "value" else (kernels.KEY_NULLS, kernels.KEY_SIZE)
-    return _Column(validity, ends, data.field, data.record_bits >> 3, *counts)
+    return validity, ends, data.field, data.record_bits >> 3, *counts
 
 
 class _Shape:
-    """What `decode` is asked for: the buffers of its columns, data last, and their schema."""
+    """What `decode` is asked for, as the kernel is told it: the buffers of its columns, and the message about them."""
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         for name in columns:
@@ -422,14 +407,23 @@ class _Shape:
                 raise ValueError(f"there is no column {name!r}: choose from {', '.join(COLUMN_TYPES)}")
         # Data comes last: it is the largest, its size is known in the end only, and the rest is never touched.
         buffers = dict.fromkeys(buffer for name in columns for buffer in _BUFFERS[name])
-        self.buffers = sorted(buffers, key=lambda buffer: (buffer.is_data, buffer.field))
+        ordered = sorted(buffers, key=lambda buffer: (buffer.is_data, buffer.field))
+        self.layout = np.array(ordered, np.int64).reshape(-1, len(_Buffer._fields))
         self.schema = pa.schema(
             [pa.field(name, COLUMN_TYPES[name], nullable=name not in _NEVER_NULL) for name in columns]
         )
         self.headers_at = [place for place, name in enumerate(columns) if name == "headers"]
         flat = [name for name in columns if name != "headers"]
-        self.columns = [_column(name) for name in flat]
         self.envelope = Envelope(pa.schema([self.schema.field(name) for name in flat])) if flat else None
+        self.message = np.empty(0, np.int64)
+        self.message_size = 0
+        envelope = self.envelope
+        if envelope is not None:
+            self.message_size = envelope.size
+            self._text = np.frombuffer(envelope.message, np.uint8)
+            fields = [_address(self._text), envelope.size, envelope.body_size_at, envelope.rows_at]
+            fields += [envelope.nodes_at, envelope.buffers_at]
+            self.message = np.array([*fields, *(number for name in flat for number in _message_column(name))], np.int64)
 
 
 _shape = lru_cache(maxsize=256)(_Shape)
@@ -437,68 +431,47 @@ _shape = lru_cache(maxsize=256)(_Shape)
 
 def _gather(
     table: NDArray[np.int64],
-    columns: Sequence[str],
-    start_offset: int,
-    end_offset: int,
+    first: int,
+    end: int,
+    shape: _Shape,
+    offsets: tuple[int, int],
     key_range: tuple[int, int] | None,
     *,
     check_crc: bool,
 ) -> pa.RecordBatch:
-    shape = _shape(tuple(columns))
+    """Decode the batches of some rows of the table, keeping the offsets from the first on, below the second."""
+    plan = np.empty(kernels.DECODE_FIELDS, np.int64)
     answer = np.empty(kernels.DECODED_SIZE, np.int64)
-    record_count, size = kernels.measure_batches(table)
-    if record_count * kernels.RECORD_SIZE_MIN > size:
-        for row in table:
-            if row[kernels.RECORD_COUNT] * kernels.RECORD_SIZE_MIN > row[kernels.END] - row[kernels.START]:
-                raise DecodeError(f"the record batch at offset {row[kernels.BASE_OFFSET]} is too small for its records")
-    plan = [0] * kernels.DECODE_FIELDS
-    places = [0] * kernels.DECODE_FIELDS
-    end = 0
-    for field, record_bits, extra, is_data in shape.buffers:
-        places[field] = end
-        needed = size if is_data else (record_bits * record_count + 7 >> 3) + extra
-        end = (end + needed + kernels.SLACK + _ALIGNMENT - 1) & -_ALIGNMENT
-    envelope = shape.envelope
-    message_size = 0 if envelope is None else envelope.size
-    slab = _shelf.take(message_size + end + _ALIGNMENT)
+    size = kernels.lay_out(table, first, end, shape.layout, plan)
+    if size < 0:
+        row = next(
+            row
+            for row in table[first:end]
+            if row[kernels.RECORD_COUNT] * kernels.RECORD_SIZE_MIN > row[kernels.END] - row[kernels.START]
+        )
+        raise DecodeError(f"the record batch at offset {row[kernels.BASE_OFFSET]} is too small for its records")
+    slab = _shelf.take(shape.message_size + _ALIGNMENT + size)
     memory = pa.py_buffer(slab)
     address = memory.address
-    base = (address + message_size + _ALIGNMENT - 1) & -_ALIGNMENT
-    for field, *_ in shape.buffers:
-        plan[field] = base + places[field]
-    plan[kernels.RECORDS_MAX] = record_count
+    base = (address + shape.message_size + _ALIGNMENT - 1) & -_ALIGNMENT
     plan[kernels.CHECKED_BY] = _CRC_TABLES_AT if check_crc else 0
-    plan[kernels.FROM_OFFSET] = start_offset
-    plan[kernels.TO_OFFSET] = end_offset
+    plan[kernels.FROM_OFFSET], plan[kernels.TO_OFFSET] = offsets
     if key_range is not None:
         plan[kernels.RANGED] = 1
         plan[kernels.RANGE_START], plan[kernels.RANGE_END] = key_range
-    rows = kernels.decode_records(table, np.array(plan, np.int64), answer)
+    rows = kernels.decode_records(table, first, end, plan, base, size, shape.message, answer)
     if rows < 0:
         offset = table[answer[kernels.AT_BATCH], kernels.BASE_OFFSET]
         if rows == kernels.CORRUPT:
             raise _checksum_error(int(offset))
         raise DecodeError(f"the record batch at offset {offset} holds a malformed record")
-    found = answer[: kernels.DECODED_FIELDS].tolist()
-    if envelope is None:
-        headers = [_gather_headers(table, rows, plan[kernels.TO_HEADERS_AT], found) for _ in shape.headers_at]
-        return pa.RecordBatch.from_arrays(headers, schema=shape.schema)
-    nodes: list[int] = []
-    buffers: list[int] = []
-    for validity, ends, data, record_size, nulls_at, size_at in shape.columns:
-        nulls = 0
-        if validity:
-            nulls = found[nulls_at]
-        nodes += (rows, nulls)
-        buffers += (places[validity], rows + 7 >> 3) if nulls else (0, 0)
-        if ends:
-            buffers += (places[ends], 4 * rows + 4)
-        buffers += (places[data], record_size * rows if record_size else found[size_at])
-    records = envelope.fill(slab.data, memory, base - envelope.size - address, end, rows, nodes, buffers)
-    if shape.headers_at:
-        arrays = records.columns
+    envelope = shape.envelope
+    records = None if envelope is None else envelope.read(memory, base - envelope.size - address)
+    if records is None or shape.headers_at:
+        found = answer[: kernels.DECODED_FIELDS].tolist()
+        arrays = [] if records is None else records.columns
         for place in shape.headers_at:
-            arrays.insert(place, _gather_headers(table, rows, plan[kernels.TO_HEADERS_AT], found))
+            arrays.insert(place, _gather_headers(table[first:end], rows, int(plan[kernels.TO_HEADERS_AT]), found))
         records = pa.RecordBatch.from_arrays(arrays, schema=shape.schema)
     return records
 

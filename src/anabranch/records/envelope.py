@@ -2,19 +2,18 @@
 
 To make an array of each column, and a batch of the arrays, costs more than to decode some hundred records. Arrow's IPC
 format says the same with a message in front of the memory: how many rows there are, and where in it the buffers lie.
-The message of a schema is written once, by Arrow itself; only its numbers are filled in for each batch.
+The message of a schema is written once, by Arrow itself; only its numbers are filled in for each batch, by the kernel
+that fills the memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from struct import Struct
-from typing import Any
 
 import pyarrow as pa
 
 _PREFIX_SIZE = 8
-_UINT16, _INT32, _INT64 = Struct("<H"), Struct("<i"), Struct("<q")
+_UINT16, _INT32 = Struct("<H"), Struct("<i")
 # Where the tables of Arrow's Message.fbs have their fields.
 _HEADER, _BODY_SIZE = 2, 3
 _ROWS, _NODES, _BUFFERS = 0, 1, 2
@@ -29,35 +28,21 @@ class Envelope:
         sample = pa.record_batch([pa.nulls(1, kind) for kind in schema.types], schema.names).serialize().to_pybytes()
         self.size = _PREFIX_SIZE + _INT32.unpack_from(sample, 4)[0]
         """Of the message; the columns' memory begins right behind it."""
-        self._message = sample[: self.size]
+        self.message = sample[: self.size]
+        """Without its numbers."""
         root = _follow(sample, _PREFIX_SIZE)
-        self._body_size_at = _field(sample, root, _BODY_SIZE)
+        self.body_size_at = _field(sample, root, _BODY_SIZE)
+        """Where in the message is how many bytes follow it."""
         header = _follow(sample, _field(sample, root, _HEADER))
-        self._rows_at = _field(sample, header, _ROWS)
-        self._nodes_at, self._nodes = _vector(sample, _field(sample, header, _NODES))
-        self._buffers_at, self._buffers = _vector(sample, _field(sample, header, _BUFFERS))
+        self.rows_at = _field(sample, header, _ROWS)
+        """Where it says how many rows there are."""
+        self.nodes_at = _follow(sample, _field(sample, header, _NODES)) + 4
+        """Where for each column its rows and its nulls come."""
+        self.buffers_at = _follow(sample, _field(sample, header, _BUFFERS)) + 4
+        """Where for each buffer of the columns comes where it begins behind the message, and how many bytes it has."""
 
-    def fill(
-        self,
-        slab: memoryview,
-        memory: pa.Buffer,
-        start: int,
-        body_size: int,
-        rows: int,
-        nodes: Sequence[int],
-        buffers: Sequence[int],
-    ) -> pa.RecordBatch:
-        """Write the message into `slab` at `start`; answer the batch that it and the bytes behind it are.
-
-        `memory` is the slab as Arrow sees it.
-        `nodes` has for each column its rows and its nulls, `buffers` for each of its buffers where it begins behind the
-        message and how many bytes it has.
-        """
-        slab[start : start + self.size] = self._message
-        _INT64.pack_into(slab, start + self._body_size_at, body_size)
-        _INT64.pack_into(slab, start + self._rows_at, rows)
-        self._nodes.pack_into(slab, start + self._nodes_at, *nodes)
-        self._buffers.pack_into(slab, start + self._buffers_at, *buffers)
+    def read(self, memory: pa.Buffer, start: int) -> pa.RecordBatch:
+        """Take the message in `memory` at `start`, with its numbers filled in, and what is behind it for a batch."""
         return pa.ipc.read_record_batch(memory.slice(start), self._schema)
 
 
@@ -72,9 +57,3 @@ def _field(message: bytes, table: int, number: int) -> int:
     place: int = _UINT16.unpack_from(message, fields + 4 + 2 * number)[0]
     assert place, "the field is not there"
     return table + place
-
-
-def _vector(message: bytes, at: int) -> tuple[int, Any]:
-    """Where a vector of pairs of numbers begins, and how to write it."""
-    vector = _follow(message, at)
-    return vector + 4, Struct(f"<{2 * _INT32.unpack_from(message, vector)[0]}q")

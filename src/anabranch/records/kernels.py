@@ -28,6 +28,8 @@ from anabranch.records.compression import COMPRESSION_MASK
 
 SLACK = 64
 """Room that must follow every target, in bytes."""
+ALIGNMENT = 64
+"""Of buffers, as Arrow recommends."""
 RECORD_SIZE_MIN = 7
 """The fewest bytes of a record: six fields of one byte and the attributes."""
 HEADER_OVERHEAD_MAX = 10
@@ -49,6 +51,19 @@ TO_OFFSETS, TO_TIMESTAMPS, TO_TIMESTAMP_TYPES, TO_LEADER_EPOCHS, TO_HASHES = 5, 
 TO_KEY_ENDS, TO_KEY_DATA, TO_KEY_VALIDITY, TO_VALUE_ENDS, TO_VALUE_DATA, TO_VALUE_VALIDITY = 10, 11, 12, 13, 14, 15
 TO_HEADERS_AT, CHECKED_BY, RECORDS_MAX = 16, 17, 18
 DECODE_FIELDS = 19
+
+# A row of a layout, which says for each buffer of an answer the field of the plan, bits for each record, bytes beside,
+# and whether it is the data of values, of a size that only the records tell.
+BUFFER_FIELD, RECORD_BITS, BYTES_BESIDE, IS_DATA = 0, 1, 2, 3
+
+# What `decode_records` is told of the message in front of the buffers (`envelope`): where a copy of it is and its size,
+# and where in it the numbers are.
+MESSAGE_AT, MESSAGE_SIZE, BODY_SIZE_AT, ROWS_AT, NODES_AT, BUFFERS_AT = 0, 1, 2, 3, 4, 5
+MESSAGE_FIELDS = 6
+# Behind that for each column: the fields of the plan that its buffers have (0: none), the bytes of data for each record
+# (0: it is the data of values), and the fields of what is answered that tell its nulls and its size.
+COLUMN_VALIDITY, COLUMN_ENDS, COLUMN_DATA, RECORD_SIZE, NULLS_AT, SIZE_AT = 0, 1, 2, 3, 4, 5
+MESSAGE_COLUMN_FIELDS = 6
 
 # What `decode_records` answers.
 ROWS, KEY_SIZE, KEY_NULLS, VALUE_SIZE, VALUE_NULLS, HEADER_COUNT, HEADER_SIZES, AT_BATCH = 0, 1, 2, 3, 4, 5, 6, 7
@@ -678,14 +693,29 @@ def next_batches(table: NDArray[np.int64], first: int, count: int, size_max: int
 
 
 @_kernel
-def measure_batches(table: NDArray[np.int64]) -> tuple[int, int]:
-    """Sum up how many records the batches claim, and the bytes that hold them."""
+def lay_out(table: NDArray[np.int64], first: int, end: int, layout: NDArray[np.int64], plan: NDArray[np.int64]) -> int:
+    """Find room for all buffers of an answer, each aligned and followed by `SLACK`; answers where they end.
+
+    Puts down in the plan where each buffer is, none at 0, and how many records the batches claim. MALFORMED if one of
+    them claims more than its bytes can hold.
+    """
     count = 0
     size = 0
-    for row in range(len(table)):
-        count += table[row, RECORD_COUNT]
-        size += table[row, END] - table[row, START]
-    return count, size
+    for row in range(first, end):
+        claimed = table[row, RECORD_COUNT]
+        held = table[row, END] - table[row, START]
+        if claimed * RECORD_SIZE_MIN > held:
+            return MALFORMED
+        count += claimed
+        size += held
+    plan[:] = 0
+    plan[RECORDS_MAX] = count
+    place = ALIGNMENT
+    for buffer in range(len(layout)):
+        plan[layout[buffer, BUFFER_FIELD]] = place
+        place += size if layout[buffer, IS_DATA] else (layout[buffer, RECORD_BITS] * count + 7) >> 3
+        place = (place + layout[buffer, BYTES_BESIDE] + SLACK + ALIGNMENT - 1) & -ALIGNMENT
+    return place
 
 
 @_inlined
@@ -722,13 +752,57 @@ def _gather(
     return size, nulls
 
 
-@_kernel
-def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: NDArray[np.int64]) -> int:
-    """Read the records of all batches of the table, keep those within the bounds, and gather them into columns.
+@_inlined
+def _seal(
+    base: int, size: int, rows: int, plan: NDArray[np.int64], message: NDArray[np.int64], answer: NDArray[np.int64]
+) -> None:
+    """Write the message in front of the buffers, which end `size` bytes behind `base`, and its numbers."""
+    start = base - message[MESSAGE_SIZE]
+    _copy_bytes(start, message[MESSAGE_AT], message[MESSAGE_SIZE])
+    _put64(start + message[BODY_SIZE_AT], size)
+    _put64(start + message[ROWS_AT], rows)
+    node = start + message[NODES_AT]
+    buffer = start + message[BUFFERS_AT]
+    for column in range(MESSAGE_FIELDS, len(message), MESSAGE_COLUMN_FIELDS):
+        validity = message[column + COLUMN_VALIDITY]
+        ends = message[column + COLUMN_ENDS]
+        nulls = answer[message[column + NULLS_AT]] if validity else 0
+        record_size = message[column + RECORD_SIZE]
+        _put64(node, rows)
+        _put64(node + 8, nulls)
+        node += 16
+        _put64(buffer, plan[validity] - base if nulls else 0)
+        _put64(buffer + 8, (rows + 7) >> 3 if nulls else 0)
+        buffer += 16
+        if ends:
+            _put64(buffer, plan[ends] - base)
+            _put64(buffer + 8, 4 * rows + 4)
+            buffer += 16
+        _put64(buffer, plan[message[column + COLUMN_DATA]] - base)
+        _put64(buffer + 8, record_size * rows if record_size else answer[message[column + SIZE_AT]])
+        buffer += 16
 
+
+@_kernel
+def decode_records(
+    table: NDArray[np.int64],
+    first: int,
+    end_row: int,
+    plan: NDArray[np.int64],
+    base: int,
+    body_size: int,
+    message: NDArray[np.int64],
+    answer: NDArray[np.int64],
+) -> int:
+    """Read the records of some rows of the table, keep those within the bounds, and gather them into columns.
+
+    The plan is that of `lay_out` and the bounds; its places are counted from `base`, and `body_size` is where they end.
     Records are taken a block at a time: one tight loop finds out where everything is, then one for each column moves
-    it while the block is in the nearest cache.
+    it while the block is in the nearest cache. Where there is a message, it is written in front of `base`.
     """
+    for field in range(TO_OFFSETS, TO_HEADERS_AT + 1):
+        if plan[field]:
+            plan[field] += base
     from_offset = plan[FROM_OFFSET]
     to_offset = plan[TO_OFFSET]
     ranged = plan[RANGED] != 0
@@ -753,7 +827,7 @@ def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: ND
     key_size_after, size_width, shape, shape_mask, size_mask, timestamp_mask, offset_mask = _front(0)
     key_width, key_shape, key_shape_mask, key_mask, key_is_null = _length(0)
     value_width, value_shape, value_shape_mask, value_mask, value_is_null = _length(0)
-    for batch in range(len(table)):
+    for batch in range(first, end_row):
         answer[AT_BATCH] = batch
         at = table[batch, START]
         end = table[batch, END]
@@ -914,6 +988,8 @@ def decode_records(table: NDArray[np.int64], plan: NDArray[np.int64], answer: ND
     answer[VALUE_NULLS] = value_nulls
     answer[HEADER_COUNT] = header_count
     answer[HEADER_SIZES] = header_sizes
+    if len(message):
+        _seal(base, body_size, row, plan, message, answer)
     return row
 
 
