@@ -312,6 +312,33 @@ def test_a_retiring_partition_is_removed_only_after_its_transactions(tmp_path: P
         assert client.read_all("t", 1, 2) == [(2, b"new")], "offsets go on behind the marker"
 
 
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_stock_producers_transaction_goes_on_where_its_partition_was_removed_and_is_made_again(
+    tmp_path: Path, commit: bool
+) -> None:
+    with running(tmp_path, **{"reaper.interval.ms": 20}) as broker, WireClient(broker.port) as client:
+        client.create("t", 1)
+        client.resize("t", 2)
+        producer = TransactionalProducer(client).init()
+        producer.send("t", 1, b"deleted")
+        producer.commit()
+        client.resize("t", 1)
+        deleted = DeleteRecordsPartition(partition_index=1, offset=-1)
+        client.call(DeleteRecordsRequest(topics=[DeleteRecordsTopic(name="t", partitions=[deleted])]))
+        deadline = time.monotonic() + 10
+        while len(client.metadata("t").partitions) == 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        producer.send("t", 1, b"redirected")
+        client.resize("t", 2)
+        producer.send("t", 1, b"there again")
+        assert committed(client, "t", 0) == committed(client, "t", 1, 2) == []
+        producer.end(commit=commit)
+        assert committed(client, "t", 0) == ([b"redirected"] if commit else [])
+        assert committed(client, "t", 1, 2) == ([b"there again"] if commit else [])
+        assert fetch(client, "t", 1, 2).last_stable_offset == 4, "deleted and its marker, there again and its marker"
+
+
 def test_the_markers_of_a_deleted_topic_are_not_waited_for(client: WireClient, producer: TransactionalProducer) -> None:
     client.create("gone")
     client.create("t")

@@ -254,6 +254,11 @@ class Controller:
         if any(partition.retiring for partition in self._replicas.of(topic)):
             self._effects.put_nowait(InspectRetiring((topic,)))
 
+    def has_removed(self, topic: str, partition: int) -> bool:
+        """Whether the partition has retired and is no more, which clients need not know yet."""
+        found = self.state.topics.get(topic)
+        return found is not None and topic not in self.state.deleting and partition in found.removed
+
     async def inspect_all_retiring(self) -> None:
         """The reaper's round."""
         for topic in sorted({partition.name.topic for partition in self._replicas if partition.retiring}):

@@ -13,7 +13,6 @@ from anabranch.protocol.messages.produce import (
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
-    TopicProduceData,
     TopicProduceResponse,
 )
 from anabranch.runtime.syncs import Told
@@ -44,7 +43,7 @@ def handle_produce(
             partition = replicas.get(topic.name, data.index)
             if topic.name in INTERNAL_TOPICS:
                 produced = Produced(ErrorCode.INVALID_TOPIC_EXCEPTION, message="Only the broker writes to this topic.")
-            elif partition is None and not _removed(node, topic, data.index):
+            elif partition is None and not node.controller.has_removed(topic.name, data.index):
                 produced = Produced(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             elif partition is not None and partition.offline_reason is not None:
                 produced = Produced(ErrorCode.KAFKA_STORAGE_ERROR, message=partition.offline_reason)
@@ -80,13 +79,6 @@ def handle_produce(
             raise CloseConnectionError("a produce without acks went wrong")
         return None
     return response if pending is None else pending.when_durable(response)
-
-
-def _removed(node: Node, topic: TopicProduceData, partition: int) -> bool:
-    """Whether the partition has retired and is no more, which its sender need not know."""
-    state = node.controller.state
-    found = state.topics.get(topic.name)
-    return found is not None and topic.name not in state.deleting and partition in found.removed
 
 
 def _verify(node: Node, transactional_id: str | None, version: int) -> Verify:

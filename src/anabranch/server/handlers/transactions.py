@@ -84,7 +84,7 @@ def handle_add_partitions_to_txn(
     from anabranch.machines.transactions.coordinator import partitions_response
 
     named = [TopicPartition(it.name, number) for it in request.v3_and_below_topics for number in it.partitions]
-    missing = {it for it in named if it.topic in INTERNAL_TOPICS or node.replicas.get(*it) is None}
+    missing = {it for it in named if it.topic in INTERNAL_TOPICS or not _may_hold(node, it)}
     if missing:
         return partitions_response(request, ErrorCode.OPERATION_NOT_ATTEMPTED, missing)
     return _decide(
@@ -93,6 +93,11 @@ def handle_add_partitions_to_txn(
         lambda it, now_ms: it.add_partitions(request, call.api_version, now_ms),
         lambda error: partitions_response(request, error),
     )
+
+
+def _may_hold(node: Node, name: TopicPartition) -> bool:
+    """Whether a partition is there, or was: who does not know yet that it was removed is redirected (ADR 0013)."""
+    return node.replicas.get(*name) is not None or node.controller.has_removed(*name)
 
 
 def handle_add_offsets_to_txn(
