@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 export PYTHONPATH := src:.
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes are started, and compiling takes longer than starting
 
-.PHONY: demo test checked conformance lint types layers kernels collected peers unit simulate lock bench clean help setup
+.PHONY: demo test checked conformance lint types layers kernels peers unit simulate lock bench clean help setup
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,7 +30,7 @@ demo: $(READY) java  ## the main job, on real data: 336,776 flights through a to
 test: $(READY) java  ## every test
 	@$(MAKE) --no-print-directory --jobs=3 peers checked
 
-checked: lint types layers kernels collected
+checked: lint types layers kernels
 	@$(MAKE) --no-print-directory unit
 
 lint: $(READY)
@@ -45,9 +45,6 @@ layers: $(READY)
 
 kernels: $(READY)
 	$(BIN)/python -c "from anabranch.records.columns import warm; warm()"
-
-collected: kernels  # so that what all workers import is compiled once, and not by each
-	@$(BIN)/pytest --collect-only -qq >/dev/null
 
 peers: $(READY)
 	@$(BIN)/python -m tests.support.peers
