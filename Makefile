@@ -28,9 +28,9 @@ demo: $(READY) java  ## the main job, on real data: 336,776 flights through a to
 	$(BIN)/anabranch demo $(DEMO)
 
 test: $(READY) java  ## every test
-	@$(MAKE) --no-print-directory --jobs=3 peers checked
+	@$(MAKE) --no-print-directory --jobs=3 checked types peers
 
-checked: lint types layers kernels
+checked: lint layers kernels
 	@$(MAKE) --no-print-directory unit
 
 lint: $(READY)
