@@ -147,10 +147,11 @@ class History:
         if self.last:
             assert earlier is not None
             assert removed.table(NAME, UUID(int=8)) is None
-            self.partition.inherit(earlier)
+            self.partition.table = earlier
+            self.partition.keep_inherited()
         if self.chance.random() < 0.5:
             self.open()
-        removed.forget(NAME)
+        removed.made_again(NAME)
         assert not len(RemovedPartitions(DATA, self.disk))
         self.durable = dict(self.last)
 

@@ -132,10 +132,10 @@ class Partition:
         self._now_ms = now_ms
         self.table, self.snapshot_end = fold_producers(self.log, self.name, now_ms)
 
-    def inherit(self, table: ProducerTable) -> None:
-        """Go on, in a log that is new, with what an earlier life of the partition knew. Blocks; OSError."""
-        self.log.write_snapshot(table.snapshot())
-        self.table, self.snapshot_end = table, self.log.end
+    def keep_inherited(self) -> None:
+        """Keep the table of an earlier life of the partition beside a log that is new. Blocks; OSError."""
+        self.log.write_snapshot(self.table.snapshot())
+        self.snapshot_end = self.log.end
 
     def snapshot(self) -> None:
         """Keep the producer table beside the log, if there is anything in it that is not kept yet. Blocks; OSError."""

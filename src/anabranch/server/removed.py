@@ -61,22 +61,28 @@ class RemovedPartitions:
         if len(table):
             self._disk.replace(self._file(name), topic_id.bytes + table.snapshot())
 
-    def forget(self, name: TopicPartition) -> None:
-        """Forget the partition: it has been made again, or its topic was deleted. OSError."""
-        if self._tables.pop(name, None) is not None and self._disk.exists(self._file(name)):
-            self._disk.unlink(self._file(name))
+    def made_again(self, name: TopicPartition) -> None:
+        """Forget the partition, which is there again and has what was remembered, or is of another topic."""
+        try:
+            self._forget(name)
+        except OSError as error:
+            say.warning("file of a removed partition not deleted", partition=name, reason=error)
 
     def forget_topic(self, topic: str) -> None:
-        """Forget all partitions of a topic. OSError."""
+        """Forget all partitions of a topic that is deleted. OSError."""
         for name in [name for name in self._tables if name.topic == topic]:
-            self.forget(name)
+            self._forget(name)
 
     def expire(self, now_ms: int, idle_max_ms: int) -> None:
         """Forget producers that were idle for longer, and partitions that no producer is left of. OSError."""
         for name, (_, table) in list(self._tables.items()):
             table.expire(now_ms, idle_max_ms)
             if not len(table):
-                self.forget(name)
+                self._forget(name)
+
+    def _forget(self, name: TopicPartition) -> None:
+        if self._tables.pop(name, None) is not None and self._disk.exists(self._file(name)):
+            self._disk.unlink(self._file(name))
 
     def _file(self, name: TopicPartition) -> Path:
         return self._path / f"{name}{SUFFIX}"

@@ -150,23 +150,28 @@ class Replicas:
 
     async def _open_all(self, order: SendLeaderAndIsr, roles: Sequence[Role]) -> None:
         settings = self._settings_of(order.topic)
-        if not self.recovering:
-            for role in roles:
-                self._adopt(
-                    order, role, settings, self._open(TopicPartition(order.topic, role.partition), role, settings)
-                )
-            return
+        names = [TopicPartition(order.topic, role.partition) for role in roles]
         loop = asyncio.get_running_loop()
-        opened = await asyncio.gather(
-            *(
-                loop.run_in_executor(
-                    self._threads, self._open, TopicPartition(order.topic, role.partition), role, settings
+        opened: Sequence[PartitionLog | OSError | OfflineLogError]
+        if self.recovering:
+            opened = await asyncio.gather(
+                *(
+                    loop.run_in_executor(self._threads, self._open, name, role, settings)
+                    for name, role in zip(names, roles, strict=True)
                 )
-                for role in roles
             )
-        )
-        for role, log in zip(roles, opened, strict=True):
-            self._adopt(order, role, settings, log)
+        else:
+            opened = [self._open(name, role, settings) for name, role in zip(names, roles, strict=True)]
+        adopted = [self._adopt(name, order, settings, log) for name, log in zip(names, opened, strict=True)]
+        partitions = [partition for partition in adopted if partition is not None]
+        heirs = [partition for partition in partitions if self._inherits(partition)]
+        if heirs:
+            # Nobody finds these partitions before it is durable what they know: who asks hears of the removed ones.
+            await asyncio.gather(*(loop.run_in_executor(self._threads, self._keep_inherited, heir) for heir in heirs))
+        for partition in partitions:
+            self._partitions[order.topic, partition.name.partition] = partition
+            if partition.offline_reason is None:
+                self.removed.made_again(partition.name)
 
     def _open(
         self, name: TopicPartition, role: Role, settings: TopicSettings
@@ -191,15 +196,15 @@ class Replicas:
 
     def _adopt(
         self,
+        name: TopicPartition,
         order: SendLeaderAndIsr,
-        role: Role,
         settings: TopicSettings,
         log: PartitionLog | OSError | OfflineLogError,
-    ) -> None:
-        name = TopicPartition(order.topic, role.partition)
+    ) -> Partition | None:
+        """Make a partition of an open log, offline if the log is damaged; None if it could not be opened."""
         if isinstance(log, OSError):
             say.error("log not opened", partition=name, reason=log)
-            return
+            return None
         reason = None
         if isinstance(log, OfflineLogError):
             log, reason = PartitionLog(self._directory.log_path(name), settings.log, self._disk), str(log)
@@ -215,22 +220,33 @@ class Replicas:
                 "kafka_server_brokertopicmetrics_messagesin_total", "Records appended.", topic=order.topic
             ),
         )
-        self._partitions[order.topic, role.partition] = partition
         if reason is not None:
             partition.abandon(reason)
-            return
+            return partition
         try:
             partition.rebuild_table(self._clock.now_ms())
-            self._inherit(partition)
         except (OSError, OfflineLogError) as error:
             partition.abandon(str(error))
+        return partition
 
-    def _inherit(self, partition: Partition) -> None:
-        """Give a partition that is made again what is remembered of it, unless it has that from before a crash."""
+    def _inherits(self, partition: Partition) -> bool:
+        """Give a partition that is made again the table that is remembered of it; whether that must be kept, too.
+
+        One that has it from before a crash goes on with what it has.
+        """
         earlier = self.removed.table(partition.name, partition.topic_id)
-        if earlier is not None and partition.log.log_start == partition.log.end and not len(partition.table):
-            partition.inherit(earlier)
-        self.removed.forget(partition.name)
+        log = partition.log
+        if earlier is None or partition.offline_reason is not None or log.log_start < log.end or len(partition.table):
+            return False
+        partition.table = earlier
+        return len(earlier) > 0
+
+    def _keep_inherited(self, partition: Partition) -> None:
+        """Make durable beside its log what a partition has inherited. Blocks."""
+        try:
+            partition.keep_inherited()
+        except OSError as error:
+            partition.abandon(str(error))
 
     async def stop(self, order: SendStopReplica) -> dict[int, ErrorCode]:
         """Carry out a StopReplica: delete the logs, keep what they know of producers; an error code for each."""
