@@ -39,3 +39,13 @@ def test_what_was_refused_and_taken_is_not() -> None:
     said = [("committing", {"offsets": END}), gone, refused, here, ("committed", {"offsets": END})]
     assert not member(*said).done
     assert member(*said[:1], refused, ("committed", {"offsets": END})).done == {0, 1}
+
+
+def test_what_was_being_committed_by_a_member_that_died_may_be_committed() -> None:
+    dead = member(("committing", {"offsets": END}))
+    assert not dead.may_have_done
+    dead.is_gone = True
+    assert dead.may_have_done == {0, 1}
+    assert not dead.done
+    left = member(("committing", {"offsets": [["t", 0, 1]]}), ("committed", {"offsets": [["t", 0, 1]]}), ("left", {}))
+    assert left.may_have_done == {0}

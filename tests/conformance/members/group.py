@@ -109,6 +109,11 @@ class Member:
             self.refused.append(event["why"])
             self.is_gone = True
 
+    @property
+    def may_have_done(self) -> set[int]:
+        """Which of what it received may be committed: of who died while he committed, nobody knows."""
+        return self.done | self._committing if self.is_gone else self.done
+
     def _reaches(self, offsets: Iterable[tuple[str, int, int]], index: int) -> bool:
         """Whether a commit of these offsets is one of what it received at that index."""
         at, offset, _ = self.received[index]
@@ -269,7 +274,7 @@ class Group:
 
     def _all_committed(self) -> bool:
         """Whether all that was read is known to be committed, but for what was read by who could not commit it."""
-        done = {member.received[index][2] for member in self.members for index in member.done}
+        done = {member.received[index][2] for member in self.members for index in member.may_have_done}
         return all(
             value in done or not member.kind.tells_commits for member in self.members for _, _, value in member.received
         )
