@@ -9,11 +9,6 @@ from pathlib import Path
 import pytest
 
 from anabranch.base.errors import ErrorCode
-from anabranch.protocol.messages.delete_records import (
-    DeleteRecordsPartition,
-    DeleteRecordsRequest,
-    DeleteRecordsTopic,
-)
 from anabranch.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from anabranch.protocol.messages.incremental_alter_configs import (
     AlterableConfig,
@@ -130,9 +125,7 @@ def test_a_stock_producer_is_redirected_from_a_partition_that_is_removed_and_its
     client.create("t", 1)
     assert client.resize("t", 2) is ErrorCode.NONE
     assert client.resize("t", 1) is ErrorCode.NONE
-    deadline = time.monotonic() + 10
-    while len(client.metadata("t").partitions) > 1:
-        assert time.monotonic() < deadline
+    client.until_partitions("t", 1)
     producer = client.producer_id()
     moves = [batch([b"m%d" % n], producer=(producer, 0, n)) for n in range(4)]
     assert client.produce("t", 1, moves[0]).base_offset == 0
@@ -311,12 +304,8 @@ def test_deleted_records_are_gone_and_an_emptied_retiring_partition_is_removed(c
     shown = client.metadata("t")
     assert [it.retiring for it in shown.partitions] == [False, True]
     assert [it.count for it in shown.layouts] == [1, 2, 1]
-    asked = DeleteRecordsTopic(name="t", partitions=[DeleteRecordsPartition(partition_index=1, offset=-1)])
-    answer = client.call(DeleteRecordsRequest(topics=[asked], timeout_ms=1000))
-    assert answer.topics[0].partitions[0].low_watermark == 2
-    deadline = time.monotonic() + 10
-    while len(client.metadata("t").partitions) > 1:
-        assert time.monotonic() < deadline
+    assert client.delete_everything("t", 1) == 2
+    client.until_partitions("t", 1)
     assert client.resize("t", 2) is ErrorCode.NONE
     assert client.produce("t", 1, batch([b"c"]), count=2).base_offset == 2
 

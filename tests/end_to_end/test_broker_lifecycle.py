@@ -17,11 +17,6 @@ from pathlib import Path
 import pytest
 
 from anabranch.base.errors import ErrorCode
-from anabranch.protocol.messages.delete_records import (
-    DeleteRecordsPartition,
-    DeleteRecordsRequest,
-    DeleteRecordsTopic,
-)
 from anabranch.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from anabranch.protocol.messages.describe_log_dirs import DescribeLogDirsRequest
 from anabranch.runtime.disk import Disk, File
@@ -235,13 +230,6 @@ def test_a_deleted_topic_is_gone_and_another_of_its_name_starts_empty_also_after
     broker.stop()
 
 
-def delete_everything(client: WireClient, topic: str, partition: int) -> None:
-    """DeleteRecords up to the end of a partition."""
-    asked = DeleteRecordsTopic(name=topic, partitions=[DeleteRecordsPartition(partition_index=partition, offset=-1)])
-    answer = client.call(DeleteRecordsRequest(topics=[asked], timeout_ms=1000)).topics[0].partitions[0]
-    assert answer.error_code == ErrorCode.NONE
-
-
 def test_a_batch_is_known_again_after_its_records_were_deleted_and_the_broker_was_killed(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path, durability="fsync").start()
     with WireClient(broker.port) as client:
@@ -249,7 +237,7 @@ def test_a_batch_is_known_again_after_its_records_were_deleted_and_the_broker_wa
         producer = client.producer_id()
         batches = [batch([b"%d" % n], producer=(producer, 0, n)) for n in range(4)]
         assert [client.produce("t", 0, each).base_offset for each in batches[:2]] == [0, 1]
-        delete_everything(client, "t", 0)
+        client.delete_everything("t", 0)
     broker.kill()
     broker.start()
     with WireClient(broker.port) as client:
@@ -270,10 +258,8 @@ def test_a_batch_is_known_again_after_its_partition_was_removed_and_made_again(t
         batches = [batch([b"%d" % n], producer=(producer, 0, n)) for n in range(4)]
         assert [client.produce("t", 1, each, count=2).base_offset for each in batches[:2]] == [0, 1]
         assert client.resize("t", 1) is ErrorCode.NONE
-        delete_everything(client, "t", 1)
-        deadline = time.monotonic() + 10
-        while len(client.metadata("t").partitions) > 1:
-            assert time.monotonic() < deadline
+        client.delete_everything("t", 1)
+        client.until_partitions("t", 1)
         assert client.produce("t", 1, batches[1], count=2).base_offset == 1
         assert client.produce("t", 1, batches[2], count=2).error_code == ErrorCode.INVALID_PARTITION_METADATA
         if killed == "removed":
@@ -306,9 +292,7 @@ def test_what_follows_a_refused_batch_is_refused_also_where_the_partition_is_mad
         client.create("t", 1)
         assert client.resize("t", 2) is ErrorCode.NONE
         assert client.resize("t", 1) is ErrorCode.NONE
-        deadline = time.monotonic() + 10
-        while len(client.metadata("t").partitions) > 1:
-            assert time.monotonic() < deadline
+        client.until_partitions("t", 1)
         producer = client.producer_id()
         batches = [batch([b"%d" % n], producer=(producer, 0, n)) for n in (5, 6)]
         assert client.produce("t", 1, batches[0], count=2).error_code == ErrorCode.INVALID_PARTITION_METADATA

@@ -8,11 +8,6 @@ from pathlib import Path
 import pytest
 
 from anabranch.base.errors import ErrorCode
-from anabranch.protocol.messages.delete_records import (
-    DeleteRecordsPartition,
-    DeleteRecordsRequest,
-    DeleteRecordsTopic,
-)
 from anabranch.protocol.messages.describe_producers import DescribeProducersRequest, TopicRequest
 from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
 from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest
@@ -298,15 +293,11 @@ def test_a_retiring_partition_is_removed_only_after_its_transactions(tmp_path: P
         producer = TransactionalProducer(client).init()
         producer.send("t", 1, b"deleted")
         client.resize("t", 1)
-        deleted = DeleteRecordsPartition(partition_index=1, offset=-1)
-        client.call(DeleteRecordsRequest(topics=[DeleteRecordsTopic(name="t", partitions=[deleted])]))
+        client.delete_everything("t", 1)
         time.sleep(0.2)
         assert len(client.metadata("t").partitions) == 2
         producer.commit()
-        deadline = time.monotonic() + 10
-        while len(client.metadata("t").partitions) == 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        client.until_partitions("t", 1)
         client.resize("t", 2)
         client.produce("t", 1, batch([b"new"]), count=2)
         assert client.read_all("t", 1, 2) == [(2, b"new")], "offsets go on behind the marker"
@@ -323,12 +314,8 @@ def test_a_stock_producers_transaction_goes_on_where_its_partition_was_removed_a
         producer.send("t", 1, b"deleted")
         producer.commit()
         client.resize("t", 1)
-        deleted = DeleteRecordsPartition(partition_index=1, offset=-1)
-        client.call(DeleteRecordsRequest(topics=[DeleteRecordsTopic(name="t", partitions=[deleted])]))
-        deadline = time.monotonic() + 10
-        while len(client.metadata("t").partitions) == 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        client.delete_everything("t", 1)
+        client.until_partitions("t", 1)
         producer.send("t", 1, b"redirected")
         client.resize("t", 2)
         producer.send("t", 1, b"there again")

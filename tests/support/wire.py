@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
@@ -13,6 +14,11 @@ from anabranch.base.ids import COUNT_NOT_SAID, NO_TOPIC_ID
 from anabranch.protocol.frames import decode_response, encode_request
 from anabranch.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from anabranch.protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from anabranch.protocol.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
 from anabranch.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from anabranch.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest
@@ -179,6 +185,22 @@ class WireClient:
             topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False, include_lineage=True
         )
         return self.call(asked, 12).topics[0]
+
+    def until_partitions(self, topic: str, count: int, timeout_s: float = 10.0) -> None:
+        """Wait until a topic has so many partitions, those that retire among them."""
+        deadline = time.monotonic() + timeout_s
+        while len(self.metadata(topic).partitions) != count:
+            assert time.monotonic() < deadline, f"{topic} should have {count} partitions"
+            time.sleep(0.02)
+
+    def delete_everything(self, topic: str, partition: int) -> int:
+        """DeleteRecords up to the end of a partition; where it starts now."""
+        asked = DeleteRecordsTopic(
+            name=topic, partitions=[DeleteRecordsPartition(partition_index=partition, offset=-1)]
+        )
+        answer = self.call(DeleteRecordsRequest(topics=[asked], timeout_ms=1000)).topics[0].partitions[0]
+        assert answer.error_code == ErrorCode.NONE, answer
+        return int(answer.low_watermark)
 
     def producer_id(self) -> int:
         """A new producer id."""
