@@ -68,9 +68,9 @@ MESSAGE_COLUMN_FIELDS = 6
 # What `decode_records` answers.
 ROWS, KEY_SIZE, KEY_NULLS, VALUE_SIZE, VALUE_NULLS, HEADER_COUNT, HEADER_SIZES, AT_BATCH = 0, 1, 2, 3, 4, 5, 6, 7
 DECODED_FIELDS = 8
-_BLOCK = 64
+_BLOCK = 128
 """Records that are scanned before they are moved."""
-DECODED_SIZE = DECODED_FIELDS + 4 * _BLOCK
+DECODED_SIZE = DECODED_FIELDS + 6 * _BLOCK
 """Numbers that the answer has room for: behind its fields lies what is known of a block of records."""
 
 # A column of variable-length values, as `encode_batches` and `hash_keys` read it: 8 numbers each.
@@ -113,7 +113,8 @@ _CONTINUED = 0x8080_8080_8080_8080 - (1 << 64)
 _CARRIED = 0x7F7F_7F7F_7F7F_7F7F
 """The bits of every byte that are part of a number."""
 _PLANE = 8 * _BLOCK
-"""Of a block, first the lengths of a column, then, so many bytes further, where the values are."""
+"""Of a block, the lengths of keys, then, so many bytes further, where they are; the same of values; then the deltas of
+offsets, and those of timestamps, zigzag."""
 
 _PROCESSOR = get_process_triple().partition("-")[0]
 _CRC_FEATURE = {"x86_64": "sse4.2", "aarch64": "crc"}.get(_PROCESSOR, "")
@@ -412,6 +413,17 @@ def _copy(target: int, source: int, size: int, limit: int) -> None:
 
 
 @_inlined
+def _zigzag(value: int) -> int:
+    return (value << 1) ^ (value >> 63)
+
+
+@_inlined
+def _unzigzag(value: int) -> int:
+    """What a zigzag number stands for."""
+    return ((value >> 1) & _INT64_MAX) ^ -(value & 1)
+
+
+@_inlined
 def _varint(at: int, end: int) -> tuple[int, int]:
     """Read a zigzag number: value and the address behind it.
 
@@ -424,7 +436,7 @@ def _varint(at: int, end: int) -> tuple[int, int]:
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return ((value >> 1) & _INT64_MAX) ^ -(value & 1), at
+            return _unzigzag(value), at
         shift += 7
     return 0, _NOWHERE
 
@@ -474,12 +486,6 @@ def _length(word: int) -> tuple[int, int, int, int, int]:
         return 1 if word & 0xFF == 1 else 0, 1, 0xFF, 0, 1
     mask = (to_end & _CONTINUED) | 1
     return _ones(to_end) >> 3 if ends else 0, word & mask, mask, to_end & _CARRIED & ~1, 0
-
-
-@_inlined
-def _unzigzag(value: int) -> int:
-    """What a zigzag number of less than 64 bits stands for."""
-    return (value >> 1) ^ -(value & 1)
 
 
 _LONG, _SHORT = 1024, 128
@@ -752,6 +758,99 @@ def _gather(
     return size, nulls
 
 
+@_called
+def _take_plain(
+    at: int,
+    safe_end: int,
+    rows_max: int,
+    previous: int,
+    deltas: int,
+    row: int,
+    key_data: int,
+    key_size: int,
+    key_ends: int,
+    value_data: int,
+    value_size: int,
+    value_ends: int,
+) -> tuple[int, int, int, int, int]:
+    """Scan and move at once the records of a block, as long as they are plain.
+
+    They have a key, a value of at most 2 KiB and no headers, numbers of few bytes, and end so far before the end of
+    memory that whole words can be read and copied: the processor copies one while it finds the next, where two
+    loops would each wait for themselves. Columns whose data is at 0 are not wanted. Answers how many
+    records were taken, the address behind them, the offset delta of the last one, and the sizes of keys and values.
+    """
+    key_ends += 4 * row + 4
+    value_ends += 4 * row + 4
+    rows = 0
+    taken = -1
+    while taken != rows and rows < rows_max and at < safe_end:
+        taken = rows
+        # What the next record is like holds for those that follow, as a rule: the inner loop has no other case.
+        word = _i64(at)
+        key_size_after, size_width, shape, shape_mask, size_mask, timestamp_mask, offset_mask = _front(word)
+        record_end = at + size_width + _squeeze(word, size_mask)
+        if key_size_after == 0 or record_end > safe_end:
+            break
+        word = _i64(at + key_size_after)
+        key_width, key_shape, key_shape_mask, key_mask, is_null = _length(word)
+        key_after = key_size_after + key_width
+        value_size_at = at + key_after + _squeeze(word, key_mask)
+        if key_width == 0 or is_null or value_size_at >= record_end:
+            break
+        value_width, value_shape, value_shape_mask, value_mask, is_null = _length(_i64(value_size_at))
+        if value_width == 0 or is_null:
+            break
+        while rows < rows_max and at < safe_end:
+            word = _i64(at)
+            key_word = _i64(at + key_size_after)
+            record_end = at + size_width + _squeeze(word, size_mask)
+            if (word ^ shape) & shape_mask != 0 or (key_word ^ key_shape) & key_shape_mask != 0:
+                break
+            key_at = at + key_after
+            key_length = _squeeze(key_word, key_mask)
+            value_size_at = key_at + key_length
+            if record_end > safe_end or value_size_at >= record_end:
+                break
+            value_word = _i64(value_size_at)
+            value_at = value_size_at + value_width
+            value_length = _squeeze(value_word, value_mask)
+            if (value_word ^ value_shape) & value_shape_mask != 0 or value_length > _COPIED_INLINE:
+                break
+            offset_delta = _squeeze(word, offset_mask)
+            if value_at + value_length + 1 != record_end or _u8(record_end - 1) != 0 or offset_delta <= previous:
+                break
+            previous = offset_delta
+            _put64(deltas + 8 * rows, offset_delta)
+            _put64(deltas + _PLANE + 8 * rows, _squeeze(word, timestamp_mask))
+            if key_data:
+                target = key_data + key_size
+                _copy_32(target, key_at)
+                moved = 32
+                while moved < key_length:
+                    _copy_32(target + moved, key_at + moved)
+                    moved += 32
+                key_size += key_length
+                _put32(key_ends + 4 * rows, key_size)
+            if value_data:
+                target = value_data + value_size
+                _prefetch_to_write(target + 1024)
+                _prefetch_to_write(target + 1088)
+                _copy_64(target, value_at)
+                if value_length > 64:
+                    _copy_64(target + 64, value_at + 64)
+                    if value_length > 128:
+                        moved = 128
+                        while moved < value_length:
+                            _copy_64(target + moved, value_at + moved)
+                            moved += 64
+                value_size += value_length
+                _put32(value_ends + 4 * rows, value_size)
+            at = record_end
+            rows += 1
+    return rows, at, previous, key_size, value_size
+
+
 @_inlined
 def _seal(
     base: int, size: int, rows: int, plan: NDArray[np.int64], message: NDArray[np.int64], answer: NDArray[np.int64]
@@ -797,8 +896,9 @@ def decode_records(
     """Read the records of some rows of the table, keep those within the bounds, and gather them into columns.
 
     The plan is that of `lay_out` and the bounds; its places are counted from `base`, and `body_size` is where they end.
-    Records are taken a block at a time: one tight loop finds out where everything is, then one for each column moves
-    it while the block is in the nearest cache. Where there is a message, it is written in front of `base`.
+    Records are taken a block at a time. As long as they are plain and all wanted, they are scanned and moved at once
+    (`_take_plain`); of others one tight loop finds out where everything is, then one for each column moves it while
+    the block is in the nearest cache. Where there is a message, it is written in front of `base`.
     """
     for field in range(TO_OFFSETS, TO_HEADERS_AT + 1):
         if plan[field]:
@@ -816,6 +916,7 @@ def decode_records(
     # The caller's memory: an array of one's own would go with its last mention, before the addresses are used.
     keys = answer.ctypes.data + 8 * DECODED_FIELDS
     values = keys + 2 * _PLANE
+    deltas = keys + 4 * _PLANE
     row = 0
     key_size = 0
     key_nulls = 0
@@ -846,14 +947,37 @@ def decode_records(
         left = table[batch, RECORD_COUNT]
         previous = -1
         safe_end = limit - 2 * _WORD
+        plain = not filtered and plan[TO_HASHES] == 0
+        plain_end = min(end, limit - SLACK)
         # The checksum of expanded batches was of other bytes, and has been looked at.
         checked = plan[CHECKED_BY] != 0 and table[batch, ATTRIBUTES] & COMPRESSION_MASK == 0
         if checked and _crc(at - HEADER_SIZE + _CRC_FROM, end, plan[CHECKED_BY]) != table[batch, CRC]:
             return CORRUPT
         while left > 0:
             rows = 0
-            scanned = min(left, _BLOCK)
-            left -= scanned
+            if plain:
+                rows, at, previous, key_size, value_size = _take_plain(
+                    at,
+                    plain_end,
+                    min(left, _BLOCK),
+                    previous,
+                    deltas,
+                    row,
+                    plan[TO_KEY_DATA],
+                    key_size,
+                    plan[TO_KEY_ENDS],
+                    plan[TO_VALUE_DATA],
+                    value_size,
+                    plan[TO_VALUE_ENDS],
+                )
+            taken = rows
+            scanned = 0 if taken else min(left, _BLOCK)
+            left -= taken + scanned
+            for place in range(row, row + taken if to_headers_at else row):
+                # They have none, which is what the last byte of any of them says.
+                _put64(to_headers_at + 24 * place, at - 1)
+                _put64(to_headers_at + 24 * place + 8, at)
+                _put64(to_headers_at + 24 * place + 16, limit)
             for _ in range(scanned):
                 fits = False
                 headers = 0
@@ -868,7 +992,7 @@ def decode_records(
                             size_mask, timestamp_mask, offset_mask = front[4:]
                     if alike:
                         record_end = at + size_width + _squeeze(word, size_mask)
-                        timestamp_delta = _unzigzag(_squeeze(word, timestamp_mask))
+                        timestamp_delta = _squeeze(word, timestamp_mask)
                         offset_delta = _squeeze(word, offset_mask)
                         key_size_at = at + key_size_after
                         word = _i64(key_size_at)
@@ -909,6 +1033,7 @@ def decode_records(
                     record_end = at + size
                     timestamp_at = at + 1
                     timestamp_delta, offset_at = _varint(timestamp_at, record_end)
+                    timestamp_delta = _zigzag(timestamp_delta)
                     offset_delta, key_size_at = _varint(offset_at, record_end)
                     key_length, key_at = _varint(key_size_at, record_end)
                     if key_at > record_end or key_length < -1 or key_length > record_end - key_at:
@@ -939,10 +1064,8 @@ def decode_records(
                 _put64(keys + _PLANE + 8 * rows, key_at)
                 _put64(values + 8 * rows, value_length)
                 _put64(values + _PLANE + 8 * rows, value_at)
-                if to_offsets:
-                    _put64(to_offsets + 8 * (row + rows), base_offset + offset_delta)
-                if to_timestamps:
-                    _put64(to_timestamps + 8 * (row + rows), base_timestamp + (timestamp_delta & delta_bits))
+                _put64(deltas + 8 * rows, offset_delta)
+                _put64(deltas + _PLANE + 8 * rows, timestamp_delta)
                 if to_headers_at:
                     _put64(to_headers_at + 24 * (row + rows), headers_at)
                     _put64(to_headers_at + 24 * (row + rows) + 8, record_end)
@@ -950,12 +1073,19 @@ def decode_records(
                     header_count += headers
                     header_sizes += record_end - headers_at
                 rows += 1
-            if plan[TO_KEY_VALIDITY]:
+            if to_offsets:
+                for place in range(rows):
+                    _put64(to_offsets + 8 * (row + place), base_offset + _i64(deltas + 8 * place))
+            if to_timestamps:
+                for place in range(rows):
+                    delta = _unzigzag(_i64(deltas + _PLANE + 8 * place)) & delta_bits
+                    _put64(to_timestamps + 8 * (row + place), base_timestamp + delta)
+            if plan[TO_KEY_VALIDITY] and not taken:
                 key_size, nulls = _gather(
                     keys, rows, row, plan[TO_KEY_DATA], key_size, plan[TO_KEY_ENDS], plan[TO_KEY_VALIDITY], limit
                 )
                 key_nulls += nulls
-            if plan[TO_VALUE_VALIDITY]:
+            if plan[TO_VALUE_VALIDITY] and not taken:
                 value_size, nulls = _gather(
                     values,
                     rows,
@@ -1115,11 +1245,6 @@ def _sum_shares(columns: NDArray[np.int64], plan: NDArray[np.int64]) -> None:
             size += HEADER_OVERHEAD_MAX * (last - first)
         _put64(share, size)
         _put64(share + 8 * SHARE_ROWS, _i64(share + 8 * SHARE_ROWS) + 1)
-
-
-@_inlined
-def _zigzag(value: int) -> int:
-    return (value << 1) ^ (value >> 63)
 
 
 @_inlined

@@ -185,6 +185,66 @@ def test_a_malformed_record_names_the_offset_of_its_batch(records: bytes, count:
         decode(data)
 
 
+def among_alike(odd: bytes, *, key: bytes, offset: int | None = None) -> bytes:
+    """A batch of records that are alike but for the one in the middle, and a batch behind it to read into."""
+
+    def record(offset: int, fields: bytes) -> bytes:
+        body = b"\0\0" + bytes([2 * offset]) + fields + b"\0"
+        return bytes([2 * len(body)]) + body
+
+    alike = key + b"\4xy"
+    records = [record(offset, alike) for offset in range(200 // len(alike))]
+    place = len(records) // 2
+    records[place] = record(place if offset is None else offset, odd)
+    made = b.build(b"".join(records), record_count=len(records), base_timestamp=0, max_timestamp=0, base_offset=4321)
+    return bytes(made) + bytes(encode_records(RECORDS))
+
+
+LONG_KEY = b"\x84\x80\x80\x80\x80\0"
+"""A length of 2 in six bytes."""
+
+
+@pytest.mark.parametrize("wanted", [("offset", "timestamp", "key", "value"), ("value", "key_hash")])
+@pytest.mark.parametrize(
+    ("odd", "key", "offset"),
+    [
+        (b"\4ab\4xy", b"\4ab", 0),
+        (b"\4ab\5xy", b"\4ab", None),
+        (b"\5ab\4xy", b"\4ab", None),
+        (b"\4ab\6xy", b"\4ab", None),
+        (b"\4ab\2xy", b"\4ab", None),
+        (b"\x14ab\4xy", b"\4ab", None),
+        (b"\x84\xff\xff\xff\xff\x7fab\4xy", LONG_KEY + b"ab", None),
+    ],
+)
+def test_a_malformed_record_among_others_is_found(
+    odd: bytes, key: bytes, offset: int | None, wanted: tuple[str, ...]
+) -> None:
+    with pytest.raises(DecodeError, match="offset 4321 holds a malformed record"):
+        decode(among_alike(odd, key=key, offset=offset), columns=wanted)
+
+
+@pytest.mark.parametrize("key", [b"\4ab", LONG_KEY + b"ab"])
+@pytest.mark.parametrize(
+    ("odd", "expected"),
+    [
+        (b"\x84\0a\6\4xy", (b"a\6", b"xy")),  # Reads as b"\0a" and b"\4xy", too, if the length had one byte.
+        (b"\1\4xy", (None, b"xy")),
+        (b"\4ab\1", (b"ab", None)),
+        (b"\4ab\x84\0xy", (b"ab", b"xy")),
+        (b"\0\0", (b"", b"")),
+    ],
+)
+def test_a_record_among_others_is_read_as_what_it_is(
+    odd: bytes, expected: tuple[bytes | None, bytes | None], key: bytes
+) -> None:
+    data = among_alike(odd, key=key)
+    rows = as_tuples(decode(data).records)[: -len(RECORDS)]
+    place = len(rows) // 2
+    assert rows.pop(place)[:2] == expected
+    assert {row[:2] for row in rows} == {(b"ab", b"xy")}
+
+
 @pytest.mark.parametrize("headers", [b"\2", b"\2\1\0", b"\2\4ab", b"\2\4ab\3", b"\4\2a\2b", b"\1"])
 def test_a_malformed_header_is_refused(headers: bytes) -> None:
     record = b"\0\0\0\2a\2a" + headers
