@@ -103,6 +103,8 @@ _CRC_FROM = 21
 _FOLDED_AHEAD = 2048
 _POLYNOMIAL = 0x1_1EDC_6F41
 _NOWHERE = 1 << 62
+_READ_AHEAD = 16 * 1024
+"""How far behind what is copied memory is brought near: about a batch, as producers make them."""
 _COPIED_INLINE = 2048
 """Bytes that are not worth a call."""
 _SMALL = 1 << 14
@@ -356,15 +358,18 @@ def _fold_lines(_: Any, crc: Any, at: Any, lines: Any) -> Any:
     return types.int64(types.int64, types.int64, types.int64), generate
 
 
-def _prefetcher(*, write: bool) -> Callable[[int], None]:
-    """Make a function that has the line at an address brought near; any address will do, it is never accessed."""
+def _prefetcher(*, write: bool, level: int = 1) -> Callable[[int], None]:
+    """Make a function that has the line at an address brought into a cache of some level.
+
+    Any address will do, it is never accessed.
+    """
 
     def prefetch(_: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
             kind = ir.FunctionType(ir.VoidType(), (pointer, word, word, word))
             function = _declare(builder.module, kind, "llvm.prefetch.p0")
-            options = (ir.Constant(word, number) for number in (int(write), 3, 1))
+            options = (ir.Constant(word, number) for number in (int(write), 4 - level, 1))
             builder.call(function, (builder.inttoptr(arguments[0], pointer), *options))
             return context.get_dummy_value()
 
@@ -384,6 +389,7 @@ _copy_32 = _mover(32)
 _copy_64 = _mover(64)
 _copy_bytes = cast(Callable[[int, int, int], None], intrinsic(_move_bytes))
 _prefetch_to_read = _prefetcher(write=False)
+_prefetch_to_read_later = _prefetcher(write=False, level=2)
 _prefetch_to_write = _prefetcher(write=True)
 _crc_lines = cast(Callable[[int, int, int], int], intrinsic(_fold_lines))
 _crc_8 = _crc_step(8)
@@ -836,12 +842,15 @@ def _take_plain(
                 target = value_data + value_size
                 _prefetch_to_write(target + 1024)
                 _prefetch_to_write(target + 1088)
+                _prefetch_to_read_later(value_at + _READ_AHEAD)
                 _copy_64(target, value_at)
                 if value_length > 64:
+                    _prefetch_to_read_later(value_at + _READ_AHEAD + 64)
                     _copy_64(target + 64, value_at + 64)
                     if value_length > 128:
                         moved = 128
                         while moved < value_length:
+                            _prefetch_to_read_later(value_at + _READ_AHEAD + moved)
                             _copy_64(target + moved, value_at + moved)
                             moved += 64
                 value_size += value_length
