@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("partition", "offset", "timestamp", "key", "value")
 VALUE_WIDTH = 100
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Form(StrEnum):
@@ -79,6 +80,7 @@ def consume(
 
     printer = _PRINTERS[form]()
     printed = 0
+    wait_s = 0.1 if until_end else 0.5
     with Consumer(
         bootstrap_servers=servers,
         group_id=group,
@@ -92,7 +94,7 @@ def consume(
             consumer.assign(topic if partition is None else [(topic, number) for number in partition])
         try:
             while limit is None or printed < limit:
-                table = consumer.poll_arrow(timeout_s=0.5, max_bytes=8 << 20, columns=COLUMNS)
+                table = consumer.poll_arrow(timeout_s=wait_s, max_bytes=8 << 20, columns=COLUMNS)
                 if table.num_rows:
                     wanted = table.num_rows if limit is None else min(table.num_rows, limit - printed)
                     given = 0
@@ -102,7 +104,7 @@ def consume(
                     finally:
                         _give_back(consumer, topic, table.slice(given))
                     printed += wanted
-                elif until_end and consumer.assignment() and all(lag == 0 for lag in consumer.lag().values()):
+                if until_end and consumer.assignment() and all(lag == 0 for lag in consumer.lag().values()):
                     break
         except KeyboardInterrupt:
             pass
@@ -124,7 +126,9 @@ def _give_back(consumer: Consumer, topic: str, table: pa.Table) -> None:
 class _Lines:
     def print(self, table: pa.Table) -> None:
         out = sys.stdout
-        for row in table.to_pylist():
+        # As numbers: to make times of them, pyarrow would import pandas.
+        numbers = table.column("timestamp").cast("int64")
+        for row in table.set_column(table.schema.get_field_index("timestamp"), "timestamp", numbers).to_pylist():
             out.write(self.line(row))
         out.flush()
 
@@ -142,7 +146,8 @@ class _Table(_Lines):
         self._headed = False
 
     def line(self, row: dict[str, Any]) -> str:
-        when = row["timestamp"].strftime("%Y-%m-%d %H:%M:%S") if row["timestamp"] else ""
+        time = _time(row["timestamp"])
+        when = "" if time is None else time.strftime("%Y-%m-%d %H:%M:%S")
         value = _text(row["value"]).replace("\n", " ")
         value = value if len(value) <= VALUE_WIDTH else value[: VALUE_WIDTH - 1] + "…"
         line = f"{row['partition']:>9}  {row['offset']:>10}  {when:19}  {_text(row['key']):<16}  {value}\n"
@@ -153,11 +158,12 @@ class _Table(_Lines):
 
 
 class _Json(_Lines):
-    """One JSON object a line; keys and values that are no text are `{"base64": ...}`."""
+    """One JSON object a line; keys and values that are no text are `{"base64": ...}`, times in no calendar stay ms."""
 
     def line(self, row: dict[str, Any]) -> str:
-        when: datetime | None = row["timestamp"]
-        row["timestamp"] = None if when is None else when.astimezone(UTC).isoformat(timespec="milliseconds")
+        time = _time(row["timestamp"])
+        if time is not None:
+            row["timestamp"] = time.isoformat(timespec="milliseconds")
         row["key"], row["value"] = _json_of(row["key"]), _json_of(row["value"])
         return json.dumps(row, ensure_ascii=False) + "\n"
 
@@ -197,6 +203,14 @@ _PRINTERS: dict[Form, type[_Lines] | type[_Arrow]] = {
     Form.VALUE: _Value,
     Form.ARROW: _Arrow,
 }
+
+
+def _time(timestamp_ms: int) -> datetime | None:
+    """When that was, in UTC; producers may say what is in no calendar."""
+    try:
+        return _EPOCH + timedelta(milliseconds=timestamp_ms)
+    except OverflowError:
+        return None
 
 
 def _text(data: bytes | None) -> str:

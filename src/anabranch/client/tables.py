@@ -14,7 +14,7 @@ from anabranch.base.limits import SEQUENCE_OFFSET_BITS
 from anabranch.client.consumer import Record
 from anabranch.client.fetcher import Ready
 from anabranch.machines.lineage import Lineage, sequence_cuts
-from anabranch.records.columns import COLUMN_TYPES, decode_all
+from anabranch.records.columns import COLUMN_TYPES, as_column, as_numbers, decode_all
 
 TYPES = {
     "topic": pa.dictionary(pa.int32(), pa.string()),
@@ -94,19 +94,21 @@ def _read(name: str, decoded: Any) -> Any:
 
 
 def _topic(part: Ready, _decoded: Any, count: int, _lineages: Mapping[str, Lineage]) -> Any:
-    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([part.topic]))
+    name = part.topic.encode()
+    names = pa.StringArray.from_buffers(1, pa.py_buffer(np.array([0, len(name)], np.int32)), pa.py_buffer(name))
+    return pa.DictionaryArray.from_arrays(as_column(np.zeros(count, np.int32)), names)
 
 
 def _partition(part: Ready, _decoded: Any, count: int, _lineages: Mapping[str, Lineage]) -> Any:
-    return pa.array(np.full(count, part.partition, np.int32))
+    return as_column(np.full(count, part.partition, np.int32))
 
 
 def _sequence(part: Ready, decoded: Any, _count: int, lineages: Mapping[str, Lineage]) -> Any:
     """`layout << 48 | offset`, as `Lineage.sequence` says of one record."""
     ends, layouts = sequence_cuts(lineages[part.topic], part.partition)
-    offsets = decoded.column("offset").to_numpy(zero_copy_only=False)
+    offsets = as_numbers(decoded.column("offset"))
     at = np.searchsorted(np.asarray(ends, np.int64), offsets, side="right")
-    return pa.array(np.asarray(layouts, np.int64)[at] << SEQUENCE_OFFSET_BITS | offsets)
+    return as_column(np.asarray(layouts, np.int64)[at] << SEQUENCE_OFFSET_BITS | offsets)
 
 
 _MADE: dict[str, Callable[[Ready, Any, int, Mapping[str, Lineage]], Any]] = {

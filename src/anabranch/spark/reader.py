@@ -27,7 +27,7 @@ from anabranch.base.limits import SEQUENCE_OFFSET_BITS
 from anabranch.client.metadata import Cluster, TopicInfo
 from anabranch.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from anabranch.records.batch import HEADER_SIZE, parse_header
-from anabranch.records.columns import decode
+from anabranch.records.columns import as_column, as_numbers, decode
 from anabranch.spark.look import lane_settings
 from anabranch.spark.options import Options
 from anabranch.spark.plan import WHOLE, DataLossError, Loss, Read, Task
@@ -151,8 +151,7 @@ class _Columns:
             case "sequence":
                 return _sequence(records.column("offset"), read)
             case "timestamp":
-                in_ms = records.column("timestamp").to_numpy()
-                return pa.array(in_ms * 1000).view(ARROW_TYPES[name])
+                return as_column(as_numbers(records.column("timestamp")) * 1000).view(ARROW_TYPES[name])
             case "timestampType":
                 return records.column("timestamp_type").cast(ARROW_TYPES[name])
             case "headers":
@@ -173,17 +172,17 @@ def _repeated_text(text: str, count: int) -> pa.Array:
 
 @lru_cache(maxsize=64)
 def _repeated_int(number: int, count: int) -> pa.Array:
-    return pa.array(np.full(count, number, np.int32))
+    return as_column(np.full(count, number, np.int32))
 
 
 def _sequence(offsets: pa.Array, read: Read) -> pa.Array:
     """`layout << 48 | offset`, as `Lineage.sequence` says of one record."""
     if len(read.layouts) == 1:
         (layout,) = read.layouts
-        return offsets if layout == 0 else pa.array(offsets.to_numpy() | (layout << SEQUENCE_OFFSET_BITS))
-    numbers = offsets.to_numpy()
+        return offsets if layout == 0 else as_column(as_numbers(offsets) | (layout << SEQUENCE_OFFSET_BITS))
+    numbers = as_numbers(offsets)
     at = np.searchsorted(np.asarray(read.cuts, np.int64), numbers, side="right")
-    return pa.array((np.asarray(read.layouts, np.int64) << SEQUENCE_OFFSET_BITS)[at] | numbers)
+    return as_column((np.asarray(read.layouts, np.int64) << SEQUENCE_OFFSET_BITS)[at] | numbers)
 
 
 # -- fetching ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+
+from anabranch.cli.consume import _PRINTERS, Form
+
+ROWS = [
+    {"partition": 1, "offset": 5, "timestamp": 1_356_998_400_250, "key": b"k", "value": b"v"},
+    {"partition": 1, "offset": 6, "timestamp": 1 << 60, "key": None, "value": b"\xff"},
+    {"partition": 1, "offset": 7, "timestamp": -1, "key": b"", "value": None},
+]
+
+
+def printed(form: Form, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    table = pa.Table.from_pylist(
+        ROWS,
+        pa.schema(
+            {
+                "partition": pa.int32(),
+                "offset": pa.int64(),
+                "timestamp": pa.int64(),
+                "key": pa.binary(),
+                "value": pa.binary(),
+            }
+        ),
+    )
+    place = table.schema.get_field_index("timestamp")
+    _PRINTERS[form]().print(table.set_column(place, "timestamp", table.column(place).cast(pa.timestamp("ms", "UTC"))))
+    return capsys.readouterr().out.splitlines()
+
+
+def test_times_in_no_calendar_are_printed_as_numbers_or_not_at_all(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [json.loads(line) for line in printed(Form.JSON, capsys)]
+    assert [row["timestamp"] for row in rows] == [
+        "2013-01-01T00:00:00.250+00:00",
+        1 << 60,
+        "1969-12-31T23:59:59.999+00:00",
+    ]
+    assert [list(row) for row in rows] == [["partition", "offset", "timestamp", "key", "value"]] * 3
+    assert rows[1]["value"] == {"base64": "/w=="}
+    _, first, second, third = printed(Form.TABLE, capsys)
+    assert "2013-01-01 00:00:00" in first
+    assert second.split() == ["1", "6", "\\xff"]
+    assert "1969-12-31 23:59:59" in third
