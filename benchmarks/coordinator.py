@@ -252,13 +252,13 @@ def _beaten(server: ServerProcess, members: int, count: int) -> Round:
     return once
 
 
-def heartbeats(scale: Scale) -> list[Result]:
+def heartbeats(scale: Scale, running: Mapping[str, ServerProcess] | None = None) -> list[Result]:
     """Heartbeats that one shard on one core answers in a second."""
     members, count = scale.choose((200, 200_000), (4, 400))
     settings = {**ONE_SHARD, "group.consumer.max.session.timeout.ms": "1800000"}
     settings |= {"group.consumer.session.timeout.ms": "1800000"}
     with ExitStack() as stack:
-        servers = stack.enter_context(both({**settings, "durability": "os"}, settings))
+        servers = stack.enter_context(both({**settings, "durability": "os"}, settings, running))
         return compare(
             "coordinator.heartbeats",
             what=f"{count:,} ConsumerGroupHeartbeats (v1) of {members} members of one stable group, over {CONNECTIONS} "

@@ -1,12 +1,16 @@
 """In which order files are tested: at random, but for those that take longest, which come first.
 
 Files are shared out among the workers as these become free (`--dist loadfile`), so one that took long and came last
-would keep everybody waiting.
+would keep everybody waiting. Java is told not to compile for a long life: its processes here live for seconds.
 """
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 
 LONGEST = (
     "spark/test_source.py",
@@ -29,8 +33,22 @@ LONGEST = (
     "conformance/test_client.py",
     "simulation/test_controller.py",
     "conformance/test_transactions.py",
+    "unit/records/test_columns.py",
+    "properties/test_lineage.py",
+    "end_to_end/test_broker_lifecycle.py",
+    "conformance/test_group_migration.py",
+    "conformance/test_limits.py",
+    "end_to_end/test_hostile_peers.py",
+    "unit/storage/log/test_cleaner_transactions.py",
+    "conformance/test_group_members.py",
+    "conformance/test_group_admin.py",
+    "simulation/test_classic_groups.py",
+    "simulation/test_transactions.py",
+    "simulation/test_cleaner.py",
+    "simulation/test_partition_log.py",
+    "conformance/test_admin.py",
 )
-"""Those that take over 20 seconds, longest first."""
+"""Those that take over 8 seconds, longest first."""
 _PLACES = {f"tests/{file}": place for place, file in enumerate(LONGEST)}
 
 
