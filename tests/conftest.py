@@ -7,8 +7,13 @@ would keep everybody waiting. Java is told not to compile for a long life: its p
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadFileScheduling
 
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 
@@ -50,6 +55,20 @@ LONGEST = (
 )
 """Those that take over 8 seconds, longest first."""
 _PLACES = {f"tests/{file}": place for place, file in enumerate(LONGEST)}
+
+
+def pytest_configure() -> None:
+    from tests.support.sharing_out import step_back
+
+    step_back()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    from tests.support.sharing_out import WORKERS_MIN, BesideScheduling
+
+    enough = config.getoption("dist") == "loadfile" and len(config.getoption("tx")) >= WORKERS_MIN
+    return BesideScheduling(config, log) if enough else None
 
 
 @pytest.hookimpl(trylast=True)
