@@ -850,7 +850,6 @@ def _take_plain(
                     if value_length > 128:
                         moved = 128
                         while moved < value_length:
-                            _prefetch_to_read_later(value_at + _READ_AHEAD + moved)
                             _copy_64(target + moved, value_at + moved)
                             moved += 64
                 value_size += value_length
