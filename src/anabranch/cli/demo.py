@@ -38,9 +38,10 @@ RESIZES = ((0.25, 6), (0.50, 3), (0.75, 8))
 """(share of the flights that are sent by then, partitions)"""
 INITIAL_PARTITIONS = 2
 CHUNKS = 80
-SENDING_S = 12.0
+SENDING_S = 10.0
 """How long the sending of all flights is stretched to, so that resizes and reading fall into it."""
-RECORDS_PER_TRIGGER = 60_000
+RECORDS_PER_TRIGGER = 25_000
+"""Fewer than are sent meanwhile: a reader that lags is one that can see what overtook what."""
 SETTLE_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 30.0
 
