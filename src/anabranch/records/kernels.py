@@ -793,16 +793,12 @@ def _take_plain(
     while taken != rows and rows < rows_max and at < safe_end:
         taken = rows
         # What the next record is like holds for those that follow, as a rule: the inner loop has no other case.
-        word = _i64(at)
-        key_size_after, size_width, shape, shape_mask, size_mask, timestamp_mask, offset_mask = _front(word)
-        record_end = at + size_width + _squeeze(word, size_mask)
-        if key_size_after == 0 or record_end > safe_end:
-            break
-        word = _i64(at + key_size_after)
-        key_width, key_shape, key_shape_mask, key_mask, is_null = _length(word)
+        key_size_after, size_width, shape, shape_mask, size_mask, timestamp_mask, offset_mask = _front(_i64(at))
+        key_word = _i64(at + key_size_after)
+        key_width, key_shape, key_shape_mask, key_mask, is_null = _length(key_word)
         key_after = key_size_after + key_width
-        value_size_at = at + key_after + _squeeze(word, key_mask)
-        if key_width == 0 or is_null or value_size_at >= record_end:
+        value_size_at = at + key_after + _squeeze(key_word, key_mask)
+        if key_size_after == 0 or key_width == 0 or is_null or value_size_at >= safe_end:
             break
         value_width, value_shape, value_shape_mask, value_mask, is_null = _length(_i64(value_size_at))
         if value_width == 0 or is_null:
