@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
 
-from anabranch.client.membership.consumer import ConsumerMember
-from anabranch.client.membership.steps import Event, MemberSettings, Send, Subscription, TopicFacts, WaitUntil
+from anabranch.machines.clients.membership.consumer import ConsumerMember
+from anabranch.machines.clients.membership.steps import Event, MemberSettings, Send, Subscription, TopicFacts, WaitUntil
 from anabranch.machines.groups.assignors import Assignment, Subscriber, assignor
 from anabranch.machines.groups.assignors.planner import Planner
 from anabranch.machines.groups.caller import Caller

@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from anabranch.client.sync import Admin, Producer
+from anabranch.demo.session import local_session
 from anabranch.spark import register
-from anabranch.spark.session import local_session
 from benchmarks.harness import Bar, Result, Round, Scale, compare
 from benchmarks.peers.anabranch import Anabranch
 

@@ -13,7 +13,7 @@ from anabranch.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
 )
 from anabranch.server.broker import Broker
-from anabranch.server.images import Images
+from anabranch.server.cluster.images import Images
 from anabranch.server.settings import Settings
 from tests.support.wire import WireClient, batch
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from anabranch.base.errors import ApiError, ErrorCode
-from anabranch.client.batcher import (
+from anabranch.machines.clients.sending import (
     Answer,
     Batcher,
     BatcherSettings,

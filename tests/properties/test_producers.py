@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.base.errors import DecodeError
-from anabranch.machines.producers import (
+from anabranch.machines.partition.producers import (
     ACCEPT,
     AbortedTransaction,
     Duplicate,

@@ -17,7 +17,7 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
-from anabranch.client.fetcher import Answer, Fetch, Fetcher, FetcherSettings, FetchFrom, Lookup, TopicView
+from anabranch.machines.clients.fetching import Answer, Fetch, Fetcher, FetcherSettings, FetchFrom, Lookup, TopicView
 from anabranch.machines.lineage import Lineage
 from anabranch.machines.placement import place
 from anabranch.records.batch import build

@@ -34,8 +34,8 @@ from anabranch.machines.controller.reaper import LogRange
 from anabranch.machines.controller.state import State, apply
 from anabranch.machines.controller.views import TopicView
 from anabranch.machines.lineage import Lineage
+from anabranch.machines.partition.producers import Accept, Duplicate, ProducerTable
 from anabranch.machines.placement import place
-from anabranch.machines.producers import Accept, Duplicate, ProducerTable
 
 TOPIC = "t"
 COUNT_MAX = 9

@@ -1,6 +1,6 @@
 """A consumer in the world: the member machine that ships, carried out by a shell and an application made of chance.
 
-The shell does what `anabranch.client.group` does: sends, computes, waits, learns topics, carries out events inside
+The shell does what `client.consumer.group` does: sends, computes, waits, learns topics, carries out events inside
 polls only, commits before it lets go. The application polls, works for a while, sometimes too long, and sometimes stops
 existing.
 """
@@ -14,8 +14,8 @@ from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
-from anabranch.client.connection import ConnectError
-from anabranch.client.membership.assignors import (
+from anabranch.client.cluster.connection import ConnectError
+from anabranch.machines.clients.membership.assignors import (
     AssignmentSpec,
     AssignorMetadata,
     GroupAssignment,
@@ -23,11 +23,11 @@ from anabranch.client.membership.assignors import (
     PartitionAssignor,
     TopicIdPartition,
 )
-from anabranch.client.membership.classic import ClassicMember
-from anabranch.client.membership.classic import Phase as ClassicPhase
-from anabranch.client.membership.consumer import ConsumerMember
-from anabranch.client.membership.consumer import Phase as ConsumerPhase
-from anabranch.client.membership.steps import (
+from anabranch.machines.clients.membership.classic import ClassicMember
+from anabranch.machines.clients.membership.classic import Phase as ClassicPhase
+from anabranch.machines.clients.membership.consumer import ConsumerMember
+from anabranch.machines.clients.membership.consumer import Phase as ConsumerPhase
+from anabranch.machines.clients.membership.steps import (
     Assign,
     Compute,
     Event,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from anabranch.client.connection import DisconnectedError
+from anabranch.client.cluster.connection import DisconnectedError
 from anabranch.codec import decode, encode
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.outcome import Parked

@@ -17,8 +17,8 @@ from typing import Any
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
-from anabranch.client.membership.steps import Owned, Subscription
 from anabranch.codec.declaration import is_declared, schema_of
+from anabranch.machines.clients.membership.steps import Owned, Subscription
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.classic import State
 from anabranch.machines.groups.consumer.group import ConsumerGroup, GroupState

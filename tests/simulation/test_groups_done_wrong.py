@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 
 from anabranch.base.errors import ErrorCode
-from anabranch.client.membership import strategies
-from anabranch.client.membership.consumer import ConsumerMember
+from anabranch.machines.clients.membership import strategies
+from anabranch.machines.clients.membership.consumer import ConsumerMember
 from anabranch.machines.groups import migration, offsets
 from anabranch.machines.groups.consumer import heartbeat
 from anabranch.machines.groups.consumer.group import NOTHING, ConsumerGroup, Member

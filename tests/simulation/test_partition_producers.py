@@ -11,12 +11,12 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
-from anabranch.machines.producers import ACCEPT, Duplicate, ProducerTable, Refuse
+from anabranch.machines.partition.producers import ACCEPT, Duplicate, ProducerTable, Refuse
 from anabranch.records.batch import parse_header
-from anabranch.server.metrics import Metrics
-from anabranch.server.partition import Partition
-from anabranch.server.removed import RemovedPartitions
-from anabranch.server.topic_settings import topic_settings
+from anabranch.runtime.metrics import Metrics
+from anabranch.server.partitions.partition import Partition
+from anabranch.server.partitions.removed import RemovedPartitions
+from anabranch.server.partitions.topic_settings import topic_settings
 from anabranch.storage.log.config import Durability
 from anabranch.storage.log.log import PartitionLog
 from tests.support.batches import make_batch

@@ -17,7 +17,15 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.outcome import Outcome, SetTimer
-from anabranch.machines.producers import Accept, Duplicate, Marker, ProducerTable, Refuse, check_redirected, redirected
+from anabranch.machines.partition.producers import (
+    Accept,
+    Duplicate,
+    Marker,
+    ProducerTable,
+    Refuse,
+    check_redirected,
+    redirected,
+)
 from anabranch.machines.transactions.coordinator import Coordinator, WriteMarkers
 from anabranch.machines.transactions.records import Record, decode_record, encode_record
 from anabranch.machines.transactions.settings import TransactionSettings

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def spark() -> Iterator[SparkSession]:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    from anabranch.demo.session import local_session
     from anabranch.spark import register
-    from anabranch.spark.session import local_session
 
     session = local_session("anabranch tests")
     register(session)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from anabranch.spark.flights import Result, single_pass
+from anabranch.demo.flights import Result, single_pass
 from tests.support.broker import ROOT
 
 

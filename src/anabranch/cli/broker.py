@@ -98,7 +98,7 @@ def run(settings: Settings) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     import uvloop
 
-    from anabranch.server import logs
+    from anabranch.runtime import events as logs
 
     logs.set_up(settings.log_format, settings.log_level)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -106,15 +106,15 @@ def run(settings: Settings) -> int:
 
 
 async def _run(settings: Settings) -> int:
+    from anabranch.runtime.events import EventLogger
     from anabranch.server.broker import Broker
-    from anabranch.server.logs import Say
 
-    say = Say("serve")
+    events = EventLogger("serve")
     stopping = asyncio.Event()
 
     def on_signal() -> None:
         if stopping.is_set():
-            say.warning("told to stop a second time: stopped at once")
+            events.warning("told to stop a second time: stopped at once")
             os._exit(EXIT_FAILED)
         stopping.set()
 
@@ -126,9 +126,9 @@ async def _run(settings: Settings) -> int:
         await broker.start()
     except (AnabranchError, OSError) as error:
         broker.abandon()
-        say.error("the broker cannot start", reason=error)
+        events.error("the broker cannot start", reason=error)
         return EXIT_FAILED
-    say.info(
+    events.info(
         "ready",
         listener=broker.address,
         node_id=settings.node_id,
@@ -138,7 +138,7 @@ async def _run(settings: Settings) -> int:
         metrics_port=broker.metrics_port,
     )
     await stopping.wait()
-    say.info("stopping")
+    events.info("stopping")
     sound = await broker.stop()
-    say.info("stopped", clean=sound)
+    events.info("stopped", clean=sound)
     return 0 if sound else EXIT_FAILED

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from anabranch.spark.flights import Result
+    from anabranch.demo.flights import Result
 
 RESIZES = ((0.25, 6), (0.50, 3), (0.75, 8))
 """(share of the flights that are sent by then, partitions)"""
@@ -120,14 +120,14 @@ def _flights_file() -> Path:
 
 def expected_results(flights: pa.Table) -> dict[str, Result]:
     """Compute every aircraft's result in one plain pass."""
-    from anabranch.spark.flights import single_pass
+    from anabranch.demo.flights import single_pass
 
     return single_pass(zip(flights.column("key").to_pylist(), flights.column("delay").to_pylist(), strict=True))
 
 
 def _run(spark: SparkSession, address: str, home: Path, flights: pa.Table, ordering: str) -> Run:
     from anabranch.client.sync import Admin
-    from anabranch.spark.flights import start
+    from anabranch.demo.flights import start
 
     topic = "flights" if ordering == "key" else "flights-unordered"
     run = Run(ordering)
@@ -265,7 +265,7 @@ def _address_of(process: subprocess.Popen[bytes], log_path: Path) -> str:
 
 @contextmanager
 def _spark() -> Iterator[SparkSession]:
-    from anabranch.spark.session import local_session
+    from anabranch.demo.session import local_session
 
     with progress("starting Spark", None):
         spark = local_session("anabranch demo")

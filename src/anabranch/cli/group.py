@@ -285,7 +285,7 @@ def validate_regex(
     as_json: AsJson = False,
 ) -> None:
     """Say whether a pattern can be subscribed to, and which topics it matches as a whole."""
-    from anabranch.client.patterns import compiled
+    from anabranch.client.consumer.patterns import compiled
 
     matcher = compiled(pattern)
     with _admin(servers) as admin:

@@ -2,12 +2,16 @@
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
-from anabranch.client.admin import Admin, ConfigEntry, OffsetSpan, PartitionDescription, TopicDescription
-from anabranch.client.connection import ConnectError, DisconnectedError
-from anabranch.client.consumer import Consumer, Record
-from anabranch.client.group import GroupMetadata, RebalanceListener, SubscriptionPattern
-from anabranch.client.group_admin import GroupDescription, GroupListing, MemberDescription
-from anabranch.client.membership.assignors import (
+from anabranch.client.admin.admin import Admin, ConfigEntry, OffsetSpan, PartitionDescription, TopicDescription
+from anabranch.client.admin.groups import GroupDescription, GroupListing, MemberDescription
+from anabranch.client.cluster.connection import ConnectError, DisconnectedError
+from anabranch.client.cluster.metadata import ClusterInfo, Node, OffsetAndTimestamp, PartitionInfo, TopicInfo
+from anabranch.client.consumer.consumer import Consumer, Record
+from anabranch.client.consumer.group import GroupMetadata, RebalanceListener, SubscriptionPattern
+from anabranch.client.consumer.offsets import OffsetAndMetadata
+from anabranch.client.producer.producer import ColumnsMetadata, DeliveryError, Producer
+from anabranch.client.producer.rows import RecordMetadata
+from anabranch.machines.clients.membership.assignors import (
     AssignmentSpec,
     AssignorMetadata,
     GroupAssignment,
@@ -17,10 +21,6 @@ from anabranch.client.membership.assignors import (
     TopicIdPartition,
     TopicSpec,
 )
-from anabranch.client.metadata import ClusterInfo, Node, OffsetAndTimestamp, PartitionInfo, TopicInfo
-from anabranch.client.offsets import OffsetAndMetadata
-from anabranch.client.producer import ColumnsMetadata, DeliveryError, Producer
-from anabranch.client.rows import RecordMetadata
 
 __all__ = [
     "Admin",

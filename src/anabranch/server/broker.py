@@ -16,24 +16,24 @@ from anabranch.base.errors import AnabranchError
 from anabranch.runtime.chance import Chance
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import Disk
-from anabranch.server.controller import Controller
-from anabranch.server.fetch_sessions import FetchSessions
-from anabranch.server.group_metrics import describe as describe_groups
-from anabranch.server.groups import Groups
-from anabranch.server.listener import Listener
-from anabranch.server.logs import Say
-from anabranch.server.markers import Markers
-from anabranch.server.metrics import Labels, Metrics, MetricsServer
-from anabranch.server.node import Node
-from anabranch.server.producer_ids import ProducerIds
-from anabranch.server.replicas import Replicas
+from anabranch.runtime.events import EventLogger
+from anabranch.runtime.metrics import Labels, Metrics, MetricsServer
+from anabranch.server.cluster.controller import Controller
+from anabranch.server.context import Node
+from anabranch.server.coordinators.group_metrics import describe as describe_groups
+from anabranch.server.coordinators.groups import Groups
+from anabranch.server.coordinators.markers import Markers
+from anabranch.server.coordinators.producer_ids import ProducerIds
+from anabranch.server.coordinators.transactions import Transactions
+from anabranch.server.network.listener import Listener
+from anabranch.server.partitions.fetch_sessions import FetchSessions
+from anabranch.server.partitions.replicas import Replicas
+from anabranch.server.partitions.topic_settings import TopicSettings, topic_settings
 from anabranch.server.settings import Address, Settings, explicit
-from anabranch.server.topic_settings import TopicSettings, topic_settings
-from anabranch.server.transactions import Transactions
 from anabranch.storage.directory import METADATA_FILE, DataDirectory, Identity
 from anabranch.storage.metadata.embedded import EmbeddedMetadataStore
 
-say = Say("broker")
+events = EventLogger("broker")
 CLEAN_STOP_FILE = "clean-stop"
 BOOT_FILE = "boot-id"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -134,7 +134,7 @@ class Broker:
             asyncio.create_task(self._every(settings.reaper_interval_ms, controller.inspect_all_retiring)),
         ]
         if not clean and len(replicas):
-            say.info("logs checked after a stop that was not clean", partitions=len(replicas))
+            events.info("logs checked after a stop that was not clean", partitions=len(replicas))
 
     def _listen(self) -> int:
         address = self.settings.listeners
@@ -200,7 +200,7 @@ class Broker:
             try:
                 await work()
             except OSError as error:
-                say.warning("upkeep failed", work=getattr(work, "__name__", "?"), reason=error)
+                events.warning("upkeep failed", work=getattr(work, "__name__", "?"), reason=error)
 
     async def _keep_up(self) -> None:
         await self.node.replicas.keep_up(self.settings.producer_id_expiration_ms)

@@ -43,7 +43,6 @@ from pyspark.sql.types import (
 
 from anabranch.base.errors import AnabranchError
 from anabranch.base.ids import TopicPartition
-from anabranch.spark.look import Looker
 from anabranch.spark.options import EARLIEST, LATEST, Bound, OptionError, Options, for_batch, for_stream, parse
 from anabranch.spark.plan import (
     DataLossError,
@@ -61,6 +60,7 @@ from anabranch.spark.plan import (
     stand,
 )
 from anabranch.spark.reader import ReadSettings, read_task
+from anabranch.spark.snapshot import Looker
 
 FORMAT = "anabranch"
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"

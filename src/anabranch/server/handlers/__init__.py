@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from anabranch.server.context import Node, RequestContext
 from anabranch.server.handlers.api_versions import handle_api_versions
 from anabranch.server.handlers.cluster import (
     handle_describe_cluster,
@@ -57,9 +58,8 @@ from anabranch.server.handlers.transactions import (
     handle_txn_offset_commit,
     handle_write_txn_markers,
 )
-from anabranch.server.node import Call, Node
 
-Handler = Callable[[Node, Any, Call], Awaitable[Any] | Any]
+Handler = Callable[[Node, Any, RequestContext], Awaitable[Any] | Any]
 
 HANDLERS: dict[int, Handler] = {
     0: handle_produce,

@@ -6,14 +6,14 @@ from anabranch.base.errors import ErrorCode
 from anabranch.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 from anabranch.protocol.messages.produce import ProduceRequest
 from anabranch.protocol.registry import API, api_of
-from anabranch.server.node import Call, Node
+from anabranch.server.context import Node, RequestContext
 
 # Older librdkafka compresses only where it sees the oldest Produce, which it then does not use. Apache Kafka 4 says for
 # its sake that it serves it, and so do we; whoever sends it is told UNSUPPORTED_VERSION.
 SAID_TO_BE_SERVED_FROM = {api_of(ProduceRequest).key: 0}
 
 
-def handle_api_versions(node: Node, request: ApiVersionsRequest, call: Call) -> ApiVersionsResponse:
+def handle_api_versions(node: Node, request: ApiVersionsRequest, call: RequestContext) -> ApiVersionsResponse:
     """List every API with its versions."""
     return supported(ErrorCode.NONE)
 

@@ -24,18 +24,20 @@ from anabranch.protocol.messages.find_coordinator import (
     FindCoordinatorRequest,
     FindCoordinatorResponse,
 )
-from anabranch.server.coordinators import Coordinators
-from anabranch.server.logs import Say
-from anabranch.server.node import Call, Node
+from anabranch.runtime.events import EventLogger
+from anabranch.server.context import Node, RequestContext
+from anabranch.server.coordinators.shard_set import Coordinators
 
-say = Say("cluster")
+events = EventLogger("cluster")
 BROKERS = 1
 UNKNOWN_OPERATIONS = -(2**31)
 COORDINATED = {0: "groups", 1: "transactions"}
 """By `key_type`; share groups (2) there are none."""
 
 
-def handle_describe_cluster(node: Node, request: DescribeClusterRequest, call: Call) -> DescribeClusterResponse:
+def handle_describe_cluster(
+    node: Node, request: DescribeClusterRequest, call: RequestContext
+) -> DescribeClusterResponse:
     """Who is there."""
     settings = node.settings
     if request.endpoint_type != BROKERS:
@@ -57,7 +59,7 @@ def handle_describe_cluster(node: Node, request: DescribeClusterRequest, call: C
 
 
 def handle_find_coordinator(
-    node: Node, request: FindCoordinatorRequest, call: Call
+    node: Node, request: FindCoordinatorRequest, call: RequestContext
 ) -> FindCoordinatorResponse | Awaitable[FindCoordinatorResponse]:
     """Name the coordinator of each key, which is this broker; the internal topic is made when nobody has asked yet."""
     coordinators = node.coordinators.get(request.key_type)
@@ -74,7 +76,7 @@ def handle_find_coordinator(
 
 
 async def _ensure_and_answer(
-    node: Node, coordinators: Coordinators[Any, Any], request: FindCoordinatorRequest, call: Call
+    node: Node, coordinators: Coordinators[Any, Any], request: FindCoordinatorRequest, call: RequestContext
 ) -> FindCoordinatorResponse:
     try:
         await coordinators.ensure()
@@ -84,7 +86,11 @@ async def _ensure_and_answer(
 
 
 def _coordinators(
-    node: Node, request: FindCoordinatorRequest, call: Call, code: ErrorCode = ErrorCode.NONE, message: str = ""
+    node: Node,
+    request: FindCoordinatorRequest,
+    call: RequestContext,
+    code: ErrorCode = ErrorCode.NONE,
+    message: str = "",
 ) -> FindCoordinatorResponse:
     node_id, host, port = (-1, "", -1) if code else (node.settings.node_id, node.address.host, node.address.port)
     if call.api_version < 4:
@@ -99,7 +105,9 @@ def _coordinators(
     )
 
 
-def handle_describe_log_dirs(node: Node, request: DescribeLogDirsRequest, call: Call) -> DescribeLogDirsResponse:
+def handle_describe_log_dirs(
+    node: Node, request: DescribeLogDirsRequest, call: RequestContext
+) -> DescribeLogDirsResponse:
     """The one data directory, with the sizes of the logs that are asked for, or of all."""
     asked: dict[str, set[int]] | None = None
     if request.topics is not None:

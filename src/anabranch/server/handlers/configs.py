@@ -44,7 +44,7 @@ from anabranch.protocol.messages.list_config_resources import (
     ListConfigResourcesRequest,
     ListConfigResourcesResponse,
 )
-from anabranch.server.node import Call, Node
+from anabranch.server.context import Node, RequestContext
 from anabranch.server.settings import described
 
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
@@ -59,7 +59,9 @@ KINDS = {
 }
 
 
-def handle_describe_configs(node: Node, request: DescribeConfigsRequest, call: Call) -> DescribeConfigsResponse:
+def handle_describe_configs(
+    node: Node, request: DescribeConfigsRequest, call: RequestContext
+) -> DescribeConfigsResponse:
     """Describe every config of each resource, or those that are named."""
     return DescribeConfigsResponse(results=[_describe(node, it, request) for it in request.resources])
 
@@ -163,7 +165,7 @@ def _broker_configs(node: Node, request: DescribeConfigsRequest) -> list[Describ
 
 
 async def handle_incremental_alter_configs(
-    node: Node, request: IncrementalAlterConfigsRequest, call: Call
+    node: Node, request: IncrementalAlterConfigsRequest, call: RequestContext
 ) -> IncrementalAlterConfigsResponse:
     """Change some configs of each topic; they apply to its logs at once."""
 
@@ -199,7 +201,7 @@ async def _alter_group(node: Node, command: AlterGroupConfigs) -> None:
         raise ApiError(refused.code, refused.message)
 
 
-async def handle_alter_configs(node: Node, request: AlterConfigsRequest, call: Call) -> AlterConfigsResponse:
+async def handle_alter_configs(node: Node, request: AlterConfigsRequest, call: RequestContext) -> AlterConfigsResponse:
     """Replace all configs of each topic."""
 
     async def replace(resource: Replaced) -> ReplacedResponse:
@@ -245,7 +247,7 @@ def _explained(error: ApiError | OSError) -> tuple[ErrorCode, str]:
 
 
 def handle_list_config_resources(
-    node: Node, request: ListConfigResourcesRequest, call: Call
+    node: Node, request: ListConfigResourcesRequest, call: RequestContext
 ) -> ListConfigResourcesResponse:
     """Name the resources that can have configs, of the types asked for; version 0 asks for client metrics alone."""
     state = node.controller.state

@@ -11,13 +11,15 @@ from anabranch.protocol.messages.delete_records import (
     DeleteRecordsResponse,
     DeleteRecordsTopicResult,
 )
-from anabranch.server.node import Call, Node
+from anabranch.server.context import Node, RequestContext
 from anabranch.storage.log.log import OffsetOutOfRangeError
 
 TO_HIGH_WATERMARK = -1
 
 
-async def handle_delete_records(node: Node, request: DeleteRecordsRequest, call: Call) -> DeleteRecordsResponse:
+async def handle_delete_records(
+    node: Node, request: DeleteRecordsRequest, call: RequestContext
+) -> DeleteRecordsResponse:
     """Delete what lies before each offset; a retiring partition that is empty now is removed soon after."""
     topics = [
         DeleteRecordsTopicResult(

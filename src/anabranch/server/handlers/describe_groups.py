@@ -21,8 +21,8 @@ from anabranch.protocol.messages.delete_groups import (
 )
 from anabranch.protocol.messages.describe_groups import DescribedGroup, DescribeGroupsRequest, DescribeGroupsResponse
 from anabranch.protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
+from anabranch.server.context import Node, RequestContext
 from anabranch.server.handlers.groups import NO_CONSUMER_PROTOCOL, submit
-from anabranch.server.node import Call, Node
 
 Result = TypeVar("Result")
 Response = TypeVar("Response")
@@ -32,7 +32,7 @@ NOT_FOUND_SINCE = 6
 
 
 def handle_consumer_group_describe(
-    node: Node, request: ConsumerGroupDescribeRequest, call: Call
+    node: Node, request: ConsumerGroupDescribeRequest, call: RequestContext
 ) -> ConsumerGroupDescribeResponse | Awaitable[ConsumerGroupDescribeResponse]:
     """Describe groups of the consumer protocol."""
 
@@ -54,7 +54,7 @@ def handle_consumer_group_describe(
 
 
 def handle_describe_groups(
-    node: Node, request: DescribeGroupsRequest, call: Call
+    node: Node, request: DescribeGroupsRequest, call: RequestContext
 ) -> DescribeGroupsResponse | Awaitable[DescribeGroupsResponse]:
     """Describe groups of the classic protocol. To who asks in an early version, one that is not there is dead."""
 
@@ -78,7 +78,7 @@ def handle_describe_groups(
     return _gathered(found, lambda groups: DescribeGroupsResponse(groups=groups))
 
 
-def handle_list_groups(node: Node, request: ListGroupsRequest, call: Call) -> ListGroupsResponse:
+def handle_list_groups(node: Node, request: ListGroupsRequest, call: RequestContext) -> ListGroupsResponse:
     """List the groups of all shards; the filters pass groups that are in one of the states, and of one of the types."""
     states = {state.lower() for state in request.states_filter}
     types = {kind.lower() for kind in request.types_filter}
@@ -97,7 +97,7 @@ def handle_list_groups(node: Node, request: ListGroupsRequest, call: Call) -> Li
 
 
 def handle_delete_groups(
-    node: Node, request: DeleteGroupsRequest, call: Call
+    node: Node, request: DeleteGroupsRequest, call: RequestContext
 ) -> DeleteGroupsResponse | Awaitable[DeleteGroupsResponse]:
     """Delete groups that have no members, with all their offsets."""
 

@@ -11,14 +11,14 @@ from anabranch.protocol.messages.describe_topic_partitions import (
     DescribeTopicPartitionsResponsePartition,
     DescribeTopicPartitionsResponseTopic,
 )
-from anabranch.server.node import Call, Node
+from anabranch.server.context import Node, RequestContext
 
 PARTITIONS_MAX = 2_000
 UNKNOWN_OPERATIONS = -(2**31)
 
 
 def handle_describe_topic_partitions(
-    node: Node, request: DescribeTopicPartitionsRequest, call: Call
+    node: Node, request: DescribeTopicPartitionsRequest, call: RequestContext
 ) -> DescribeTopicPartitionsResponse:
     """Describe the topics that are asked for, or all, in the order of their names, from the cursor on."""
     state = node.controller.state

@@ -25,9 +25,9 @@ from anabranch.protocol.messages.fetch import (
     PartitionData,
 )
 from anabranch.records.batch import headers
-from anabranch.server.fetch_sessions import Context, Key, Target
-from anabranch.server.node import Call, Node
-from anabranch.server.partition import Partition
+from anabranch.server.context import Node, RequestContext
+from anabranch.server.partitions.fetch_sessions import Context, Key, Target
+from anabranch.server.partitions.partition import Partition
 from anabranch.storage.log.log import OfflineLogError, OffsetOutOfRangeError
 from anabranch.storage.log.segment import LogSlice
 
@@ -60,7 +60,7 @@ class Read:
         return self.error is not ErrorCode.NONE or self.diverging is not None
 
 
-def handle_fetch(node: Node, request: FetchRequest, call: Call) -> FetchResponse | Awaitable[FetchResponse]:
+def handle_fetch(node: Node, request: FetchRequest, call: RequestContext) -> FetchResponse | Awaitable[FetchResponse]:
     """Answer a fetch at once, or when there is enough."""
     uses_ids = call.api_version >= TOPIC_IDS_SINCE
     context = node.fetch_sessions.begin(

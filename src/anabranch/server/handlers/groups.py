@@ -29,14 +29,14 @@ from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatRes
 from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from anabranch.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
-from anabranch.server.node import Call, CloseConnectionError, Node
+from anabranch.server.context import CloseConnectionError, Node, RequestContext
 
 Response = TypeVar("Response")
 Refuse = Callable[[ErrorCode, str], Response]
 NO_CONSUMER_PROTOCOL = "This broker's group.coordinator.rebalance.protocols does not name consumer."
 
 
-def caller_of(node: Node, call: Call, member_id: str) -> Caller:
+def caller_of(node: Node, call: RequestContext, member_id: str) -> Caller:
     """What the machine is told about who asks; a member that has no id yet may take the one that is given here."""
     host = call.peer.rpartition(":")[0].strip("[]")
     fresh = "" if member_id else str(node.chance.uuid())
@@ -44,7 +44,7 @@ def caller_of(node: Node, call: Call, member_id: str) -> Caller:
 
 
 def as_member(
-    node: Node, group_id: str, call: Call, decide: Callable[[Any, int], Any], refuse: Refuse[Response]
+    node: Node, group_id: str, call: RequestContext, decide: Callable[[Any, int], Any], refuse: Refuse[Response]
 ) -> Response | Awaitable[Response]:
     """`submit` what a member says of itself, unless it may be older than what it said to an earlier coordinator."""
     try:
@@ -78,7 +78,7 @@ async def awaited(answer: Awaitable[Response], refuse: Refuse[Response]) -> Resp
 
 
 def handle_consumer_group_heartbeat(
-    node: Node, request: ConsumerGroupHeartbeatRequest, call: Call
+    node: Node, request: ConsumerGroupHeartbeatRequest, call: RequestContext
 ) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
     """Join, stay, report, leave."""
     if not node.groups.consumer_protocol:
@@ -100,7 +100,7 @@ def _heartbeat_refused(code: ErrorCode, message: str) -> ConsumerGroupHeartbeatR
 
 
 def handle_prepare_assignment(
-    node: Node, request: ConsumerGroupPrepareAssignmentRequest, call: Call
+    node: Node, request: ConsumerGroupPrepareAssignmentRequest, call: RequestContext
 ) -> ConsumerGroupPrepareAssignmentResponse | Awaitable[ConsumerGroupPrepareAssignmentResponse]:
     """What the member needs to compute the group's assignment."""
     caller = caller_of(node, call, request.member_id)
@@ -114,7 +114,7 @@ def handle_prepare_assignment(
 
 
 def handle_install_assignment(
-    node: Node, request: ConsumerGroupInstallAssignmentRequest, call: Call
+    node: Node, request: ConsumerGroupInstallAssignmentRequest, call: RequestContext
 ) -> ConsumerGroupInstallAssignmentResponse | Awaitable[ConsumerGroupInstallAssignmentResponse]:
     """Take the assignment that the member has computed."""
     for member in request.members:
@@ -133,7 +133,7 @@ def handle_install_assignment(
 
 
 def handle_join_group(
-    node: Node, request: JoinGroupRequest, call: Call
+    node: Node, request: JoinGroupRequest, call: RequestContext
 ) -> JoinGroupResponse | Awaitable[JoinGroupResponse]:
     """Join the next generation; the answer comes when it is complete."""
 
@@ -152,7 +152,7 @@ def handle_join_group(
 
 
 def handle_sync_group(
-    node: Node, request: SyncGroupRequest, call: Call
+    node: Node, request: SyncGroupRequest, call: RequestContext
 ) -> SyncGroupResponse | Awaitable[SyncGroupResponse]:
     """Give or take the generation's assignment; the answer comes when the leader has given it."""
     for assignment in request.assignments:
@@ -169,7 +169,7 @@ def handle_sync_group(
 
 
 def handle_heartbeat(
-    node: Node, request: HeartbeatRequest, call: Call
+    node: Node, request: HeartbeatRequest, call: RequestContext
 ) -> HeartbeatResponse | Awaitable[HeartbeatResponse]:
     """Stay in the generation."""
     caller = caller_of(node, call, request.member_id)
@@ -183,7 +183,7 @@ def handle_heartbeat(
 
 
 def handle_leave_group(
-    node: Node, request: LeaveGroupRequest, call: Call
+    node: Node, request: LeaveGroupRequest, call: RequestContext
 ) -> LeaveGroupResponse | Awaitable[LeaveGroupResponse]:
     """Leave at once."""
     caller = caller_of(node, call, request.member_id or "-")

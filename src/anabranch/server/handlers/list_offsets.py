@@ -11,19 +11,19 @@ from anabranch.protocol.messages.list_offsets import (
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
 )
-from anabranch.server.logs import Say
-from anabranch.server.node import Call, Node
-from anabranch.server.partition import Partition
-from anabranch.server.timestamps import first_at_or_after, first_of_max
+from anabranch.runtime.events import EventLogger
+from anabranch.server.context import Node, RequestContext
+from anabranch.server.partitions.partition import Partition
+from anabranch.server.partitions.timestamps import first_at_or_after, first_of_max
 from anabranch.storage.log.log import OfflineLogError
 
-say = Say("list_offsets")
+events = EventLogger("list_offsets")
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
 EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -4, -5, -6
 READ_COMMITTED = 1
 
 
-def handle_list_offsets(node: Node, request: ListOffsetsRequest, call: Call) -> ListOffsetsResponse:
+def handle_list_offsets(node: Node, request: ListOffsetsRequest, call: RequestContext) -> ListOffsetsResponse:
     """Answer for each partition."""
     committed = request.isolation_level == READ_COMMITTED
     return ListOffsetsResponse(
@@ -50,7 +50,7 @@ def _answer(node: Node, topic: str, asked: ListOffsetsPartition, *, committed: b
     try:
         timestamp, offset, epoch = _find(partition, asked.timestamp, committed=committed)
     except (OSError, OfflineLogError, DecodeError) as error:
-        say.error("timestamps not read", partition=partition.name, reason=error)
+        events.error("timestamps not read", partition=partition.name, reason=error)
         return _error(asked, ErrorCode.KAFKA_STORAGE_ERROR)
     return ListOffsetsPartitionResponse(
         partition_index=asked.partition_index, timestamp=timestamp, offset=offset, leader_epoch=epoch

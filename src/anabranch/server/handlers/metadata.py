@@ -22,13 +22,15 @@ from anabranch.protocol.messages.metadata import (
     MetadataResponseTopic,
     TopicLayout,
 )
-from anabranch.server.node import Call, Node
+from anabranch.server.context import Node, RequestContext
 
 AUTO_CREATE_TIMEOUT_MS = 5_000
 UNKNOWN_OPERATIONS = -(2**31)
 
 
-def handle_metadata(node: Node, request: MetadataRequest, call: Call) -> MetadataResponse | Awaitable[MetadataResponse]:
+def handle_metadata(
+    node: Node, request: MetadataRequest, call: RequestContext
+) -> MetadataResponse | Awaitable[MetadataResponse]:
     """Describe the topics that are asked for, or all; create those that are missing where that is wanted."""
     lineage = request.include_lineage
     everything = request.topics is None or (call.api_version == 0 and not request.topics)

@@ -11,11 +11,11 @@ from anabranch.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopicResult,
 )
-from anabranch.server.node import Call, Node
+from anabranch.server.context import Node, RequestContext
 
 
 def handle_offset_for_leader_epoch(
-    node: Node, request: OffsetForLeaderEpochRequest, call: Call
+    node: Node, request: OffsetForLeaderEpochRequest, call: RequestContext
 ) -> OffsetForLeaderEpochResponse:
     """Answer for each partition."""
     return OffsetForLeaderEpochResponse(

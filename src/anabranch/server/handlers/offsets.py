@@ -25,15 +25,15 @@ from anabranch.protocol.messages.offset_fetch import (
     OffsetFetchResponseTopic,
     OffsetFetchResponseTopics,
 )
+from anabranch.server.context import Node, RequestContext
 from anabranch.server.handlers.groups import caller_of, submit
-from anabranch.server.node import Call, Node
 
 SEVERAL_GROUPS_SINCE = 8
 GROUP_ERROR_SINCE = 2
 
 
 def handle_offset_commit(
-    node: Node, request: OffsetCommitRequest, call: Call
+    node: Node, request: OffsetCommitRequest, call: RequestContext
 ) -> OffsetCommitResponse | Awaitable[OffsetCommitResponse]:
     """Make a group's progress durable."""
 
@@ -57,7 +57,7 @@ def handle_offset_commit(
 
 
 def handle_offset_fetch(
-    node: Node, request: OffsetFetchRequest, call: Call
+    node: Node, request: OffsetFetchRequest, call: RequestContext
 ) -> OffsetFetchResponse | Awaitable[OffsetFetchResponse]:
     """Tell the progress of groups: of several from version 8, of one before."""
     if call.api_version >= SEVERAL_GROUPS_SINCE:
@@ -75,7 +75,7 @@ def handle_offset_fetch(
     return _response(answers, call)
 
 
-def _fetched(node: Node, group: OffsetFetchRequestGroup, request: OffsetFetchRequest, call: Call) -> Any:
+def _fetched(node: Node, group: OffsetFetchRequestGroup, request: OffsetFetchRequest, call: RequestContext) -> Any:
     try:
         return node.groups.of(group.group_id).read(
             lambda groups, now_ms: groups.offset_fetch(group, request.require_stable, call.api_version, now_ms)
@@ -104,7 +104,9 @@ def _refused(group: OffsetFetchRequestGroup, error: ApiError) -> OffsetFetchResp
     )
 
 
-async def _when_durable(groups: list[OffsetFetchRequestGroup], answers: list[Any], call: Call) -> OffsetFetchResponse:
+async def _when_durable(
+    groups: list[OffsetFetchRequestGroup], answers: list[Any], call: RequestContext
+) -> OffsetFetchResponse:
     found = []
     for group, answer in zip(groups, answers, strict=True):
         try:
@@ -114,7 +116,7 @@ async def _when_durable(groups: list[OffsetFetchRequestGroup], answers: list[Any
     return _response(found, call)
 
 
-def _response(answers: list[OffsetFetchResponseGroup], call: Call) -> OffsetFetchResponse:
+def _response(answers: list[OffsetFetchResponseGroup], call: RequestContext) -> OffsetFetchResponse:
     if call.api_version >= SEVERAL_GROUPS_SINCE:
         return OffsetFetchResponse(groups=answers)
     (group,) = answers
@@ -142,7 +144,7 @@ def _response(answers: list[OffsetFetchResponseGroup], call: Call) -> OffsetFetc
 
 
 def handle_offset_delete(
-    node: Node, request: OffsetDeleteRequest, call: Call
+    node: Node, request: OffsetDeleteRequest, call: RequestContext
 ) -> OffsetDeleteResponse | Awaitable[OffsetDeleteResponse]:
     """Forget a group's progress in partitions of topics that it does not subscribe to."""
     return submit(

@@ -11,11 +11,11 @@ from anabranch.protocol.messages.partition_leader_epochs_for_partitions import (
     PartitionLeaderEpochsForPartitionsResponsePartition,
     PartitionLeaderEpochsForPartitionsResponseTopic,
 )
-from anabranch.server.node import Call, Node
+from anabranch.server.context import Node, RequestContext
 
 
 def handle_partition_leader_epochs(
-    node: Node, request: PartitionLeaderEpochsForPartitionsRequest, call: Call
+    node: Node, request: PartitionLeaderEpochsForPartitionsRequest, call: RequestContext
 ) -> PartitionLeaderEpochsForPartitionsResponse:
     """Answer for each partition, those that were removed included: the layouts outlive them."""
     return PartitionLeaderEpochsForPartitionsResponse(

@@ -16,8 +16,8 @@ from anabranch.protocol.messages.produce import (
     TopicProduceResponse,
 )
 from anabranch.runtime.syncs import Told
-from anabranch.server.appending import Produced, Verify, no_transaction, produce, produce_removed
-from anabranch.server.node import Call, CloseConnectionError, Node
+from anabranch.server.context import CloseConnectionError, Node, RequestContext
+from anabranch.server.partitions.appending import Produced, Verify, no_transaction, produce, produce_removed
 
 NO_ACKS, LEADER_ACK, ALL_ACKS = 0, 1, -1
 ABORTABLE_SINCE = 11
@@ -25,7 +25,7 @@ ABORTABLE_SINCE = 11
 
 
 def handle_produce(
-    node: Node, request: ProduceRequest, call: Call
+    node: Node, request: ProduceRequest, call: RequestContext
 ) -> ProduceResponse | Awaitable[ProduceResponse] | None:
     """Append every partition's batches in order; None where the client wants no answer (acks=0)."""
     now_ms = node.clock.now_ms()

@@ -42,12 +42,12 @@ from anabranch.protocol.messages.delete_topics import (
     DeleteTopicsRequest,
     DeleteTopicsResponse,
 )
-from anabranch.server.node import Call, Node
+from anabranch.server.context import Node, RequestContext
 
 TIMEOUT_MAX_MS = 600_000
 
 
-async def handle_create_topics(node: Node, request: CreateTopicsRequest, call: Call) -> CreateTopicsResponse:
+async def handle_create_topics(node: Node, request: CreateTopicsRequest, call: RequestContext) -> CreateTopicsResponse:
     """Create each topic."""
     twice = _twice(topic.name for topic in request.topics)
 
@@ -111,7 +111,7 @@ def _configs(node: Node, overrides: dict[str, str]) -> list[CreatableTopicConfig
     return found
 
 
-async def handle_delete_topics(node: Node, request: DeleteTopicsRequest, call: Call) -> DeleteTopicsResponse:
+async def handle_delete_topics(node: Node, request: DeleteTopicsRequest, call: RequestContext) -> DeleteTopicsResponse:
     """Delete each topic, by name or by id."""
     asked: list[tuple[str | None, UUID]] = [(topic.name, topic.topic_id) for topic in request.topics]
     asked += [(name, NO_TOPIC_ID) for name in request.topic_names]
@@ -154,7 +154,7 @@ async def handle_delete_topics(node: Node, request: DeleteTopicsRequest, call: C
 
 
 async def handle_create_partitions(
-    node: Node, request: CreatePartitionsRequest, call: Call
+    node: Node, request: CreatePartitionsRequest, call: RequestContext
 ) -> CreatePartitionsResponse:
     """Resize each topic to the count that is asked for, larger or smaller."""
     twice = _twice(topic.name for topic in request.topics)

@@ -39,22 +39,22 @@ from anabranch.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitResponseTopic,
 )
 from anabranch.protocol.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from anabranch.runtime.events import EventLogger
+from anabranch.server.context import Node, RequestContext
 from anabranch.server.handlers.groups import caller_of, submit
-from anabranch.server.logs import Say
-from anabranch.server.node import Call, Node
 
 if TYPE_CHECKING:
     from anabranch.machines.transactions.coordinator import Coordinator
     from anabranch.machines.transactions.records import Record
 
-say = Say("transactions")
+events = EventLogger("transactions")
 Response = TypeVar("Response")
 ABORTABLE_SINCE = 4
 """The version of TxnOffsetCommit from which producers know TRANSACTION_ABORTABLE."""
 
 
 def handle_init_producer_id(
-    node: Node, request: InitProducerIdRequest, call: Call
+    node: Node, request: InitProducerIdRequest, call: RequestContext
 ) -> InitProducerIdResponse | Awaitable[InitProducerIdResponse]:
     """Give a producer its id and epoch. Without a transactional id that is a new id, whatever it has now."""
 
@@ -62,7 +62,7 @@ def handle_init_producer_id(
         try:
             return node.producer_ids.take()
         except OSError as error:
-            say.error("no producer id given", peer=call.peer, reason=error)
+            events.error("no producer id given", peer=call.peer, reason=error)
             return None
 
     def failed(error: ErrorCode) -> InitProducerIdResponse:
@@ -78,7 +78,7 @@ def handle_init_producer_id(
 
 
 def handle_add_partitions_to_txn(
-    node: Node, request: AddPartitionsToTxnRequest, call: Call
+    node: Node, request: AddPartitionsToTxnRequest, call: RequestContext
 ) -> AddPartitionsToTxnResponse | Awaitable[AddPartitionsToTxnResponse]:
     """Let a transaction hold partitions: all of them, or none when there is one that does not exist."""
     from anabranch.machines.transactions.coordinator import partitions_response
@@ -101,7 +101,7 @@ def _may_hold(node: Node, name: TopicPartition) -> bool:
 
 
 def handle_add_offsets_to_txn(
-    node: Node, request: AddOffsetsToTxnRequest, call: Call
+    node: Node, request: AddOffsetsToTxnRequest, call: RequestContext
 ) -> AddOffsetsToTxnResponse | Awaitable[AddOffsetsToTxnResponse]:
     """Let a transaction hold the partition that has a group's offsets."""
     try:
@@ -116,7 +116,9 @@ def handle_add_offsets_to_txn(
     )
 
 
-def handle_end_txn(node: Node, request: EndTxnRequest, call: Call) -> EndTxnResponse | Awaitable[EndTxnResponse]:
+def handle_end_txn(
+    node: Node, request: EndTxnRequest, call: RequestContext
+) -> EndTxnResponse | Awaitable[EndTxnResponse]:
     """Commit or abort."""
     return _decide(
         node,
@@ -127,7 +129,7 @@ def handle_end_txn(node: Node, request: EndTxnRequest, call: Call) -> EndTxnResp
 
 
 def handle_txn_offset_commit(
-    node: Node, request: TxnOffsetCommitRequest, call: Call
+    node: Node, request: TxnOffsetCommitRequest, call: RequestContext
 ) -> TxnOffsetCommitResponse | Awaitable[TxnOffsetCommitResponse]:
     """Let a group's progress count when the transaction is committed; it must hold the group's partition already."""
 
@@ -168,14 +170,16 @@ _OF_OFFSETS = {
 """How TxnOffsetCommit says what its clients know only of other requests."""
 
 
-async def handle_write_txn_markers(node: Node, request: WriteTxnMarkersRequest, call: Call) -> WriteTxnMarkersResponse:
+async def handle_write_txn_markers(
+    node: Node, request: WriteTxnMarkersRequest, call: RequestContext
+) -> WriteTxnMarkersResponse:
     """End transactions in partitions: how an operator ends one that its coordinator does not know of any more."""
-    say.warning("markers written for a client", peer=call.peer, markers=len(request.markers))
+    events.warning("markers written for a client", peer=call.peer, markers=len(request.markers))
     return await node.transactions.markers.write(request)
 
 
 async def handle_describe_transactions(
-    node: Node, request: DescribeTransactionsRequest, call: Call
+    node: Node, request: DescribeTransactionsRequest, call: RequestContext
 ) -> DescribeTransactionsResponse:
     """Tell how far transactions are."""
     return DescribeTransactionsResponse(
@@ -191,7 +195,9 @@ async def _describe(node: Node, name: str) -> Described:
         return Described(error_code=error.code, transactional_id=name)
 
 
-def handle_list_transactions(node: Node, request: ListTransactionsRequest, call: Call) -> ListTransactionsResponse:
+def handle_list_transactions(
+    node: Node, request: ListTransactionsRequest, call: RequestContext
+) -> ListTransactionsResponse:
     """List transactions; every filter that is given must let one pass."""
     from anabranch.machines.transactions.states import State
 
@@ -237,7 +243,9 @@ def _pattern(pattern: str) -> Callable[[str], bool] | None:
     return lambda name: compiled.fullmatch(name) is not None
 
 
-def handle_describe_producers(node: Node, request: DescribeProducersRequest, call: Call) -> DescribeProducersResponse:
+def handle_describe_producers(
+    node: Node, request: DescribeProducersRequest, call: RequestContext
+) -> DescribeProducersResponse:
     """Tell which producers partitions remember, and their open transactions."""
     return DescribeProducersResponse(
         topics=[

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from anabranch.base.errors import DecodeError
 from anabranch.base.ids import NO_PRODUCER_ID
 from anabranch.base.limits import DECOMPRESSION_RATIO_MAX, MESSAGE_SIZE_MAX
-from anabranch.machines.aborted import AbortedTransaction
+from anabranch.machines.partition.aborted import AbortedTransaction
 from anabranch.records.batch import (
     HEADER_SIZE,
     BatchHeader,

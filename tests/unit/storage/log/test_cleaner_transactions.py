@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.machines.producers import Marker, ProducerTable
+from anabranch.machines.partition.producers import Marker, ProducerTable
 from anabranch.records.batch import TRANSACTIONAL, end_transaction_marker, headers, parse_end_transaction_marker
 from anabranch.records.pairs import decode_pairs
 from anabranch.runtime.disk import Disk

@@ -1,0 +1,370 @@
+"""Topics, settings, offsets, groups (`group_admin`), and the cluster: what an administrator asks for and changes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.ids import TopicPartition
+from anabranch.client.admin.groups import GroupAdmin
+from anabranch.client.cluster.connection import LaneSettings
+from anabranch.client.cluster.metadata import (
+    TOPIC_RESOURCE,
+    Cluster,
+    ClusterInfo,
+    OffsetAndTimestamp,
+    PartitionInfo,
+    TopicInfo,
+)
+from anabranch.client.settings import as_keywords
+from anabranch.machines.clients.fetching import EARLIEST, LATEST
+from anabranch.machines.lineage import Lineage, Segment, Wait
+from anabranch.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
+from anabranch.protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from anabranch.protocol.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
+from anabranch.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from anabranch.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from anabranch.protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
+
+BROKER_RESOURCE = 4
+RESOURCES = {"topic": TOPIC_RESOURCE, "broker": BROKER_RESOURCE, "group": 32}
+SET, DELETE = 0, 1
+POLL_INTERVAL_S = 0.05
+NAMED_DELETION_VERSION = 6
+
+
+class ConfigEntry(NamedTuple):
+    """A setting of a topic or broker. `source` is Kafka's number: 1 for one that was set on the resource itself."""
+
+    name: str
+    value: str | None
+    source: int
+    read_only: bool
+    sensitive: bool
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nobody set it on the resource itself."""
+        return self.source != 1
+
+
+class OffsetSpan(NamedTuple):
+    """The offsets a partition holds: `start` to `end`, `end` exclusive."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDescription:
+    """A partition with its segments, and what a reader that begins at its log start waits on."""
+
+    info: PartitionInfo
+    offsets: OffsetSpan
+    segments: tuple[Segment, ...]
+    waits: tuple[Wait, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic with its lineage and its partitions."""
+
+    info: TopicInfo
+    lineage: Lineage
+    ordered: bool
+    partitions: tuple[PartitionDescription, ...]
+
+
+class Admin(GroupAdmin):
+    """Administers topics and groups.
+
+    Use as `async with Admin(bootstrap_servers=...) as admin`, or call `close` at the end.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Iterable[str] = "localhost:9092",
+        *,
+        client_id: str = "anabranch-admin",
+        request_timeout_ms: int = 30_000,
+        default_api_timeout_ms: int = 60_000,
+        socket_connection_setup_timeout_ms: int = 10_000,
+        reconnect_backoff_ms: int = 50,
+        reconnect_backoff_max_ms: int = 1_000,
+    ) -> None:
+        self._timeout_ms = request_timeout_ms
+        self._api_timeout_ms = default_api_timeout_ms
+        self._cluster = Cluster(
+            bootstrap_servers,
+            LaneSettings(
+                client_id=client_id,
+                request_timeout_ms=request_timeout_ms,
+                socket_connection_setup_timeout_ms=socket_connection_setup_timeout_ms,
+                reconnect_backoff_ms=reconnect_backoff_ms,
+                reconnect_backoff_max_ms=reconnect_backoff_max_ms,
+            ),
+        )
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Make one from settings by Kafka's dotted names, as in `{"bootstrap.servers": "..."}`."""
+        return cls(**as_keywords(cls, config))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End all connections."""
+        await self._cluster.close()
+
+    # -- topics -------------------------------------------------------------------------------------------------------
+
+    async def create_topics(
+        self,
+        topics: str | Iterable[str],
+        *,
+        partitions: int = -1,
+        replication_factor: int = -1,
+        configs: Mapping[str, str] | None = None,
+        validate_only: bool = False,
+    ) -> None:
+        """Create topics of so many partitions each (-1: the broker's `num.partitions`), and wait until all can be used.
+
+        The count is the topic's initial count: a later resize cannot go below it.
+        """
+        names = [topics] if isinstance(topics, str) else list(topics)
+        request = CreateTopicsRequest(
+            topics=[
+                CreatableTopic(
+                    name=name,
+                    num_partitions=partitions,
+                    replication_factor=replication_factor,
+                    configs=[CreatableTopicConfig(name=key, value=value) for key, value in (configs or {}).items()],
+                )
+                for name in names
+            ],
+            timeout_ms=self._timeout_ms,
+            validate_only=validate_only,
+        )
+        response = await self._decide(request, lambda response: [topic.error_code for topic in response.topics])
+        for topic in response.topics:
+            _check(topic.error_code, topic.error_message, f"topic '{topic.name}' cannot be created")
+        if not validate_only:
+            for name in names:
+                await self._until(name, _has_leaders, "has no leaders yet")
+
+    async def delete_topics(self, topics: str | Iterable[str]) -> None:
+        """Delete topics with all their records, and wait until they are gone."""
+        names = [topics] if isinstance(topics, str) else list(topics)
+        request = DeleteTopicsRequest(
+            topics=[DeleteTopicState(name=name) for name in names], topic_names=names, timeout_ms=self._timeout_ms
+        )
+        response = await self._decide(request, lambda response: [topic.error_code for topic in response.responses])
+        for topic in response.responses:
+            _check(topic.error_code, topic.error_message, f"topic '{topic.name}' cannot be deleted")
+        deadline = time.monotonic() + self._api_timeout_ms / 1000
+        while any(not isinstance(info, ApiError) for info in (await self._cluster.topics(names)).values()):
+            if time.monotonic() > deadline:
+                raise ApiError(ErrorCode.REQUEST_TIMED_OUT, f"the topics {', '.join(names)} are still there")
+            await asyncio.sleep(POLL_INTERVAL_S)
+
+    async def list_topics(self, *, internal: bool = False) -> list[str]:
+        """The names of all topics, sorted."""
+        topics = await self._cluster.topics()
+        return sorted(name for name, info in topics.items() if internal or not getattr(info, "is_internal", False))
+
+    async def topics(self, names: Sequence[str] | None = None) -> dict[str, TopicInfo]:
+        """What metadata tells of topics, by default of all; raises for a name that does not exist."""
+        found: dict[str, TopicInfo] = {}
+        for name, info in (await self._cluster.topics(names)).items():
+            if isinstance(info, TopicInfo):
+                found[name] = info
+            elif names is not None:
+                raise info
+        return found
+
+    async def describe_topics(self, topics: str | Iterable[str]) -> dict[str, TopicDescription]:
+        """Tell everything of topics: layouts, leaders, epochs, segments, who retires and who waits on whom."""
+        names = [topics] if isinstance(topics, str) else list(topics)
+        return {name: await self._describe(name) for name in names}
+
+    async def _describe(self, name: str) -> TopicDescription:
+        info, view = await self._cluster.topic(name), await self._cluster.view(name)
+        numbers = [TopicPartition(name, number) for number in view.leaders if number in info.partitions]
+        starts = await self._cluster.offsets(dict.fromkeys(numbers, EARLIEST))
+        ends = await self._cluster.offsets(dict.fromkeys(numbers, LATEST))
+        positions = {tp.partition: start.offset for tp, start in starts.items()}
+        partitions = tuple(
+            PartitionDescription(
+                info.partitions[tp.partition],
+                OffsetSpan(starts[tp].offset, ends[tp].offset),
+                tuple(view.lineage.segments(tp.partition, starts[tp].offset)),
+                view.lineage.waits(tp.partition, positions) if view.ordered else (),
+            )
+            for tp in numbers
+        )
+        return TopicDescription(info, view.lineage, view.ordered, partitions)
+
+    async def lineage(self, topic: str) -> Lineage:
+        """The lineage of a topic: its layouts, cut into offsets."""
+        return await self._cluster.lineage(topic)
+
+    async def resize(self, topic: str, partitions: int) -> None:
+        """Give a topic another partition count, larger or (on an elastic broker) smaller; wait until it rules.
+
+        Keys keep their order through it. The count cannot go below the topic's initial one.
+        """
+        request = CreatePartitionsRequest(
+            topics=[CreatePartitionsTopic(name=topic, count=partitions, assignments=None)],
+            timeout_ms=self._timeout_ms,
+            validate_only=False,
+        )
+        response = await self._decide(request, lambda response: [result.error_code for result in response.results])
+        for result in response.results:
+            _check(result.error_code, result.error_message, f"topic '{topic}' cannot have {partitions} partitions")
+        await self._until(
+            topic,
+            lambda info: info.partition_count == partitions and _has_leaders(info),
+            f"does not have {partitions} partitions yet; the broker goes on with the resize",
+        )
+
+    async def delete_records(self, offsets: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int]:
+        """Delete the records below an offset of each partition (-1: all there are); return the new log starts."""
+        leaders = {
+            name: info.leaders for name, info in (await self.topics(sorted({topic for topic, _ in offsets}))).items()
+        }
+        by_leader: dict[int, dict[str, list[DeleteRecordsPartition]]] = {}
+        for (name, number), offset in offsets.items():
+            if number not in leaders[name]:
+                text = f"topic {name} has no partition {number}; it has {', '.join(map(str, leaders[name]))}"
+                raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
+            topics = by_leader.setdefault(leaders[name][number], {})
+            topics.setdefault(name, []).append(DeleteRecordsPartition(partition_index=number, offset=offset))
+        starts: dict[TopicPartition, int] = {}
+        for leader, topics in by_leader.items():
+            request = DeleteRecordsRequest(
+                topics=[DeleteRecordsTopic(name=name, partitions=listed) for name, listed in topics.items()],
+                timeout_ms=self._timeout_ms,
+            )
+            response = await self._cluster.ask(request, node_id=leader)
+            for answered in response.topics:
+                for partition in answered.partitions:
+                    tp = TopicPartition(answered.name, partition.partition_index)
+                    _check(partition.error_code, None, f"records of {tp} cannot be deleted")
+                    starts[tp] = partition.low_watermark
+        return starts
+
+    async def list_offsets(
+        self, partitions: Mapping[tuple[str, int], int], *, isolation_level: str = "read_uncommitted"
+    ) -> dict[TopicPartition, OffsetAndTimestamp]:
+        """The offset at a timestamp in ms of each partition, -1 where there is none.
+
+        Timestamp -2 asks for the log start, -1 for the log end.
+        """
+        wanted = {TopicPartition(*partition): timestamp for partition, timestamp in partitions.items()}
+        return await self._cluster.offsets(wanted, read_committed=isolation_level == "read_committed")
+
+    async def topic_offsets(self, topic: str) -> dict[int, OffsetSpan]:
+        """The offsets that every partition of a topic holds."""
+        info = await self._cluster.topic(topic)
+        partitions = [TopicPartition(topic, number) for number in info.partitions]
+        starts = await self._cluster.offsets(dict.fromkeys(partitions, EARLIEST))
+        ends = await self._cluster.offsets(dict.fromkeys(partitions, LATEST))
+        return {tp.partition: OffsetSpan(starts[tp].offset, ends[tp].offset) for tp in partitions}
+
+    # -- settings -----------------------------------------------------------------------------------------------------
+
+    async def describe_configs(self, resource: str, name: str) -> dict[str, ConfigEntry]:
+        """The settings of a resource: 'topic' or 'group' with its name, 'broker' with its id."""
+        wanted = DescribeConfigsResource(resource_type=_resource(resource), resource_name=name, configuration_keys=None)
+        node_id = int(name) if resource == "broker" else None
+        response = await self._cluster.ask(DescribeConfigsRequest(resources=[wanted]), node_id=node_id)
+        for result in response.results:
+            _check(result.error_code, result.error_message, f"the settings of {resource} '{name}' cannot be read")
+        return {
+            config.name: ConfigEntry(
+                config.name, config.value, config.config_source, config.read_only, config.is_sensitive
+            )
+            for result in response.results
+            for config in result.configs
+        }
+
+    async def alter_configs(
+        self, resource: str, name: str, configs: Mapping[str, str | None], *, validate_only: bool = False
+    ) -> None:
+        """Change settings of a resource; None takes a setting back to its default. The others stay as they are."""
+        changes = [
+            AlterableConfig(name=key, config_operation=DELETE if value is None else SET, value=value)
+            for key, value in configs.items()
+        ]
+        wanted = AlterConfigsResource(resource_type=_resource(resource), resource_name=name, configs=changes)
+        request = IncrementalAlterConfigsRequest(resources=[wanted], validate_only=validate_only)
+        if resource == "broker":
+            response = await self._cluster.ask(request, node_id=int(name))
+        else:
+            response = await self._decide(request, lambda response: [one.error_code for one in response.responses])
+        for result in response.responses:
+            _check(result.error_code, result.error_message, f"the settings of {resource} '{name}' cannot be changed")
+
+    async def describe_cluster(self) -> ClusterInfo:
+        """The brokers, and which of them decides on topics."""
+        return await self._cluster.refresh()
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    async def _decide(self, request: Any, codes: Any) -> Any:
+        """Send a request to the controller, wherever it moves to meanwhile."""
+        deadline = time.monotonic() + self._api_timeout_ms / 1000
+        while True:
+            node = await self._cluster.controller()
+            if node >= 0:
+                timeout_ms = self._timeout_ms + 5_000
+                response = await self._cluster.ask(request, node_id=node, timeout_ms=timeout_ms)
+                if ErrorCode.NOT_CONTROLLER not in codes(response):
+                    return response
+            if time.monotonic() > deadline:
+                text = f"the cluster has no controller for {self._api_timeout_ms} ms; check that its brokers run"
+                raise ApiError(ErrorCode.NOT_CONTROLLER, text)
+            await asyncio.sleep(POLL_INTERVAL_S)
+
+    async def _until(self, name: str, holds: Any, otherwise: str) -> None:
+        deadline = time.monotonic() + self._api_timeout_ms / 1000
+        while True:
+            info = (await self._cluster.topics([name]))[name]
+            if isinstance(info, TopicInfo) and holds(info):
+                return
+            if isinstance(info, ApiError) and not info.retriable:
+                raise info
+            if time.monotonic() > deadline:
+                raise ApiError(ErrorCode.REQUEST_TIMED_OUT, f"topic '{name}' {otherwise}")
+            await asyncio.sleep(POLL_INTERVAL_S)
+
+
+def _has_leaders(info: TopicInfo) -> bool:
+    return bool(info.partitions) and all(partition.leader >= 0 for partition in info.partitions.values())
+
+
+def _resource(name: str) -> int:
+    if name not in RESOURCES:
+        raise ValueError(f"there are no settings of a '{name}'; a resource is {', '.join(RESOURCES)}")
+    return RESOURCES[name]
+
+
+def _check(error_code: int, message: str | None, what: str) -> None:
+    if error_code:
+        raise ApiError(ErrorCode.of(error_code), f"{what}: {message}" if message else what)

@@ -1,0 +1,474 @@
+"""What the cluster looks like: brokers, topics, leaders, and the lineage of elastic topics.
+
+`Cluster` finds the brokers from a bootstrap list, keeps a way to each, and looks at topics when asked. A lineage is put
+together from three answers: Metadata (the counts of all layouts), PartitionLeaderEpochsForPartitions (the leader epochs
+that ended with each layout) and OffsetForLeaderEpoch (the offsets those epochs ended at). The rule it keeps: the three
+belong together, so metadata is asked again at the end, and all of it anew if the layouts or an epoch have changed.
+What a layout ended at never changes, so it is asked once. On a broker without elasticity every lineage is flat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
+from anabranch.base.ids import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
+from anabranch.client.cluster.connection import ConnectError, Connection, DisconnectedError, Lane, LaneSettings
+from anabranch.machines.clients.fetching import TopicView
+from anabranch.machines.lineage import Lineage
+from anabranch.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from anabranch.protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from anabranch.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from anabranch.protocol.messages.offset_for_leader_epoch import (
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
+from anabranch.protocol.messages.partition_leader_epochs_for_partitions import (
+    PartitionLeaderEpochsForPartitionsRequest,
+    PartitionLeaderEpochsForPartitionsRequestTopic,
+)
+
+ATTEMPTS_MAX = 30
+RETRY_BACKOFF_MS = 100
+REQUEST_TIMEOUT_MS = 30_000
+ORDERED_DELIVERY = "enable.ordered.delivery"
+TOPIC_RESOURCE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A broker."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionInfo:
+    """A partition, as metadata tells of it."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...] = ()
+    isr: tuple[int, ...] = ()
+    retiring: bool = False
+    """Closed for appends; readable until it is empty, and then removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic, as metadata tells of it."""
+
+    name: str
+    topic_id: UUID
+    partitions: Mapping[int, PartitionInfo]
+    initial_partition_count: int
+    partition_count: int
+    """Partitions that take records: those that retire are not counted."""
+    layouts: tuple[int, ...]
+    """The partition count of each layout, oldest first."""
+    elastic: bool
+    """Whether the broker knows of resizing."""
+    is_internal: bool = False
+
+    @property
+    def leaders(self) -> dict[int, int]:
+        """Partition to leader, -1 where there is none."""
+        return {number: partition.leader for number, partition in self.partitions.items()}
+
+    @property
+    def epochs(self) -> dict[int, int]:
+        """Partition to leader epoch."""
+        return {number: partition.leader_epoch for number, partition in self.partitions.items()}
+
+
+class OffsetAndTimestamp(NamedTuple):
+    """A record's place, or -1 and -1 where there is none."""
+
+    offset: int
+    timestamp: int
+    leader_epoch: int = NO_LEADER_EPOCH
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterInfo:
+    """The brokers, as metadata tells of them."""
+
+    cluster_id: str | None
+    controller_id: int
+    nodes: tuple[Node, ...]
+
+
+def parse_servers(servers: str | Iterable[str]) -> list[tuple[str, int]]:
+    """Read a bootstrap list: `host:port`, separated by commas or as a list; the port is 9092 if it is left out."""
+    names = servers.split(",") if isinstance(servers, str) else list(servers)
+    found: list[tuple[str, int]] = []
+    for name in (name.strip() for name in names):
+        if not name:
+            continue
+        host, colon, port = name.rpartition(":")
+        if not colon:
+            host, port = name, "9092"
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(f"bootstrap.servers: '{name}' is not host:port, for example localhost:9092")
+        found.append((host.strip("[]"), int(port)))
+    if not found:
+        raise ValueError("bootstrap.servers is empty; name at least one broker, for example localhost:9092")
+    return found
+
+
+class Cluster:
+    """The brokers and topics, and the ways to them. Belongs to one event loop."""
+
+    def __init__(self, bootstrap_servers: str | Iterable[str], settings: LaneSettings) -> None:
+        self._bootstrap = parse_servers(bootstrap_servers)
+        self._settings = settings
+        self._nodes: dict[int, Node] = {}
+        self._controller = -1
+        self._cluster_id: str | None = None
+        self._lanes: dict[tuple[str, int, str], Lane] = {}
+        self._closed = False
+        self._ends: dict[UUID | str, list[dict[int, int]]] = {}
+        """Per topic and ended layout, the ends that are known."""
+
+    @property
+    def node_ids(self) -> tuple[int, ...]:
+        """The brokers that metadata told of."""
+        return tuple(self._nodes)
+
+    # -- the ways to brokers ------------------------------------------------------------------------------------------
+
+    def _lane(self, host: str, port: int, purpose: str) -> Lane:
+        if self._closed:
+            raise ConnectError(f"no connection to {host}:{port} is made: the client is closed")
+        lane = self._lanes.get((host, port, purpose))
+        if lane is None:
+            lane = self._lanes[host, port, purpose] = Lane(host, port, self._settings)
+        return lane
+
+    async def connection(self, node_id: int, purpose: str = "control") -> Connection:
+        """The connection to a broker; those that wait long (fetches) have one of their own by `purpose`."""
+        node = self._nodes.get(node_id)
+        if node is None:
+            await self.refresh()
+            node = self._nodes.get(node_id)
+        if node is None:
+            raise ConnectError(f"broker {node_id} is not among the brokers of the cluster {sorted(self._nodes)}")
+        return await self._lane(node.host, node.port, purpose).connection()
+
+    def open_connection(self, node_id: int, purpose: str) -> Connection | None:
+        """The connection to a broker if there is one now."""
+        node = self._nodes.get(node_id)
+        lane = None if node is None else self._lanes.get((node.host, node.port, purpose))
+        return None if lane is None else lane.open_connection
+
+    async def connection_to(self, host: str, port: int, purpose: str) -> Connection:
+        """The connection to a broker by its address, which another broker told."""
+        return await self._lane(host, port, purpose).connection()
+
+    async def any_connection(self) -> Connection:
+        """A connection to whichever broker answers."""
+        known = [(node.host, node.port) for node in self._nodes.values()]
+        random.shuffle(known)
+        addresses = list(dict.fromkeys([*known, *self._bootstrap]))
+        addresses.sort(key=lambda address: not self._is_open(*address))
+        failures: list[str] = []
+        for host, port in addresses:
+            try:
+                return await self._lane(host, port, "control").connection()
+            except (ConnectError, DisconnectedError) as error:
+                failures.append(str(error))
+        raise ConnectError(" ".join(failures))
+
+    def _is_open(self, host: str, port: int) -> bool:
+        lane = self._lanes.get((host, port, "control"))
+        return lane is not None and lane.open_connection is not None
+
+    async def close(self) -> None:
+        """End all connections, and make no more."""
+        self._closed = True
+        lanes, self._lanes = self._lanes, {}
+        for lane in lanes.values():
+            await lane.close()
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    async def ask(self, message: Any, *, node_id: int | None = None, timeout_ms: int | None = None) -> Any:
+        """Send a request that may be repeated to a broker, by default to any; another try if the connection ends."""
+        for attempt in range(1, 4):
+            try:
+                connection = await (self.any_connection() if node_id is None else self.connection(node_id))
+                return await connection.send(message, timeout_ms=timeout_ms or self._settings.request_timeout_ms)
+            except DisconnectedError:
+                if attempt == 3:
+                    raise
+        raise AssertionError
+
+    async def controller(self) -> int:
+        """The broker that decides on topics."""
+        await self.refresh()
+        return self._controller
+
+    # -- topics -------------------------------------------------------------------------------------------------------
+
+    async def refresh(self) -> ClusterInfo:
+        """Look at the brokers again."""
+        await self._metadata([])
+        return ClusterInfo(self._cluster_id, self._controller, tuple(self._nodes.values()))
+
+    async def _metadata(self, topics: Sequence[str] | None, *, create: bool = False) -> MetadataResponse:
+        asked = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
+        request = MetadataRequest(topics=asked, allow_auto_topic_creation=create, include_lineage=True)
+        response: MetadataResponse = await self.ask(request)
+        nodes = {
+            broker.node_id: Node(broker.node_id, broker.host, broker.port, broker.rack) for broker in response.brokers
+        }
+        if nodes:
+            self._nodes = nodes
+        self._controller, self._cluster_id = response.controller_id, response.cluster_id
+        return response
+
+    async def topics(
+        self, names: Sequence[str] | None = None, *, create: bool = False
+    ) -> dict[str, TopicInfo | ApiError]:
+        """Look at topics, by default at all; one that cannot be seen is the error that says why."""
+        response = await self._metadata(names, create=create)
+        found: dict[str, TopicInfo | ApiError] = {}
+        for topic in response.topics:
+            if topic.name is None:
+                continue
+            if topic.error_code:
+                code = ErrorCode.of(topic.error_code)
+                found[topic.name] = ApiError(code, _why_no_topic(topic.name, code))
+            else:
+                found[topic.name] = _topic_info(topic)
+        for name in names or ():
+            if name not in found:
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                found[name] = ApiError(code, _why_no_topic(name, code))
+        return found
+
+    async def topics_by_id(self, topic_ids: Iterable[UUID]) -> dict[UUID, TopicInfo]:
+        """Look at topics by their ids; those that are not there are left out."""
+        wanted = list(topic_ids)
+        if not wanted:
+            return {}
+        request = MetadataRequest(
+            topics=[MetadataRequestTopic(topic_id=topic_id, name=None) for topic_id in wanted],
+            allow_auto_topic_creation=False,
+        )
+        response: MetadataResponse = await self.ask(request)
+        return {
+            topic.topic_id: _topic_info(topic)
+            for topic in response.topics
+            if not topic.error_code and topic.name is not None
+        }
+
+    async def topic(self, name: str, *, create: bool = False) -> TopicInfo:
+        """Look at one topic, or raise the error that says why it cannot be seen."""
+        info = (await self.topics([name], create=create))[name]
+        if isinstance(info, ApiError):
+            raise info
+        return info
+
+    async def offsets(
+        self, wanted: Mapping[TopicPartition, int], *, read_committed: bool = False
+    ) -> dict[TopicPartition, OffsetAndTimestamp]:
+        """The offset at a timestamp in ms (or EARLIEST, LATEST, ...) of each partition, -1 where there is none."""
+        found: dict[TopicPartition, OffsetAndTimestamp] = {}
+        error: AnabranchError | None = None
+        for attempt in range(ATTEMPTS_MAX):
+            if attempt:
+                await asyncio.sleep(RETRY_BACKOFF_MS / 1000)
+            missing = {tp: timestamp for tp, timestamp in wanted.items() if tp not in found}
+            if not missing:
+                return found
+            by_leader: dict[int, dict[TopicPartition, tuple[int, int]]] = {}
+            topics = await self.topics(sorted({tp.topic for tp in missing}))
+            for tp, timestamp in missing.items():
+                info = topics[tp.topic]
+                if isinstance(info, ApiError):
+                    raise info
+                partition = info.partitions.get(tp.partition)
+                if partition is None:
+                    numbers = ", ".join(str(number) for number in info.partitions)
+                    text = f"topic {tp.topic} has no partition {tp.partition}; it has {numbers}"
+                    raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
+                if partition.leader >= 0:
+                    by_leader.setdefault(partition.leader, {})[tp] = (timestamp, partition.leader_epoch)
+            for leader, partitions in by_leader.items():
+                request = offsets_request(partitions, read_committed=read_committed)
+                response = await self.ask(request, node_id=leader)
+                for topic in response.topics:
+                    for result in topic.partitions:
+                        tp = TopicPartition(topic.name, result.partition_index)
+                        code = ErrorCode.of(result.error_code)
+                        if code is ErrorCode.NONE:
+                            found[tp] = OffsetAndTimestamp(result.offset, result.timestamp, result.leader_epoch)
+                        else:
+                            error = ApiError(code, f"the broker names no offset of {tp}")
+                            if not code.retriable:
+                                raise error
+        raise error or ApiError(ErrorCode.LEADER_NOT_AVAILABLE, "some partitions have no leader")
+
+    # -- lineage ------------------------------------------------------------------------------------------------------
+
+    async def view(self, name: str) -> TopicView:
+        """Look at a topic with its lineage, all of one moment."""
+        error: AnabranchError | None = None
+        for attempt in range(ATTEMPTS_MAX):
+            if attempt:
+                await asyncio.sleep(RETRY_BACKOFF_MS / 1000)
+            info = await self.topic(name)
+            ordered = True
+            if not info.elastic or len(info.layouts) <= 1:
+                lineage = Lineage.flat(max(1, info.partition_count))
+                if info.elastic:
+                    ordered = await self._ordered(name)
+                return TopicView(name, info.topic_id, lineage, info.leaders, info.epochs, info.elastic, ordered)
+            try:
+                ordered = await self._ordered(name)
+                ends = await self._ends_of(info)
+            except ApiError as refused:
+                if not refused.retriable:
+                    raise
+                error = refused
+                continue
+            again = await self.topic(name)
+            if again.layouts == info.layouts and again.epochs == info.epochs:
+                lineage = Lineage(info.initial_partition_count, info.layouts, tuple(ends))
+                return TopicView(name, info.topic_id, lineage, info.leaders, info.epochs, True, ordered)
+            error = ApiError(ErrorCode.INVALID_PARTITION_METADATA, f"{name} was resized while it was looked at")
+        assert error is not None
+        raise error
+
+    async def lineage(self, name: str) -> Lineage:
+        """The lineage of a topic as it is now."""
+        return (await self.view(name)).lineage
+
+    async def _ordered(self, name: str) -> bool:
+        resource = DescribeConfigsResource(
+            resource_type=TOPIC_RESOURCE, resource_name=name, configuration_keys=[ORDERED_DELIVERY]
+        )
+        response = await self.ask(DescribeConfigsRequest(resources=[resource]))
+        values = {config.name: config.value for result in response.results for config in result.configs}
+        return values.get(ORDERED_DELIVERY) != "false"
+
+    async def _ends_of(self, info: TopicInfo) -> list[dict[int, int]]:
+        """`ends[v][p]` for every ended layout v and every partition p that there is."""
+        key = info.name if info.topic_id == NO_TOPIC_ID else info.topic_id
+        known = self._ends.setdefault(key, [])
+        ended = len(info.layouts) - 1
+        wanted = [
+            layout
+            for layout in range(ended)
+            if layout >= len(known)
+            or any(partition not in known[layout] for partition in info.partitions if partition < info.layouts[layout])
+        ]
+        if wanted:
+            epochs = await self._ended_epochs(info)
+            found = await asyncio.gather(*(self._ends_in(info, layout, epochs.get(layout, {})) for layout in wanted))
+            while len(known) < ended:
+                known.append({})
+            for layout, ends in zip(wanted, found, strict=True):
+                known[layout].update(ends)
+        return [{p: end for p, end in known[layout].items() if p in info.partitions} for layout in range(ended)]
+
+    async def _ended_epochs(self, info: TopicInfo) -> dict[int, dict[int, int]]:
+        """For every ended layout, the leader epoch that ended with it on each partition."""
+        numbers = list(range(max(info.layouts)))
+        topic = PartitionLeaderEpochsForPartitionsRequestTopic(topic=info.name, partitions=numbers)
+        response = await self.ask(PartitionLeaderEpochsForPartitionsRequest(topics=[topic]))
+        epochs: dict[int, dict[int, int]] = {layout: {} for layout in range(len(info.layouts) - 1)}
+        for answered in response.topics:
+            if answered.error_code:
+                raise ApiError(
+                    ErrorCode.of(answered.error_code), f"the broker does not tell the lineage of {info.name}"
+                )
+            for cuts in answered.partitions:
+                for cut in (*cuts.leader_epoch_after_creation, *cuts.leader_epoch_before_deletion):
+                    epochs.setdefault(cut.layout - 1, {})[cut.partition] = cut.leader_epoch
+        for layout, ended in epochs.items():
+            if any(number not in ended for number in info.partitions if number < info.layouts[layout]):
+                text = f"the broker does not tell yet how layout {layout} of {info.name} ended"
+                raise ApiError(ErrorCode.INVALID_PARTITION_METADATA, text)
+        return epochs
+
+    async def _ends_in(self, info: TopicInfo, layout: int, epochs: Mapping[int, int]) -> dict[int, int]:
+        by_leader: dict[int, list[OffsetForLeaderPartition]] = {}
+        for number, epoch in epochs.items():
+            partition = info.partitions.get(number)
+            if partition is not None:
+                by_leader.setdefault(partition.leader, []).append(
+                    OffsetForLeaderPartition(
+                        partition=number, current_leader_epoch=partition.leader_epoch, leader_epoch=epoch
+                    )
+                )
+        ends: dict[int, int] = {}
+        for leader, partitions in by_leader.items():
+            if leader < 0:
+                raise ApiError(ErrorCode.LEADER_NOT_AVAILABLE, f"a partition of {info.name} has no leader")
+            request = OffsetForLeaderEpochRequest(
+                replica_id=-1, topics=[OffsetForLeaderTopic(topic=info.name, partitions=partitions)]
+            )
+            response = await self.ask(request, node_id=leader)
+            for result in (result for topic in response.topics for result in topic.partitions):
+                if result.error_code:
+                    code = ErrorCode.of(result.error_code)
+                    raise ApiError(code, f"the end of layout {layout} in {info.name}-{result.partition} is not known")
+                ends[result.partition] = max(0, result.end_offset)
+        return ends
+
+
+def offsets_request(
+    partitions: Mapping[TopicPartition, tuple[int, int]], *, read_committed: bool
+) -> ListOffsetsRequest:
+    """Ask for the offset at a timestamp, of each partition: (timestamp, leader epoch)."""
+    topics: dict[str, list[ListOffsetsPartition]] = {}
+    for tp, (timestamp, epoch) in partitions.items():
+        topics.setdefault(tp.topic, []).append(
+            ListOffsetsPartition(partition_index=tp.partition, current_leader_epoch=epoch, timestamp=timestamp)
+        )
+    return ListOffsetsRequest(
+        replica_id=-1,
+        isolation_level=int(read_committed),
+        topics=[ListOffsetsTopic(name=name, partitions=listed) for name, listed in topics.items()],
+        timeout_ms=REQUEST_TIMEOUT_MS,
+    )
+
+
+def _topic_info(topic: Any) -> TopicInfo:
+    partitions = {
+        partition.partition_index: PartitionInfo(
+            partition.partition_index,
+            partition.leader_id,
+            partition.leader_epoch,
+            tuple(partition.replica_nodes),
+            tuple(partition.isr_nodes),
+            partition.retiring,
+        )
+        for partition in sorted(topic.partitions, key=lambda partition: partition.partition_index)
+    }
+    elastic = topic.undeleted_partition_count >= 0
+    count = topic.undeleted_partition_count if elastic else len(partitions)
+    initial = topic.initial_partition_count if elastic else count
+    layouts = tuple(layout.count for layout in topic.layouts) or (count,)
+    topic_id = topic.topic_id or NO_TOPIC_ID
+    return TopicInfo(topic.name, topic_id, partitions, initial, count, layouts, elastic, bool(topic.is_internal))
+
+
+def _why_no_topic(name: str, code: ErrorCode) -> str:
+    if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        return f"there is no topic '{name}'; create it first: anabranch topic create {name} --partitions 2"
+    if code is ErrorCode.INVALID_TOPIC_EXCEPTION:
+        return f"'{name}' is not a topic name: letters, digits, '.', '_' and '-', at most 249 of them"
+    return f"the broker does not tell about topic '{name}'"

@@ -1,0 +1,191 @@
+"""Committed offsets of a group: reading and writing them.
+
+The rule: an offset that could not be read is never taken for one that is not there. Only an answer without an error
+says that a partition has none; everything else is asked again, or raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.ids import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
+from anabranch.client.cluster.coordinator import MOVED, Coordinator
+from anabranch.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from anabranch.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
+    OffsetFetchRequestTopics,
+)
+
+PURPOSE = "offsets"
+TOPIC_ID_VERSION = 10
+"""From this version on, OffsetCommit and OffsetFetch name topics by their ids."""
+GROUPS_VERSION = 8
+STABLE_VERSION = 7
+
+
+class OffsetAndMetadata(NamedTuple):
+    """A committed offset, the next one to read, and what its committer wanted to remember."""
+
+    offset: int
+    metadata: str = ""
+    leader_epoch: int = NO_LEADER_EPOCH
+
+
+OffsetsByPartition = (
+    Mapping[tuple[str, int], int | OffsetAndMetadata]
+    | Mapping[TopicPartition, int | OffsetAndMetadata]
+    | Mapping[TopicPartition, int]
+    | Mapping[TopicPartition, OffsetAndMetadata]
+)
+"""What applications give: the next offset to read of each partition, with metadata or without."""
+
+
+def offsets_of(given: OffsetsByPartition) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Read what an application gave."""
+    return {TopicPartition(*tp): OffsetAndMetadata(at) if isinstance(at, int) else at for tp, at in given.items()}
+
+
+class MemberIdentity(NamedTuple):
+    """Who commits: a member at an epoch (or generation), or nobody in particular."""
+
+    member_id: str = ""
+    epoch: int = -1
+    instance_id: str | None = None
+
+
+Fetched = dict[TopicPartition, OffsetAndMetadata | ErrorCode]
+"""What is committed of each partition (offset -1: nothing), or why that is not known."""
+
+
+class Offsets:
+    """The offsets of one group. One request each; who calls decides on what to do again."""
+
+    def __init__(self, coordinator: Coordinator, group_id: str, timeout_ms: int) -> None:
+        self._coordinator = coordinator
+        self._group_id = group_id
+        self._timeout_ms = timeout_ms
+
+    async def fetch(
+        self,
+        partitions: Iterable[TopicPartition] | None,
+        ids: Mapping[str, UUID],
+        member: MemberIdentity = MemberIdentity(),
+        *,
+        stable: bool = False,
+    ) -> Fetched:
+        """What is committed of partitions, None for all there are. Raises `ApiError` for the group as a whole."""
+        connection = await self._coordinator.connection(PURPOSE)
+        version = connection.version_of(OffsetFetchRequest)
+        topics = None if partitions is None else _by_topic(partitions)
+        by_id = topics is not None and all(ids.get(name, NO_TOPIC_ID) != NO_TOPIC_ID for name in topics)
+        if not by_id:
+            version = min(version, TOPIC_ID_VERSION - 1)
+        request = OffsetFetchRequest(require_stable=stable and version >= STABLE_VERSION)
+        if version >= GROUPS_VERSION:
+            listed = None
+            if topics is not None:
+                listed = [
+                    OffsetFetchRequestTopics(
+                        name=name, topic_id=ids.get(name, NO_TOPIC_ID), partition_indexes=sorted(numbers)
+                    )
+                    for name, numbers in topics.items()
+                ]
+            request.groups = [
+                OffsetFetchRequestGroup(
+                    group_id=self._group_id,
+                    member_id=member.member_id or None,
+                    member_epoch=member.epoch if member.member_id else -1,
+                    topics=listed,
+                )
+            ]
+        else:
+            request.group_id = self._group_id
+            request.topics = None
+            if topics is not None:
+                request.topics = [
+                    OffsetFetchRequestTopic(name=name, partition_indexes=sorted(numbers))
+                    for name, numbers in topics.items()
+                ]
+        response = await self._coordinator.ask(request, PURPOSE, timeout_ms=self._timeout_ms, version=version)
+        answered = response.groups[0] if version >= GROUPS_VERSION else response
+        code = ErrorCode.of(answered.error_code)
+        if code is not ErrorCode.NONE:
+            if code in MOVED:
+                self._coordinator.forget()
+            raise ApiError(code, f"the committed offsets of group '{self._group_id}' cannot be read")
+        names = {ids[name]: name for name in topics or ()} if by_id else {}
+        found: Fetched = {}
+        for topic in answered.topics:
+            name = names.get(topic.topic_id, "") if version >= TOPIC_ID_VERSION else topic.name
+            for partition in topic.partitions:
+                error = ErrorCode.of(partition.error_code)
+                found[TopicPartition(name, partition.partition_index)] = (
+                    OffsetAndMetadata(
+                        partition.committed_offset, partition.metadata or "", partition.committed_leader_epoch
+                    )
+                    if error is ErrorCode.NONE
+                    else error
+                )
+        return found
+
+    async def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        ids: Mapping[str, UUID],
+        member: MemberIdentity = MemberIdentity(),
+    ) -> dict[TopicPartition, ErrorCode]:
+        """Write offsets; return what became of each."""
+        connection = await self._coordinator.connection(PURPOSE)
+        version = connection.version_of(OffsetCommitRequest)
+        topics = _by_topic(offsets)
+        by_id = all(ids.get(name, NO_TOPIC_ID) != NO_TOPIC_ID for name in topics)
+        if not by_id:
+            version = min(version, TOPIC_ID_VERSION - 1)
+        request = OffsetCommitRequest(
+            group_id=self._group_id,
+            generation_id_or_member_epoch=member.epoch,
+            member_id=member.member_id,
+            group_instance_id=member.instance_id,
+            topics=[
+                OffsetCommitRequestTopic(
+                    name=name,
+                    topic_id=ids.get(name, NO_TOPIC_ID),
+                    partitions=[
+                        OffsetCommitRequestPartition(
+                            partition_index=number,
+                            committed_offset=offsets[TopicPartition(name, number)].offset,
+                            committed_leader_epoch=offsets[TopicPartition(name, number)].leader_epoch,
+                            committed_metadata=offsets[TopicPartition(name, number)].metadata,
+                        )
+                        for number in sorted(numbers)
+                    ],
+                )
+                for name, numbers in topics.items()
+            ],
+        )
+        response = await self._coordinator.ask(request, PURPOSE, timeout_ms=self._timeout_ms, version=version)
+        names = {ids[name]: name for name in topics} if by_id else {}
+        codes: dict[TopicPartition, ErrorCode] = {}
+        for topic in response.topics:
+            name = names.get(topic.topic_id, "") if version >= TOPIC_ID_VERSION else topic.name
+            for partition in topic.partitions:
+                codes[TopicPartition(name, partition.partition_index)] = ErrorCode.of(partition.error_code)
+        if not MOVED.isdisjoint(codes.values()):
+            self._coordinator.forget()
+        return {tp: codes.get(tp, ErrorCode.UNKNOWN_SERVER_ERROR) for tp in offsets}
+
+
+def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, Sequence[int]]:
+    topics: dict[str, list[int]] = {}
+    for tp in partitions:
+        topics.setdefault(tp.topic, []).append(tp.partition)
+    return dict(topics)

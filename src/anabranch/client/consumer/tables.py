@@ -1,0 +1,140 @@
+"""Fetched record batches as Arrow tables and as records; the kernels of `records` do the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from anabranch.base.errors import DecodeError
+from anabranch.base.limits import SEQUENCE_OFFSET_BITS
+from anabranch.client.consumer.consumer import Record
+from anabranch.machines.clients.fetching import Ready
+from anabranch.machines.lineage import Lineage, sequence_cuts
+from anabranch.records.columns import COLUMN_TYPES, as_column, as_numbers, decode_all
+
+TYPES = {
+    "topic": pa.dictionary(pa.int32(), pa.string()),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("ms", "UTC"),
+    "timestamp_type": pa.int8(),
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "headers": COLUMN_TYPES["headers"],
+    "key_hash": pa.int32(),
+    "leader_epoch": pa.int32(),
+    "sequence": pa.int64(),
+}
+RECORD_COLUMNS = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
+
+
+def schema_of(columns: Sequence[str]) -> pa.Schema:
+    """The schema of a table of these columns."""
+    unknown = [column for column in columns if column not in TYPES]
+    if unknown:
+        raise ValueError(f"there is no column {', '.join(unknown)}; there are {', '.join(TYPES)}")
+    return pa.schema([pa.field(column, TYPES[column]) for column in columns])
+
+
+def table_of(
+    parts: Sequence[Ready],
+    columns: Sequence[str],
+    key_range: tuple[int, int] | None,
+    lineages: Mapping[str, Lineage],
+    *,
+    check_crcs: bool,
+) -> pa.Table:
+    """Decode parts into one table, a chunk or more for each."""
+    schema = schema_of(columns)
+    batches: list[pa.RecordBatch] = []
+    for part in parts:
+        wanted = [column for column in columns if column not in ("topic", "partition", "sequence")]
+        if "sequence" in columns or not wanted:
+            wanted.append("offset")
+        for records in _decoded(part, tuple(dict.fromkeys(wanted)), key_range, check_crcs=check_crcs):
+            count = records.num_rows
+            if count:
+                arrays = [_column(name, part, records, count, lineages) for name in columns]
+                batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    return pa.Table.from_batches(batches, schema)
+
+
+def _decoded(
+    part: Ready, columns: tuple[str, ...], key_range: tuple[int, int] | None, *, check_crcs: bool
+) -> Iterator[pa.RecordBatch]:
+    try:
+        for decoded in decode_all(
+            part.fetched.data,
+            columns=columns,
+            start_offset=part.start,
+            end_offset=part.end,
+            key_range=key_range,
+            aborted=part.fetched.aborted,
+            check_crc=check_crcs,
+        ):
+            yield decoded.records
+    except DecodeError as error:
+        error.add_note(f"in {part.topic}-{part.partition}")
+        raise
+
+
+def _column(name: str, part: Ready, decoded: Any, count: int, lineages: Mapping[str, Lineage]) -> Any:
+    made = _MADE.get(name)
+    return _read(name, decoded) if made is None else made(part, decoded, count, lineages)
+
+
+def _read(name: str, decoded: Any) -> Any:
+    column = decoded.column(name)
+    wanted = TYPES[name]
+    return column if column.type == wanted else column.view(wanted) if name == "timestamp" else column.cast(wanted)
+
+
+def _topic(part: Ready, _decoded: Any, count: int, _lineages: Mapping[str, Lineage]) -> Any:
+    name = part.topic.encode()
+    names = pa.StringArray.from_buffers(1, pa.py_buffer(np.array([0, len(name)], np.int32)), pa.py_buffer(name))
+    return pa.DictionaryArray.from_arrays(as_column(np.zeros(count, np.int32)), names)
+
+
+def _partition(part: Ready, _decoded: Any, count: int, _lineages: Mapping[str, Lineage]) -> Any:
+    return as_column(np.full(count, part.partition, np.int32))
+
+
+def _sequence(part: Ready, decoded: Any, _count: int, lineages: Mapping[str, Lineage]) -> Any:
+    """`layout << 48 | offset`, as `Lineage.sequence` says of one record."""
+    ends, layouts = sequence_cuts(lineages[part.topic], part.partition)
+    offsets = as_numbers(decoded.column("offset"))
+    at = np.searchsorted(np.asarray(ends, np.int64), offsets, side="right")
+    return as_column(np.asarray(layouts, np.int64)[at] << SEQUENCE_OFFSET_BITS | offsets)
+
+
+_MADE: dict[str, Callable[[Ready, Any, int, Mapping[str, Lineage]], Any]] = {
+    "topic": _topic,
+    "partition": _partition,
+    "sequence": _sequence,
+}
+
+
+def records_of(part: Ready, rows: pa.Table) -> list[Record]:
+    """Make records of some rows of a part, given in `RECORD_COLUMNS`."""
+    count = rows.num_rows
+    headers = rows.column("headers")
+    entries: Iterable[tuple[tuple[str, bytes | None], ...]] = repeat((), count)
+    if any(len(chunk.flatten()) for chunk in headers.chunks):
+        entries = (tuple((entry["key"], entry["value"]) for entry in row) for row in headers.to_pylist())
+    return list(
+        map(
+            Record,
+            repeat(part.topic, count),
+            repeat(part.partition, count),
+            rows.column("offset").to_pylist(),
+            rows.column("timestamp").cast(pa.int64()).to_pylist(),
+            rows.column("timestamp_type").to_pylist(),
+            rows.column("key").to_pylist(),
+            rows.column("value").to_pylist(),
+            entries,
+        )
+    )

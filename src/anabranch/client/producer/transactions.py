@@ -1,0 +1,308 @@
+"""A producer's side of its transactions: what it says to their coordinator, and what it may say next.
+
+    NEW ──init──► READY ──begin──► OPEN ──commit──► COMMITTING ──► READY
+                                    │
+                                    └─ a record failed, abort ─► SPOILT ──► READY        FENCED is the end
+
+Requests are repeated until `max.block.ms` are over: the coordinator recognises those that it has carried out. Every
+coordinator request is safe to repeat, so a lost answer never decides anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.ids import NO_LEADER_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
+from anabranch.client.cluster.connection import ConnectError, DisconnectedError
+from anabranch.client.cluster.coordinator import GROUP, TRANSACTION, Coordinator
+from anabranch.client.cluster.metadata import Cluster
+from anabranch.client.consumer.group import GroupMetadata
+from anabranch.client.consumer.offsets import OffsetAndMetadata
+from anabranch.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
+from anabranch.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+from anabranch.protocol.messages.end_txn import EndTxnRequest
+from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest
+from anabranch.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
+
+PURPOSE = "transactions"
+RETRY_S = 0.01
+RETRY_MAX_S = 0.5
+NO_GENERATION = -1
+FENCED = frozenset(
+    {
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+AGAIN = frozenset(
+    {
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+    }
+)
+
+
+VERSIONS_MAX = {AddPartitionsToTxnRequest: 3, EndTxnRequest: 4, TxnOffsetCommitRequest: 4, InitProducerIdRequest: 5}
+"""Later ones are for brokers among themselves, or for transactions whose epoch grows with each (KIP-890, part 2)."""
+
+
+class Phase(Enum):
+    """What the producer may do."""
+
+    NEW = auto()
+    READY = auto()
+    OPEN = auto()
+    COMMITTING = auto()
+    """The commit was asked for, and its outcome may not be known: only the commit can be asked for again."""
+    SPOILT = auto()
+    FENCED = auto()
+
+
+class Producing(NamedTuple):
+    """The producer id and epoch."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+WHY_NOT = {
+    (Phase.NEW, "begin"): "call init_transactions first",
+    (Phase.NEW, "send"): "call init_transactions, then begin_transaction",
+    (Phase.READY, "send"): "call begin_transaction first",
+    (Phase.READY, "commit"): "no transaction is open: call begin_transaction first",
+    (Phase.NEW, "commit"): "no transaction is open: call init_transactions, then begin_transaction",
+    (Phase.OPEN, "begin"): "a transaction is open already: commit or abort it first",
+    (Phase.OPEN, "init"): "a transaction is open: commit or abort it first",
+    (Phase.COMMITTING, "begin"): "the last transaction is being committed: call commit_transaction until it is",
+    (Phase.COMMITTING, "send"): "the transaction is being committed",
+    (Phase.COMMITTING, "abort"): "the transaction may be committed already: call commit_transaction until it is",
+    (Phase.SPOILT, "begin"): "the open transaction cannot be committed any more: abort it first",
+    (Phase.SPOILT, "send"): "the open transaction cannot be committed any more: abort it",
+    (Phase.SPOILT, "commit"): "the transaction cannot be committed any more: abort it",
+    (Phase.SPOILT, "init"): "the open transaction cannot be committed any more: abort it first",
+}
+MAY = {
+    "init": {Phase.NEW, Phase.READY},
+    "begin": {Phase.READY},
+    "send": {Phase.OPEN},
+    "commit": {Phase.OPEN, Phase.COMMITTING},
+    "abort": {Phase.OPEN, Phase.SPOILT},
+}
+
+
+class Transactions:
+    """The transactions of one producer, one after the other."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        transactional_id: str,
+        *,
+        timeout_ms: int,
+        request_timeout_ms: int,
+        max_block_ms: int,
+    ) -> None:
+        self.transactional_id = transactional_id
+        self.phase = Phase.NEW
+        self.why: Exception | None = None
+        """Why the transaction is spoilt, or the producer fenced."""
+        self.begun = False
+        """Whether the coordinator may know of the open transaction."""
+        self._cluster = cluster
+        self._coordinator = Coordinator(cluster, transactional_id, TRANSACTION)
+        self._groups: dict[str, Coordinator] = {}
+        self._timeout_ms = timeout_ms
+        self._request_timeout_ms = request_timeout_ms
+        self._max_block_ms = max_block_ms
+        self._as = Producing(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+
+    def check(self, action: str) -> None:
+        """Raise what stands against an action in this phase."""
+        if self.phase in MAY[action]:
+            return
+        if self.phase is Phase.FENCED:
+            assert self.why is not None
+            raise self.why
+        text = WHY_NOT.get((self.phase, action), "no transaction is open")
+        because = f" ({self.why})" if self.phase is Phase.SPOILT and self.why is not None else ""
+        raise ApiError(ErrorCode.INVALID_TXN_STATE, text + because)
+
+    def spoil(self, error: Exception) -> None:
+        """A record of the open transaction is lost: it can only be aborted."""
+        if self.phase in (Phase.OPEN, Phase.COMMITTING):
+            self.phase, self.why = Phase.SPOILT, error
+
+    def fence(self, error: Exception) -> None:
+        """Another producer has the transactional id now."""
+        self.phase, self.why = Phase.FENCED, error
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    async def init(self) -> Producing:
+        """Get the producer id and the next epoch; whoever had them is fenced, what it left open is aborted."""
+        request = InitProducerIdRequest(
+            transactional_id=self.transactional_id,
+            transaction_timeout_ms=self._timeout_ms,
+            producer_id=self._as.producer_id,
+            producer_epoch=self._as.producer_epoch,
+        )
+        response = await self._until_done(lambda: self._ask(request), "init_transactions")
+        self._as = Producing(response.producer_id, response.producer_epoch)
+        return self._as
+
+    async def add_partitions(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """Let the transaction hold partitions. UNKNOWN_TOPIC_OR_PARTITION when one of them is not there."""
+        topics: dict[str, list[int]] = {}
+        for topic, number in partitions:
+            topics.setdefault(topic, []).append(number)
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=self.transactional_id,
+            v3_and_below_producer_id=self._as.producer_id,
+            v3_and_below_producer_epoch=self._as.producer_epoch,
+            v3_and_below_topics=[
+                AddPartitionsToTxnTopic(name=name, partitions=numbers) for name, numbers in topics.items()
+            ],
+        )
+
+        def code_of(response: Any) -> ErrorCode:
+            codes = [
+                ErrorCode.of(result.partition_error_code)
+                for topic in response.results_by_topic_v3_and_below
+                for result in topic.results_by_partition
+            ]
+            return _worst(codes)
+
+        self.begun = True
+        await self._until_done(lambda: self._ask(request), "adding partitions to the transaction", code_of)
+
+    async def commit_offsets(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: GroupMetadata) -> None:
+        """Let a group's progress count when the transaction is committed."""
+        added = AddOffsetsToTxnRequest(
+            transactional_id=self.transactional_id,
+            producer_id=self._as.producer_id,
+            producer_epoch=self._as.producer_epoch,
+            group_id=group.group_id,
+        )
+        topics: dict[str, list[TxnOffsetCommitRequestPartition]] = {}
+        for tp, at in offsets.items():
+            told = TxnOffsetCommitRequestPartition(
+                partition_index=tp.partition,
+                committed_offset=at.offset,
+                committed_leader_epoch=NO_LEADER_EPOCH if at.leader_epoch is None else at.leader_epoch,
+                committed_metadata=at.metadata,
+            )
+            topics.setdefault(tp.topic, []).append(told)
+        committed = TxnOffsetCommitRequest(
+            transactional_id=self.transactional_id,
+            group_id=group.group_id,
+            producer_id=self._as.producer_id,
+            producer_epoch=self._as.producer_epoch,
+            generation_id=group.generation_id,
+            member_id=group.member_id,
+            group_instance_id=group.group_instance_id,
+            topics=[TxnOffsetCommitRequestTopic(name=name, partitions=told) for name, told in topics.items()],
+        )
+        coordinator = self._groups.setdefault(group.group_id, Coordinator(self._cluster, group.group_id, GROUP))
+
+        async def add() -> Any:
+            await coordinator.connection(PURPOSE)  # A group that nobody has looked for has no coordinator yet.
+            return await self._ask(added)
+
+        def code_of(response: Any) -> ErrorCode:
+            code = _worst([ErrorCode.of(it.error_code) for topic in response.topics for it in topic.partitions])
+            if code in AGAIN:
+                coordinator.forget()
+            return code
+
+        self.begun = True
+        await self._until_done(add, "adding offsets to the transaction")
+        await self._until_done(
+            lambda: self._ask(committed, coordinator),
+            f"committing offsets of group '{group.group_id}' with the transaction",
+            code_of,
+        )
+
+    async def end(self, *, commit: bool) -> None:
+        """Commit or abort what the coordinator knows of; when this returns the decision is durable."""
+        if self.begun:
+            request = EndTxnRequest(
+                transactional_id=self.transactional_id,
+                producer_id=self._as.producer_id,
+                producer_epoch=self._as.producer_epoch,
+                committed=commit,
+            )
+            try:
+                await self._until_done(lambda: self._ask(request), "commit" if commit else "abort")
+            except ApiError as error:
+                # Nothing of it has reached the coordinator, so there is nothing to abort.
+                if commit or error.code is not ErrorCode.INVALID_TXN_STATE:
+                    raise
+        self.begun = False
+
+    async def _ask(self, request: Any, coordinator: Coordinator | None = None) -> Any:
+        coordinator = coordinator or self._coordinator
+        connection = await coordinator.connection(PURPOSE)
+        version = connection.version_of(type(request))
+        capped = min(version, VERSIONS_MAX.get(type(request), version))
+        return await coordinator.ask(request, PURPOSE, timeout_ms=self._request_timeout_ms, version=capped)
+
+    async def _until_done(
+        self,
+        ask: Callable[[], Any],
+        what: str,
+        code_of: Callable[[Any], ErrorCode] = lambda response: ErrorCode.of(response.error_code),
+    ) -> Any:
+        """Ask until there is an answer that says more than to ask again."""
+        loop = asyncio.get_running_loop()
+        deadline, delay_s = loop.time() + self._max_block_ms / 1000, RETRY_S
+        while True:
+            why: Exception
+            try:
+                response = await ask()
+                code = code_of(response)
+                if code is ErrorCode.NONE:
+                    return response
+                why = ApiError(code, f"{what} of transactional id '{self.transactional_id}' was refused")
+            except (ConnectError, DisconnectedError, OSError) as error:
+                code, why = ErrorCode.NETWORK_EXCEPTION, error
+            except ApiError as error:  # No coordinator could be found.
+                code, why = error.code, error
+            if code in FENCED:
+                text = f"transactional id '{self.transactional_id}' belongs to another producer now; make a new one"
+                fenced = ApiError(code, text)
+                self.fence(fenced)
+                raise fenced from why
+            if code not in AGAIN and code is not ErrorCode.NETWORK_EXCEPTION:
+                raise why
+            if code is ErrorCode.NOT_COORDINATOR or code is ErrorCode.COORDINATOR_NOT_AVAILABLE:
+                self._coordinator.forget()
+            if loop.time() + delay_s > deadline:
+                text = f"{what} took longer than {self._max_block_ms} ms (max.block.ms): {why}; it can be tried again"
+                raise ApiError(ErrorCode.REQUEST_TIMED_OUT, text) from why
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, RETRY_MAX_S)
+
+
+def _worst(codes: Iterable[ErrorCode]) -> ErrorCode:
+    """The code that decides what is done about many: one that no repetition helps, before one that it does."""
+    bad = [code for code in codes if code not in (ErrorCode.NONE, ErrorCode.OPERATION_NOT_ATTEMPTED)]
+    return next((code for code in bad if code not in AGAIN), bad[0] if bad else ErrorCode.NONE)
+
+
+def group_of(group: GroupMetadata | str) -> GroupMetadata:
+    """Who commits: a member of a group, or just the group's id where it has no members."""
+    return GroupMetadata(group, NO_GENERATION, "", None) if isinstance(group, str) else group

@@ -1,0 +1,1 @@
+"""The main job: flights through an elastic topic, read by Spark."""

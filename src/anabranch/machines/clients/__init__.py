@@ -1,0 +1,1 @@
+"""What our producer and consumer decide."""

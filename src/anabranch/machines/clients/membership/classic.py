@@ -1,0 +1,583 @@
+"""A member by the classic protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
+
+    UNJOINED ──► JOINING ──► (LEADING) ──► SYNCING ──► STABLE ──► LEAVING ──► OUT
+        ▲            └───────────┴────────────┴──────────┤             FAILED: refused for good
+        └──────── rebalance, lost, subscription ─────────┘             STALE: left, since nobody polled
+
+Eager members let go of everything before they join; cooperative ones keep it, let go of what the new generation takes
+from them, and then join once more. The leader waits to hear how many partitions there are (`wanted_topics`), assigns,
+and joins again when that has changed. A member that the coordinator does not know has lost its partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum, auto
+from typing import Any
+from uuid import UUID
+
+from anabranch.base.errors import ApiError, DecodeError, ErrorCode
+from anabranch.base.ids import TopicPartition
+from anabranch.machines.clients.membership.steps import (
+    UNRELATED_TO_MEMBER,
+    Assign,
+    Event,
+    Failed,
+    Lost,
+    MemberSettings,
+    Owned,
+    Revoke,
+    Send,
+    Step,
+    Subscription,
+    TopicFacts,
+    WaitUntil,
+    backoff_ms,
+)
+from anabranch.machines.clients.membership.strategies import (
+    NO_GENERATION,
+    STICKY,
+    STRATEGIES,
+    Subscriber,
+    assign,
+    assignment_bytes,
+    assignment_of,
+    is_cooperative,
+    subscriber_of,
+    subscription_bytes,
+)
+from anabranch.protocol.messages.heartbeat import HeartbeatRequest
+from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse
+from anabranch.protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
+from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment, SyncGroupResponse
+
+PROTOCOL_TYPE = "consumer"
+JOIN_SLACK_MS = 5_000
+"""A JoinGroup is answered within the rebalance timeout, and this much for the way."""
+LOSING = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION})
+
+
+class Phase(Enum):
+    """Where a member stands."""
+
+    OUT = auto()
+    UNJOINED = auto()
+    JOINING = auto()
+    LEADING = auto()
+    SYNCING = auto()
+    STABLE = auto()
+    LEAVING = auto()
+    STALE = auto()
+    FAILED = auto()
+
+
+ALIVE = frozenset({Phase.UNJOINED, Phase.JOINING, Phase.LEADING, Phase.SYNCING, Phase.STABLE})
+
+
+class ClassicMember:
+    """Drive it as the package says."""
+
+    def __init__(
+        self,
+        settings: MemberSettings,
+        *,
+        strategies: Sequence[str],
+        session_timeout_ms: int,
+        heartbeat_interval_ms: int,
+        metadata_max_age_ms: int,
+    ) -> None:
+        assert strategies and all(strategy in STRATEGIES for strategy in strategies)
+        self._settings = settings
+        self._strategies = tuple(strategies)
+        self._cooperative = is_cooperative(strategies)
+        self._session_timeout_ms = session_timeout_ms
+        self._interval_ms = heartbeat_interval_ms
+        self._metadata_max_age_ms = metadata_max_age_ms
+        self._subscription = Subscription()
+        self._phase = Phase.OUT
+        self._member_id = ""
+        self._generation = NO_GENERATION
+        self._lost = False
+        """What is owned was lost; the application has yet to learn it."""
+        self._owned: frozenset[Owned] = frozenset()
+        self._target: frozenset[Owned] | None = None
+        self._remembered: tuple[int, frozenset[TopicPartition]] = (NO_GENERATION, frozenset())
+        """The last assignment and its generation: what sticky members say."""
+        self._rejoin = False
+        """Join again as soon as the application has done what this generation asks of it."""
+        self._taken: Event | None = None
+        self._error: ApiError | None = None
+        self._flight = 0
+        self._asked: Any = None
+        """The request that is on its way, if one is."""
+        self._tickets = 0
+        self._due_ms = 0
+        self._failures = 0
+        self._strategy = ""
+        self._subscribers: list[Subscriber] = []
+        self._counts: dict[str, int] = {}
+        self._used: dict[str, int] = {}
+        """The partition counts that the leader's last assignment is made of."""
+        self._leads = False
+        self._watched: frozenset[str] = frozenset()
+        """The topics that anybody in the group subscribes to, as far as the leader was told."""
+        self._unknown: frozenset[str] = frozenset()
+        self._look_at_ms: int | None = None
+        self._leave_sent = False
+        self._poll_deadline_ms: int | None = None
+
+    # -- what the application wants -----------------------------------------------------------------------------------
+
+    def subscribe(self, subscription: Subscription) -> None:
+        """Want to read these topics; join, or join again."""
+        assert subscription.pattern is None and subscription.topics, "patterns are resolved by who drives a member"
+        changed = subscription != self._subscription
+        self._subscription = subscription
+        if self._phase in (Phase.OUT, Phase.FAILED, Phase.LEAVING):
+            self._error = None
+            self._lose()
+            self._phase, self._due_ms, self._flight = Phase.UNJOINED, 0, 0
+            self._rejoin = False
+        elif changed and self._phase is not Phase.STALE:
+            if self._phase is Phase.STABLE:
+                self._phase = Phase.UNJOINED
+                if not self._failures:
+                    self._due_ms = 0
+            else:
+                self._rejoin = True
+
+    def leave(self, *, stay: bool | None = None) -> None:
+        """Leave, once the application has let go of all; by default a static member just falls silent."""
+        static = self._settings.group_instance_id is not None
+        staying = static if stay is None else stay
+        self._leave_sent = staying or not self._member_id
+        if self._phase is not Phase.OUT:
+            if self._phase in (Phase.STALE, Phase.FAILED):
+                self._leave_sent = True
+                self._lost = True
+            self._phase = Phase.LEAVING
+        if self._flight:
+            self._flight = 0
+        self._advance()
+
+    def poll_began(self, now_ms: int) -> None:
+        """The application asks for records: it is alive."""
+        self._check_poll(now_ms)
+        self._poll_deadline_ms = None
+        self._advance()
+
+    def poll_ended(self, now_ms: int) -> None:
+        """The application works; it is to come back within `max.poll.interval.ms`."""
+        self._poll_deadline_ms = now_ms + self._settings.max_poll_interval_ms
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def owned(self) -> frozenset[Owned]:
+        """The partitions that the application has taken and not let go of."""
+        return self._owned
+
+    @property
+    def member_id(self) -> str:
+        """Its name in the group, which the coordinator chose."""
+        return self._member_id
+
+    @property
+    def epoch(self) -> int:
+        """The generation."""
+        return self._generation
+
+    @property
+    def phase(self) -> Phase:
+        """Where it stands."""
+        return self._phase
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the coordinator takes offsets from it, as far as is known."""
+        return self._generation >= 0
+
+    @property
+    def has_left(self) -> bool:
+        """Whether nothing is left to do."""
+        return self._phase is Phase.OUT
+
+    @property
+    def wanted_ids(self) -> frozenset[UUID]:
+        """None: topics have names here."""
+        return frozenset()
+
+    @property
+    def wanted_topics(self) -> frozenset[str]:
+        """Topics whose partition counts the leader needs; tell them with `on_topics`, 0 for one that is not there."""
+        return self._unknown
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def on_topics(self, topics: Iterable[TopicFacts]) -> None:
+        """Learn how many partitions topics have."""
+        for topic in topics:
+            self._counts[topic.name] = topic.partition_count
+            self._unknown -= {topic.name}
+        if self._unknown or not self._leads:
+            return
+        if self._phase is Phase.LEADING:
+            self._phase, self._due_ms = Phase.SYNCING, 0
+        elif not self._used:  # it took over a generation that was assigned already
+            self._used = {name: self._counts.get(name, 0) for name in self._watched}
+            self._check_taken_over()
+            self._advance()
+        elif self._phase is Phase.STABLE and any(self._counts.get(name, 0) != n for name, n in self._used.items()):
+            self._phase, self._due_ms = Phase.UNJOINED, 0
+
+    def on_response(self, ticket: int, response: Any, now_ms: int) -> None:
+        """Take the answer to a request."""
+        if ticket != self._flight:
+            return
+        self._flight = 0
+        code = ErrorCode.of(response.error_code)
+        match self._asked:
+            case JoinGroupRequest():
+                self._joined(code, response, now_ms)
+            case SyncGroupRequest():
+                self._synced(code, response, now_ms)
+            case HeartbeatRequest():
+                self._beaten(code, now_ms)
+            case _:
+                self._left()
+        self._advance()
+
+    def on_error(self, ticket: int, error: Exception, now_ms: int) -> None:
+        """Learn that there is no answer; what became of the request is not known."""
+        if ticket != self._flight:
+            return
+        self._flight = 0
+        if self._phase in (Phase.LEAVING, Phase.STALE):
+            self._left()
+        elif isinstance(error, ApiError) and not error.retriable:
+            self._fail(error)
+        else:
+            if self._phase is Phase.SYNCING:
+                self._phase = Phase.UNJOINED
+            self._again(now_ms)
+        self._advance()
+
+    def done(self, event: Event, now_ms: int) -> None:
+        """The application has done what the event that it took says."""
+        assert event is self._taken
+        self._taken = None
+        match event:
+            case Revoke(partitions):
+                self._owned -= partitions
+                self._rejoin = self._rejoin or (self._cooperative and self._phase is Phase.STABLE)
+                if self._phase is Phase.UNJOINED and not self._failures:
+                    self._due_ms = 0
+            case Lost(partitions):
+                self._owned -= partitions
+            case Assign(partitions):
+                self._owned |= partitions
+            case _:
+                pass
+        if not self._owned:
+            self._lost = False
+        self._advance()
+
+    # -- what to do ---------------------------------------------------------------------------------------------------
+
+    def event(self) -> Event | None:
+        """What the application is to do next; it is told so again until it has taken it."""
+        if self._taken is not None:
+            return None
+        if self._owned and (self._lost or self._phase in (Phase.STALE, Phase.FAILED)):
+            return Lost(self._owned)
+        if self._phase is Phase.FAILED:
+            return Failed(self._error) if self._error is not None else None
+        if self._phase is Phase.LEAVING or (self._phase is Phase.UNJOINED and not self._cooperative):
+            return Revoke(self._owned) if self._owned else None
+        if self._phase is not Phase.STABLE or self._target is None:
+            return None
+        if excess := self._owned - self._target:
+            return Revoke(excess)
+        if added := self._target - self._owned:
+            return Assign(added)
+        return None
+
+    def take(self) -> Event | None:
+        """Take what the application is to do next; nothing more comes until it is `done`."""
+        event = self.event()
+        if event is not None:
+            self._taken = event
+        return event
+
+    def next(self, now_ms: int) -> Step:
+        """What the network is to do."""
+        self._check_poll(now_ms)
+        self._look_again(now_ms)
+        if self._flight:
+            return self._wait(None)
+        match self._phase:
+            case Phase.LEAVING | Phase.STALE:
+                if not self._leave_sent and (self._phase is Phase.STALE or not (self._owned or self._taken)):
+                    return self._send_leave()
+                return self._wait(None)
+            case Phase.UNJOINED:
+                if self._may_join():
+                    return self._send_join() if now_ms >= self._due_ms else self._wait(self._due_ms)
+                return self._beat(now_ms)
+            case Phase.SYNCING:
+                return self._send_sync(now_ms) if now_ms >= self._due_ms else self._wait(self._due_ms)
+            case Phase.LEADING | Phase.STABLE:
+                return self._beat(now_ms)
+            case _:
+                return self._wait(None)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _wait(self, at_ms: int | None) -> WaitUntil:
+        times = [at_ms, self._look_at_ms if self._phase is Phase.STABLE and self._leads else None]
+        if self._phase in ALIVE:
+            times.append(self._poll_deadline_ms)
+        known = [time for time in times if time is not None]
+        return WaitUntil(min(known) if known else None)
+
+    def _check_poll(self, now_ms: int) -> None:
+        deadline = self._poll_deadline_ms
+        if deadline is not None and now_ms >= deadline and self._phase in ALIVE:
+            self._leave_sent = self._settings.group_instance_id is not None or not self._member_id
+            self._phase, self._flight = Phase.STALE, 0
+            self._lose()
+            if self._leave_sent:
+                self._left()
+
+    def _may_join(self) -> bool:
+        if self._taken is not None or self._lost:
+            return False
+        return self._cooperative or not self._owned
+
+    def _advance(self) -> None:
+        """Go on where the last thing that was waited for has happened."""
+        if self._phase is Phase.STABLE and self._rejoin and self.event() is None and self._taken is None:
+            self._rejoin = False
+            if not self._flight:
+                self._phase, self._due_ms = Phase.UNJOINED, 0
+            else:
+                self._rejoin = True
+        if self._owned or self._taken is not None or self._flight:
+            return
+        if self._phase is Phase.LEAVING and self._leave_sent:
+            self._phase, self._generation = Phase.OUT, NO_GENERATION
+        elif self._phase is Phase.STALE and self._leave_sent and self._poll_deadline_ms is None:
+            self._phase, self._due_ms = Phase.UNJOINED, 0
+
+    def _again(self, now_ms: int) -> None:
+        self._failures += 1
+        self._due_ms = now_ms + backoff_ms(self._settings, self._failures)
+        if self._phase is Phase.JOINING:
+            self._phase = Phase.UNJOINED
+
+    def _lose(self) -> None:
+        """What is owned is lost, and so is what the application is about to take."""
+        self._lost = bool(self._owned) or isinstance(self._taken, Assign)
+
+    def _forgotten(self, now_ms: int) -> None:
+        """The coordinator does not know this member, or not in this generation: begin anew."""
+        self._member_id, self._generation = "", NO_GENERATION
+        self._lose()
+        self._target = None
+        self._phase, self._rejoin = Phase.UNJOINED, False
+        self._again(now_ms)
+
+    def _fail(self, error: ApiError) -> None:
+        self._phase, self._error = Phase.FAILED, error
+        self._member_id, self._generation = "", NO_GENERATION
+        self._target, self._rejoin = None, False
+        self._lose()
+
+    def _left(self) -> None:
+        self._leave_sent = True
+        self._member_id, self._generation = "", NO_GENERATION
+        self._target = None
+
+    def _send(self, request: Any, timeout_ms: int | None = None) -> Send:
+        self._tickets += 1
+        self._flight, self._asked = self._tickets, request
+        return Send(self._flight, request, timeout_ms)
+
+    def _beat(self, now_ms: int) -> Step:
+        """Send a heartbeat if it is time, and there is a session to keep."""
+        if not self.is_member:
+            return self._wait(self._due_ms if now_ms < self._due_ms else None)
+        if now_ms < self._due_ms:
+            return self._wait(self._due_ms)
+        self._due_ms = now_ms + self._interval_ms
+        return self._send(
+            HeartbeatRequest(
+                group_id=self._settings.group_id,
+                generation_id=self._generation,
+                member_id=self._member_id,
+                group_instance_id=self._settings.group_instance_id,
+            )
+        )
+
+    def _beaten(self, code: ErrorCode, now_ms: int) -> None:
+        if code is ErrorCode.NONE:
+            self._failures = 0
+        elif code is ErrorCode.REBALANCE_IN_PROGRESS:
+            if self._phase is Phase.STABLE:
+                self._phase = Phase.UNJOINED
+                if self._may_join():
+                    self._due_ms = 0
+        elif code in LOSING:
+            self._forgotten(now_ms)
+        elif code in UNRELATED_TO_MEMBER:
+            self._again(now_ms)
+        else:
+            self._fail(self._refusal(code))
+
+    def _send_join(self) -> Send:
+        self._phase, self._leads, self._rejoin = Phase.JOINING, False, False
+        self._unknown = frozenset()
+        return self._send(
+            JoinGroupRequest(
+                group_id=self._settings.group_id,
+                session_timeout_ms=self._session_timeout_ms,
+                rebalance_timeout_ms=self._settings.max_poll_interval_ms,
+                member_id=self._member_id,
+                group_instance_id=self._settings.group_instance_id,
+                protocol_type=PROTOCOL_TYPE,
+                protocols=[
+                    JoinGroupRequestProtocol(name=strategy, metadata=self._metadata(strategy))
+                    for strategy in self._strategies
+                ],
+            ),
+            self._settings.max_poll_interval_ms + JOIN_SLACK_MS,
+        )
+
+    def _metadata(self, strategy: str) -> bytes:
+        owned = frozenset(owned.name for owned in self._owned)
+        generation = self._generation
+        if strategy == STICKY:
+            generation, owned = self._remembered
+        elif self._generation == NO_GENERATION:
+            owned = frozenset()
+        return subscription_bytes(strategy, self._subscription.topics, owned, generation, self._settings.client_rack)
+
+    def _joined(self, code: ErrorCode, response: JoinGroupResponse, now_ms: int) -> None:
+        if code is ErrorCode.MEMBER_ID_REQUIRED:
+            self._member_id = response.member_id
+            self._phase, self._due_ms = Phase.UNJOINED, 0
+        elif code in LOSING:
+            self._forgotten(now_ms)
+        elif code in UNRELATED_TO_MEMBER or code is ErrorCode.REBALANCE_IN_PROGRESS:
+            self._again(now_ms)
+        elif code is not ErrorCode.NONE:
+            self._fail(self._refusal(code))
+        else:
+            self._failures = 0
+            self._member_id, self._generation = response.member_id, response.generation_id
+            self._strategy = response.protocol_name or ""
+            self._subscribers = []
+            self._phase, self._due_ms = Phase.SYNCING, 0
+            self._leads = response.leader == response.member_id
+            if self._leads:
+                self._lead(response, now_ms)
+
+    def _lead(self, response: JoinGroupResponse, now_ms: int) -> None:
+        try:
+            self._subscribers = [
+                subscriber_of(member.member_id, member.group_instance_id, self._strategy, member.metadata)
+                for member in response.members
+            ]
+        except DecodeError as error:
+            text = f"a member of group '{self._settings.group_id}' joined with a subscription that cannot be read"
+            self._fail(ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, f"{text}: {error}"))
+            return
+        self._watched = self._unknown = frozenset(topic for member in self._subscribers for topic in member.topics)
+        self._counts, self._used = {}, {}
+        self._look_at_ms = now_ms + self._metadata_max_age_ms
+        if response.skip_assignment:
+            self._subscribers = []
+        elif self._unknown:
+            self._phase, self._due_ms = Phase.LEADING, now_ms + self._interval_ms
+
+    def _check_taken_over(self) -> None:
+        """A leader that was started anew and given its former self's assignment assigns anew if that is out of date."""
+        if (
+            self._leads
+            and self._used
+            and any(one.partition >= self._used.get(one.topic, 0) for one in self._target or ())
+        ):
+            self._rejoin = True
+
+    def _look_again(self, now_ms: int) -> None:
+        if self._leads and self._look_at_ms is not None and now_ms >= self._look_at_ms and self._phase is Phase.STABLE:
+            self._unknown = self._watched
+            self._look_at_ms = now_ms + self._metadata_max_age_ms
+
+    def _send_sync(self, now_ms: int) -> Send:
+        given: dict[str, list[TopicPartition]] = {}
+        if self._leads and self._subscribers:
+            self._used = {topic: self._counts.get(topic, 0) for one in self._subscribers for topic in one.topics}
+            given = assign(self._strategy, self._subscribers, self._used)
+        return self._send(
+            SyncGroupRequest(
+                group_id=self._settings.group_id,
+                generation_id=self._generation,
+                member_id=self._member_id,
+                group_instance_id=self._settings.group_instance_id,
+                protocol_type=PROTOCOL_TYPE,
+                protocol_name=self._strategy,
+                assignments=[
+                    SyncGroupRequestAssignment(member_id=member_id, assignment=assignment_bytes(partitions))
+                    for member_id, partitions in given.items()
+                ],
+            ),
+            self._settings.max_poll_interval_ms + JOIN_SLACK_MS,
+        )
+
+    def _synced(self, code: ErrorCode, response: SyncGroupResponse, now_ms: int) -> None:
+        if code is ErrorCode.NONE:
+            try:
+                given = assignment_of(response.assignment)
+            except DecodeError as error:
+                text = (
+                    f"the leader of group '{self._settings.group_id}' sent an assignment that cannot be read: {error}"
+                )
+                self._fail(ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, text))
+                return
+            self._failures = 0
+            self._target = frozenset(Owned(*tp) for tp in given)
+            self._check_taken_over()
+            self._remembered = (self._generation, given)
+            self._phase = Phase.STABLE
+            self._due_ms = now_ms + self._interval_ms
+        elif code is ErrorCode.REBALANCE_IN_PROGRESS:
+            self._phase, self._due_ms = Phase.UNJOINED, 0
+        elif code in LOSING:
+            self._forgotten(now_ms)
+        elif code in UNRELATED_TO_MEMBER:
+            self._phase = Phase.UNJOINED
+            self._again(now_ms)
+        else:
+            self._fail(self._refusal(code))
+
+    def _send_leave(self) -> Send:
+        member = MemberIdentity(
+            member_id=self._member_id, group_instance_id=self._settings.group_instance_id, reason="the consumer leaves"
+        )
+        return self._send(
+            LeaveGroupRequest(group_id=self._settings.group_id, member_id=self._member_id, members=[member])
+        )
+
+    def _refusal(self, code: ErrorCode) -> ApiError:
+        hints = {
+            ErrorCode.FENCED_INSTANCE_ID: f"another member has taken over the instance id "
+            f"'{self._settings.group_instance_id}'; every member needs its own",
+            ErrorCode.INCONSISTENT_GROUP_PROTOCOL: "its members have no assignor in common with partition.assignment."
+            f"strategy {', '.join(self._strategies)}; use one that all have",
+            ErrorCode.INVALID_SESSION_TIMEOUT: f"session.timeout.ms is {self._session_timeout_ms}; choose one between "
+            "the broker's group.min.session.timeout.ms and group.max.session.timeout.ms",
+            ErrorCode.GROUP_MAX_SIZE_REACHED: "the group is full; raise group.max.size, or run fewer members",
+        }
+        hint = hints.get(code, "the coordinator says no more")
+        return ApiError(code, f"group '{self._settings.group_id}' refuses this member: {hint}")

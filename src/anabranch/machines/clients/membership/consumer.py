@@ -1,0 +1,618 @@
+"""A member by the consumer protocol (KIP-848): heartbeats carry everything.
+
+    FENCED ──► JOINING ──► JOINED ──► LEAVING ──► OUT        FENCED: the coordinator does not know us as we are
+      ▲           └─────────┬──► STALE ──► (polled again) FENCED      STALE: left, since the application stopped polling
+      └─────────────────────┘    FAILED: refused for good
+
+Epoch 0 joins; the first request, and the first after any that failed, says all there is to say, the others what has
+changed. The coordinator names the target. What is owned beyond it is revoked, then acknowledged by a heartbeat at once;
+what is missing is assigned as soon as its topic's id can be named. A member that is out joins again with the same id,
+when the application has let go of everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.machines.clients.membership.assignors import (
+    ASSIGNMENT_ERROR,
+    AssignorMetadata,
+    GroupAssignment,
+    MemberAssignment,
+    PartitionAssignor,
+    TopicIdPartition,
+    install_request,
+    offer,
+    spec_of,
+)
+from anabranch.machines.clients.membership.steps import (
+    UNRELATED_TO_MEMBER,
+    Assign,
+    Compute,
+    Event,
+    Explain,
+    Failed,
+    Lost,
+    MemberSettings,
+    Owned,
+    Revoke,
+    Send,
+    Step,
+    Subscription,
+    TopicFacts,
+    WaitUntil,
+    backoff_ms,
+    by_topic,
+)
+from anabranch.protocol.messages.consumer_group_heartbeat import (
+    Assignment,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    TopicPartitions,
+)
+from anabranch.protocol.messages.consumer_group_heartbeat import Assignor as OfferedAssignor
+from anabranch.protocol.messages.consumer_group_prepare_assignment import ConsumerGroupPrepareAssignmentRequest
+
+JOIN, LEAVE, LEAVE_FOR_A_WHILE = 0, -1, -2
+"""Member epochs that say what the member wants."""
+LEAVE_ATTEMPTS_MAX = 2
+FENCING = frozenset({ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID})
+
+
+class Phase(Enum):
+    """Where a member stands."""
+
+    OUT = auto()
+    FENCED = auto()
+    JOINING = auto()
+    JOINED = auto()
+    LEAVING = auto()
+    STALE = auto()
+    FAILED = auto()
+
+
+HEARTBEATING = frozenset({Phase.JOINING, Phase.JOINED})
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What the coordinator has confirmed to know."""
+
+    subscription: Subscription
+    owned: frozenset[Owned] | None
+    """None when it must be told again, whatever it is."""
+    server_assignor: str | None
+    offered: tuple[OfferedAssignor, ...]
+
+
+class ConsumerMember:
+    """Drive it as the package says. `member_id` is chosen by who makes it, once for the life of the consumer."""
+
+    def __init__(
+        self,
+        settings: MemberSettings,
+        member_id: str,
+        *,
+        server_assignor: str | None = None,
+        local_assignors: Iterable[PartitionAssignor] = (),
+    ) -> None:
+        self._settings = settings
+        self._member_id = member_id
+        self._server_assignor = server_assignor
+        self._assignors = {assignor.name: assignor for assignor in local_assignors}
+        self._subscription = Subscription()
+        self._phase = Phase.OUT
+        self._epoch = JOIN
+        self._owned: frozenset[Owned] = frozenset()
+        self._target: frozenset[TopicIdPartition] | None = None
+        self._names: dict[UUID, str] = {}
+        self._taken: Event | None = None
+        self._explain: Explain | None = None
+        self._error: ApiError | None = None
+        self._told: _Told | None = None
+        self._telling: _Told | None = None
+        self._report = False
+        """The owned partitions are to be said again, since the target is new."""
+        self._pattern_said = False
+        """The coordinator may know of a pattern: when there is none any more it must be told so."""
+        self._unsure = False
+        """The owned partitions were said and not answered: what was not among them may be others' by now."""
+        self._urgent = False
+        self._flight = 0
+        self._tickets = 0
+        self._due_ms = 0
+        self._interval_ms = 0
+        self._failures = 0
+        self._leave_epoch = 0
+        """What is still to be sent to leave; 0 when nothing is."""
+        self._leave_failures = 0
+        self._known = False
+        """The coordinator may know of this member."""
+        self._poll_deadline_ms: int | None = None
+        self._assignment = _AssignmentWork(settings, self._assignors)
+
+    # -- what the application wants -----------------------------------------------------------------------------------
+
+    def subscribe(self, subscription: Subscription) -> None:
+        """Want to read this; join, if this is no member yet."""
+        assert subscription.topics or subscription.pattern is not None
+        self._subscription = subscription
+        if self._phase in (Phase.OUT, Phase.FAILED, Phase.LEAVING):
+            self._error = None
+            self._leave_epoch = 0
+            self._drop_out(Phase.FENCED)
+            self._due_ms = 0
+        self._urgent = True
+        self._advance()
+
+    def leave(self, *, stay: bool | None = None) -> None:
+        """Leave, once the application has let go of all; `stay`: without giving up the place, by default if static.
+
+        A static member that stays is expected back within the session timeout; another one just falls silent.
+        """
+        static = self._settings.group_instance_id is not None
+        staying = static if stay is None else stay
+        was_in = self._phase in HEARTBEATING and self._known
+        if self._phase is Phase.STALE and self._leave_epoch:
+            was_in = True
+        if was_in:
+            self._leave_epoch = LEAVE if not staying else LEAVE_FOR_A_WHILE if static else 0
+        if self._phase is not Phase.OUT:
+            self._phase = Phase.LEAVING
+        self._advance()
+
+    def poll_began(self, now_ms: int) -> None:
+        """The application asks for records: it is alive."""
+        self._check_poll(now_ms)
+        self._poll_deadline_ms = None
+        self._advance()
+
+    def poll_ended(self, now_ms: int) -> None:
+        """The application works; it is to come back within `max.poll.interval.ms`."""
+        self._poll_deadline_ms = now_ms + self._settings.max_poll_interval_ms
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def owned(self) -> frozenset[Owned]:
+        """The partitions that the application has taken and not let go of."""
+        return self._owned
+
+    @property
+    def member_id(self) -> str:
+        """Its name in the group."""
+        return self._member_id
+
+    @property
+    def epoch(self) -> int:
+        """The member epoch."""
+        return self._epoch
+
+    @property
+    def phase(self) -> Phase:
+        """Where it stands."""
+        return self._phase
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the coordinator takes offsets from it, as far as is known."""
+        return self._epoch > 0
+
+    @property
+    def has_left(self) -> bool:
+        """Whether nothing is left to do."""
+        return self._phase is Phase.OUT
+
+    @property
+    def wanted_ids(self) -> frozenset[UUID]:
+        """Topic ids whose names must be found out; tell them with `on_topics`."""
+        return frozenset(tp.topic_id for tp in self._target or () if tp.topic_id not in self._names)
+
+    @property
+    def wanted_topics(self) -> frozenset[str]:
+        """Topics whose partitions are to be known: none, the coordinator knows them."""
+        return frozenset()
+
+    @property
+    def assignor_error(self) -> Exception | None:
+        """What the local assignor ran into when it last ran, or what the coordinator said of its result."""
+        return self._assignment.error
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def on_topics(self, topics: Iterable[TopicFacts]) -> None:
+        """Learn the names of topics."""
+        for topic in topics:
+            self._names[topic.topic_id] = topic.name
+
+    def on_response(self, ticket: int, response: Any, now_ms: int) -> None:
+        """Take the answer to a request, or what a computation gave."""
+        if ticket == self._flight:
+            self._flight = 0
+            self._heartbeat_answered(response, now_ms)
+        elif self._assignment.take(ticket, response, now_ms):
+            self._urgent = True
+        self._advance()
+
+    def on_error(self, ticket: int, error: Exception, now_ms: int) -> None:
+        """Learn that there is no answer; what became of the request is not known."""
+        if ticket == self._flight:
+            self._flight = 0
+            if isinstance(error, ApiError) and not error.retriable:
+                self._fail(error)
+            else:
+                self._heartbeat_failed(now_ms)
+        else:
+            self._assignment.failed(ticket, error, now_ms)
+        self._advance()
+
+    def done(self, event: Event, now_ms: int) -> None:
+        """The application has done what the event that it took says."""
+        assert event is self._taken
+        self._taken = None
+        match event:
+            case Revoke(partitions) | Lost(partitions):
+                self._owned -= partitions
+                self._urgent = True
+            case Assign(partitions):
+                self._owned |= partitions
+                self._urgent = True
+            case Explain():
+                self._explain = None if self._explain is event else self._explain
+            case Failed():
+                pass
+        self._advance()
+
+    # -- what to do ---------------------------------------------------------------------------------------------------
+
+    def event(self) -> Event | None:
+        """What the application is to do next; it is told so again until it has taken it."""
+        if self._taken is not None:
+            return None
+        if self._phase in (Phase.FENCED, Phase.STALE, Phase.FAILED):
+            if self._owned:
+                return Lost(self._owned)
+            return Failed(self._error) if self._error is not None and self._phase is Phase.FAILED else None
+        if self._phase is Phase.LEAVING:
+            if not self._owned:
+                return None
+            return Revoke(self._owned) if self.is_member else Lost(self._owned)
+        if self._phase is not Phase.JOINED or self._target is None:
+            return None
+        if excess := frozenset(owned for owned in self._owned if _id_of(owned) not in self._target):
+            return Revoke(excess)
+        if self._explain is not None:
+            return self._explain
+        if not self._unsure and (added := self._nameable() - self._owned):
+            return Assign(added)
+        return None
+
+    def take(self) -> Event | None:
+        """Take what the application is to do next; nothing more comes until it is `done`."""
+        event = self.event()
+        if event is not None:
+            self._taken = event
+        return event
+
+    def next(self, now_ms: int) -> Step:
+        """What the network is to do."""
+        self._check_poll(now_ms)
+        if self._phase is Phase.JOINED and (step := self._assignment.next(self._member_id, self._epoch, now_ms, self)):
+            return step
+        if self._flight:
+            return self._wait(None)
+        if self._leave_epoch and (self._phase is Phase.STALE or (not self._owned and self._taken is None)):
+            if now_ms < self._due_ms and self._leave_failures:
+                return self._wait(self._due_ms)
+            return self._send_leave()
+        if self._phase not in HEARTBEATING:
+            return self._wait(None)
+        if now_ms < self._due_ms and not (self._urgent and not self._failures):
+            return self._wait(self._due_ms)
+        return self._send_heartbeat(now_ms)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def ticket(self) -> int:
+        """A number for a request."""
+        self._tickets += 1
+        return self._tickets
+
+    def _wait(self, at_ms: int | None) -> WaitUntil:
+        times = [at_ms, self._assignment.next_ms if self._phase is Phase.JOINED else None]
+        if self._phase in HEARTBEATING:
+            times.append(self._poll_deadline_ms)
+        known = [time for time in times if time is not None]
+        return WaitUntil(min(known) if known else None)
+
+    def _check_poll(self, now_ms: int) -> None:
+        deadline = self._poll_deadline_ms
+        if deadline is not None and now_ms >= deadline and self._phase in HEARTBEATING:
+            static = self._settings.group_instance_id is not None
+            known = self._known
+            self._drop_out(Phase.STALE)
+            self._leave_epoch = (LEAVE_FOR_A_WHILE if static else LEAVE) if known else 0
+
+    def _drop_out(self, phase: Phase) -> None:
+        """Stop being a member; what is owned is lost."""
+        self._phase = phase
+        self._epoch = JOIN
+        self._told = self._telling = None
+        self._target = None
+        self._explain = None
+        self._unsure = self._pattern_said = False
+        self._flight = 0
+        self._failures = self._leave_failures = 0
+        self._leave_epoch = 0
+        self._assignment.drop()
+
+    def _fail(self, error: ApiError) -> None:
+        if self._phase in (Phase.LEAVING, Phase.STALE):
+            self._leave_epoch = 0
+            self._known = False
+            self._epoch = JOIN
+            return
+        self._drop_out(Phase.FAILED)
+        self._known = False
+        self._error = error
+
+    def _advance(self) -> None:
+        """Go on where the last thing that was waited for has happened."""
+        if self._owned or self._taken is not None or self._flight or self._leave_epoch:
+            return
+        if self._phase is Phase.LEAVING:
+            self._phase, self._epoch = Phase.OUT, JOIN
+        elif self._phase is Phase.FENCED or (self._phase is Phase.STALE and self._poll_deadline_ms is None):
+            self._phase = Phase.JOINING
+            self._urgent = True
+
+    def _nameable(self) -> frozenset[Owned]:
+        return frozenset(
+            Owned(self._names[tp.topic_id], tp.partition, tp.topic_id)
+            for tp in self._target or ()
+            if tp.topic_id in self._names
+        )
+
+    def _send_leave(self) -> Send:
+        self._flight = self.ticket()
+        return Send(
+            self._flight,
+            ConsumerGroupHeartbeatRequest(
+                group_id=self._settings.group_id,
+                member_id=self._member_id,
+                member_epoch=self._leave_epoch,
+                instance_id=self._settings.group_instance_id,
+            ),
+        )
+
+    def _send_heartbeat(self, now_ms: int) -> Send:
+        told = None if self._epoch == JOIN else self._told
+        wanted = self._subscription
+        offered = offer(tuple(self._assignors.values()))
+        request = ConsumerGroupHeartbeatRequest(
+            group_id=self._settings.group_id,
+            member_id=self._member_id,
+            member_epoch=self._epoch,
+            instance_id=self._settings.group_instance_id,
+        )
+        if told is None:
+            request.rack_id = self._settings.client_rack
+            request.rebalance_timeout_ms = self._settings.max_poll_interval_ms
+        if told is None or told.subscription != wanted:
+            request.subscribed_topic_names = sorted(wanted.topics)
+            if wanted.pattern is not None:
+                request.subscribed_topic_regex = wanted.pattern
+                self._pattern_said = True
+            elif self._pattern_said:
+                request.subscribed_topic_regex = ""
+        if told is None or told.server_assignor != self._server_assignor:
+            request.server_assignor = self._server_assignor
+        if offered and (told is None or told.offered != offered):
+            request.client_assignors = list(offered)
+        owned = self._owned | self._taken.partitions if isinstance(self._taken, Assign) else self._owned
+        if told is None or told.owned != owned or self._report:
+            request.topic_partitions = [
+                TopicPartitions(topic_id=topic_id, partitions=numbers)
+                for (_, topic_id), numbers in by_topic(owned).items()
+            ]
+            self._unsure = True
+        self._telling = _Told(wanted, owned, self._server_assignor, offered)
+        self._flight = self.ticket()
+        self._known = True
+        self._report = self._urgent = False
+        self._due_ms = now_ms + self._interval_ms
+        return Send(self._flight, request)
+
+    def _heartbeat_answered(self, response: ConsumerGroupHeartbeatResponse, now_ms: int) -> None:
+        code = ErrorCode.of(response.error_code)
+        if self._telling is None:
+            self._leave_answered(code, now_ms)
+        elif code is ErrorCode.NONE:
+            self._heartbeat_taken(response, now_ms)
+        elif code in FENCING:
+            failures = self._failures + 1
+            leaving = self._phase is Phase.LEAVING
+            self._drop_out(Phase.LEAVING if leaving else Phase.FENCED)
+            self._known = False
+            self._failures = failures
+            self._due_ms = now_ms + (backoff_ms(self._settings, failures) if failures > 1 else 0)
+        elif code in UNRELATED_TO_MEMBER:
+            self._heartbeat_failed(now_ms)
+        else:
+            self._telling = None
+            self._fail(ApiError(code, _why(code, response.error_message, self._settings)))
+
+    def _heartbeat_taken(self, response: ConsumerGroupHeartbeatResponse, now_ms: int) -> None:
+        self._told, self._telling = self._telling, None
+        self._unsure = False
+        self._pattern_said = self._told is not None and self._told.subscription.pattern is not None
+        self._failures = 0
+        if response.member_id:
+            self._member_id = response.member_id
+        new_epoch = response.member_epoch != self._epoch
+        self._epoch = response.member_epoch
+        self._interval_ms = response.heartbeat_interval_ms
+        if self._phase is Phase.JOINING:
+            self._phase = Phase.JOINED
+        self._due_ms = max(now_ms, self._due_ms if self._due_ms > now_ms else now_ms + self._interval_ms)
+        if response.assignment is not None:
+            self._targeted(response.assignment, new_epoch)
+        self._assignment.heartbeat(wanted=response.should_compute_assignment)
+
+    def _targeted(self, assignment: Assignment, new_epoch: bool) -> None:
+        target = _ids_in(assignment.topic_partitions)
+        if target != self._target:
+            self._target = target
+            settled = self.event() is None
+            self._report = self._report or settled
+            self._urgent = self._urgent or settled
+        if new_epoch and self._assignors:
+            metadata = AssignorMetadata(assignment.metadata_version, bytes(assignment.metadata_bytes))
+            whole = target | _ids_in(assignment.pending_topic_partitions)
+            self._explain = Explain(assignment.error, MemberAssignment(whole, metadata), self._epoch)
+
+    def _heartbeat_failed(self, now_ms: int) -> None:
+        """Nobody knows whether it was heard: say everything again, a little later."""
+        if self._telling is None:
+            self._leave_answered(ErrorCode.NETWORK_EXCEPTION, now_ms)
+            return
+        self._telling = self._told = None
+        self._failures += 1
+        self._due_ms = now_ms + backoff_ms(self._settings, self._failures)
+
+    def _leave_answered(self, code: ErrorCode, now_ms: int) -> None:
+        self._leave_failures += 1
+        if code in UNRELATED_TO_MEMBER and self._leave_failures < LEAVE_ATTEMPTS_MAX:
+            self._due_ms = now_ms + backoff_ms(self._settings, self._leave_failures)
+            return
+        self._leave_epoch = 0
+        self._epoch = JOIN
+        self._known = False
+        self._told = None
+
+
+@dataclass(slots=True)
+class _AssignmentWork:
+    """Computing the group's assignment, when this member was asked to: prepare, compute, install."""
+
+    settings: MemberSettings
+    assignors: dict[str, PartitionAssignor]
+    wanted: bool = False
+    flight: int = 0
+    group_epoch: int = 0
+    work: Any = None
+    computed: GroupAssignment | None = None
+    due_ms: int | None = None
+    failures: int = 0
+    error: Exception | None = None
+
+    def drop(self) -> None:
+        """Forget all of it."""
+        self.wanted = False
+        self.flight = 0
+        self.work = self.computed = self.due_ms = None
+        self.failures = 0
+
+    @property
+    def next_ms(self) -> int | None:
+        """When there is something to do; None while something is under way, or nothing to do."""
+        return None if self.flight else self.due_ms
+
+    def heartbeat(self, *, wanted: bool) -> None:
+        """Hear from a heartbeat whether this member is asked; what waited for a new epoch goes on."""
+        if self.flight or not self.assignors:
+            return
+        if self.computed is None and self.work is None:
+            self.wanted = self.wanted or wanted
+        if self.due_ms is None and (self.wanted or self.computed is not None):
+            self.due_ms = 0
+
+    def next(self, member_id: str, epoch: int, now_ms: int, member: ConsumerMember) -> Send | Compute | None:
+        """The next thing to do for it."""
+        if self.flight or self.due_ms is None or now_ms < self.due_ms:
+            return None
+        if self.work is not None:
+            self.flight = member.ticket()
+            return Compute(self.flight, self.work)
+        group_id = self.settings.group_id
+        if self.computed is not None:
+            self.flight = member.ticket()
+            return Send(self.flight, install_request(group_id, member_id, epoch, self.group_epoch, self.computed))
+        assert self.wanted
+        self.flight = member.ticket()
+        request = ConsumerGroupPrepareAssignmentRequest(group_id=group_id, member_id=member_id, member_epoch=epoch)
+        return Send(self.flight, request)
+
+    def take(self, ticket: int, response: Any, now_ms: int) -> bool:
+        """Take an answer; true when the assignment is installed, so that a heartbeat may bring news."""
+        if not ticket or ticket != self.flight:
+            return False
+        self.flight = 0
+        if isinstance(response, GroupAssignment):
+            self.work, self.computed = None, response
+            return False
+        code = ErrorCode.of(response.error_code)
+        if code is ErrorCode.NONE:
+            self.failures = 0
+            if self.computed is not None:
+                self.drop()
+                return True
+            assignor = self.assignors.get(response.assignor_name)
+            self.group_epoch = response.group_epoch
+            self.wanted = False
+            if assignor is None:
+                self.computed = GroupAssignment(error=ASSIGNMENT_ERROR)
+            else:
+                self.error = None
+                self.work = partial(assignor.assign, spec_of(response))
+        elif code in UNRELATED_TO_MEMBER:
+            self._later(now_ms)
+        elif code in (ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.FENCED_MEMBER_EPOCH):
+            self.due_ms = None  # until the next heartbeat has brought the epoch
+        else:
+            if self.computed is not None and not self.computed.error:
+                self.error = ApiError(code, response.error_message or "the assignment was refused")
+            self.drop()
+        return False
+
+    def failed(self, ticket: int, error: Exception, now_ms: int) -> None:
+        """Learn that a request was not answered, or that the assignor raised."""
+        if not ticket or ticket != self.flight:
+            return
+        self.flight = 0
+        if self.work is not None:
+            self.work, self.computed = None, GroupAssignment(error=ASSIGNMENT_ERROR)
+            self.error = error
+        else:
+            self._later(now_ms)
+
+    def _later(self, now_ms: int) -> None:
+        self.failures += 1
+        self.due_ms = now_ms + backoff_ms(self.settings, self.failures)
+
+
+def _id_of(owned: Owned) -> TopicIdPartition:
+    return TopicIdPartition(owned.topic_id, owned.partition)
+
+
+def _ids_in(topics: Iterable[TopicPartitions]) -> frozenset[TopicIdPartition]:
+    return frozenset(TopicIdPartition(topic.topic_id, number) for topic in topics for number in topic.partitions)
+
+
+def _why(code: ErrorCode, message: str | None, settings: MemberSettings) -> str:
+    said = message or "the coordinator says no more"
+    hints = {
+        ErrorCode.UNRELEASED_INSTANCE_ID: f"another member uses the instance id '{settings.group_instance_id}': "
+        "stop it, or wait until its session has ended",
+        ErrorCode.GROUP_MAX_SIZE_REACHED: "the group is full; raise group.consumer.max.size, or run fewer members",
+        ErrorCode.UNSUPPORTED_ASSIGNOR: "name an assignor that the coordinator has, or that all members offer",
+        ErrorCode.INVALID_REGULAR_EXPRESSION: "the pattern must be an RE2 regular expression",
+    }
+    hint = hints.get(code)
+    return f"group '{settings.group_id}' refuses this member: {said}" + (f" ({hint})" if hint else "")

@@ -1,0 +1,175 @@
+"""What the machines of a group member say, and what they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+from uuid import UUID
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
+from anabranch.machines.clients.membership.assignors import MemberAssignment
+
+UNRELATED_TO_MEMBER = frozenset(
+    {
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+    }
+)
+"""Errors that say nothing about the member: the same request may succeed a little later, perhaps elsewhere."""
+
+
+class Owned(NamedTuple):
+    """One partition of one topic, by name and by id; the classic protocol knows no ids."""
+
+    topic: str
+    partition: int
+    topic_id: UUID = NO_TOPIC_ID
+
+    @property
+    def name(self) -> TopicPartition:
+        """Its name."""
+        return TopicPartition(self.topic, self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What a member wants to read: topics by name, or those that an RE2 pattern matches as a whole."""
+
+    topics: frozenset[str] = frozenset()
+    pattern: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send `request` to the group's coordinator; the answer, or that there is none, comes back with the ticket."""
+
+    ticket: int
+    request: Any
+    timeout_ms: int | None = None
+    """For requests that wait at the coordinator; None where the client's usual time is enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run `work`, which may take long, off the event loop; its result or exception comes back with the ticket."""
+
+    ticket: int
+    work: Any
+
+
+@dataclass(frozen=True, slots=True)
+class WaitUntil:
+    """Nothing is to be done before `at_ms`, or, with None, before something happens."""
+
+    at_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """Finish work on these partitions, commit it, let go of them."""
+
+    partitions: frozenset[Owned]
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Take these partitions."""
+
+    partitions: frozenset[Owned]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """These partitions may be others' already: drop them, commit nothing."""
+
+    partitions: frozenset[Owned]
+
+
+@dataclass(frozen=True, slots=True)
+class Explain:
+    """Tell the local assignors what was decided for this member in a new epoch."""
+
+    error: int
+    assignment: MemberAssignment
+    member_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The member is out of its group, and does not come back by itself."""
+
+    error: ApiError
+
+
+Step = Send | Compute | WaitUntil
+Event = Revoke | Assign | Lost | Explain | Failed
+
+
+class TopicFacts(NamedTuple):
+    """What a machine wants to know of a topic."""
+
+    name: str
+    topic_id: UUID
+    partition_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSettings:
+    """What decides how a member behaves, by Kafka's names."""
+
+    group_id: str
+    group_instance_id: str | None = None
+    client_rack: str | None = None
+    max_poll_interval_ms: int = 300_000
+    retry_backoff_ms: int = 100
+    retry_backoff_max_ms: int = 1_000
+
+
+class Member(Protocol):
+    """What both machines are to those who drive them."""
+
+    def subscribe(self, subscription: Subscription) -> None: ...
+    def leave(self, *, stay: bool | None = None) -> None: ...
+    def next(self, now_ms: int) -> Step: ...
+    def event(self) -> Event | None: ...
+    def take(self) -> Event | None: ...
+    def done(self, event: Event, now_ms: int) -> None: ...
+    def on_response(self, ticket: int, response: Any, now_ms: int) -> None: ...
+    def on_error(self, ticket: int, error: Exception, now_ms: int) -> None: ...
+    def on_topics(self, topics: Iterable[TopicFacts]) -> None: ...
+    def poll_began(self, now_ms: int) -> None: ...
+    def poll_ended(self, now_ms: int) -> None: ...
+
+    @property
+    def owned(self) -> frozenset[Owned]: ...
+    @property
+    def member_id(self) -> str: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def is_member(self) -> bool: ...
+    @property
+    def has_left(self) -> bool: ...
+    @property
+    def wanted_ids(self) -> frozenset[UUID]: ...
+    @property
+    def wanted_topics(self) -> frozenset[str]: ...
+
+
+def backoff_ms(settings: MemberSettings, failures: int) -> int:
+    """How long to wait after so many failures in a row."""
+    return min(settings.retry_backoff_ms << min(max(failures - 1, 0), 16), settings.retry_backoff_max_ms)
+
+
+def by_topic(partitions: Iterable[Owned]) -> Mapping[tuple[str, UUID], list[int]]:
+    """Group partitions by topic, numbers in order."""
+    found: dict[tuple[str, UUID], list[int]] = {}
+    for owned in sorted(partitions):
+        found.setdefault((owned.topic, owned.topic_id), []).append(owned.partition)
+    return found

@@ -1,0 +1,1 @@
+"""What becomes of a produced batch in one partition."""

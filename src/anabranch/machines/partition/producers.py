@@ -1,0 +1,449 @@
+"""Idempotent and transactional producers of one partition, as a pure fold over its batches (ordering.md, section 5).
+
+`check` decides about a batch before it is appended, `apply` folds a batch that was, live and on recovery alike.
+
+    same producer, epoch, sequences as one of the last 5 batches           Duplicate: answered as it was then
+    older epoch                                                            INVALID_PRODUCER_EPOCH
+    newer epoch that does not start with sequence 0                        OUT_OF_ORDER_SEQUENCE_NUMBER
+    sequence that does not follow the last one (2^31-1 is followed by 0)   OUT_OF_ORDER_SEQUENCE_NUMBER
+    producer that nobody remembers                                         any sequence, as Apache Kafka (KIP-360)
+
+The last line has a trap (KAFKA-15591): the first batch of a pipeline is refused, the second one finds no producer and
+is accepted, the first one's repetition is then out of order for ever. So whoever refuses a batch for a reason that may
+pass tells the table (`refused`): what comes next from that producer must be that batch.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import NamedTuple, Protocol
+
+from crc32c import crc32c
+
+from anabranch.base.errors import DecodeError, ErrorCode
+from anabranch.base.ids import NO_PRODUCER_ID, NO_SEQUENCE
+from anabranch.base.limits import PRODUCER_BATCHES_REMEMBERED, PRODUCER_ID_BITS, PRODUCERS_PER_PARTITION_MAX
+from anabranch.machines.partition.aborted import AbortedTransaction, AbortedTransactions
+
+SEQUENCE_MAX = 2**31 - 1
+_SEQUENCES = 2**31
+NO_COORDINATOR_EPOCH = -1
+REFUSALS_REMEMBERED_MAX = 1_000
+
+
+class Batch(Protocol):
+    """What is read of a batch's header: `records.batch.BatchHeader` has it."""
+
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def last_offset_delta(self) -> int: ...
+    @property
+    def max_timestamp(self) -> int: ...
+    @property
+    def producer_id(self) -> int: ...
+    @property
+    def producer_epoch(self) -> int: ...
+    @property
+    def base_sequence(self) -> int: ...
+    @property
+    def is_transactional(self) -> bool: ...
+    @property
+    def is_control(self) -> bool: ...
+
+
+class Accept(NamedTuple):
+    """Append the batch."""
+
+
+class Duplicate(NamedTuple):
+    """The batch was appended before: answer with this, append nothing."""
+
+    base_offset: int
+    last_offset: int
+    timestamp: int
+    """Its largest timestamp, which is the append time where the topic's timestamps are LogAppendTime."""
+
+
+class Refuse(NamedTuple):
+    """Answer with this code, append nothing."""
+
+    error: ErrorCode
+
+
+Verdict = Accept | Duplicate | Refuse
+ACCEPT = Accept()
+
+
+class Marker(NamedTuple):
+    """The end of a transaction: what a control batch of type COMMIT or ABORT holds."""
+
+    commit: bool
+    coordinator_epoch: int
+
+
+class _Remembered(NamedTuple):
+    first_sequence: int
+    last_sequence: int
+    base_offset: int
+    last_offset: int
+    timestamp: int
+
+
+@dataclass(slots=True)
+class _Producer:
+    epoch: int
+    coordinator_epoch: int = NO_COORDINATOR_EPOCH
+    last_sequence: int = NO_SEQUENCE
+    transaction_start: int | None = None
+    batches: list[_Remembered] = field(default_factory=list)
+    """The last few of this epoch, oldest first."""
+    seen_ms: int = field(default=0)
+
+
+class ProducerTable:
+    """Every producer that a partition remembers. Two tables are equal when they would decide alike."""
+
+    def __init__(self, producers_max: int = PRODUCERS_PER_PARTITION_MAX) -> None:
+        self._producers: dict[int, _Producer] = {}
+        """The one that was idle longest first."""
+        self._producers_max = producers_max
+        self._awaited: dict[int, tuple[int, int]] = {}
+        """Producer to the epoch and sequence of the refused batch that must come next. Not durable."""
+        self._undecided: dict[int, int] = {}
+        """First offset to producer of each open transaction, ascending."""
+        self._ended: dict[int, int] = {}
+        """First offset to marker offset of transactions whose marker may lie above the high watermark."""
+        self.aborted = AbortedTransactions()
+        """What readers of committed records are told to leave out."""
+        self.evicted = 0
+        """Producers forgotten because there were too many."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ProducerTable) and self._comparable() == other._comparable()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    # Deciding.
+
+    def check(self, batch: Batch) -> Verdict:
+        """Decide about a batch that a producer sent, before anything else is checked that a resize can change."""
+        duplicate = self.duplicate(batch)
+        if duplicate is not None:
+            return duplicate
+        return self._follows(batch, self._producers.get(batch.producer_id), self._awaited.get(batch.producer_id))
+
+    def duplicate(self, batch: Batch) -> Duplicate | None:
+        """Find the batch among those that are remembered."""
+        known = self._producers.get(batch.producer_id)
+        if batch.producer_id == NO_PRODUCER_ID or known is None or batch.producer_epoch != known.epoch:
+            return None
+        last = sequence_after(batch.base_sequence, batch.last_offset_delta)
+        for old in known.batches:
+            if old.first_sequence == batch.base_sequence and old.last_sequence == last:
+                return Duplicate(old.base_offset, old.last_offset, old.timestamp)
+        return None
+
+    def refused(self, batch: Batch) -> None:
+        """Remember that a batch which `check` accepted was refused, for a reason that may pass.
+
+        Only for a producer that has no sequence here yet does that matter: the next one must be this one's.
+        """
+        known = self._producers.get(batch.producer_id)
+        if batch.producer_id == NO_PRODUCER_ID or batch.base_sequence == NO_SEQUENCE:
+            return
+        if known is not None and known.epoch == batch.producer_epoch and known.last_sequence != NO_SEQUENCE:
+            return
+        self._awaited.pop(batch.producer_id, None)
+        self._awaited[batch.producer_id] = (batch.producer_epoch, batch.base_sequence)
+        if len(self._awaited) > REFUSALS_REMEMBERED_MAX:
+            del self._awaited[next(iter(self._awaited))]
+
+    def check_marker(self, producer_id: int, producer_epoch: int, coordinator_epoch: int) -> ErrorCode:
+        """Decide about a transaction marker of the coordinator, before it is appended."""
+        known = self._producers.get(producer_id)
+        if known is None:
+            return ErrorCode.NONE
+        if producer_epoch < known.epoch:
+            return ErrorCode.INVALID_PRODUCER_EPOCH
+        if coordinator_epoch < known.coordinator_epoch:
+            return ErrorCode.TRANSACTION_COORDINATOR_FENCED
+        return ErrorCode.NONE
+
+    # Folding.
+
+    def apply(self, batch: Batch, now_ms: int, marker: Marker | None = None) -> AbortedTransaction | None:
+        """Fold a batch that is in the log, with its offsets; for a control batch, with the marker that it holds.
+
+        What it gives back is a new line of the aborted-transaction index. `now_ms` says when the producer was last
+        heard of.
+        """
+        if batch.producer_id == NO_PRODUCER_ID:
+            return None
+        known = self._producers.pop(batch.producer_id, None)
+        if known is None:
+            self._make_room()
+            known = _Producer(epoch=batch.producer_epoch)
+        elif known.epoch != batch.producer_epoch:
+            known.epoch = batch.producer_epoch
+            known.last_sequence = NO_SEQUENCE
+            known.batches = []
+        self._producers[batch.producer_id] = known
+        known.seen_ms = now_ms
+        self._awaited.pop(batch.producer_id, None)
+        if batch.is_control:
+            return None if marker is None else self._end(batch, known, marker)
+        if batch.base_sequence != NO_SEQUENCE:
+            last = sequence_after(batch.base_sequence, batch.last_offset_delta)
+            last_offset = batch.base_offset + batch.last_offset_delta
+            known.last_sequence = last
+            known.batches.append(
+                _Remembered(batch.base_sequence, last, batch.base_offset, last_offset, batch.max_timestamp)
+            )
+            del known.batches[:-PRODUCER_BATCHES_REMEMBERED]
+        if batch.is_transactional and known.transaction_start is None:
+            known.transaction_start = batch.base_offset
+            self._undecided[batch.base_offset] = batch.producer_id
+        return None
+
+    def expire(self, now_ms: int, idle_max_ms: int) -> int:
+        """Forget producers that were idle for longer, except in an open transaction; say how many."""
+        idle = [
+            producer_id
+            for producer_id, known in self._producers.items()
+            if now_ms - known.seen_ms > idle_max_ms and known.transaction_start is None
+        ]
+        for producer_id in idle:
+            del self._producers[producer_id]
+        return len(idle)
+
+    # Transactions.
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """Where readers of committed records must stop: nothing below belongs to an undecided transaction.
+
+        One whose marker is not below the high watermark is undecided still: a crash may undo the marker. The high
+        watermark never falls from call to call, so what is decided is forgotten.
+        """
+        for start in [start for start, marker in self._ended.items() if marker < high_watermark]:
+            del self._ended[start]
+        first = next(iter(self._undecided), high_watermark)
+        return min(first, min(self._ended, default=first), high_watermark)
+
+    def open_transaction(self, producer_id: int) -> int | None:
+        """The first offset of the producer's open transaction."""
+        known = self._producers.get(producer_id)
+        return None if known is None else known.transaction_start
+
+    @property
+    def transactions(self) -> int:
+        """How many are open."""
+        return len(self._undecided)
+
+    def needs_marker(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether a marker would change anything: one that was written before need not be written again."""
+        known = self._producers.get(producer_id)
+        return known is None or known.transaction_start is not None or producer_epoch > known.epoch
+
+    def __iter__(self) -> Iterator[tuple[int, _Producer]]:
+        """Every producer with what is remembered of it."""
+        return iter(self._producers.items())
+
+    # Snapshots.
+
+    def snapshot(self) -> bytes:
+        """The table as bytes: what `restore` reads, with a checksum."""
+        parts = [b""]
+        for producer_id, known in self._producers.items():
+            start = -1 if known.transaction_start is None else known.transaction_start
+            parts.append(
+                _ENTRY.pack(
+                    producer_id,
+                    known.epoch,
+                    known.coordinator_epoch,
+                    known.last_sequence,
+                    start,
+                    known.seen_ms,
+                    len(known.batches),
+                )
+            )
+            parts += [_BATCH.pack(*batch) for batch in known.batches]
+        ended = [_SPAN.pack(start, marker) for start, marker in self._ended.items()]
+        parts[0] = _COUNTS.pack(len(self._producers), len(ended), len(self.aborted))
+        body = b"".join([*parts, *ended, self.aborted.to_bytes()])
+        return _HEAD.pack(_MAGIC, _VERSION, crc32c(body)) + body
+
+    @classmethod
+    def restore(cls, data: bytes, producers_max: int = PRODUCERS_PER_PARTITION_MAX) -> ProducerTable:
+        """Read a snapshot. Bytes that are not one, or were damaged, are a `DecodeError`."""
+        table = cls(producers_max)
+        try:
+            magic, version, checksum = _HEAD.unpack_from(data)
+            body = memoryview(data)[_HEAD.size :]
+            if magic != _MAGIC or version != _VERSION:
+                raise DecodeError(f"a producer snapshot of an unknown kind: magic {magic!r}, version {version}")
+            if crc32c(body) != checksum:
+                raise DecodeError("a producer snapshot whose checksum does not fit its content")
+            table._read(body)
+        except struct.error as error:
+            raise DecodeError(f"a producer snapshot that is cut off: {error}") from error
+        return table
+
+    def _read(self, body: memoryview) -> None:
+        count, ended, aborted = _COUNTS.unpack_from(body)
+        position = _COUNTS.size
+        for _ in range(count):
+            producer_id, epoch, coordinator_epoch, last, start, seen_ms, batches = _ENTRY.unpack_from(body, position)
+            position += _ENTRY.size
+            known = _Producer(epoch, coordinator_epoch, last, None if start < 0 else start, seen_ms=seen_ms)
+            for _ in range(batches):
+                known.batches.append(_Remembered(*_BATCH.unpack_from(body, position)))
+                position += _BATCH.size
+            self._producers[producer_id] = known
+        for _ in range(ended):
+            first, marker = _SPAN.unpack_from(body, position)
+            position += _SPAN.size
+            self._ended[first] = marker
+        self.aborted = AbortedTransactions.from_bytes(body[position:])
+        if len(self.aborted) != aborted:
+            raise DecodeError(f"a producer snapshot with {len(self.aborted)} aborted transactions, not {aborted}")
+        starts = {p.transaction_start: i for i, p in self._producers.items() if p.transaction_start is not None}
+        self._undecided = dict(sorted(starts.items()))
+
+    # Within.
+
+    def _follows(self, batch: Batch, known: _Producer | None, awaited: tuple[int, int] | None) -> Verdict:
+        if batch.producer_id == NO_PRODUCER_ID:
+            return ACCEPT
+        epoch, sequence = batch.producer_epoch, batch.base_sequence
+        if known is not None and epoch < known.epoch:
+            return Refuse(ErrorCode.INVALID_PRODUCER_EPOCH)
+        if known is not None and epoch > known.epoch:
+            return ACCEPT if sequence == 0 else Refuse(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+        if known is not None and known.last_sequence != NO_SEQUENCE:
+            return _next_after(known.last_sequence, sequence)
+        if awaited is not None and awaited[0] == epoch and awaited[1] != sequence and sequence != 0:
+            return Refuse(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+        return ACCEPT
+
+    def _end(self, batch: Batch, known: _Producer, marker: Marker) -> AbortedTransaction | None:
+        known.coordinator_epoch = max(known.coordinator_epoch, marker.coordinator_epoch)
+        first = known.transaction_start
+        if first is None:
+            return None
+        known.transaction_start = None
+        self._undecided.pop(first, None)
+        self._ended[first] = batch.base_offset
+        if marker.commit:
+            return None
+        stable = next(iter(self._undecided), batch.base_offset + 1)
+        line = AbortedTransaction(batch.producer_id, first, batch.base_offset, stable)
+        self.aborted.add(line)
+        return line
+
+    def _make_room(self) -> None:
+        while len(self._producers) >= self._producers_max:
+            idle = (i for i, known in self._producers.items() if known.transaction_start is None)
+            oldest = next(idle, None)
+            if oldest is None:
+                return
+            del self._producers[oldest]
+            self.evicted += 1
+
+    def _comparable(self) -> tuple[object, ...]:
+        return list(self._producers.items()), list(self._undecided.items()), self.aborted
+
+    def known(self, producer_id: int) -> _Producer | None:
+        """What is remembered of a producer."""
+        return self._producers.get(producer_id)
+
+
+_MAGIC = b"ANPS"
+_VERSION = 2
+_HEAD = Struct(">4sHI")
+_COUNTS = Struct(">III")
+_ENTRY = Struct(">qhiiqqB")
+_BATCH = Struct(">iiqqq")
+_SPAN = Struct(">qq")
+
+
+def sequence_after(sequence: int, count: int) -> int:
+    """The sequence number `count` records after `sequence`; 2^31-1 is followed by 0."""
+    return (sequence + count) % _SEQUENCES
+
+
+def redirected(producer_id: int, partition: int) -> int:
+    """The id under which a producer's batches for a retiring `partition` are appended to its survivor.
+
+    Sequences are counted per producer and partition by the client, so batches of two origins must not share an id.
+    """
+    assert 0 <= producer_id < 1 << PRODUCER_ID_BITS
+    return producer_id | (partition + 1) << PRODUCER_ID_BITS
+
+
+def origin(producer_id: int) -> tuple[int, int | None]:
+    """The producer behind an id, and the partition that it addressed, where that is not the one that was written."""
+    if producer_id < 1 << PRODUCER_ID_BITS:
+        return producer_id, None
+    return producer_id & ((1 << PRODUCER_ID_BITS) - 1), (producer_id >> PRODUCER_ID_BITS) - 1
+
+
+class _Aliased(NamedTuple):
+    """A batch under another producer id."""
+
+    base_offset: int
+    last_offset_delta: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    is_transactional: bool
+    is_control: bool
+
+
+def check_redirected(batch: Batch, partition: int, own: ProducerTable, others: Iterable[ProducerTable]) -> Verdict:
+    """Decide about a batch of a stock producer for a `partition` that retires, or that retired and is open again.
+
+    `own` is the partition's table, `others` those of the partitions that its batches were, or will be, redirected to:
+    its ancestors. The producer counts one sequence for all of it, so duplicates are looked for everywhere, and the
+    batch must follow the newest that any of them has.
+    """
+    if batch.producer_id == NO_PRODUCER_ID:
+        return ACCEPT
+    alias = _Aliased(
+        batch.base_offset,
+        batch.last_offset_delta,
+        batch.max_timestamp,
+        redirected(batch.producer_id, partition),
+        batch.producer_epoch,
+        batch.base_sequence,
+        batch.is_transactional,
+        batch.is_control,
+    )
+    tables: Sequence[tuple[ProducerTable, Batch]] = [(own, batch), *((other, alias) for other in others)]
+    newest: tuple[ProducerTable, Batch, _Producer] | None = None
+    for table, named in tables:
+        found = table.duplicate(named)
+        if found is not None:
+            return found
+        known = table.known(named.producer_id)
+        if known is not None and (newest is None or _ahead(known, newest[2])):
+            newest = (table, named, known)
+    return own.check(batch) if newest is None else newest[0].check(newest[1])
+
+
+def _ahead(one: _Producer, other: _Producer) -> bool:
+    """Whether `one` is the later state of a producer; sequences wrap, so the shorter way round counts."""
+    if one.epoch != other.epoch or NO_SEQUENCE in (one.last_sequence, other.last_sequence):
+        return (one.epoch, one.last_sequence) > (other.epoch, other.last_sequence)
+    return 0 < (one.last_sequence - other.last_sequence) % _SEQUENCES < _SEQUENCES // 2
+
+
+def _next_after(last: int, sequence: int) -> Verdict:
+    return ACCEPT if sequence == sequence_after(last, 1) else Refuse(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)

@@ -1,0 +1,111 @@
+"""The broker's own log: one line per event on standard error, as logfmt or JSON, each field by name.
+
+An event is a short constant sentence; what varies goes into fields, so that lines can be searched and counted:
+
+    events.warning("connection closed", peer="127.0.0.1:4242", reason="unknown API key 9999")
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import TextIO
+
+_FIELDS = "anabranch_fields"
+
+
+class EventLogger:
+    """A named logger whose events carry fields."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(f"anabranch.{name}")
+
+    def debug(self, event: str, **fields: object) -> None:
+        """Log what only a developer wants to know."""
+        self._log(logging.DEBUG, event, fields)
+
+    def info(self, event: str, **fields: object) -> None:
+        """Log what an operator may want to know."""
+        self._log(logging.INFO, event, fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        """Log what went wrong through a peer or the world, and was coped with."""
+        self._log(logging.WARNING, event, fields)
+
+    def error(self, event: str, *, exception: BaseException | None = None, **fields: object) -> None:
+        """Log what needs somebody's attention."""
+        self._log(logging.ERROR, event, fields, exception)
+
+    def _log(self, level: int, event: str, fields: dict[str, object], error: BaseException | None = None) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, event, extra={_FIELDS: fields}, exc_info=error)
+
+
+class Seldom:
+    """Lets one event in `interval_s` through and counts the others."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._next = float("-inf")
+        self._suppressed = 0
+
+    def turn(self, now_s: float) -> int | None:
+        """How many were kept back since the last one, when it is time for another; None when it is not."""
+        if now_s < self._next:
+            self._suppressed += 1
+            return None
+        self._next = now_s + self._interval_s
+        suppressed, self._suppressed = self._suppressed, 0
+        return suppressed
+
+
+class _Lines(logging.Formatter):
+    def _pairs(self, record: logging.LogRecord) -> dict[str, object]:
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        pairs: dict[str, object] = {
+            "ts": f"{at}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            "from": record.name.removeprefix("anabranch."),
+        }
+        pairs.update(getattr(record, _FIELDS, {}))
+        if record.exc_info and record.exc_info[1] is not None:
+            pairs["exception"] = self.formatException(record.exc_info)
+        return pairs
+
+
+class Logfmt(_Lines):
+    """`name=value` pairs on a line; values with spaces, quotes or line ends are quoted."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return " ".join(f"{name}={_logfmt(value)}" for name, value in self._pairs(record).items())
+
+
+class JsonLines(_Lines):
+    """One JSON object on a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps({name: _plain(value) for name, value in self._pairs(record).items()})
+
+
+def _plain(value: object) -> object:
+    return value if value is None or isinstance(value, (bool, int, float)) else str(value)
+
+
+def _logfmt(value: object) -> str:
+    text = str(value)
+    if text and not any(character in ' "=\\' or character < " " for character in text):
+        return text
+    return json.dumps(text)
+
+
+def set_up(form: str, level: str, stream: TextIO | None = None) -> None:
+    """Send every event of the broker to `stream`, standard error by default."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else Logfmt())
+    logger = logging.getLogger("anabranch")
+    logger.handlers = [handler]
+    logger.setLevel(level.upper())
+    logger.propagate = False

@@ -1,0 +1,1 @@
+"""What this broker knows of its cluster, and how it speaks to the other brokers."""

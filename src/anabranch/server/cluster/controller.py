@@ -1,0 +1,291 @@
+"""The shell of the controller: it decides, persists, applies, and performs effects, which come back as events.
+
+One decision at a time: `decide` looks at the state, its records go to the metadata store in one transaction, only then
+are they applied and the reply is given. Effects are performed one after the other, in the order in which they were
+given; what answers them is decided upon like any command. Whoever waits for something to come true is woken after
+every change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.machines.controller import nodes, views
+from anabranch.machines.controller.effects import (
+    Accepted,
+    ApplyConfigs,
+    CommandReply,
+    Decision,
+    Effect,
+    InspectRetiring,
+    PublishMetadata,
+    Refused,
+    SendLeaderAndIsr,
+    SendStopReplica,
+    Validated,
+    Wait,
+)
+from anabranch.machines.controller.nodes import BrokerNode, DeleteNode, PutNode, Record
+from anabranch.machines.controller.reaper import decide_reap
+from anabranch.machines.controller.resize import decide_leader_and_isr_answered, decide_retry
+from anabranch.machines.controller.state import State, apply
+from anabranch.machines.controller.terms import decide_elected, decide_register_broker
+from anabranch.machines.controller.topics import decide_stop_replica_answered
+from anabranch.machines.outcome import SetTimer
+from anabranch.runtime.clock import Clock
+from anabranch.runtime.events import EventLogger
+from anabranch.server.partitions.replicas import Replicas
+from anabranch.storage.metadata.store import Create, Delete, MetadataStore, Operation, Set
+
+events = EventLogger("controller")
+Reply = TypeVar("Reply")
+RETRY_AFTER_FAILURE_S = 0.5
+EFFECTS_MAX = 1_000_000
+
+
+class Controller:
+    """The controller of a cluster of one process."""
+
+    def __init__(self, store: MetadataStore, replicas: Replicas, clock: Clock) -> None:
+        self.state = State()
+        self.version = 0
+        """Grows with every change of the state: whoever derives something from the state caches by it."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after every change of the state."""
+        self._store = store
+        self._replicas = replicas
+        self._clock = clock
+        self._turn = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="metadata")
+        self._effects: asyncio.Queue[Effect] = asyncio.Queue(EFFECTS_MAX)
+        self._worker: asyncio.Task[None] | None = None
+        self._timers: dict[Hashable, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._failures = 0
+
+    # -- its term ----------------------------------------------------------------------------------------------------
+
+    async def start(self, node_id: int, rack: str | None, endpoints: tuple[str, ...], *, unclean: bool) -> None:
+        """Load the tree, begin a term, register this broker, and have every partition take its role."""
+        for path in nodes.TREE:
+            self._store.ensure(path)
+        for path in nodes.TREE:
+            self._load(path)
+        epoch = await self.submit(decide_elected)
+        broker = BrokerNode(node_id, epoch, rack, endpoints)
+        await self.submit(lambda state: decide_register_broker(state, broker, unclean=unclean))
+        while not self._effects.empty():
+            await self._perform(self._effects.get_nowait())
+        self._worker = asyncio.create_task(self._work(), name="controller")
+
+    def _load(self, path: str) -> None:
+        data, _ = self._store.get(path)
+        if data:
+            apply(self.state, PutNode(path, data))
+        for child in self._store.children(path):
+            self._load(f"{path}/{child}")
+
+    async def stop(self) -> None:
+        """Give up; what is unfinished is taken up again by the next term."""
+        for timer in self._timers.values():
+            timer.cancel()
+        for task in [self._worker, *self._tasks]:
+            if task is not None:
+                task.cancel()
+        self._wake()
+        async with self._turn:
+            self._thread.shutdown()
+
+    # -- deciding ----------------------------------------------------------------------------------------------------
+
+    async def submit(self, decide: Callable[[State], Decision[Reply]]) -> Reply:
+        """Decide, persist, apply, answer. OSError when the store refuses: then nothing has changed."""
+        async with self._turn:
+            decision = decide(self.state)
+            operations = self._operations(decision.records)
+            if operations:
+                loop = asyncio.get_running_loop()
+                await asyncio.shield(loop.run_in_executor(self._thread, self._store.multi, operations))
+            for record in decision.records:
+                apply(self.state, record)
+            for timer in decision.timers:
+                if isinstance(timer, SetTimer):
+                    self._set_timer(timer)
+            for effect in decision.effects:
+                if isinstance(effect, ApplyConfigs):
+                    self._replicas.apply_settings(effect.topic)
+                else:
+                    self._effects.put_nowait(effect)
+        if decision.records:
+            self.version += 1
+            self._wake()
+            self.on_change()
+        return decision.reply
+
+    async def command(self, decide: Callable[[State], Decision[CommandReply]], timeout_ms: int) -> Accepted | Validated:
+        """Submit a command until it is not told to wait, then wait until it has been carried out.
+
+        Raises ApiError: the refusal, or REQUEST_TIMED_OUT when it is accepted but `timeout_ms` was too short.
+        """
+        deadline = self._loop_time() + max(timeout_ms, 0) / 1000
+        while True:
+            reply = await self.submit(decide)
+            if not isinstance(reply, Wait):
+                break
+            waiting = reply
+            if not await self.wait_until(lambda state, name=waiting.topic: views.idle(state, name), deadline):  # type: ignore[misc]
+                raise ApiError(reply.code, reply.message)
+        if isinstance(reply, Refused):
+            raise ApiError(reply.code, reply.message)
+        if isinstance(reply, Accepted):
+            accepted = reply
+            if not await self.wait_until(lambda state: views.settled(state, accepted), deadline):
+                raise ApiError(
+                    ErrorCode.REQUEST_TIMED_OUT,
+                    "The change was accepted and is still being carried out; it will be finished.",
+                )
+        return reply
+
+    async def wait_until(self, true: Callable[[State], bool], deadline: float) -> bool:
+        """Wait until `true` of the state, at most until `deadline` on the loop's clock; say whether it came true."""
+        loop = asyncio.get_running_loop()
+        while not true(self.state):
+            left = deadline - loop.time()
+            if left <= 0:
+                return False
+            change: asyncio.Future[None] = loop.create_future()
+            self._waiting.add(change)
+            try:
+                async with asyncio.timeout(left):
+                    await change
+            except TimeoutError:
+                return true(self.state)
+            finally:
+                self._waiting.discard(change)
+        return True
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, set()
+        for change in waiting:
+            if not change.done():
+                change.set_result(None)
+
+    def _operations(self, records: tuple[Record, ...]) -> list[Operation]:
+        operations: list[Operation] = []
+        known: dict[str, bool] = {}
+
+        def exists(path: str) -> bool:
+            if path not in known:
+                known[path] = self._store.exists(path)
+            return known[path]
+
+        def put(path: str, data: bytes) -> None:
+            if exists(path):
+                operations.append(Set(path, data))
+                return
+            parent = path.rpartition("/")[0]
+            if parent and not exists(parent):
+                put(parent, b"")
+            ephemeral = parent == nodes.BROKERS
+            operations.append(Create(path, data, ephemeral))
+            known[path] = True
+
+        for record in records:
+            if isinstance(record, PutNode):
+                put(record.path, record.data)
+            elif isinstance(record, DeleteNode) and exists(record.path):
+                operations.append(Delete(record.path))
+                known[record.path] = False
+        return operations
+
+    # -- effects and events --------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        while True:
+            effect = await self._effects.get()
+            await self._perform(effect)
+
+    async def _perform(self, effect: Effect) -> None:
+        try:
+            match effect:
+                case SendLeaderAndIsr():
+                    roles = await self._replicas.take_roles(effect)
+                    now_ms = self._clock.now_ms()
+                    await self.submit(lambda state: decide_leader_and_isr_answered(state, effect, roles, now_ms))
+                case SendStopReplica():
+                    stopped = await self._replicas.stop(effect)
+                    now_ms = self._clock.now_ms()
+                    await self.submit(lambda state: decide_stop_replica_answered(state, effect, stopped, now_ms))
+                case ApplyConfigs() | PublishMetadata():
+                    pass  # Applied with the state: configs in `submit`, metadata because it is read from the state.
+                case InspectRetiring(topics):
+                    for topic in topics:
+                        await self.inspect_retiring(topic)
+        except OSError as error:
+            events.error("controller step failed, it will be tried again", effect=type(effect).__name__, reason=error)
+            self._again(effect)
+        except Exception as error:  # ours: said loudly, and tried again, because nobody else would finish it
+            events.error(
+                "controller step failed, it will be tried again", effect=type(effect).__name__, exception=error
+            )
+            self._again(effect)
+
+    def _again(self, effect: Effect) -> None:
+        self._failures += 1
+        key = ("again", self._failures)
+
+        def again() -> None:
+            del self._timers[key]
+            self._effects.put_nowait(effect)
+
+        self._timers[key] = asyncio.get_running_loop().call_later(RETRY_AFTER_FAILURE_S, again)
+
+    async def inspect_retiring(self, topic: str) -> None:
+        """Have the retiring partitions of a topic removed that are empty."""
+        ranges = self._replicas.retiring_ranges(topic)
+        if ranges:
+            await self.submit(lambda state: decide_reap(state, topic, ranges))
+
+    def inspect_soon(self, topic: str) -> None:
+        """Have a topic's retiring partitions looked at: some may be empty now."""
+        if any(partition.retiring for partition in self._replicas.of(topic)):
+            self._effects.put_nowait(InspectRetiring((topic,)))
+
+    def has_removed(self, topic: str, partition: int) -> bool:
+        """Whether the partition has retired and is no more, which clients need not know yet."""
+        found = self.state.topics.get(topic)
+        return found is not None and topic not in self.state.deleting and partition in found.removed
+
+    async def inspect_all_retiring(self) -> None:
+        """The reaper's round."""
+        for topic in sorted({partition.name.topic for partition in self._replicas if partition.retiring}):
+            await self.inspect_retiring(topic)
+
+    def _set_timer(self, timer: SetTimer) -> None:
+        old = self._timers.pop(timer.key, None)
+        if old is not None:
+            old.cancel()
+        delay_s = max(0, timer.at_ms - self._clock.now_ms()) / 1000
+        self._timers[timer.key] = asyncio.get_running_loop().call_later(delay_s, self._on_timer, timer.key)
+
+    def _on_timer(self, key: Hashable) -> None:
+        self._timers.pop(key, None)
+        assert isinstance(key, tuple) and key[0] == "retry"
+        task = asyncio.get_running_loop().create_task(self._retry(str(key[1])))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _retry(self, topic: str) -> None:
+        try:
+            await self.submit(lambda state: decide_retry(state, topic))
+        except OSError as error:
+            events.error("retry failed", topic=topic, reason=error)
+
+    @staticmethod
+    def _loop_time() -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,1 @@
+"""The group and transaction coordinators: shards over the partitions of their topics."""

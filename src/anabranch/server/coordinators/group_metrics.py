@@ -1,0 +1,114 @@
+"""What KIP-848 says about a group coordinator in numbers, under the names of its MBeans; asked for when somebody looks.
+
+Its threads are one loop here: the idle ratio is that of the loop's thread between two looks, and the queue is of the
+replies that wait for the disk.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from anabranch.runtime.metrics import Metrics, Sample
+from anabranch.server.coordinators.groups import Groups
+from anabranch.server.coordinators.shard import State
+
+PREFIX = "kafka_server_group_coordinator_metrics_"
+CONSUMER_STATES = ("Empty", "Assigning", "Reconciling", "Stable", "Dead")
+CLASSIC_STATES = ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead")
+PARTITION_STATES = {"loading": State.LOADING, "active": State.ACTIVE, "failed": State.FAILED}
+
+
+def describe(groups: Groups, metrics: Metrics) -> None:
+    """Register the metrics of the group coordinators."""
+    gauge, gauges = metrics.gauge, metrics.gauges
+    idle = _IdleRatio()
+
+    def states() -> Counter[tuple[str, str]]:
+        found: Counter[tuple[str, str]] = Counter()
+        for shard in groups:
+            if shard.active:
+                found += shard.machine.states()
+        return found
+
+    def group_count() -> list[Sample]:
+        found = states()
+        return [
+            ({"protocol": protocol}, float(sum(count for (kind, _), count in found.items() if kind == protocol)))
+            for protocol in ("consumer", "classic")
+        ]
+
+    def by_state(protocol: str, known: tuple[str, ...]) -> list[Sample]:
+        found = states()
+        return [({"state": state.lower()}, float(found[protocol, state])) for state in known]
+
+    def partition_count() -> list[Sample]:
+        return [
+            ({"state": name}, float(sum(shard.state is state for shard in groups)))
+            for name, state in PARTITION_STATES.items()
+        ]
+
+    def load_times() -> list[float]:
+        return [shard.load_ms / 1000 for shard in groups if shard.active] or [0.0]
+
+    def rebalances(protocol: str) -> float:
+        return float(sum(shard.machine.rebalances[protocol] for shard in groups if shard.active))
+
+    gauges(f"{PREFIX}group_count", "Groups, by protocol.", group_count)
+    gauges(
+        f"{PREFIX}consumer_group_count",
+        "Groups of the consumer protocol, by state.",
+        lambda: by_state("consumer", CONSUMER_STATES),
+    )
+    gauges(
+        f"{PREFIX}classic_group_count",
+        "Groups of the classic protocol, by state.",
+        lambda: by_state("classic", CLASSIC_STATES),
+    )
+    gauges(f"{PREFIX}partition_count", "Partitions of __consumer_offsets, by state.", partition_count)
+    gauge(
+        f"{PREFIX}event_queue_size", "Replies that wait for the disk.", lambda: sum(shard.waiting for shard in groups)
+    )
+    gauge(
+        f"{PREFIX}parked_requests",
+        "Requests that wait for other members.",
+        lambda: sum(shard.parked for shard in groups),
+    )
+    gauge(
+        f"{PREFIX}consumer_group_rebalance_count",
+        "Epochs begun by groups of the consumer protocol since their partition was loaded.",
+        lambda: rebalances("consumer"),
+    )
+    gauge(
+        f"{PREFIX}classic_group_rebalance_count",
+        "Generations begun by groups of the classic protocol since their partition was loaded.",
+        lambda: rebalances("classic"),
+    )
+    gauge(
+        f"{PREFIX}partition_load_time_max_seconds",
+        "The longest that the last loading of a partition took.",
+        lambda: max(load_times()),
+    )
+    gauge(
+        f"{PREFIX}partition_load_time_avg_seconds",
+        "How long the last loading of a partition took, on average.",
+        lambda: sum(load_times()) / len(load_times()),
+    )
+    gauge(f"{PREFIX}thread_idle_ratio_min", "How idle the loop was between the last two looks.", idle.read)
+    gauge(f"{PREFIX}thread_idle_ratio_avg", "The same: there is one loop.", lambda: idle.ratio)
+
+
+class _IdleRatio:
+    """How much of the time the thread that looks was not busy, between two looks."""
+
+    def __init__(self) -> None:
+        self.ratio = 1.0
+        self._wall, self._busy = time.monotonic(), time.thread_time()
+
+    def read(self) -> float:
+        """The ratio since the last look."""
+        wall, busy = time.monotonic(), time.thread_time()
+        if wall > self._wall:
+            self.ratio = min(1.0, max(0.0, 1.0 - (busy - self._busy) / (wall - self._wall)))
+        self._wall, self._busy = wall, busy
+        return self.ratio

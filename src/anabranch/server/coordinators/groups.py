@@ -1,0 +1,204 @@
+"""The group coordinators of this broker: shards over `__consumer_offsets`, told whenever topics change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from anabranch.machines.controller.group_configs import HEARTBEAT_INTERVAL, SESSION_TIMEOUT, GroupConfig
+from anabranch.runtime.clock import Clock
+from anabranch.server.cluster.controller import Controller
+from anabranch.server.coordinators.shard import RecordCodec
+from anabranch.server.coordinators.shard_set import Coordinators, coordinator_partition
+from anabranch.server.partitions.replicas import Replicas
+from anabranch.server.settings import Settings
+
+if TYPE_CHECKING:  # Imported when the first log is read, so that a broker without groups starts without them.
+    from anabranch.machines.groups.coordinator import Coordinator
+    from anabranch.machines.groups.records import Record
+    from anabranch.machines.groups.settings import GroupSettings
+    from anabranch.machines.groups.unread import Unread
+    from anabranch.server.cluster.images import Images
+
+TOPIC = "__consumer_offsets"
+ASSIGNORS = "anabranch.machines.groups.assignors.planner"
+MINUTE_MS = 60_000
+POSITIONS_STEP = 100
+
+
+class Groups(Coordinators["Coordinator", "Record"]):
+    """All shards that coordinate groups."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        controller: Controller,
+        replicas: Replicas,
+        clock: Clock,
+        new_id: Callable[[], UUID],
+    ) -> None:
+        super().__init__(
+            TOPIC,
+            partition_count=settings.offsets_topic_num_partitions,
+            configs={
+                "cleanup.policy": "compact",
+                "compression.type": "producer",
+                "segment.bytes": str(settings.offsets_topic_segment_bytes),
+            },
+            make=self._make_coordinator,
+            codec=_codec,
+            controller=controller,
+            replicas=replicas,
+            clock=clock,
+            new_id=new_id,
+        )
+        self.configs = group_configs(settings)
+        self.consumer_protocol = "consumer" in settings.group_coordinator_rebalance_protocols.split(",")
+        self._broker_settings = settings
+        self._group_settings: GroupSettings | None = None
+        self._images: Images | None = None
+        self._refreshing = False
+        self._warm = False
+        self._tickets = 0
+        self.newest_connection: Callable[[], int] = lambda: 0
+        """The number of the connection that was accepted last."""
+        self._former: dict[int, int] = {}
+        """By partition: up to which connection members have spoken to a machine that was thrown away."""
+        controller.on_change = self._on_change
+
+    def ticket(self) -> int:
+        """A ticket under which a request can be parked."""
+        self._tickets += 1
+        return self._tickets
+
+    def has_begun_anew(self, group_id: str, connection_id: int) -> bool:
+        """Whether something may be on the way on a connection that was meant for an earlier coordinator (ADR 0016).
+
+        It could come after what its sender has said since on a newer one, which this coordinator would not know.
+        """
+        return connection_id <= self._former.get(coordinator_partition(group_id, self.count()), 0)
+
+    def machines(self) -> Iterator[Coordinator]:
+        """All machines, to be read; none where there is no topic. ApiError when one of them is not active."""
+        if self.there:
+            for number in range(self.count()):
+                yield self.at(number).machine
+
+    def warm(self) -> None:
+        """Somebody is about to join a group: load in a thread what assignments are computed with."""
+        if not self._warm:
+            self._warm = True
+            asyncio.get_running_loop().run_in_executor(None, import_module, ASSIGNORS)
+
+    # -- machines ----------------------------------------------------------------------------------------------------
+
+    def _make_coordinator(self, partition: int) -> Coordinator:
+        from anabranch.machines.groups.coordinator import Coordinator
+
+        if self._group_settings is None:
+            self._group_settings = self._read_settings()
+        self._former[partition] = self.newest_connection() if partition in self._former else 0
+        return Coordinator(self._group_settings)
+
+    def _prepare(self, machine: Coordinator) -> None:
+        machine.image = self._newest_images().newest()
+
+    def _read_settings(self) -> GroupSettings:
+        from anabranch.machines.groups.settings import GroupSettings
+
+        settings = self._broker_settings
+        return GroupSettings(
+            consumer_session_timeout_ms=settings.group_consumer_session_timeout_ms,
+            consumer_heartbeat_interval_ms=settings.group_consumer_heartbeat_interval_ms,
+            consumer_max_size=settings.group_consumer_max_size,
+            consumer_assignors=tuple(settings.group_consumer_assignors.split(",")),
+            consumer_migration_policy=settings.group_consumer_migration_policy,
+            min_session_timeout_ms=settings.group_min_session_timeout_ms,
+            max_session_timeout_ms=settings.group_max_session_timeout_ms,
+            max_size=settings.group_max_size,
+            initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
+            offset_metadata_max_bytes=settings.offset_metadata_max_bytes,
+            offsets_retention_ms=settings.offsets_retention_minutes * MINUTE_MS,
+            offsets_retention_check_interval_ms=settings.offsets_retention_check_interval_ms,
+            group_configs=self._configs_of,
+        )
+
+    def _configs_of(self, group_id: str) -> Mapping[str, str]:
+        """A group's configs, within the bounds that the broker has now."""
+        found = self._controller.state.group_configs.get(group_id)
+        if not found:
+            return {}
+        known = self.configs
+        return {
+            name: str(min(max(int(value), known[name].least), known[name].most))
+            for name, value in found.items()
+            if name in known
+        }
+
+    # -- topics ------------------------------------------------------------------------------------------------------
+
+    def _newest_images(self) -> Images:
+        from anabranch.server.cluster.images import Images
+
+        if self._images is None:
+            self._images = Images(self._controller, self._replicas)
+        return self._images
+
+    def _on_change(self) -> None:
+        """The metadata changed, perhaps several times in a row: look at it once, soon."""
+        if not self._refreshing and self._images is not None:
+            self._refreshing = True
+            asyncio.get_running_loop().call_soon(self._refresh)
+
+    def _refresh(self) -> None:
+        self._refreshing = False
+        image = self._newest_images().newest()
+        for shard in self:
+            if shard.active and shard.machine.image is not image:
+                shard.tell(lambda coordinator, now_ms: coordinator.topics_changed(image, now_ms))
+
+
+def group_configs(settings: Settings) -> Mapping[str, GroupConfig]:
+    """The configs that a group can have on a broker with these settings."""
+    return {
+        SESSION_TIMEOUT: GroupConfig(
+            SESSION_TIMEOUT,
+            settings.group_consumer_session_timeout_ms,
+            settings.group_consumer_min_session_timeout_ms,
+            settings.group_consumer_max_session_timeout_ms,
+            "How long a member may be silent before it is out.",
+            "group.consumer.session.timeout.ms",
+        ),
+        HEARTBEAT_INTERVAL: GroupConfig(
+            HEARTBEAT_INTERVAL,
+            settings.group_consumer_heartbeat_interval_ms,
+            settings.group_consumer_min_heartbeat_interval_ms,
+            settings.group_consumer_max_heartbeat_interval_ms,
+            "How often members are told to heartbeat.",
+            "group.consumer.heartbeat.interval.ms",
+        ),
+    }
+
+
+def _codec() -> RecordCodec[Record]:
+    from anabranch.machines.groups.records import decode_record, encode_record
+
+    def make_index() -> Unread:
+        from anabranch.machines.groups.unread import Unread
+
+        return Unread()
+
+    def adopt(coordinator: Coordinator, unread: Unread) -> None:
+        coordinator.positions.unread = unread
+
+    return RecordCodec(
+        encode_record,
+        decode_record,
+        make_index=make_index,
+        adopt=adopt,
+        settle=lambda coordinator: coordinator.positions.read_some(POSITIONS_STEP),
+    )

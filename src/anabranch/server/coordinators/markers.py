@@ -1,0 +1,138 @@
+"""Markers: the end of a transaction, written into the logs of the partitions that it holds (WriteTxnMarkers).
+
+A marker may be written late, and again: where it would change nothing it is not written a second time. It is the one
+thing that a retiring partition still takes, and only to end a transaction that is open in it, so that its log never
+grows once it is empty of open transactions. A batch that was redirected from a retiring partition lies in a survivor
+under an alias of its producer; the marker for the partition that the producer named ends that one too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.limits import PRODUCER_ID_BITS
+from anabranch.machines.partition.producers import redirected
+from anabranch.protocol.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerPartitionResult,
+    WritableTxnMarkerResult,
+    WritableTxnMarkerTopicResult,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+from anabranch.records.batch import end_transaction_marker, parse_header
+from anabranch.runtime.clock import Clock
+from anabranch.runtime.events import EventLogger
+from anabranch.server.coordinators.shard_set import Coordinators
+from anabranch.server.partitions.partition import Partition
+from anabranch.server.partitions.replicas import Replicas
+
+events = EventLogger("markers")
+
+
+class Markers:
+    """Writes markers into the partitions of this broker; where groups live, through their coordinator."""
+
+    def __init__(self, replicas: Replicas, clock: Clock, groups: Coordinators[Any, Any]) -> None:
+        self._replicas = replicas
+        self._clock = clock
+        self._groups = groups
+
+    async def write(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+        """Write every marker into each of its partitions; they are durable when this is answered without an error."""
+        return WriteTxnMarkersResponse(markers=[await self._write(marker) for marker in request.markers])
+
+    async def _write(self, marker: WritableTxnMarker) -> WritableTxnMarkerResult:
+        named = [(topic.name, number) for topic in marker.topics for number in topic.partition_indexes]
+        # All are appended before the first is waited for: their logs are synced side by side.
+        errors = await asyncio.gather(*(self._end(marker, topic, number) for topic, number in named))
+        topics: dict[str, list[WritableTxnMarkerPartitionResult]] = {}
+        for (topic, number), error in zip(named, errors, strict=True):
+            result = WritableTxnMarkerPartitionResult(partition_index=number, error_code=error)
+            topics.setdefault(topic, []).append(result)
+        return WritableTxnMarkerResult(
+            producer_id=marker.producer_id,
+            topics=[WritableTxnMarkerTopicResult(name=name, partitions=results) for name, results in topics.items()],
+        )
+
+    async def _end(self, marker: WritableTxnMarker, topic: str, number: int) -> ErrorCode:
+        partition = self._replicas.get(topic, number)
+        # Aliases first: when the partition is gone, they may be there still.
+        for other, alias in self._aliases(marker, topic, number):
+            error = await self._append(other, marker, alias)
+            if error is not ErrorCode.NONE:
+                return error
+        if partition is None:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if topic == self._groups.topic:
+            return await self._end_in_group(partition, marker)
+        return await self._append(partition, marker, marker.producer_id)
+
+    async def _end_in_group(self, partition: Partition, marker: WritableTxnMarker) -> ErrorCode:
+        """Have the coordinator of groups write the marker, and decide the offsets that the transaction holds."""
+        error = partition.table.check_marker(marker.producer_id, marker.producer_epoch, marker.coordinator_epoch)
+        if error is not ErrorCode.NONE:
+            return error
+        try:
+            await self._groups.at(partition.name.partition).end_transaction(
+                marker.producer_id,
+                marker.producer_epoch,
+                committed=marker.transaction_result,
+                coordinator_epoch=marker.coordinator_epoch,
+            )
+        except ApiError as failure:
+            return failure.code
+        return ErrorCode.NONE
+
+    def _aliases(self, marker: WritableTxnMarker, topic: str, number: int) -> list[tuple[Partition, int]]:
+        """Where the producer's batches for the partition were redirected to, and are in an open transaction."""
+        if marker.producer_id >= 1 << PRODUCER_ID_BITS:
+            return []
+        roles = (other.leadership for other in self._replicas.of(topic))
+        role = next((role for role in roles if role is not None), None)
+        if role is None or number < role.initial_partition_count:
+            return []
+        alias = redirected(marker.producer_id, number)
+        ancestors = self._replicas.ancestors_of(topic, number, role.initial_partition_count)
+        return [(other, alias) for other in ancestors if other.table.open_transaction(alias) is not None]
+
+    async def _append(self, partition: Partition, marker: WritableTxnMarker, producer_id: int) -> ErrorCode:
+        error = partition.unavailable()
+        if error is ErrorCode.NONE:
+            error = partition.table.check_marker(producer_id, marker.producer_epoch, marker.coordinator_epoch)
+        if error is not ErrorCode.NONE:
+            return error
+        now_ms = self._clock.now_ms()
+        log, emptied = partition.log, False
+        try:
+            log.settle(now_ms)
+            if _due(partition, producer_id, marker.producer_epoch):
+                emptied = partition.retiring and log.log_start == log.end
+                batch = end_transaction_marker(
+                    producer_id,
+                    marker.producer_epoch,
+                    commit=marker.transaction_result,
+                    coordinator_epoch=marker.coordinator_epoch,
+                    timestamp_ms=now_ms,
+                )
+                partition.append(batch, parse_header(batch), now_ms)
+            if log.high_watermark < log.end or log.flush_due:
+                durable = self._replicas.commit(partition)
+                if partition.settings.fsync:
+                    await asyncio.shield(durable)
+            if emptied:
+                # Everything before the marker was deleted, and so it may go too: the partition can be removed.
+                log.delete_before(log.high_watermark)
+                partition.changed()
+        except OSError as failure:
+            partition.storage_failed(failure)
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        return ErrorCode.NONE
+
+
+def _due(partition: Partition, producer_id: int, producer_epoch: int) -> bool:
+    if partition.retiring:
+        return partition.table.open_transaction(producer_id) is not None
+    return partition.table.needs_marker(producer_id, producer_epoch)

@@ -1,0 +1,526 @@
+"""The shell of one coordinator shard: a pure machine over one partition of an internal topic.
+
+    LOADING -> ACTIVE -> FAILED -> LOADING -> ...            UNLOADED is the end
+
+- `submit` decides, appends the outcome's records as one batch, applies them and sets timers without awaiting; replies
+  and answers are given once everything that they were decided upon is durable.
+- The machine is a fold over the log. When the log refuses records, or loses those that were applied, the machine is
+  thrown away, everyone who waits is told COORDINATOR_NOT_AVAILABLE, and the log is read anew.
+- A request that is parked waits for the `Answer` with its ticket; when its connection is closed the ticket is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Hashable
+from enum import Enum
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
+
+from anabranch.base.errors import ApiError, DecodeError, ErrorCode
+from anabranch.machines.outcome import CancelTimer, Outcome, Parked, SetTimer
+from anabranch.records.batch import end_transaction_marker, parse_header
+from anabranch.records.pairs import encode_pairs
+from anabranch.runtime.clock import Clock
+from anabranch.runtime.events import EventLogger
+from anabranch.server.coordinators.replay import BULK_FROM_SIZE, Replay
+from anabranch.server.partitions.partition import Partition
+from anabranch.storage.log.errors import OfflineLogError
+from anabranch.storage.log.segment import LogSlice
+
+if TYPE_CHECKING:  # It needs NumPy, which a broker does without until a log is large.
+    from anabranch.server.coordinators.bulk_replay import BulkReplay
+
+events = EventLogger("shard")
+RELOAD_DELAY_S = 1.0
+"""Between a failure and the next attempt to load; doubled with every failure that follows, up to the maximum."""
+RELOAD_DELAY_MAX_S = 30.0
+SETTLE_PAUSE_S = 0.01
+"""Between two steps of what loading left for later."""
+APPLY_STEP = 2_000
+"""Records that are applied before others get their turn."""
+
+RecordT = TypeVar("RecordT")
+Taken = TypeVar("Taken", contravariant=True)
+Reply = TypeVar("Reply")
+
+
+class Machine(Protocol[Taken]):
+    """What a shard runs. It reads no clock and does no I/O."""
+
+    def apply(self, record: Taken, *, producer_id: int = -1) -> None:
+        """Fold a record; one with a producer id is pending until that producer's marker."""
+
+    def apply_marker(self, producer_id: int, producer_epoch: int, committed: bool) -> None:
+        """End a producer's transaction: what is pending counts from now on, or never."""
+
+    def loaded(self, now_ms: int) -> Outcome[None, Any]:
+        """All records are applied: set timers, do what is due."""
+
+    def on_timer(self, key: Any, now_ms: int) -> Outcome[None, Any]:
+        """The time that was set for `key` has come."""
+
+
+MachineT = TypeVar("MachineT", bound=Machine[Any])
+
+
+class RecordCodec(NamedTuple, Generic[RecordT]):
+    """How records become keys and values; `decode` gives None for kinds that it does not know."""
+
+    encode: Callable[[RecordT], tuple[bytes, bytes | None]]
+    decode: Callable[[bytes, bytes | None], RecordT | None]
+    make_index: Callable[[], Any] | None = None
+    """Make a `bulk_replay.Index` of records that a machine need not apply when it is loaded from a large log."""
+    adopt: Callable[[Any, Any], None] | None = None
+    """Give that index to the machine."""
+    settle: Callable[[Any], bool] | None = None
+    """Have the machine apply a millisecond's worth of what the index has left; whether there is more."""
+
+
+class State(Enum):
+    """What a shard can do."""
+
+    LOADING = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    ACTIVE = ErrorCode.NONE
+    FAILED = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    UNLOADED = ErrorCode.NOT_COORDINATOR
+
+
+MESSAGES = {
+    State.LOADING: "The coordinator is still reading its log; try again.",
+    State.FAILED: "The coordinator could not read or write its log; try again.",
+    State.UNLOADED: "The broker is stopping.",
+}
+
+
+class _Waiting(NamedTuple):
+    """A reply that may be given when the log is durable up to `end`."""
+
+    end: int
+    future: asyncio.Future[Any]
+    reply: Any
+
+
+class _Timer:
+    __slots__ = ("at_ms", "handle")
+
+    def __init__(self, at_ms: int, handle: asyncio.TimerHandle) -> None:
+        self.at_ms = at_ms
+        self.handle = handle
+
+
+class Shard(Generic[MachineT, RecordT]):
+    """One coordinator shard; `load` it before anything else."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        make: Callable[[], MachineT],
+        codec: RecordCodec[RecordT],
+        *,
+        commit: Callable[[Partition], asyncio.Future[None]],
+        clock: Clock,
+        prepare: Callable[[MachineT], None] = lambda machine: None,
+        perform: Callable[[Any], None] | None = None,
+    ) -> None:
+        """`make` gives an empty machine; `commit` makes what a partition holds durable (`Replicas.commit`).
+
+        `prepare` is called with the machine when its log is applied, before it decides anything. `perform` is given
+        every effect of an outcome once its records are durable.
+        """
+        self.partition = partition
+        self.state = State.LOADING
+        self.load_ms = 0
+        """How long the last loading took."""
+        self.records_loaded = 0
+        self._machine: MachineT | None = None
+        self._make = make
+        self._codec = codec
+        self._commit = commit
+        self._clock = clock
+        self._prepare = prepare
+        self._effect = perform
+        self._wall_ms = clock.now_ms()
+        self._monotonic_ms = clock.monotonic_ms()
+        self._written = 0
+        """Where the log ended after the last append of ours: what decisions are based upon lies below it."""
+        self._waiting: deque[_Waiting] = deque()
+        self._committing: asyncio.Future[None] | None = None
+        self._parked: dict[Hashable, asyncio.Future[Any]] = {}
+        self._timers: dict[Hashable, _Timer] = {}
+        self._failures = 0
+        self._loading: asyncio.Task[None] | None = None
+        self._settling: asyncio.Task[None] | None = None
+        self._reload: asyncio.TimerHandle | None = None
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    def now_ms(self) -> int:
+        """The time that machines are told: the wall clock's as it was at the start, and from there on steady."""
+        return self._wall_ms + self._clock.monotonic_ms() - self._monotonic_ms
+
+    @property
+    def active(self) -> bool:
+        """Whether it decides."""
+        return self.state is State.ACTIVE
+
+    @property
+    def machine(self) -> MachineT:
+        """The machine, to be read. ApiError when the shard is not active."""
+        if self.state is not State.ACTIVE:
+            raise ApiError(self.state.value, MESSAGES[self.state])
+        assert self._machine is not None
+        return self._machine
+
+    def ask(self, decide: Callable[[MachineT, int], Outcome[Any, RecordT]]) -> Any:
+        """Decide, append, apply; the reply, or a future of it where it has to wait: for the disk, or parked.
+
+        Raises ApiError where the shard is not active or the log refuses the records; the future fails with it too.
+        """
+        self._settle_log()
+        machine, now_ms = self.machine, self.now_ms()
+        return self._perform(decide(machine, now_ms), now_ms)
+
+    async def submit(self, decide: Callable[[MachineT, int], Outcome[Reply | Parked, RecordT]]) -> Reply:
+        """Decide, append, apply, and wait for what the reply has to wait for. ApiError as for `ask`."""
+        answer = self.ask(decide)
+        return await answer if isinstance(answer, asyncio.Future) else answer  # type: ignore[no-any-return]
+
+    def read(self, look: Callable[[MachineT, int], Reply]) -> Reply | asyncio.Future[Reply]:
+        """Look at the machine; a future where what was seen is not durable yet. ApiError as for `ask`."""
+        reply = look(self.machine, self.now_ms())
+        return self._when_durable(reply)
+
+    def tell(self, decide: Callable[[MachineT, int], Outcome[None, RecordT]]) -> None:
+        """Submit something that nobody waits for; a shard that is not active learns of it when it is loaded."""
+        if self.state is State.ACTIVE:
+            self._decide_alone(decide)
+
+    async def end_transaction(
+        self, producer_id: int, producer_epoch: int, *, committed: bool, coordinator_epoch: int
+    ) -> None:
+        """Append the marker that ends a producer's transaction in this partition. ApiError as for `ask`."""
+        self._settle_log()
+        machine, now_ms = self.machine, self.now_ms()
+        marker = end_transaction_marker(
+            producer_id,
+            producer_epoch,
+            commit=committed,
+            coordinator_epoch=coordinator_epoch,
+            timestamp_ms=self._clock.now_ms(),
+        )
+        self._append(marker, now_ms)
+        machine.apply_marker(producer_id, producer_epoch, committed)
+        done = self._when_durable(None)
+        if done is not None:
+            await done
+
+    def _settle_log(self) -> None:
+        """After a failed sync, have the log decide what is left of it before anything is decided upon that."""
+        try:
+            self.partition.log.settle(self._clock.now_ms())
+        except OSError as failure:
+            self._refused_by_disk(failure)
+
+    # -- performing --------------------------------------------------------------------------------------------------
+
+    def _perform(self, outcome: Outcome[Any, RecordT], now_ms: int) -> Any:
+        machine = self._machine
+        assert machine is not None
+        if outcome.records:
+            producer_id, producer_epoch = outcome.producer or (-1, -1)
+            pairs = [self._codec.encode(record) for record in outcome.records]
+            batch = encode_pairs(pairs, self._clock.now_ms(), producer_id=producer_id, producer_epoch=producer_epoch)
+            self._append(batch, now_ms)
+            try:
+                for record in outcome.records:
+                    machine.apply(record, producer_id=producer_id)
+            except Exception as error:
+                self._fail("a record could not be applied", error)
+                raise
+        for timer in outcome.timers:
+            if isinstance(timer, SetTimer):
+                self._set_timer(timer.key, timer.at_ms, now_ms)
+            else:
+                self._cancel_timer(timer)
+        reply = outcome.reply
+        if isinstance(reply, Parked):
+            reply = self._park(reply.ticket)
+        else:
+            reply = self._when_durable(reply)
+        for effect in outcome.effects:
+            self._perform_when_durable(effect)
+        for answer in outcome.answers:
+            parked = self._parked.pop(answer.ticket, None)
+            if parked is not None and not parked.done():
+                self._give(parked, answer.reply)
+        return reply
+
+    def _append(self, batch: bytearray, now_ms: int) -> None:
+        partition = self.partition
+        error = partition.unavailable()
+        try:
+            if error is not ErrorCode.NONE:
+                raise OSError(0, error.name)
+            header = parse_header(batch)
+            self._written = partition.append(batch, header, now_ms).last_offset + 1
+        except OSError as failure:
+            self._refused_by_disk(failure)
+        if partition.settings.fsync or partition.log.flush_due:
+            self._make_durable()
+
+    def _refused_by_disk(self, failure: OSError) -> NoReturn:
+        self.partition.storage_failed(failure)
+        if self.state is State.ACTIVE:
+            self._fail("append refused", failure)
+        raise ApiError(self.state.value, MESSAGES[self.state]) from failure
+
+    def _on_changed(self) -> None:
+        """Something happened to the partition: its log may have lost records that are applied."""
+        if self.partition.log.end < self._written:
+            self._fail("records were cut from the log", OSError(0, f"it ends at {self.partition.log.end} now"))
+
+    # -- durability --------------------------------------------------------------------------------------------------
+
+    def _when_durable(self, reply: Reply) -> Reply | asyncio.Future[Reply]:
+        if self.partition.log.high_watermark >= self._written:
+            return reply
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(self._written, future, reply))
+        return future
+
+    def _perform_when_durable(self, effect: Any) -> None:
+        assert self._effect is not None, effect
+        perform, durable = self._effect, self._when_durable(None)
+        if durable is None:
+            perform(effect)
+            return
+
+        def done(waited: asyncio.Future[None]) -> None:
+            if not waited.cancelled() and waited.exception() is None:
+                perform(effect)
+
+        durable.add_done_callback(done)
+
+    def _give(self, future: asyncio.Future[Any], reply: Any) -> None:
+        if self.partition.log.high_watermark >= self._written:
+            future.set_result(reply)
+        else:
+            self._waiting.append(_Waiting(self._written, future, reply))
+
+    def _make_durable(self) -> None:
+        if self._committing is None:
+            self._committing = self._commit(self.partition)
+            self._committing.add_done_callback(self._on_committed)
+
+    def _on_committed(self, commit: asyncio.Future[None]) -> None:
+        if commit is not self._committing:
+            return  # Of an earlier life.
+        self._committing = None
+        error = commit.exception()
+        if error is not None:
+            self._fail("records not synced", error)
+            return
+        durable, waiting = self.partition.log.high_watermark, self._waiting
+        while waiting and waiting[0].end <= durable:
+            _, future, reply = waiting.popleft()
+            if not future.done():
+                future.set_result(reply)
+        if self._written > durable:
+            self._make_durable()
+
+    # -- parking -----------------------------------------------------------------------------------------------------
+
+    def _park(self, ticket: Hashable) -> asyncio.Future[Any]:
+        assert ticket not in self._parked, ticket
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._parked[ticket] = future
+
+        def drop(_: asyncio.Future[Any]) -> None:
+            if self._parked.get(ticket) is future:
+                del self._parked[ticket]
+
+        future.add_done_callback(drop)
+        return future
+
+    @property
+    def parked(self) -> int:
+        """How many requests are parked."""
+        return len(self._parked)
+
+    @property
+    def waiting(self) -> int:
+        """How many replies wait for the disk."""
+        return len(self._waiting)
+
+    # -- timers ------------------------------------------------------------------------------------------------------
+
+    def _set_timer(self, key: Hashable, at_ms: int, now_ms: int) -> None:
+        timer = self._timers.get(key)
+        if timer is not None:
+            later = at_ms >= timer.at_ms
+            timer.at_ms = at_ms
+            if later:
+                return  # It goes on when it wakes: sessions are prolonged far more often than they end.
+            timer.handle.cancel()
+        handle = self._wake_at(key, at_ms, now_ms)
+        if timer is None:
+            self._timers[key] = _Timer(at_ms, handle)
+        else:
+            timer.handle = handle
+
+    def _cancel_timer(self, cancelled: CancelTimer) -> None:
+        timer = self._timers.pop(cancelled.key, None)
+        if timer is not None:
+            timer.handle.cancel()
+
+    def _wake_at(self, key: Hashable, at_ms: int, now_ms: int) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(max(0, at_ms - now_ms) / 1000, self._on_timer, key)
+
+    def _on_timer(self, key: Hashable) -> None:
+        timer, now_ms = self._timers[key], self.now_ms()
+        if timer.at_ms > now_ms:
+            timer.handle = self._wake_at(key, timer.at_ms, now_ms)
+            return
+        del self._timers[key]
+        self._decide_alone(lambda machine, now_ms: machine.on_timer(key, now_ms))
+
+    def _decide_alone(self, decide: Callable[[MachineT, int], Outcome[None, RecordT]]) -> None:
+        """Decide what no request asked for: when that goes wrong nobody would try again, so the shard is reloaded."""
+        try:
+            self.ask(decide)
+        except ApiError:
+            pass  # The log refused, and the shard is being reloaded.
+        except Exception as error:
+            self._fail("decision failed", error)
+
+    # -- loading and failing -----------------------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Read the log and become active; when that fails it is tried again later."""
+        began_ms = self._clock.monotonic_ms()
+        try:
+            machine = await self._replayed()
+        except (OSError, OfflineLogError, DecodeError) as error:
+            self._fail("log not read", error)
+            return
+        except Exception as error:  # ours
+            self._fail("log not applied", error)
+            return
+        if self.state is State.UNLOADED:
+            return
+        self._machine, self.state = machine, State.ACTIVE
+        self.partition.watch(self._on_changed)
+        self._written = self.partition.log.end
+        if self._written > self.partition.log.high_watermark:
+            self._make_durable()
+        self.load_ms = self._clock.monotonic_ms() - began_ms
+        self._prepare(machine)
+        self._decide_alone(lambda machine, now_ms: machine.loaded(now_ms))
+        if self.active:
+            self._failures = 0
+        if self._codec.settle is not None:
+            settled = self._settled(machine, self._codec.settle)
+            self._settling = asyncio.get_running_loop().create_task(settled, name=f"settle {self.partition.name}")
+
+    async def _settled(self, machine: MachineT, settle: Callable[[MachineT], bool]) -> None:
+        """Do what loading left for later, a little at a time, for as long as it is this machine's time."""
+        try:
+            while self._machine is machine and settle(machine):
+                await asyncio.sleep(SETTLE_PAUSE_S)
+        except Exception as error:
+            self._fail("what was loaded is not sound", error)
+
+    async def _replayed(self) -> MachineT:
+        partition = self.partition
+        if partition.offline_reason is not None:
+            raise OSError(0, partition.offline_reason)
+        partition.log.settle(self._clock.now_ms())
+        machine, codec = self._make(), self._codec
+        slices = partition.log.slices()
+        replay: Replay | BulkReplay | None = None
+        if sum(len(piece) for piece in slices) >= BULK_FROM_SIZE:
+            replay = await self._in_bulk(machine, slices)
+        if replay is None:
+            replay = Replay()
+            for _ in replay.scan(slices):
+                await asyncio.sleep(0)
+        for applied, (key, value) in enumerate(replay.latest.items(), start=1):
+            record = codec.decode(key, value)
+            if record is not None:
+                machine.apply(record)
+            if not applied % APPLY_STEP:
+                await asyncio.sleep(0)
+        for held in replay.held():
+            record = codec.decode(held.key, held.value)
+            if record is not None:
+                machine.apply(record, producer_id=held.producer_id)
+        self.records_loaded = replay.records
+        return machine
+
+    async def _in_bulk(self, machine: MachineT, slices: list[LogSlice]) -> BulkReplay | None:
+        """Read a large log; None if it cannot be read in this way."""
+        bulk = await asyncio.get_running_loop().run_in_executor(
+            None, import_module, "anabranch.server.coordinators.bulk_replay"
+        )
+        index = None if self._codec.make_index is None else self._codec.make_index()
+        replay: BulkReplay = bulk.BulkReplay(index)
+        try:
+            for _ in replay.scan(slices):
+                await asyncio.sleep(0)
+        except bulk.UnsuitedError:
+            return None
+        if self._codec.adopt is not None:
+            self._codec.adopt(machine, index)
+        return replay
+
+    def _fail(self, what: str, error: BaseException) -> None:
+        """Throw the machine away and load again after a while."""
+        ours = None if isinstance(error, (OSError, OfflineLogError, DecodeError)) else error
+        events.error(f"coordinator stopped: {what}", partition=self.partition.name, reason=error, exception=ours)
+        self._committing = None
+        if self.state is not State.UNLOADED:
+            self._stop(State.FAILED)
+            delay_s = min(RELOAD_DELAY_S * 2**self._failures, RELOAD_DELAY_MAX_S)
+            self._failures += 1
+            self._reload = asyncio.get_running_loop().call_later(delay_s, self.load_soon)
+        waiting, self._waiting = self._waiting, deque()
+        for _, future, _ in waiting:
+            _refuse(future, State.FAILED)
+
+    def load_soon(self) -> None:
+        """Begin to load."""
+        self.state = State.LOADING
+        self._loading = asyncio.get_running_loop().create_task(self.load(), name=f"load {self.partition.name}")
+
+    def unload(self) -> None:
+        """Decide nothing more: what is parked is answered NOT_COORDINATOR, what waits for the disk goes on waiting."""
+        self._stop(State.UNLOADED)
+        if self._reload is not None:
+            self._reload.cancel()
+        if self._loading is not None:
+            self._loading.cancel()
+
+    def _stop(self, state: State) -> None:
+        self.state = state
+        self._machine = None
+        self.partition.unwatch(self._on_changed)
+        for timer in self._timers.values():
+            timer.handle.cancel()
+        self._timers.clear()
+        parked, self._parked = self._parked, {}
+        for future in parked.values():
+            _refuse(future, state)
+
+
+def _refuse(future: asyncio.Future[Any], state: State) -> None:
+    if not future.done():
+        future.set_exception(ApiError(state.value, MESSAGES[state]))
+        future.add_done_callback(_consume)
+
+
+def _consume(future: asyncio.Future[Any]) -> None:
+    """Its waiter may be gone: then nobody asks what became of it."""
+    if not future.cancelled():
+        future.exception()

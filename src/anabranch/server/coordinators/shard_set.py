@@ -1,0 +1,180 @@
+"""The coordinators over one internal topic: a shard for each of its partitions, found by the hash of a key.
+
+The topic is made when somebody first looks for a coordinator. Its logs are read after the broker has started, one
+after the other, those first that somebody asks for; until then the answer is COORDINATOR_LOAD_IN_PROGRESS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
+from uuid import UUID
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.machines.controller.topics import CreateTopic, decide_create_topic
+from anabranch.runtime.clock import Clock
+from anabranch.runtime.events import EventLogger
+from anabranch.server.cluster.controller import Controller
+from anabranch.server.coordinators.shard import Machine, RecordCodec, Shard, State
+from anabranch.server.partitions.replicas import Replicas
+
+events = EventLogger("coordinators")
+CREATE_TIMEOUT_MS = 10_000
+KEYS_REMEMBERED_MAX = 20_000
+
+MachineT = TypeVar("MachineT", bound=Machine[Any])
+RecordT = TypeVar("RecordT")
+
+
+@lru_cache(KEYS_REMEMBERED_MAX)
+def java_hash(text: str) -> int:
+    """Java's `String.hashCode`: over UTF-16 units, as a signed 32-bit number."""
+    found = 0
+    if text.isascii():
+        for unit in text.encode():
+            found = (31 * found + unit) & 0xFFFF_FFFF
+    else:
+        units = text.encode("utf-16-be", "surrogatepass")
+        for at in range(0, len(units), 2):
+            found = (31 * found + (units[at] << 8 | units[at + 1])) & 0xFFFF_FFFF
+    return found - (1 << 32) if found >> 31 else found
+
+
+def coordinator_partition(key: str, count: int) -> int:
+    """The partition, of `count`, whose shard coordinates `key`: as Apache Kafka places it."""
+    hashed = java_hash(key)
+    return (0 if hashed == -(1 << 31) else abs(hashed)) % count
+
+
+class Coordinators(Generic[MachineT, RecordT]):
+    """All shards of one kind."""
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        partition_count: int,
+        configs: Mapping[str, str],
+        make: Callable[[int], MachineT],
+        codec: Callable[[], RecordCodec[RecordT]],
+        controller: Controller,
+        replicas: Replicas,
+        clock: Clock,
+        new_id: Callable[[], UUID],
+    ) -> None:
+        """`make` gives the empty machine of a partition; it and `codec` are called when a log is about to be read."""
+        self.topic = topic
+        self._partition_count = partition_count
+        self._configs = configs
+        self._make = make
+        self._codec = codec
+        self._controller = controller
+        self._replicas = replicas
+        self._clock = clock
+        self._new_id = new_id
+        self._shards: dict[int, Shard[MachineT, RecordT]] = {}
+        self._count = 0
+        self._asked_for: dict[int, None] = {}
+        """Partitions that somebody wants and that are not loaded yet."""
+        self._loading: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+
+    def __iter__(self) -> Iterator[Shard[MachineT, RecordT]]:
+        return iter(self._shards.values())
+
+    @property
+    def there(self) -> bool:
+        """Whether the topic is there."""
+        return self._count > 0 or self.topic in self._controller.state.topics
+
+    def of(self, key: str) -> Shard[MachineT, RecordT]:
+        """The shard that coordinates `key`. ApiError when there is none yet."""
+        number = coordinator_partition(key, self.count())
+        shard = self.at(number)
+        if shard.state is State.LOADING:
+            self._asked_for[number] = None
+        return shard
+
+    def count(self) -> int:
+        """How many shards there are. ApiError when there are none yet."""
+        if self._count:
+            return self._count
+        if self.there:
+            raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "The broker has just started; try again.")
+        raise ApiError(ErrorCode.NOT_COORDINATOR, "Nobody has looked for this coordinator yet.")
+
+    def at(self, number: int) -> Shard[MachineT, RecordT]:
+        """The shard of a partition. ApiError when there is none yet, or its log could not be opened."""
+        shard = self._shards.get(number)
+        if shard is not None:
+            return shard
+        if number >= self.count() or self._replicas.get(self.topic, number) is None:
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "The coordinator's log could not be opened.")
+        shard = self._shards[number] = self._made(number)
+        shard.load_soon()
+        return shard
+
+    async def ensure(self) -> None:
+        """Make the topic if it is not there, and have its shards ready. ApiError when that cannot be done."""
+        if self.there:
+            return
+        async with self._turn:
+            if self._count:
+                return
+            command = CreateTopic(self.topic, self._new_id(), self._partition_count, configs=self._configs)
+            try:
+                await self._controller.command(lambda state: decide_create_topic(state, command), CREATE_TIMEOUT_MS)
+            except (ApiError, OSError) as error:
+                events.error("internal topic not created", topic=self.topic, reason=error)
+                message = f"The topic {self.topic} could not be created: {error}"
+                raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, message) from error
+            await self._load_all()
+
+    def start(self) -> None:
+        """Load every shard, if there is the topic, while other things are done."""
+        if self.there:
+            self._loading = asyncio.get_running_loop().create_task(self._load_all(), name=f"load {self.topic}")
+
+    def unload(self) -> None:
+        """Decide nothing more."""
+        if self._loading is not None:
+            self._loading.cancel()
+        for shard in self:
+            shard.unload()
+
+    async def _load_all(self) -> None:
+        count = self._controller.state.topics[self.topic].undeleted_partition_count
+        left = dict.fromkeys(number for number in range(count) if self._replicas.get(self.topic, number) is not None)
+        shards = {number: self._made(number) for number in left}
+        self._shards, self._count = shards, count
+        while left:
+            number = next((asked for asked in self._asked_for if asked in left), next(iter(left)))
+            del left[number]
+            self._asked_for.pop(number, None)
+            await shards[number].load()
+        self._asked_for.clear()
+        loaded = sum(shard.records_loaded for shard in shards.values())
+        if loaded:
+            events.info("coordinators loaded", topic=self.topic, partitions=count, records=loaded)
+
+    def _made(self, number: int) -> Shard[MachineT, RecordT]:
+        partition = self._replicas.get(self.topic, number)
+        assert partition is not None
+        return Shard(
+            partition,
+            lambda: self._make(number),
+            self._codec(),
+            commit=self._replicas.commit,
+            clock=self._clock,
+            prepare=self._prepare,
+            perform=self._perform,
+        )
+
+    def _prepare(self, machine: MachineT) -> None:
+        """Tell a machine, whose log is applied, what it cannot know from it."""
+
+    def _perform(self, effect: Any) -> None:
+        """Do what a machine asked for beside its records (`Outcome.effects`), now that these are durable."""
+        raise AssertionError(effect)

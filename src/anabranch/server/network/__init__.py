@@ -1,0 +1,1 @@
+"""Connections of clients: listening, reading requests, writing answers."""

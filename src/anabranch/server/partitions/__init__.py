@@ -1,0 +1,1 @@
+"""The partitions on this broker: their logs, roles, appends and fetches."""

@@ -1,0 +1,236 @@
+"""One partition at its leader: its log, its producers, the role it has taken, and who waits for it to change.
+
+Everything here runs in the broker's loop without awaiting, which is the lock that a resize and an append share. The
+rules: the producer table is a fold over the log, so that it is the same after a restart, and what it has from records
+that are about to be deleted is kept beside the log first; a watcher is called after every change that a waiting fetch
+can see (append, high watermark, log start, role, end).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+from uuid import UUID
+
+from anabranch.base.errors import DecodeError, ErrorCode
+from anabranch.base.ids import NO_LEADER_EPOCH, TopicPartition
+from anabranch.machines.controller.leadership import Leadership
+from anabranch.machines.partition.producers import Marker, ProducerTable
+from anabranch.records.batch import BatchHeader, parse_end_transaction_marker
+from anabranch.runtime.events import EventLogger, Seldom
+from anabranch.server.partitions.topic_settings import TopicSettings
+from anabranch.storage.log.log import Appended, PartitionLog
+
+events = EventLogger("partition")
+FAILURE_INTERVAL_S = 10.0
+Watcher = Callable[[], None]
+
+
+class Amount(Protocol):
+    """Something that is counted up."""
+
+    def add(self, amount: float = 1) -> None: ...
+
+
+class Partition:
+    """A partition whose log is open, or offline with the reason why."""
+
+    __slots__ = (
+        "_failures",
+        "_now_ms",
+        "_watchers",
+        "bytes_in",
+        "bytes_out",
+        "leadership",
+        "log",
+        "messages_in",
+        "name",
+        "offline_reason",
+        "settings",
+        "snapshot_end",
+        "table",
+        "topic_id",
+    )
+
+    def __init__(
+        self,
+        name: TopicPartition,
+        topic_id: UUID,
+        log: PartitionLog,
+        settings: TopicSettings,
+        *,
+        bytes_in: Amount,
+        bytes_out: Amount,
+        messages_in: Amount,
+    ) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.log = log
+        self.settings = settings
+        self.table = ProducerTable()
+        self.leadership: Leadership | None = None
+        self.offline_reason: str | None = None
+        self.snapshot_end = -1
+        """Where the newest producer snapshot was taken."""
+        self.bytes_in = bytes_in
+        self.bytes_out = bytes_out
+        self.messages_in = messages_in
+        self._now_ms = 0
+        """When anything was last appended, or the table built."""
+        self._failures = Seldom(FAILURE_INTERVAL_S)
+        self._watchers: dict[Watcher, None] = {}
+        log.on_truncate = self._on_truncate
+        log.before_delete = self.keep_producers
+
+    @property
+    def leader_epoch(self) -> int:
+        """The epoch under which it serves; -1 before it was told."""
+        return NO_LEADER_EPOCH if self.leadership is None else self.leadership.leader_epoch
+
+    @property
+    def retiring(self) -> bool:
+        """Whether it takes no more appends."""
+        return self.leadership is not None and self.leadership.retiring
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Where readers of committed records stop."""
+        return max(self.table.last_stable_offset(self.log.high_watermark), self.log.log_start)
+
+    # -- appending -----------------------------------------------------------------------------------------------
+
+    def append(self, data: bytearray | memoryview, header: BatchHeader, now_ms: int) -> Appended:
+        """Append one checked batch and remember its producer. OSError when the disk refuses; nothing changed then."""
+        self._now_ms = now_ms
+        appended = self.log.append(data, self.leader_epoch, now_ms, header)
+        if header.producer_id >= 0:
+            marker = _marker(data) if header.is_control else None
+            self.table.apply(header._replace(base_offset=appended.base_offset), now_ms, marker)
+            if marker is not None:
+                self.table.last_stable_offset(self.log.high_watermark)  # It forgets what is decided.
+        self.bytes_in.add(header.size)
+        self.messages_in.add(header.record_count)
+        if not self.settings.fsync:
+            self.changed()
+        return appended
+
+    def storage_failed(self, error: OSError) -> None:
+        """An append was refused by the disk: say so, but not for every one of them."""
+        suppressed = self._failures.turn(time.monotonic())
+        if suppressed is not None:
+            events.error("append refused by the disk", partition=self.name, reason=error, suppressed=suppressed)
+
+    def flushed(self) -> None:
+        """The high watermark moved, because a sync is done."""
+        self.changed()
+
+    # -- producers -----------------------------------------------------------------------------------------------
+
+    def rebuild_table(self, now_ms: int) -> None:
+        """Fold the producer table anew."""
+        self._now_ms = now_ms
+        self.table, self.snapshot_end = fold_producers(self.log, self.name, now_ms)
+
+    def keep_inherited(self) -> None:
+        """Keep the table of an earlier life of the partition beside a log that is new. Blocks; OSError."""
+        self.log.write_snapshot(self.table.snapshot())
+        self.snapshot_end = self.log.end
+
+    def snapshot(self) -> None:
+        """Keep the producer table beside the log, if there is anything in it that is not kept yet. Blocks; OSError."""
+        if self.snapshot_end != self.log.end and (len(self.table) or self.snapshot_end >= 0):
+            self.log.write_snapshot(self.table.snapshot())
+            self.snapshot_end = self.log.end
+
+    def keep_producers(self, before: int) -> None:
+        """Batches below this offset are about to go: keep what the table has from them. Blocks; OSError."""
+        if len(self.table) and not self.log.has_snapshot_from(before):
+            self._sync_tail()
+            self.snapshot()
+
+    def _sync_tail(self) -> None:
+        """Whoever loses the end of the log loses the snapshots taken there: it must not be the only one then."""
+        if self.log.flushed < self.log.end:
+            self.log.flush()
+
+    def forget_aborted(self, markers: Iterable[int]) -> None:
+        """These markers are about to be compacted away: forget their transactions, durably. Blocks; OSError."""
+        self._sync_tail()
+        self.table.aborted.forget(markers)
+        self.log.write_snapshot(self.table.snapshot(), only=True)
+        self.snapshot_end = self.log.end
+
+    def _on_truncate(self, end: int) -> None:
+        events.warning("unsynced records cut after a failed sync", partition=self.name, log_end=end)
+        self.rebuild_table(self._now_ms)
+        self.changed()
+
+    # -- waiting -------------------------------------------------------------------------------------------------
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call `watcher` after every change, until `unwatch`."""
+        self._watchers[watcher] = None
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """Stop calling `watcher`."""
+        self._watchers.pop(watcher, None)
+
+    def changed(self) -> None:
+        """Tell everyone who waits."""
+        if self._watchers:
+            for watcher in list(self._watchers):
+                watcher()
+
+    # -- its end -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Keep the producers, sync and close the log. Blocks; OSError."""
+        self.leadership = None
+        self.changed()
+        if self.offline_reason is None:
+            self.snapshot()
+            self.log.close()
+
+    def abandon(self, reason: str) -> None:
+        """Serve this partition no more, and say why; the others go on."""
+        self.offline_reason = reason
+        events.error("partition offline", partition=self.name, reason=reason)
+        self.changed()
+
+    def unavailable(self) -> ErrorCode:
+        """Why nothing can be read or appended; NONE where it can."""
+        if self.offline_reason is not None:
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        return ErrorCode.NONE if self.leadership is not None else ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def fold_producers(log: PartitionLog, name: TopicPartition, now_ms: int) -> tuple[ProducerTable, int]:
+    """Put together what a log knows of producers: the newest snapshot that can be read, and the batches after it.
+
+    Answers where these begin, too. Blocks; OSError, OfflineLogError.
+    """
+    table, start = ProducerTable(), log.log_start
+    for offset, data in log.snapshots():
+        try:
+            table, start = ProducerTable.restore(data), max(offset, start)
+            break
+        except DecodeError as error:
+            events.warning("producer snapshot skipped", partition=name, offset=offset, reason=error)
+    if start < log.end:
+        for header in log.headers_from(start):
+            if header.base_offset >= start:
+                table.apply(header, now_ms, _marker_at(log, header) if header.is_control else None)
+    table.aborted.forget_before(log.log_start)
+    return table, start
+
+
+def _marker_at(log: PartitionLog, header: BatchHeader) -> Marker | None:
+    found = log.read(header.base_offset, 0, end=log.end)
+    return None if found is None else _marker(found.view())
+
+
+def _marker(batch: bytearray | memoryview) -> Marker | None:
+    """What a control batch says of a transaction; None where it marks something else."""
+    found = parse_end_transaction_marker(batch)
+    return None if found is None else Marker(found.commit, found.coordinator_epoch)

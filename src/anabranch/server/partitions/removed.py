@@ -1,0 +1,88 @@
+"""What removed partitions knew of their producers, until they are made again or the producers are forgotten.
+
+A producer may not know whether its last batches were appended when their partition is removed; it repeats them, there
+or, once it has heard of the removal, elsewhere. Only who remembers can tell it apart from a new batch (ordering.md,
+section 5, rule 1), so the table outlives the log: in memory from the moment the partition is gone, and in a file
+`<topic>-<partition>.producers` of the data directory, topic id and snapshot, before the log is deleted. A partition
+that is made again inherits it. Here are remembered, too, the batches that a partition refused which is not there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import UUID
+
+from anabranch.base.errors import DecodeError
+from anabranch.base.ids import TopicPartition
+from anabranch.machines.partition.producers import ProducerTable
+from anabranch.runtime.disk import Disk
+from anabranch.runtime.events import EventLogger
+
+events = EventLogger("removed")
+SUFFIX = ".producers"
+_ID_SIZE = 16
+
+
+class RemovedPartitions:
+    """The producer tables of partitions that are not there any more, by name."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        """Read what is in the data directory; a file that is damaged is passed over with a warning. OSError."""
+        self._path = path
+        self._disk = disk
+        self._tables: dict[TopicPartition, tuple[UUID, ProducerTable]] = {}
+        for file in disk.names(path):
+            topic, _, number = file.removesuffix(SUFFIX).rpartition("-")
+            if not file.endswith(SUFFIX) or not number.isdigit():
+                continue
+            data = disk.read(path / file)
+            try:
+                table = ProducerTable.restore(data[_ID_SIZE:])
+            except DecodeError as error:
+                events.warning("producers of a removed partition skipped", file=file, reason=error)
+                continue
+            self._tables[TopicPartition(topic, int(number))] = UUID(bytes=data[:_ID_SIZE]), table
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def hold(self, name: TopicPartition, topic_id: UUID, table: ProducerTable) -> None:
+        """Remember the table of a partition from now on, in memory."""
+        self._tables[name] = topic_id, table
+
+    def table(self, name: TopicPartition, topic_id: UUID) -> ProducerTable | None:
+        """What the partition of this topic knew, if anything is remembered of it."""
+        found = self._tables.get(name)
+        return None if found is None or found[0] != topic_id else found[1]
+
+    def keep(self, name: TopicPartition) -> None:
+        """Make durable what is held of a partition, if it knew any producer. Blocks; OSError."""
+        topic_id, table = self._tables[name]
+        if len(table):
+            self._disk.replace(self._file(name), topic_id.bytes + table.snapshot())
+
+    def made_again(self, name: TopicPartition) -> None:
+        """Forget the partition, which is there again and has what was remembered, or is of another topic."""
+        try:
+            self._forget(name)
+        except OSError as error:
+            events.warning("file of a removed partition not deleted", partition=name, reason=error)
+
+    def forget_topic(self, topic: str) -> None:
+        """Forget all partitions of a topic that is deleted. OSError."""
+        for name in [name for name in self._tables if name.topic == topic]:
+            self._forget(name)
+
+    def expire(self, now_ms: int, idle_max_ms: int) -> None:
+        """Forget producers that were idle for longer, and partitions that no producer is left of. OSError."""
+        for name, (_, table) in list(self._tables.items()):
+            table.expire(now_ms, idle_max_ms)
+            if not len(table):
+                self._forget(name)
+
+    def _forget(self, name: TopicPartition) -> None:
+        if self._tables.pop(name, None) is not None and self._disk.exists(self._file(name)):
+            self._disk.unlink(self._file(name))
+
+    def _file(self, name: TopicPartition) -> Path:
+        return self._path / f"{name}{SUFFIX}"

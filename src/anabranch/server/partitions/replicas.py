@@ -1,0 +1,403 @@
+"""The partitions that live on this broker: opened, given roles, flushed, retained, deleted.
+
+The controller's orders (`SendLeaderAndIsr`, `SendStopReplica`) are carried out here. Each role is taken in one step of
+the loop, so that no append is half under the old count and half under the new. A log that is damaged takes its
+partition offline and no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from uuid import UUID
+
+from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
+from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendStopReplica
+from anabranch.machines.controller.leadership import Taken, take_role
+from anabranch.machines.controller.reaper import LogRange
+from anabranch.machines.partition.producers import ProducerTable
+from anabranch.machines.placement import level_size
+from anabranch.runtime.clock import Clock
+from anabranch.runtime.disk import Disk
+from anabranch.runtime.events import EventLogger
+from anabranch.runtime.metrics import Metrics
+from anabranch.runtime.syncs import Told
+from anabranch.server.partitions.partition import Partition, fold_producers
+from anabranch.server.partitions.removed import RemovedPartitions
+from anabranch.server.partitions.topic_settings import TopicSettings
+from anabranch.storage.checkpoints import Checkpoints
+from anabranch.storage.directory import DataDirectory
+from anabranch.storage.log import cleaner
+from anabranch.storage.log.group_commit import GroupCommit
+from anabranch.storage.log.log import OfflineLogError, PartitionLog
+
+events = EventLogger("replicas")
+RECOVERY_THREADS = 4
+SNAPSHOT_INTERVAL_RECORDS = 200_000
+"""Records after which the producers of a partition are kept anew, so that a restart reads few batches."""
+
+
+class Replicas:
+    """All partitions of this broker, by topic and number."""
+
+    def __init__(
+        self,
+        directory: DataDirectory,
+        *,
+        disk: Disk,
+        clock: Clock,
+        metrics: Metrics,
+        settings_of: Callable[[str], TopicSettings],
+    ) -> None:
+        """Open nothing yet. CheckpointError when what says where logs start is damaged; OSError."""
+        self._directory = directory
+        self._disk = disk
+        self._clock = clock
+        self._metrics = metrics
+        self._settings_of = settings_of
+        self._checkpoints = Checkpoints(disk, directory.path)
+        self.removed = RemovedPartitions(directory.path, disk)
+        self._partitions: dict[tuple[str, int], Partition] = {}
+        self._threads = ThreadPoolExecutor(RECOVERY_THREADS, thread_name_prefix="log")
+        self.commits = GroupCommit()
+        self.recovering = False
+        """Whether the last stop was not clean, so that logs are checked when they are opened."""
+
+    def get(self, topic: str, partition: int) -> Partition | None:
+        """The partition, if it lives here."""
+        return self._partitions.get((topic, partition))
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter(list(self._partitions.values()))
+
+    def __len__(self) -> int:
+        return len(self._partitions)
+
+    def of(self, topic: str) -> list[Partition]:
+        """The partitions of a topic that live here."""
+        return [partition for (name, _), partition in self._partitions.items() if name == topic]
+
+    def ancestors(self, partition: Partition) -> list[Partition]:
+        """The partitions that a stock producer's batches for this one may have been redirected to."""
+        role = partition.leadership
+        if role is None:
+            return []
+        return self.ancestors_of(partition.name.topic, role.partition, role.initial_partition_count)
+
+    def ancestors_of(self, topic: str, number: int, initial_count: int) -> list[Partition]:
+        """As `ancestors`, of a partition that need not be there any more."""
+        found: list[Partition] = []
+        while number >= initial_count:
+            number -= level_size(number, initial_count)
+            other = self.get(topic, number)
+            if other is not None:
+                found.append(other)
+        return found
+
+    # -- the controller's orders -----------------------------------------------------------------------------------
+
+    async def take_roles(self, order: SendLeaderAndIsr) -> dict[int, ErrorCode]:
+        """Carry out a LeaderAndIsr; an error code for each partition."""
+        missing = [role for role in order.roles if self.get(order.topic, role.partition) is None]
+        if missing:
+            await self._open_all(order, missing)
+        errors: dict[int, ErrorCode] = {}
+        ended: list[Partition] = []
+        for role in order.roles:
+            partition = self.get(order.topic, role.partition)
+            if partition is None:
+                errors[role.partition] = ErrorCode.KAFKA_STORAGE_ERROR
+                continue
+            try:
+                taken = self._take_role(partition, order, role)
+            except OSError as error:
+                events.error("role not taken", partition=partition.name, reason=error)
+                errors[role.partition] = ErrorCode.KAFKA_STORAGE_ERROR
+                continue
+            errors[role.partition] = taken.error
+            if taken.final_end and partition.log.flushed < partition.log.end:
+                ended.append(partition)
+        if ended:
+            await self._sync_ends(ended, errors)
+        return errors
+
+    async def _sync_ends(self, ended: Sequence[Partition], errors: dict[int, ErrorCode]) -> None:
+        """Make durable what became the end of a segment, before the controller builds on it."""
+        synced = await asyncio.gather(*(self.commit(partition) for partition in ended), return_exceptions=True)
+        for partition, failure in zip(ended, synced, strict=True):
+            if isinstance(failure, OSError):
+                events.error("end of a segment not synced", partition=partition.name, reason=failure)
+                errors[partition.name.partition] = ErrorCode.KAFKA_STORAGE_ERROR
+            elif failure is not None:
+                raise failure
+
+    def _take_role(self, partition: Partition, order: SendLeaderAndIsr, role: Role) -> Taken:
+        if partition.offline_reason is not None:
+            partition.topic_id = order.topic_id
+            return Taken(None, ErrorCode.KAFKA_STORAGE_ERROR)
+        taken = take_role(partition.leadership, order, role, partition.log.epochs.latest)
+        if taken.error is not ErrorCode.NONE:
+            return taken
+        if taken.start_epoch is not None:
+            partition.log.start_epoch(taken.start_epoch)
+        if partition.leadership != taken.leadership:
+            partition.leadership = taken.leadership
+            partition.changed()
+        return taken
+
+    async def _open_all(self, order: SendLeaderAndIsr, roles: Sequence[Role]) -> None:
+        settings = self._settings_of(order.topic)
+        names = [TopicPartition(order.topic, role.partition) for role in roles]
+        loop = asyncio.get_running_loop()
+        opened: Sequence[PartitionLog | OSError | OfflineLogError]
+        if self.recovering:
+            opened = await asyncio.gather(
+                *(
+                    loop.run_in_executor(self._threads, self._open, name, role, settings)
+                    for name, role in zip(names, roles, strict=True)
+                )
+            )
+        else:
+            opened = [self._open(name, role, settings) for name, role in zip(names, roles, strict=True)]
+        adopted = [self._adopt(name, order, settings, log) for name, log in zip(names, opened, strict=True)]
+        partitions = [partition for partition in adopted if partition is not None]
+        heirs = [partition for partition in partitions if self._inherits(partition)]
+        if heirs:
+            # Nobody finds these partitions before it is durable what they know: who asks hears of the removed ones.
+            await asyncio.gather(*(loop.run_in_executor(self._threads, self._keep_inherited, heir) for heir in heirs))
+        for partition in partitions:
+            self._partitions[order.topic, partition.name.partition] = partition
+            if partition.offline_reason is None:
+                self.removed.made_again(partition.name)
+
+    def _open(
+        self, name: TopicPartition, role: Role, settings: TopicSettings
+    ) -> PartitionLog | OSError | OfflineLogError:
+        path = self._directory.log_path(name)
+        try:
+            log = self._open_at(path, role, settings)
+            if log.log_start == log.end < role.start_offset:
+                # An empty log of an earlier life, or one that a crash left half made: it must go on where that ended.
+                log.close()
+                self._directory.remove_log(name)
+                self._checkpoints.forget(str(name))
+                log = self._open_at(path, role, settings)
+        except (OSError, OfflineLogError) as error:
+            return error
+        return log
+
+    def _open_at(self, path: Path, role: Role, settings: TopicSettings) -> PartitionLog:
+        return PartitionLog.open(
+            path, settings.log, disk=self._disk, start_offset=role.start_offset, checkpoints=self._checkpoints
+        )
+
+    def _adopt(
+        self,
+        name: TopicPartition,
+        order: SendLeaderAndIsr,
+        settings: TopicSettings,
+        log: PartitionLog | OSError | OfflineLogError,
+    ) -> Partition | None:
+        """Make a partition of an open log, offline if the log is damaged; None if it could not be opened."""
+        if isinstance(log, OSError):
+            events.error("log not opened", partition=name, reason=log)
+            return None
+        reason = None
+        if isinstance(log, OfflineLogError):
+            log, reason = PartitionLog(self._directory.log_path(name), settings.log, self._disk), str(log)
+        count = self._metrics.counter
+        partition = Partition(
+            name,
+            order.topic_id,
+            log,
+            settings,
+            bytes_in=count("kafka_server_brokertopicmetrics_bytesin_total", "Bytes appended.", topic=order.topic),
+            bytes_out=count("kafka_server_brokertopicmetrics_bytesout_total", "Bytes fetched.", topic=order.topic),
+            messages_in=count(
+                "kafka_server_brokertopicmetrics_messagesin_total", "Records appended.", topic=order.topic
+            ),
+        )
+        if reason is not None:
+            partition.abandon(reason)
+            return partition
+        try:
+            partition.rebuild_table(self._clock.now_ms())
+        except (OSError, OfflineLogError) as error:
+            partition.abandon(str(error))
+        return partition
+
+    def _inherits(self, partition: Partition) -> bool:
+        """Give a partition that is made again the table that is remembered of it; whether that must be kept, too.
+
+        One that has it from before a crash goes on with what it has.
+        """
+        earlier = self.removed.table(partition.name, partition.topic_id)
+        log = partition.log
+        if earlier is None or partition.offline_reason is not None or log.log_start < log.end or len(partition.table):
+            return False
+        partition.table = earlier
+        return len(earlier) > 0
+
+    def _keep_inherited(self, partition: Partition) -> None:
+        """Make durable beside its log what a partition has inherited. Blocks."""
+        try:
+            partition.keep_inherited()
+        except OSError as error:
+            partition.abandon(str(error))
+
+    async def stop(self, order: SendStopReplica) -> dict[int, ErrorCode]:
+        """Carry out a StopReplica: delete the logs, keep what they know of producers; an error code for each."""
+        errors: dict[int, ErrorCode] = {}
+        loop = asyncio.get_running_loop()
+        for number, leader_epoch in order.partitions:
+            partition = self.get(order.topic, number)
+            if partition is not None and order.topic_id not in (partition.topic_id, NO_TOPIC_ID):
+                errors[number] = ErrorCode.NONE
+                continue
+            if partition is not None and partition.leader_epoch > leader_epoch >= 0:
+                errors[number] = ErrorCode.FENCED_LEADER_EPOCH
+                continue
+            name = TopicPartition(order.topic, number)
+            if partition is not None:
+                del self._partitions[order.topic, number]
+                self.removed.hold(name, order.topic_id, partition.table)
+                partition.leadership = None
+                partition.changed()
+                await asyncio.wait([self.commits.commit(partition.log)])
+            try:
+                if not order.topic_deleted:
+                    await loop.run_in_executor(self._threads, self._keep_producers, name, order.topic_id)
+                await loop.run_in_executor(self._threads, self._directory.remove_log, name)
+                self._checkpoints.forget(str(name))
+                errors[number] = ErrorCode.NONE
+            except OSError as error:
+                events.error("log not deleted", partition=name, reason=error)
+                errors[number] = ErrorCode.KAFKA_STORAGE_ERROR
+        try:
+            if order.topic_deleted:
+                self.removed.forget_topic(order.topic)
+            # A checkpoint of a log that is gone must not be there when the topic is made again.
+            await loop.run_in_executor(self._threads, self._checkpoints.save)
+        except OSError as error:
+            events.error("checkpoints not saved", topic=order.topic, reason=error)
+            return dict.fromkeys(errors, ErrorCode.KAFKA_STORAGE_ERROR)
+        if not self.of(order.topic):
+            self._metrics.forget(topic=order.topic)
+        return errors
+
+    def _keep_producers(self, name: TopicPartition, topic_id: UUID) -> None:
+        """Make durable what a log that is to be deleted knows of producers. Blocks; OSError."""
+        if self.removed.table(name, topic_id) is None:
+            path = self._directory.log_path(name)
+            if not self._disk.exists(path):
+                return
+            try:
+                log = PartitionLog.open(
+                    path, self._settings_of(name.topic).log, disk=self._disk, checkpoints=self._checkpoints
+                )
+                table, _ = fold_producers(log, name, self._clock.now_ms())
+                log.close()
+            except OfflineLogError as error:
+                events.warning("producers of a removed partition not kept", partition=name, reason=error)
+                return
+            self.removed.hold(name, topic_id, table)
+        self.removed.keep(name)
+
+    def producers_of_removed(self, name: TopicPartition, topic_id: UUID) -> ProducerTable | None:
+        """What a partition that is not there any more knew of producers; None while it is being removed."""
+        table = self.removed.table(name, topic_id)
+        if table is None and not self._disk.exists(self._directory.log_path(name)):
+            table = ProducerTable()
+            self.removed.hold(name, topic_id, table)
+        return table
+
+    def apply_settings(self, topic: str) -> None:
+        """The configs of a topic changed: its logs go on with the new ones."""
+        settings = self._settings_of(topic)
+        for partition in self.of(topic):
+            partition.settings = settings
+            partition.log.config = settings.log
+            partition.changed()
+
+    def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
+        """The log starts and ends of a topic's retiring partitions, without those where a transaction is open."""
+        return {
+            partition.name.partition: LogRange(
+                partition.log.log_start, partition.log.end, partition.leadership.leader_epoch
+            )
+            for partition in self.of(topic)
+            if partition.leadership is not None
+            and partition.retiring
+            and partition.offline_reason is None
+            and not partition.table.transactions
+        }
+
+    # -- durability and upkeep ---------------------------------------------------------------------------------------
+
+    def commit(self, partition: Partition) -> asyncio.Future[None]:
+        """Make what was appended to a partition durable, together with whoever else asks."""
+        return self.commits.commit(partition.log, partition.flushed)
+
+    def commit_then(self, partition: Partition, done: Told) -> None:
+        """As `commit`; calls `done` with the OSError of the sync, or None."""
+        self.commits.commit_then(partition.log, done, partition.flushed)
+
+    async def keep_up(self, producer_idle_max_ms: int) -> None:
+        """Delete what is past its retention, forget idle producers, keep the others."""
+        now_ms = self._clock.now_ms()
+        for partition in self:
+            if partition.offline_reason is not None or partition.leadership is None:
+                continue
+            partition.table.expire(now_ms, producer_idle_max_ms)
+            try:
+                if partition.log.retain(now_ms):
+                    partition.changed()
+                partition.table.aborted.forget_before(partition.log.log_start)
+                if partition.log.end - partition.snapshot_end >= SNAPSHOT_INTERVAL_RECORDS:
+                    partition.snapshot()
+                    partition.log.checkpoint()
+                await self._compact(partition, now_ms)
+            except OSError as error:
+                events.warning("retention or producer snapshot failed", partition=partition.name, reason=error)
+            await asyncio.sleep(0)
+        try:
+            self.removed.expire(now_ms, producer_idle_max_ms)
+        except OSError as error:
+            events.warning("producers of removed partitions not forgotten", reason=error)
+
+    async def _compact(self, partition: Partition, now_ms: int) -> None:
+        if not partition.settings.log.compact:
+            return
+        cleaning = cleaner.plan(
+            partition.log, now_ms, stable=partition.last_stable_offset, aborted=partition.table.aborted
+        )
+        if cleaning is not None:
+            loop = asyncio.get_running_loop()
+            cleaned = await loop.run_in_executor(self._threads, cleaning.run)
+            if cleaned.forgotten:
+                partition.forget_aborted(cleaned.forgotten)
+            partition.keep_producers(partition.log.high_watermark)
+            saved = cleaner.finish(partition.log, cleaned)
+            events.info("compacted", partition=partition.name, bytes_saved=saved)
+
+    async def close(self) -> bool:
+        """Sync and close every log; whether all of them could be."""
+        await self.commits.drain()
+        loop = asyncio.get_running_loop()
+        closing = [loop.run_in_executor(self._threads, partition.close) for partition in self]
+        outcomes = await asyncio.gather(*closing, return_exceptions=True)
+        for partition, outcome in zip(self, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                events.error("log not closed", partition=partition.name, reason=outcome)
+        self.commits.close()
+        self._threads.shutdown()
+        sound = not any(isinstance(outcome, BaseException) for outcome in outcomes)
+        try:
+            self._checkpoints.save()
+        except OSError as error:
+            events.error("checkpoints not saved", reason=error)
+            return False
+        return sound

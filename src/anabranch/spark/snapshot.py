@@ -1,0 +1,245 @@
+"""The driver's eyes: topics as they are at one moment, lineage and ends of logs together.
+
+The rule: a lineage and the log ends beside it belong to the same layout. ListOffsets says the leader epochs that the
+lineage was read with, so a resize in between is refused by the broker (FENCED_LEADER_EPOCH), and the topic is looked
+at anew. A resize changes the epoch of every partition that stays, so on an elastic broker nothing else need be asked
+to notice one; topics that come, go, or grow on a stock broker are noticed when metadata is asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+import re2
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.ids import TopicPartition
+from anabranch.client.admin.admin import Admin
+from anabranch.client.cluster.connection import LaneSettings
+from anabranch.client.cluster.metadata import Cluster, offsets_request
+from anabranch.machines.clients.fetching import TopicView
+from anabranch.spark.options import EARLIEST, LATEST, Bound, OptionError, Options
+from anabranch.spark.plan import TopicLook
+
+METADATA_AGE_MAX_S = 1.0
+"""After that long metadata is asked again, though no epoch has changed."""
+
+R = TypeVar("R")
+
+
+def lane_settings(options: Options) -> LaneSettings:
+    """How connections are made for a query."""
+    names = {name.removeprefix("kafka.").replace(".", "_"): value for name, value in options.client.items()}
+    fields = LaneSettings.__dataclass_fields__
+    given: dict[str, Any] = {name: value for name, value in names.items() if name in fields}
+    return LaneSettings(**{"client_id": "anabranch-spark", **given})
+
+
+class Looker:
+    """Looks at the topics of a query. Synchronous; keeps its connections between looks."""
+
+    def __init__(self, options: Options, clock: Callable[[], float] = time.monotonic) -> None:
+        self._options = options
+        self._clock = clock
+        self._loop = asyncio.new_event_loop()
+        self._cluster = Cluster(options.servers, lane_settings(options))
+        self._admin: Admin | None = None
+        self._views: dict[str, TopicView] = {}
+        self._names: tuple[str, ...] = ()
+        self._asked_at = float("-inf")
+        self._began = False
+
+    def close(self) -> None:
+        """End the connections."""
+        if not self._loop.is_closed():
+            if self._admin is not None:
+                self._loop.run_until_complete(self._admin.close())
+            self._loop.run_until_complete(self._cluster.close())
+            self._loop.close()
+
+    def commit(self, group_id: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commit how far the query is to a consumer group. Raises `ApiError` while the group has members."""
+        self._run(self._commit(group_id, offsets))
+
+    async def _commit(self, group_id: str, offsets: Mapping[TopicPartition, int]) -> None:
+        if self._admin is None:
+            self._admin = Admin(self._options.servers, client_id="anabranch-spark")
+        await self._admin.alter_group_offsets(group_id, offsets)
+
+    def look(self) -> dict[str, TopicLook]:
+        """See all topics of the query as they are now.
+
+        Raises `ApiError` for a topic that is not there when the query begins; one that is deleted later is left out.
+        """
+        return self._run(self._look())
+
+    def bound(self, looks: Mapping[str, TopicLook], bound: Bound, name: str) -> dict[str, dict[int, int]]:
+        """Turn where to begin or to end into an offset for every partition; `name` is the option's, for errors."""
+        if bound.timestamp is not None or bound.timestamps:
+            return self._run(self._by_timestamp(looks, bound, name))
+        return {topic: _by_offset(look, bound, name) for topic, look in _mentioned(looks, bound.offsets, name).items()}
+
+    def at_timestamp(self, topic: str, timestamp: int) -> dict[int, int]:
+        """The first offset of each partition whose record has this time in ms or a later one; -1 if none has."""
+        return self._run(self._patiently(topic, lambda view: self._offsets(view, timestamp)))
+
+    # -- how ----------------------------------------------------------------------------------------------------------
+
+    def _run(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        return self._loop.run_until_complete(coroutine)
+
+    async def _look(self) -> dict[str, TopicLook]:
+        now = self._clock()
+        if now - self._asked_at > METADATA_AGE_MAX_S:
+            await self._refresh()
+            self._asked_at = now
+        looks = await asyncio.gather(*(self._look_at(name) for name in self._names))
+        self._began = True
+        return {look.topic: look for look in looks if look is not None}
+
+    async def _refresh(self) -> None:
+        """Ask which topics there are, and forget what is known of those that are not what they were."""
+        options = self._options
+        if options.pattern is None:
+            self._names = options.topics
+            infos = await self._cluster.topics(self._names)
+        else:
+            pattern = _compiled(options.pattern)
+            infos = await self._cluster.topics()
+            seen = ((name, info) for name, info in infos.items() if not isinstance(info, ApiError))
+            self._names = tuple(sorted(name for name, info in seen if not info.is_internal and pattern.fullmatch(name)))
+        for name, view in list(self._views.items()):
+            info = infos.get(name)
+            known = (view.topic_id, view.epochs, view.leaders)
+            if info is None or isinstance(info, ApiError) or (info.topic_id, info.epochs, info.leaders) != known:
+                del self._views[name]
+
+    async def _look_at(self, name: str) -> TopicLook | None:
+        try:
+            return await self._patiently(name, self._ends)
+        except ApiError as error:
+            if self._began and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                return None
+            raise
+
+    async def _ends(self, view: TopicView) -> TopicLook:
+        starts, ends = await asyncio.gather(self._offsets(view, EARLIEST), self._offsets(view, LATEST))
+        ordered = self._options.ordered and view.ordered
+        later = {partition: max(end, starts[partition]) for partition, end in ends.items()}
+        return TopicLook(view.name, view.topic_id.hex, view.lineage, starts, later, ordered)
+
+    async def _patiently(self, name: str, ask: Callable[[TopicView], Coroutine[Any, Any, R]]) -> R:
+        """Ask about a topic until nothing has changed meanwhile."""
+        options = self._options
+        for attempt in range(options.look_retries + 1):
+            if attempt:
+                await asyncio.sleep(options.look_retry_interval_ms / 1000)
+            view = self._views.get(name)
+            if view is None:
+                try:
+                    view = self._views[name] = await self._cluster.view(name)
+                except ConnectionError:
+                    if attempt == options.look_retries:
+                        raise
+                    continue
+            try:
+                return await ask(view)
+            except (ApiError, ConnectionError) as error:
+                self._views.pop(name, None)
+                if attempt == options.look_retries or (isinstance(error, ApiError) and not error.retriable):
+                    raise
+        raise AssertionError
+
+    async def _offsets(self, view: TopicView, timestamp: int) -> dict[int, int]:
+        by_leader: dict[int, dict[TopicPartition, tuple[int, int]]] = {}
+        for partition, leader in view.leaders.items():
+            if leader < 0:
+                raise ApiError(ErrorCode.LEADER_NOT_AVAILABLE, f"{view.name}-{partition} has no leader")
+            by_leader.setdefault(leader, {})[TopicPartition(view.name, partition)] = (
+                timestamp,
+                view.epochs.get(partition, -1),
+            )
+        requests = (
+            self._cluster.ask(offsets_request(partitions, read_committed=False), node_id=leader)
+            for leader, partitions in by_leader.items()
+        )
+        found: dict[int, int] = {}
+        for response in await asyncio.gather(*requests):
+            for result in (result for topic in response.topics for result in topic.partitions):
+                if result.error_code:
+                    code = ErrorCode.of(result.error_code)
+                    raise ApiError(code, f"the broker names no offset of {view.name}-{result.partition_index}")
+                found[result.partition_index] = result.offset
+        return found
+
+    async def _by_timestamp(self, looks: Mapping[str, TopicLook], bound: Bound, name: str) -> dict[str, dict[int, int]]:
+        found: dict[str, dict[int, int]] = {}
+        for topic, look in _mentioned(looks, bound.timestamps, name).items():
+            wanted = dict.fromkeys(look.starts, bound.timestamp)
+            if bound.timestamp is None:
+                _check_partitions(look, bound.timestamps.get(topic, {}), name)
+                wanted.update(bound.timestamps.get(topic, {}))
+            found[topic] = {}
+            for timestamp in sorted({timestamp for timestamp in wanted.values() if timestamp is not None}):
+                offsets = await self._patiently(topic, lambda view, at=timestamp: self._offsets(view, at))  # type: ignore[misc]
+                for partition, offset in offsets.items():
+                    if wanted.get(partition) == timestamp:
+                        found[topic][partition] = self._or_end(look, partition, offset, timestamp, name)
+            for partition, timestamp_ in wanted.items():
+                if timestamp_ is None:
+                    found[topic][partition] = look.starts[partition] if _is_start(name) else look.ends[partition]
+        return found
+
+    def _or_end(self, look: TopicLook, partition: int, offset: int, timestamp: int, name: str) -> int:
+        if offset >= 0:
+            return offset
+        retired = partition >= look.lineage.count
+        if _is_start(name) and not retired and not self._options.latest_if_no_timestamp:
+            raise OptionError(
+                f"{name}: {TopicPartition(look.topic, partition)} has no record at {timestamp} ms or later. Choose an "
+                "earlier time, or set startingOffsetsByTimestampStrategy to latest to begin at the end."
+            )
+        return look.ends[partition]
+
+
+def _is_start(name: str) -> bool:
+    return name.startswith("starting")
+
+
+def _compiled(pattern: str) -> Any:
+    try:
+        return re2.compile(pattern)
+    except re2.error as error:
+        raise OptionError(f"subscribePattern is not a regular expression of RE2: {error}") from None
+
+
+def _mentioned(
+    looks: Mapping[str, TopicLook], wanted: Mapping[str, Mapping[int, int]], name: str
+) -> Mapping[str, TopicLook]:
+    """All topics of the query, once it is sure that no other is named."""
+    others = sorted(wanted.keys() - looks.keys())
+    if others:
+        raise OptionError(f"{name} names {', '.join(others)}, which this query does not read.")
+    return looks
+
+
+def _check_partitions(look: TopicLook, wanted: Mapping[int, int], name: str) -> None:
+    """A partition that was removed may still be named; one that never was, may not."""
+    never = sorted(p for p in wanted if p not in look.starts and not 0 <= p < max(look.lineage.counts))
+    if never:
+        has = f"partitions 0 to {max(look.starts)}"
+        raise OptionError(f"{name} names partition {never[0]} of {look.topic}, which has {has}.")
+
+
+def _by_offset(look: TopicLook, bound: Bound, name: str) -> dict[int, int]:
+    wanted = bound.offsets.get(look.topic, {})
+    _check_partitions(look, wanted, name)
+    otherwise = bound.everywhere
+    if bound.offsets:
+        otherwise = EARLIEST if _is_start(name) else LATEST
+    chosen = {partition: wanted.get(partition, otherwise) for partition in look.starts}
+    named = {EARLIEST: look.starts, LATEST: look.ends}
+    return {p: named[offset][p] if offset in named else offset for p, offset in chosen.items()}

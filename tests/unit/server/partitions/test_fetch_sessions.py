@@ -1,0 +1,152 @@
+"""Incremental fetch sessions (KIP-227)."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import NO_TOPIC_ID
+from anabranch.server.partitions.fetch_sessions import EPOCH_MAX, EVICTION_AGE_MS, Context, FetchSessions, Key, Target
+
+
+def target(partition: int = 0, topic: str = "t", offset: int = 0) -> Target:
+    return Target(topic, NO_TOPIC_ID, partition, offset, 1000)
+
+
+class World:
+    def __init__(self, slots: int = 10) -> None:
+        ids = itertools.count()
+        self.sessions = FetchSessions(slots, lambda bound: next(ids) % bound)
+        self.now_ms = 0
+
+    def begin(
+        self,
+        session_id: int,
+        epoch: int,
+        *targets: Target,
+        forgotten: tuple[Key, ...] = (),
+        uses_topic_ids: bool = False,
+    ) -> Context | ErrorCode:
+        return self.sessions.begin(
+            session_id, epoch, targets, forgotten, uses_topic_ids=uses_topic_ids, now_ms=self.now_ms
+        )
+
+    def context(self, session_id: int, epoch: int, *targets: Target, forgotten: tuple[Key, ...] = ()) -> Context:
+        context = self.begin(session_id, epoch, *targets, forgotten=forgotten)
+        assert isinstance(context, Context)
+        return context
+
+    def open(self, partitions: int = 1) -> int:
+        return self.context(0, 0, *(target(p) for p in range(partitions))).session_id
+
+
+def test_a_fetch_without_a_session_gets_everything_and_leaves_nothing_behind() -> None:
+    world = World()
+    context = world.context(0, -1, target(0), target(1))
+    assert (context.session_id, context.incremental, len(context.targets)) == (0, False, 2)
+    assert len(world.sessions) == 0
+
+
+def test_a_session_remembers_its_partitions_and_takes_changes() -> None:
+    world = World()
+    made = world.context(0, 0, target(0), target(1))
+    context = world.context(made.session_id, 1)
+    assert context.incremental
+    assert [it.partition for it in context.targets] == [0, 1]
+    context = world.context(made.session_id, 2, target(1, offset=7), target(2), forgotten=(("t", 0),))
+    assert [(it.partition, it.offset) for it in context.targets] == [(1, 7), (2, 0)]
+
+
+def test_an_unknown_session_and_a_wrong_epoch_are_told_apart() -> None:
+    world = World()
+    session_id = world.open()
+    assert world.begin(session_id + 1, 1) is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert world.begin(session_id, 2) is ErrorCode.INVALID_FETCH_SESSION_EPOCH
+    assert world.begin(session_id, 1, uses_topic_ids=True) is ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
+    assert isinstance(world.begin(session_id, 1), Context)
+
+
+def test_the_last_epoch_is_followed_by_the_first_one() -> None:
+    world = World()
+    session = world.context(0, 0, target()).session
+    assert session is not None
+    session.epoch = EPOCH_MAX
+    world.context(session.id, EPOCH_MAX)
+    assert session.epoch == 1
+
+
+def test_epoch_0_replaces_the_session_and_the_final_epoch_ends_it() -> None:
+    world = World()
+    first = world.open()
+    second = world.context(first, 0, target()).session_id
+    assert second != first
+    assert world.begin(first, 1) is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert world.context(second, -1, target()).session_id == 0
+    assert len(world.sessions) == 0
+
+
+def test_a_session_without_partitions_ends() -> None:
+    world = World()
+    session_id = world.open()
+    context = world.context(session_id, 1, forgotten=(("t", 0),))
+    assert (context.session_id, list(context.targets)) == (0, [])
+    assert len(world.sessions) == 0
+
+
+def test_only_news_are_told_and_an_error_is_told_again_until_it_is_over() -> None:
+    it = target()
+    news = {"size": 0, "error": 0, "high_watermark": 5, "log_start": 0}
+    assert it.has_news(**news)
+    assert not it.has_news(**news)
+    assert it.has_news(**{**news, "high_watermark": 6})
+    assert it.has_news(**{**news, "high_watermark": 6, "log_start": 1})
+    assert it.has_news(**{**news, "high_watermark": 6, "log_start": 1, "size": 10})
+    failed = {"size": 0, "error": int(ErrorCode.NOT_LEADER_OR_FOLLOWER), "high_watermark": -1, "log_start": -1}
+    assert it.has_news(**failed)
+    assert it.has_news(**failed)
+    assert it.has_news(**{**news, "high_watermark": 6})
+
+
+def test_what_was_told_survives_a_changed_offset_and_the_order_moves_to_the_back() -> None:
+    world = World()
+    made = world.context(0, 0, target(0), target(1))
+    assert made.session is not None
+    made.targets[0].has_news(size=10, error=0, high_watermark=3, log_start=0)
+    made.session.to_the_back(made.targets[0])
+    context = world.context(made.session_id, 1, target(0, offset=3))
+    assert [it.partition for it in context.targets] == [1, 0]
+    assert not context.targets[1].has_news(size=0, error=0, high_watermark=3, log_start=0)
+
+
+def test_slots_are_bounded_and_a_long_unused_session_makes_room() -> None:
+    world = World(slots=2)
+    old, busy = world.open(), world.open()
+    assert world.context(0, 0, target()).session_id == 0
+    world.now_ms = EVICTION_AGE_MS + 1
+    world.context(busy, 1)
+    assert world.open() != 0
+    assert world.begin(old, 1) is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert world.sessions.evictions == 1
+    assert len(world.sessions) == 2
+
+
+def test_a_larger_session_takes_the_place_of_a_smaller_one_that_is_not_young() -> None:
+    world = World(slots=1)
+    small = world.open()
+    world.now_ms = EVICTION_AGE_MS + 1
+    world.context(small, 1)
+    assert world.open(partitions=1) == 0
+    assert world.open(partitions=2) != 0
+
+
+def test_no_slots_no_sessions() -> None:
+    world = World(slots=0)
+    assert world.open() == 0
+
+
+@pytest.mark.parametrize("epoch", [0, -1])
+def test_an_empty_full_fetch_makes_no_session(epoch: int) -> None:
+    world = World()
+    assert world.context(0, epoch).session_id == 0
