@@ -1,0 +1,79 @@
+"""IncrementalAlterConfigs of a group: what is refused, with which words, and what is written."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.base.errors import ErrorCode
+from anabranch.machines.controller.configs import ConfigChange, ConfigOperation
+from anabranch.machines.controller.effects import Refused
+from anabranch.machines.controller.group_configs import (
+    HEARTBEAT_INTERVAL,
+    SESSION_TIMEOUT,
+    AlterGroupConfigs,
+    GroupConfig,
+    decide_alter_group_configs,
+)
+from anabranch.machines.controller.state import State, apply
+
+KNOWN = {
+    SESSION_TIMEOUT: GroupConfig(SESSION_TIMEOUT, 45_000, 6_000, 60_000, "", ""),
+    HEARTBEAT_INTERVAL: GroupConfig(HEARTBEAT_INTERVAL, 5_000, 1_000, 15_000, "", ""),
+}
+SET, DELETE, APPEND = ConfigOperation.SET, ConfigOperation.DELETE, ConfigOperation.APPEND
+
+
+def alter(state: State, *changes: ConfigChange, group: str = "g", validate_only: bool = False) -> Refused | None:
+    decision = decide_alter_group_configs(state, AlterGroupConfigs(group, changes, validate_only), KNOWN)
+    for record in decision.records:
+        apply(state, record)
+    return decision.reply
+
+
+def test_configs_are_set_changed_and_deleted() -> None:
+    state = State()
+    assert (
+        alter(state, ConfigChange(SESSION_TIMEOUT, SET, "50000"), ConfigChange(HEARTBEAT_INTERVAL, SET, "2000")) is None
+    )
+    assert state.group_configs == {"g": {SESSION_TIMEOUT: "50000", HEARTBEAT_INTERVAL: "2000"}}
+    assert alter(state, ConfigChange(SESSION_TIMEOUT, DELETE, None)) is None
+    assert state.group_configs == {"g": {HEARTBEAT_INTERVAL: "2000"}}
+    assert alter(state, ConfigChange(HEARTBEAT_INTERVAL, DELETE, None)) is None
+    assert state.group_configs == {}
+
+
+def test_validating_writes_nothing() -> None:
+    state = State()
+    assert alter(state, ConfigChange(SESSION_TIMEOUT, SET, "50000"), validate_only=True) is None
+    assert state.group_configs == {}
+
+
+@pytest.mark.parametrize("value", ["5999", "60001", "-1", "1e4", "", "٥٠٠٠٠", "9" * 40])
+def test_a_value_out_of_the_brokers_bounds_or_no_number_is_refused(value: str) -> None:
+    refused = alter(State(), ConfigChange(SESSION_TIMEOUT, SET, value))
+    assert refused is not None and refused.code is ErrorCode.INVALID_CONFIG
+    assert "from 6000 to 60000" in refused.message
+
+
+def test_a_session_must_outlast_a_heartbeat_also_against_what_is_set_already() -> None:
+    state = State()
+    assert alter(state, ConfigChange(HEARTBEAT_INTERVAL, SET, "10000")) is None
+    refused = alter(state, ConfigChange(SESSION_TIMEOUT, SET, "10000"))
+    assert refused is not None and refused.code is ErrorCode.INVALID_CONFIG and "must be above" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "group", "code", "words"),
+    [
+        ([], "", ErrorCode.INVALID_REQUEST, "group's id"),
+        ([ConfigChange("retention.ms", SET, "1")], "g", ErrorCode.INVALID_CONFIG, "no group config 'retention.ms'"),
+        ([ConfigChange(SESSION_TIMEOUT, SET, "50000")] * 2, "g", ErrorCode.INVALID_REQUEST, "more than once"),
+        ([ConfigChange(SESSION_TIMEOUT, APPEND, "1")], "g", ErrorCode.INVALID_CONFIG, "Use SET"),
+        ([ConfigChange(SESSION_TIMEOUT, SET, None)], "g", ErrorCode.INVALID_REQUEST, "needs a value"),
+    ],
+)
+def test_refusals_say_what_is_wrong(changes: list[ConfigChange], group: str, code: ErrorCode, words: str) -> None:
+    state = State()
+    refused = alter(state, *changes, group=group)
+    assert refused is not None and refused.code is code and words in refused.message
+    assert state.group_configs == {}
