@@ -16,7 +16,7 @@ from uuid import UUID
 
 from anabranch.machines.clients.membership.consumer import ConsumerMember
 from anabranch.machines.clients.membership.steps import Event, MemberSettings, Send, Subscription, TopicFacts, WaitUntil
-from anabranch.machines.groups.assignors import Assignment, Subscriber, assignor
+from anabranch.machines.groups.assignors import Assignment, Assignors, Subscriber
 from anabranch.machines.groups.assignors.planner import Planner
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.consumer.group import ConsumerGroup, GroupState
@@ -24,6 +24,7 @@ from anabranch.machines.groups.coordinator import Coordinator
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatResponse
+from anabranch.runtime.collector import collector_paused
 from benchmarks.harness import Bar, Result, Round, Scale, compare
 
 # Assignors: from the coordinator's members, topics and target to the members whose target changes.
@@ -84,7 +85,7 @@ def _assign(name: str, subscribe: Subscribe, sizes: tuple[int, int, int]) -> Map
     subscriptions = subscribe(group)
     members = dict(zip(group.ids, subscriptions, strict=False))
     target: dict[str, Assignment] = {}
-    chosen = assignor(name)
+    chosen = Assignors().get(name)
 
     def milliseconds(planner: Planner) -> float:
         began = time.thread_time()
@@ -93,7 +94,7 @@ def _assign(name: str, subscribe: Subscribe, sizes: tuple[int, int, int]) -> Map
         target.update(changes)
         return taken * 1_000
 
-    planner = Planner()
+    planner = Planner(collector_paused)
     full = milliseconds(planner)
     joins, leaves = [], []
     for _ in range(5):
@@ -102,7 +103,7 @@ def _assign(name: str, subscribe: Subscribe, sizes: tuple[int, int, int]) -> Map
         leaver = group.chance.choice(list(members))
         del members[leaver], target[leaver]
         leaves.append(milliseconds(planner))
-    reload = milliseconds(Planner())
+    reload = milliseconds(Planner(collector_paused))
     return {"full": full, "join": max(joins), "leave": max(leaves), "reload": reload}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID, uuid5
 
-from anabranch.machines.groups.assignors import Assignment, Subscriber, assignor
+from anabranch.machines.groups.assignors import Assignment, Assignors, Subscriber
 from anabranch.machines.groups.assignors.planner import Planner
 
 TopicPartition = tuple[str, int]
@@ -38,6 +38,7 @@ class AssignedGroup:
     subscribers: dict[str, Subscriber] = field(default_factory=dict)
     target: dict[str, Assignment] = field(default_factory=dict)
     planner: Planner = field(default_factory=Planner)
+    assignors: Assignors = field(default_factory=Assignors)
 
     def put(self, *topics: FakeTopic) -> None:
         self.topics = {**self.topics, **{each.name: each for each in topics}}
@@ -50,7 +51,9 @@ class AssignedGroup:
         self.target.pop(member, None)
 
     def ask(self, planner: Planner | None = None) -> dict[str, Assignment]:
-        return (planner or self.planner).plan(assignor(self.assignor), self.subscribers, self.topics, self.target)
+        return (planner or self.planner).plan(
+            self.assignors.get(self.assignor), self.subscribers, self.topics, self.target
+        )
 
     def plan(self) -> dict[str, Assignment]:
         changes = self.ask()

@@ -232,7 +232,7 @@ class Coordinator:
     ) -> Outcome[ConsumerGroupHeartbeatResponse, Record]:
         """Join, stay, leave."""
         try:
-            beats.check_request(request, caller.version)
+            beats.check_request(request, caller.version, self.settings.assignors)
             if request.member_epoch in (LEFT_FOR_GOOD, LEFT_FOR_A_WHILE):
                 return self._leave(request, caller, now_ms)
             group = self.groups.get(request.group_id)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from anabranch.machines.groups.assignors.registry import Assignors
+
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroupSettings:
@@ -32,6 +34,8 @@ class GroupSettings:
     offset_metadata_max_bytes: int = 4_096
     offsets_retention_ms: int = 7 * 24 * 60 * 60 * 1_000
     offsets_retention_check_interval_ms: int = 600_000
+    assignors: Assignors = Assignors()
+    """The server-side assignors, by name."""
     group_configs: Callable[[str], Mapping[str, str]] = field(default=lambda _: {})
     """The configs of a group: `consumer.session.timeout.ms`, `consumer.heartbeat.interval.ms`."""
 

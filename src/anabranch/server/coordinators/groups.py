@@ -10,7 +10,9 @@ from uuid import UUID
 
 from anabranch.machines.controller.group_configs import HEARTBEAT_INTERVAL, SESSION_TIMEOUT, GroupConfig
 from anabranch.runtime.clock import Clock
+from anabranch.runtime.collector import collector_paused
 from anabranch.server.cluster.controller import Controller
+from anabranch.server.coordinators.assignor_plug_ins import assignor_plug_ins
 from anabranch.server.coordinators.shard import RecordCodec
 from anabranch.server.coordinators.shard_set import Coordinators, coordinator_partition
 from anabranch.server.partitions.replicas import Replicas
@@ -108,6 +110,7 @@ class Groups(Coordinators["Coordinator", "Record"]):
         machine.image = self._newest_images().newest()
 
     def _read_settings(self) -> GroupSettings:
+        from anabranch.machines.groups.assignors import Assignors
         from anabranch.machines.groups.settings import GroupSettings
 
         settings = self._broker_settings
@@ -116,6 +119,7 @@ class Groups(Coordinators["Coordinator", "Record"]):
             consumer_heartbeat_interval_ms=settings.group_consumer_heartbeat_interval_ms,
             consumer_max_size=settings.group_consumer_max_size,
             consumer_assignors=tuple(settings.group_consumer_assignors.split(",")),
+            assignors=Assignors(assignor_plug_ins(), collector_paused),
             consumer_migration_policy=settings.group_consumer_migration_policy,
             min_session_timeout_ms=settings.group_min_session_timeout_ms,
             max_session_timeout_ms=settings.group_max_session_timeout_ms,

@@ -6,21 +6,13 @@ are imported when a group is first assigned.
 """
 
 from anabranch.machines.groups.assignors.model import Assignment, Subscriber, Topic
-from anabranch.machines.groups.assignors.registry import (
-    DEFAULT_ASSIGNOR,
-    ENTRY_POINTS,
-    UnknownAssignorError,
-    assignor,
-    names,
-)
+from anabranch.machines.groups.assignors.registry import DEFAULT_ASSIGNOR, Assignors, UnknownAssignorError
 
 __all__ = [
     "DEFAULT_ASSIGNOR",
-    "ENTRY_POINTS",
     "Assignment",
+    "Assignors",
     "Subscriber",
     "Topic",
     "UnknownAssignorError",
-    "assignor",
-    "names",
 ]

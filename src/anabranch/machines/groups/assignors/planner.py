@@ -7,9 +7,8 @@ rule: the answer follows from the arguments alone.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, compress, count, repeat
 from operator import is_, is_not, itemgetter, not_
 from typing import cast
@@ -35,7 +34,8 @@ from anabranch.machines.groups.assignors.spec import (
 class Planner:
     """What is known of a group, in arrays: members and partitions are numbered as in `Spec`."""
 
-    def __init__(self) -> None:
+    def __init__(self, uninterrupted: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        self._uninterrupted = uninterrupted
         self._subscribers: dict[str, Subscriber] = {}
         self._static: dict[str, str] = {}
         """The instance ids of static members."""
@@ -73,7 +73,7 @@ class Planner:
         `topics` is by name, as the metadata has it. `target` may still have members that are gone: what they had is
         free, and nothing is returned for them. Nothing changes but the memo. AssignorError is the assignor's fault.
         """
-        with _uninterrupted():
+        with self._uninterrupted():
             self._adopt_answer(target)
             resubscribed = self._look_at_members(subscribers)
             self._look_at_topics(topics)
@@ -312,16 +312,3 @@ class Planner:
             begin, size = divmod(number, most + 1)
             runs[number] = tuple(range(begin, begin + size))
         return cast("list[tuple[int, ...]]", runs[key].tolist())
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Keep the garbage collector from looking at what is just being made, again and again: half of the time."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

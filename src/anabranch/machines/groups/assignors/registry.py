@@ -1,51 +1,63 @@
-"""Assignors by name: ours, and those that other distributions offer under the entry point group.
+"""Assignors by name: ours, and plug-ins that the shell has found.
 
-An entry point gives a function `Spec -> owner` (see `spec.Assignor`). Ours cannot be replaced. Nothing is imported
-before it is asked for.
+A plug-in is a function that imports and returns an assignor `Spec -> owner` (see `spec.Assignor`). Ours cannot be
+replaced. Nothing is imported before it is asked for, so that a name can be checked without NumPy.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from anabranch.base.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from anabranch.machines.groups.assignors.spec import Assignor
 
-ENTRY_POINTS = "anabranch.group_assignors"
 DEFAULT_ASSIGNOR = "uniform"
-_OURS = {"uniform": "uniform", "range": "range"}
+
+
+def _uniform() -> Assignor:
+    from anabranch.machines.groups.assignors.uniform import assign
+
+    return assign
+
+
+def _range() -> Assignor:
+    from anabranch.machines.groups.assignors.range import assign
+
+    return assign
+
+
+_OURS: Mapping[str, Callable[[], Assignor]] = {"uniform": _uniform, "range": _range}
 
 
 class UnknownAssignorError(ApiError):
-    """A member asks for an assignor that is not there."""
+    """A member asks for an assignor that does not exist."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, supported: tuple[str, ...]) -> None:
         super().__init__(
-            ErrorCode.UNSUPPORTED_ASSIGNOR, f"There is no assignor {name!r}; supported are {', '.join(names())}."
+            ErrorCode.UNSUPPORTED_ASSIGNOR, f"There is no assignor {name!r}; supported are {', '.join(supported)}."
         )
 
 
-def names() -> tuple[str, ...]:
-    """Return the names of all assignors, the default first."""
-    return (*_OURS, *sorted(_offered()))
+@dataclass(frozen=True, slots=True)
+class Assignors:
+    """The assignors of one coordinator, and what its shell does around the computation of a target."""
 
+    plug_ins: Mapping[str, Callable[[], Assignor]] = field(default_factory=dict)
+    uninterrupted: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Keeps the garbage collector from scanning the objects that a computation is making: half of its time."""
 
-@cache
-def assignor(name: str) -> Assignor:
-    """Import the assignor of this name, or raise UnknownAssignorError."""
-    if name in _OURS:
-        return cast("Assignor", import_module(f"{__package__}.{_OURS[name]}").assign)
-    offered = _offered().get(name)
-    if offered is None:
-        raise UnknownAssignorError(name)
-    return cast("Assignor", offered.load())
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all assignors, the default first."""
+        return (*_OURS, *sorted(self.plug_ins.keys() - _OURS.keys()))
 
-
-@cache
-def _offered() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=ENTRY_POINTS) if entry.name not in _OURS}
+    def get(self, name: str) -> Assignor:
+        """Import the assignor of this name, or raise UnknownAssignorError."""
+        load = _OURS.get(name) or self.plug_ins.get(name)
+        if load is None:
+            raise UnknownAssignorError(name, self.names())
+        return load()

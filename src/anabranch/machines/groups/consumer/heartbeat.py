@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from anabranch.base.errors import ApiError, ErrorCode
-from anabranch.machines.groups.assignors.registry import names as server_assignors
+from anabranch.machines.groups.assignors.registry import Assignors
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.consumer.group import (
     LEFT_FOR_A_WHILE,
@@ -43,7 +43,7 @@ from anabranch.protocol.messages.consumer_group_heartbeat import (
 JOINING = 0
 
 
-def check_request(request: ConsumerGroupHeartbeatRequest, version: int) -> None:
+def check_request(request: ConsumerGroupHeartbeatRequest, version: int, assignors: Assignors) -> None:
     """Raise INVALID_REQUEST for what no group could accept."""
     joining = request.member_epoch == JOINING
     _need(bool(request.group_id), "GroupId is empty.")
@@ -74,10 +74,10 @@ def check_request(request: ConsumerGroupHeartbeatRequest, version: int) -> None:
             offer.minimum_version <= offer.metadata_version <= offer.maximum_version,
             f"Assignor {offer.name}: version {offer.metadata_version} is not in its range.",
         )
-    if request.server_assignor is not None and request.server_assignor not in server_assignors():
+    if request.server_assignor is not None and request.server_assignor not in assignors.names():
         raise ApiError(
             ErrorCode.UNSUPPORTED_ASSIGNOR,
-            f"There is no server-side assignor '{request.server_assignor}'; there are {', '.join(server_assignors())}.",
+            f"There is no server-side assignor '{request.server_assignor}'; there are {', '.join(assignors.names())}.",
         )
 
 

@@ -179,7 +179,7 @@ class Step:
             name = server_assignor(
                 (member.described for member in group.members.values()), self.settings.consumer_assignors
             )
-            changes = self.live.targets.plan(name, group, self.image, self.regexes)
+            changes = self.live.targets.plan(name, self.settings.assignors, group, self.image, self.regexes)
             for member_id, target in changes.items():
                 self.put(target_record(self.group_id, member_id, target))
             for member_id in group.told.keys() - changes.keys():

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from anabranch.machines.groups.assignors.model import Subscriber
+from anabranch.machines.groups.assignors.registry import Assignors
 from anabranch.machines.groups.consumer.group import Assignment, Assignor, ConsumerGroup, Described, Member
 from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.regex import Regexes
@@ -32,15 +33,16 @@ class Targets:
         self._subscribers: dict[str, Subscriber] = {}
         self._image = -1
 
-    def plan(self, name: str, group: ConsumerGroup, image: Image, regexes: Regexes) -> dict[str, Assignment]:
+    def plan(
+        self, name: str, assignors: Assignors, group: ConsumerGroup, image: Image, regexes: Regexes
+    ) -> dict[str, Assignment]:
         """The targets that change, by member, when the assignor `name` decides anew."""
         from anabranch.machines.groups.assignors.planner import Planner
-        from anabranch.machines.groups.assignors.registry import assignor
 
         if self._planner is None:
-            self._planner = Planner()
+            self._planner = Planner(assignors.uninterrupted)
         self._look_at(group, image, regexes)
-        return self._planner.plan(assignor(name), self._subscribers, image.by_name, group.targets)
+        return self._planner.plan(assignors.get(name), self._subscribers, image.by_name, group.targets)
 
     def _look_at(self, group: ConsumerGroup, image: Image, regexes: Regexes) -> None:
         """Know the members again by what they said; equal subscriptions are one set."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from anabranch.machines.groups.assignors import assignor
+from anabranch.machines.groups.assignors import Assignors
 from tests.support.assigned_group import AssignedGroup, topic
 
 
@@ -125,4 +125,4 @@ def test_members_and_classes_beyond_16_bits_are_sorted_too() -> None:
 
 
 def test_the_name() -> None:
-    assert assignor("uniform").__module__.endswith("uniform")
+    assert Assignors().get("uniform").__module__.endswith("uniform")
