@@ -238,6 +238,12 @@ class Client:
         return phase in (ConsumerPhase.JOINED, ClassicPhase.STABLE)
 
     @property
+    def due(self) -> Event | None:
+        """The change of its partitions that the application carries out, or is to carry out in its next poll."""
+        event = self._carrying or self.machine.event()
+        return event if isinstance(event, Assign | Revoke | Lost) else None
+
+    @property
     def has_failed(self) -> bool:
         """Whether the group refuses it."""
         phase = self.machine.phase  # type: ignore[attr-defined]
@@ -416,9 +422,11 @@ class Client:
                 self._ids = ids
         else:
             self.given = None
+        awaited = send.ticket == self.machine._flight  # type: ignore[attr-defined]
         self.machine.on_response(send.ticket, reply, self.world.now_ms)
-        if self.is_classic and isinstance(send.request, SyncGroupRequest):
-            # What stays is, by its name, now a partition of whatever topic has that name.
+        if awaited and self.is_classic and isinstance(send.request, SyncGroupRequest):
+            # A partition that stays assigned is, by its name, now one of whatever topic has that name. A member that
+            # began to leave ignores the answer: what it still holds is what it was given before.
             for owned in self.machine.owned & (getattr(self.machine, "_target", None) or frozenset()):
                 self.stamps[owned] = self._stamp(owned)
         self.world.rules.after_reply(self, send.request, reply)

@@ -640,6 +640,8 @@ class World:
         for client in clients:
             if not client.is_in or client.is_leaving or client.stuck_until_ms > self.now_ms:
                 return f"{client.name} is not in: {client.machine.phase}"  # type: ignore[attr-defined]
+            if client.due is not None:
+                return f"{client.name} has yet to carry out {client.due}"
         ids = {client.machine.member_id: client for client in clients}
         members = {} if group is None else group.members
         if ids.keys() != members.keys():

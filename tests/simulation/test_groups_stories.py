@@ -1,0 +1,77 @@
+"""Lives that once failed though no group did anything wrong, told step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from anabranch.machines.clients.membership.steps import Owned, Revoke, Send, Subscription
+from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from tests.simulation.groups_client import Client
+from tests.simulation.groups_world import World
+
+READS = Subscription(frozenset({"a"}))
+A0, A1 = Owned("a", 0), Owned("a", 1)
+
+
+class QuietWorld(World):
+    """A world in which nothing happens but what a test does: one group, one topic with two partitions."""
+
+    def __init__(self) -> None:
+        super().__init__(0, groups=1, strategies=(("cooperative-sticky",),), faults=0.0, initial_delay_ms=0)
+        self.heal()
+        self._new_topic("a")
+        while len(self.image.by_name["a"].partitions) != 2:
+            self._new_topic("a")
+
+    def subscription(self) -> Subscription:
+        return READS
+
+    def start(self, group_id: str = "g0", **given: Any) -> Client:
+        return super().start(group_id, classic=True, **given)
+
+    def converge(self) -> None:
+        while self.missing() is not None:
+            self.run_until(self.now_ms + 10)
+
+
+def test_a_group_has_not_converged_while_an_application_has_yet_to_let_go_of_a_partition() -> None:
+    """A cooperative group needs a second generation when the first one has taken a partition from somebody."""
+    world = QuietWorld()
+    first = world.start()
+    world.converge()
+    assert first.machine.owned == {A0, A1}
+    first.is_slow = True
+
+    second = world.start()
+    while not isinstance(first.due, Revoke):
+        world.run_until(world.now_ms + 1)
+    while not second.is_in:
+        assert isinstance(first.due, Revoke), "the application was not slow enough"
+        world.run_until(world.now_ms + 1)
+
+    assert first.machine.owned == {A0, A1} and second.machine.owned == frozenset()
+    assert world.missing() == f"g0: {first.name} has yet to carry out {first.due}"
+    world.converge()
+    assert len(first.machine.owned) == len(second.machine.owned) == 1
+
+
+def test_an_answer_that_a_leaving_member_ignores_does_not_move_what_it_holds_to_a_new_topic_of_that_name() -> None:
+    world = QuietWorld()
+    client = world.start()
+    world.converge()
+    former = world.image.by_name["a"].topic_id
+    assert client.holds == {(former, 0), (former, 1)}
+    world.run_until(world.now_ms + 1_000)
+
+    client.is_slow = True
+    world._new_topic("a")
+    client.leave()
+    assert isinstance(client.due, Revoke)
+    # Its answer was on the way when it began to leave: by now the machine waits for no answer.
+    new: dict[str, UUID] = {"a": world.image.by_name["a"].topic_id}
+    sync = Send(ticket=1, request=SyncGroupRequest(group_id="g0", generation_id=1, member_id=client.machine.member_id))
+    client._replied(sync, SyncGroupResponse(), (client.standing, None, new))
+
+    assert client.machine.owned == {A0, A1}, "it has yet to let go"
+    assert client.holds == {(former, 0), (former, 1)}, "nobody gave it anything of the new topic"
