@@ -15,3 +15,17 @@ class Clock:
     def monotonic_ms(self) -> int:
         """Milliseconds that never go back; of use only as a difference."""
         return time.monotonic_ns() // 1_000_000
+
+
+class SteadyTime:
+    """Wall-clock time that does not jump: the wall clock's when this was made, the monotonic clock's from then on."""
+
+    __slots__ = ("_clock", "_offset_ms")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._offset_ms = clock.now_ms() - clock.monotonic_ms()
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970."""
+        return self._offset_ms + self._clock.monotonic_ms()

@@ -36,14 +36,15 @@ from anabranch.machines.controller.state import State, apply
 from anabranch.machines.controller.terms import decide_elected, decide_register_broker
 from anabranch.machines.controller.topics import decide_stop_replica_answered
 from anabranch.machines.outcome import SetTimer
-from anabranch.runtime.clock import Clock
+from anabranch.runtime.clock import Clock, SteadyTime
 from anabranch.runtime.events import EventLogger
+from anabranch.runtime.timers import Timers
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.storage.metadata.store import Create, Delete, MetadataStore, Operation, Set
 
 events = EventLogger("controller")
 Reply = TypeVar("Reply")
-RETRY_AFTER_FAILURE_S = 0.5
+RETRY_AFTER_FAILURE_MS = 500
 EFFECTS_MAX = 1_000_000
 
 
@@ -58,12 +59,14 @@ class Controller:
         """Called after every change of the state."""
         self._store = store
         self._replicas = replicas
-        self._clock = clock
         self._turn = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="metadata")
         self._effects: asyncio.Queue[Effect] = asyncio.Queue(EFFECTS_MAX)
         self._worker: asyncio.Task[None] | None = None
-        self._timers: dict[Hashable, asyncio.TimerHandle] = {}
+        self._now_ms = SteadyTime(clock).now_ms
+        self._timers = Timers(self._now_ms, self._on_timer)
+        self._failed: dict[int, Effect] = {}
+        """Effects that could not be performed, to be tried again, by the number of the failure."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: set[asyncio.Future[None]] = set()
         self._failures = 0
@@ -92,8 +95,7 @@ class Controller:
 
     async def stop(self) -> None:
         """Give up; what is unfinished is taken up again by the next term."""
-        for timer in self._timers.values():
-            timer.cancel()
+        self._timers.cancel_all()
         for task in [self._worker, *self._tasks]:
             if task is not None:
                 task.cancel()
@@ -115,7 +117,9 @@ class Controller:
                 apply(self.state, record)
             for timer in decision.timers:
                 if isinstance(timer, SetTimer):
-                    self._set_timer(timer)
+                    self._timers.set(timer.key, timer.at_ms)
+                else:
+                    self._timers.cancel(timer.key)
             for effect in decision.effects:
                 if isinstance(effect, ApplyConfigs):
                     self._replicas.apply_settings(effect.topic)
@@ -215,11 +219,11 @@ class Controller:
             match effect:
                 case SendLeaderAndIsr():
                     roles = await self._replicas.take_roles(effect)
-                    now_ms = self._clock.now_ms()
+                    now_ms = self._now_ms()
                     await self.submit(lambda state: decide_leader_and_isr_answered(state, effect, roles, now_ms))
                 case SendStopReplica():
                     stopped = await self._replicas.stop(effect)
-                    now_ms = self._clock.now_ms()
+                    now_ms = self._now_ms()
                     await self.submit(lambda state: decide_stop_replica_answered(state, effect, stopped, now_ms))
                 case ApplyConfigs() | PublishMetadata():
                     pass  # Applied with the state: configs in `submit`, metadata because it is read from the state.
@@ -237,13 +241,8 @@ class Controller:
 
     def _again(self, effect: Effect) -> None:
         self._failures += 1
-        key = ("again", self._failures)
-
-        def again() -> None:
-            del self._timers[key]
-            self._effects.put_nowait(effect)
-
-        self._timers[key] = asyncio.get_running_loop().call_later(RETRY_AFTER_FAILURE_S, again)
+        self._failed[self._failures] = effect
+        self._timers.set(("again", self._failures), self._now_ms() + RETRY_AFTER_FAILURE_MS)
 
     async def inspect_retiring(self, topic: str) -> None:
         """Have the retiring partitions of a topic removed that are empty."""
@@ -266,19 +265,16 @@ class Controller:
         for topic in sorted({partition.name.topic for partition in self._replicas if partition.retiring}):
             await self.inspect_retiring(topic)
 
-    def _set_timer(self, timer: SetTimer) -> None:
-        old = self._timers.pop(timer.key, None)
-        if old is not None:
-            old.cancel()
-        delay_s = max(0, timer.at_ms - self._clock.now_ms()) / 1000
-        self._timers[timer.key] = asyncio.get_running_loop().call_later(delay_s, self._on_timer, timer.key)
-
     def _on_timer(self, key: Hashable) -> None:
-        self._timers.pop(key, None)
-        assert isinstance(key, tuple) and key[0] == "retry"
-        task = asyncio.get_running_loop().create_task(self._retry(str(key[1])))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        match key:
+            case ("again", int(failure)):
+                self._effects.put_nowait(self._failed.pop(failure))
+            case ("retry", str(topic)):
+                task = asyncio.get_running_loop().create_task(self._retry(topic))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case _:
+                raise AssertionError(key)
 
     async def _retry(self, topic: str) -> None:
         try:

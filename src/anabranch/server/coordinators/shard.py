@@ -19,11 +19,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from anabranch.base.errors import ApiError, DecodeError, ErrorCode
-from anabranch.machines.outcome import CancelTimer, Outcome, Parked, SetTimer
+from anabranch.machines.outcome import Outcome, Parked, SetTimer
 from anabranch.records.batch import end_transaction_marker, parse_header
 from anabranch.records.pairs import encode_pairs
-from anabranch.runtime.clock import Clock
+from anabranch.runtime.clock import Clock, SteadyTime
 from anabranch.runtime.events import EventLogger
+from anabranch.runtime.timers import Timers
 from anabranch.server.coordinators.replay import BULK_FROM_SIZE, Replay
 from anabranch.server.partitions.partition import Partition
 from anabranch.storage.log.errors import OfflineLogError
@@ -33,9 +34,11 @@ if TYPE_CHECKING:  # It needs NumPy, which a broker does without until a log is 
     from anabranch.server.coordinators.bulk_replay import BulkReplay
 
 events = EventLogger("shard")
-RELOAD_DELAY_S = 1.0
+RELOAD_DELAY_MS = 1_000
 """Between a failure and the next attempt to load; doubled with every failure that follows, up to the maximum."""
-RELOAD_DELAY_MAX_S = 30.0
+RELOAD_DELAY_MAX_MS = 30_000
+_RELOAD = object()
+"""The key of the timer that ends the delay."""
 SETTLE_PAUSE_S = 0.01
 """Between two steps of what loading left for later."""
 APPLY_STEP = 2_000
@@ -102,14 +105,6 @@ class _Waiting(NamedTuple):
     reply: Any
 
 
-class _Timer:
-    __slots__ = ("at_ms", "handle")
-
-    def __init__(self, at_ms: int, handle: asyncio.TimerHandle) -> None:
-        self.at_ms = at_ms
-        self.handle = handle
-
-
 class Shard(Generic[MachineT, RecordT]):
     """One coordinator shard; `load` it before anything else."""
 
@@ -141,24 +136,19 @@ class Shard(Generic[MachineT, RecordT]):
         self._clock = clock
         self._prepare = prepare
         self._effect = perform
-        self._wall_ms = clock.now_ms()
-        self._monotonic_ms = clock.monotonic_ms()
+        self.now_ms = SteadyTime(clock).now_ms
+        """The time that machines are told."""
         self._written = 0
         """Where the log ended after the last append of ours: what decisions are based upon lies below it."""
         self._waiting: deque[_Waiting] = deque()
         self._committing: asyncio.Future[None] | None = None
         self._parked: dict[Hashable, asyncio.Future[Any]] = {}
-        self._timers: dict[Hashable, _Timer] = {}
+        self._timers = Timers(self.now_ms, self._on_timer)
         self._failures = 0
         self._loading: asyncio.Task[None] | None = None
         self._settling: asyncio.Task[None] | None = None
-        self._reload: asyncio.TimerHandle | None = None
 
     # -- asking ------------------------------------------------------------------------------------------------------
-
-    def now_ms(self) -> int:
-        """The time that machines are told: the wall clock's as it was at the start, and from there on steady."""
-        return self._wall_ms + self._clock.monotonic_ms() - self._monotonic_ms
 
     @property
     def active(self) -> bool:
@@ -241,9 +231,9 @@ class Shard(Generic[MachineT, RecordT]):
                 raise
         for timer in outcome.timers:
             if isinstance(timer, SetTimer):
-                self._set_timer(timer.key, timer.at_ms, now_ms)
+                self._timers.set(timer.key, timer.at_ms)
             else:
-                self._cancel_timer(timer)
+                self._timers.cancel(timer.key)
         reply = outcome.reply
         if isinstance(reply, Parked):
             reply = self._park(reply.ticket)
@@ -356,35 +346,11 @@ class Shard(Generic[MachineT, RecordT]):
 
     # -- timers ------------------------------------------------------------------------------------------------------
 
-    def _set_timer(self, key: Hashable, at_ms: int, now_ms: int) -> None:
-        timer = self._timers.get(key)
-        if timer is not None:
-            later = at_ms >= timer.at_ms
-            timer.at_ms = at_ms
-            if later:
-                return  # It goes on when it wakes: sessions are prolonged far more often than they end.
-            timer.handle.cancel()
-        handle = self._wake_at(key, at_ms, now_ms)
-        if timer is None:
-            self._timers[key] = _Timer(at_ms, handle)
-        else:
-            timer.handle = handle
-
-    def _cancel_timer(self, cancelled: CancelTimer) -> None:
-        timer = self._timers.pop(cancelled.key, None)
-        if timer is not None:
-            timer.handle.cancel()
-
-    def _wake_at(self, key: Hashable, at_ms: int, now_ms: int) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(max(0, at_ms - now_ms) / 1000, self._on_timer, key)
-
     def _on_timer(self, key: Hashable) -> None:
-        timer, now_ms = self._timers[key], self.now_ms()
-        if timer.at_ms > now_ms:
-            timer.handle = self._wake_at(key, timer.at_ms, now_ms)
-            return
-        del self._timers[key]
-        self._decide_alone(lambda machine, now_ms: machine.on_timer(key, now_ms))
+        if key is _RELOAD:
+            self.load_soon()
+        else:
+            self._decide_alone(lambda machine, now_ms: machine.on_timer(key, now_ms))
 
     def _decide_alone(self, decide: Callable[[MachineT, int], Outcome[None, RecordT]]) -> None:
         """Decide what no request asked for: when that goes wrong nobody would try again, so the shard is reloaded."""
@@ -482,9 +448,9 @@ class Shard(Generic[MachineT, RecordT]):
         self._committing = None
         if self.state is not State.UNLOADED:
             self._stop(State.FAILED)
-            delay_s = min(RELOAD_DELAY_S * 2**self._failures, RELOAD_DELAY_MAX_S)
+            delay_ms = min(RELOAD_DELAY_MS * 2**self._failures, RELOAD_DELAY_MAX_MS)
             self._failures += 1
-            self._reload = asyncio.get_running_loop().call_later(delay_s, self.load_soon)
+            self._timers.set(_RELOAD, self.now_ms() + delay_ms)
         waiting, self._waiting = self._waiting, deque()
         for _, future, _ in waiting:
             _refuse(future, State.FAILED)
@@ -497,8 +463,6 @@ class Shard(Generic[MachineT, RecordT]):
     def unload(self) -> None:
         """Decide nothing more: what is parked is answered NOT_COORDINATOR, what waits for the disk goes on waiting."""
         self._stop(State.UNLOADED)
-        if self._reload is not None:
-            self._reload.cancel()
         if self._loading is not None:
             self._loading.cancel()
 
@@ -506,9 +470,7 @@ class Shard(Generic[MachineT, RecordT]):
         self.state = state
         self._machine = None
         self.partition.unwatch(self._on_changed)
-        for timer in self._timers.values():
-            timer.handle.cancel()
-        self._timers.clear()
+        self._timers.cancel_all()
         parked, self._parked = self._parked, {}
         for future in parked.values():
             _refuse(future, state)

@@ -256,7 +256,7 @@ def test_a_timer_may_be_set_to_an_earlier_time(world: World) -> None:
 def test_a_full_disk_refuses_and_the_shard_comes_back_with_what_is_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "RELOAD_DELAY_S", 0.01)
+    monkeypatch.setattr(shards, "RELOAD_DELAY_MS", 10)
     disk = FaultyDisk(1)
     disk.make_directory(tmp_path)
 
@@ -284,7 +284,7 @@ def test_a_full_disk_refuses_and_the_shard_comes_back_with_what_is_durable(
 def test_a_failed_sync_undoes_what_was_applied_and_nobody_was_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "RELOAD_DELAY_S", 0.01)
+    monkeypatch.setattr(shards, "RELOAD_DELAY_MS", 10)
     disk = FaultyDisk(2)
     disk.make_directory(tmp_path)
 
@@ -304,7 +304,7 @@ def test_a_failed_sync_undoes_what_was_applied_and_nobody_was_told(
 def test_a_log_that_lost_records_takes_the_machine_back_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "RELOAD_DELAY_S", 0.01)
+    monkeypatch.setattr(shards, "RELOAD_DELAY_MS", 10)
     disk = FaultyDisk(3)
     disk.make_directory(tmp_path)
 
@@ -332,7 +332,7 @@ def test_a_log_that_lost_records_takes_the_machine_back_with_it(
 def test_a_machine_that_cannot_apply_is_loaded_again_after_longer_and_longer(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "RELOAD_DELAY_S", 0.001)
+    monkeypatch.setattr(shards, "RELOAD_DELAY_MS", 1)
 
     async def story(world: World) -> None:
         await world.put("a", "1")
@@ -347,7 +347,7 @@ def test_a_machine_that_cannot_apply_is_loaded_again_after_longer_and_longer(
 
 
 def test_a_timer_that_cannot_be_decided_upon_reloads_the_shard(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "RELOAD_DELAY_S", 0.001)
+    monkeypatch.setattr(shards, "RELOAD_DELAY_MS", 1)
 
     async def story(world: World) -> None:
         await world.put("a", "1")
