@@ -12,18 +12,19 @@ Nothing is compiled at import: the first call loads from the cache or compiles, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 from crc32c import crc32c
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features, get_host_cpu_name, get_process_triple
-from numba import njit, types
+from numba import types
 from numba.core import cgutils, config
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from anabranch.records.batch import CONTROL, HEADER_SIZE, LENGTH_END, LOG_APPEND_TIME, MAGIC, RECORD_OVERHEAD_MAX
+from anabranch.records.compiled import called, inlined, kernel
 from anabranch.records.compression import COMPRESSION_MASK
 
 SLACK = 64
@@ -132,21 +133,6 @@ SQUEEZES = (
     and get_host_cpu_name() not in ("znver1", "znver2")
 )
 """Whether kernels use the processor's instruction to squeeze bits; there are some where it takes ages."""
-
-_Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
-
-
-def _kernel(function: _Kernel) -> _Kernel:
-    return cast(_Kernel, njit(nogil=True, cache=True, error_model="numpy")(function))
-
-
-def _inlined(function: _Kernel) -> _Kernel:
-    return cast(_Kernel, njit(nogil=True, error_model="numpy", forceinline=True)(function))
-
-
-def _called(function: _Kernel) -> _Kernel:
-    """Make a function of its own of what has much to keep in registers, and so has its caller."""
-    return cast(_Kernel, njit(nogil=True, error_model="numpy")(function))
 
 
 def _reader(bits: int, *, big: bool, signed: bool) -> Callable[[int], int]:
@@ -400,7 +386,7 @@ _ones = cast(Callable[[int], int], intrinsic(_count_ones))
 _leading_zeros = cast(Callable[[int], int], intrinsic(_count_leading_zeros))
 
 
-@_inlined
+@inlined
 def _copy(target: int, source: int, size: int, limit: int) -> None:
     """Copy `size` bytes; up to `SLACK` more are written, and none at or above `limit` is read."""
     if size <= _COPIED_INLINE and source + size + 64 <= limit:
@@ -418,18 +404,18 @@ def _copy(target: int, source: int, size: int, limit: int) -> None:
         _copy_bytes(target, source, size)
 
 
-@_inlined
+@inlined
 def _zigzag(value: int) -> int:
     return (value << 1) ^ (value >> 63)
 
 
-@_inlined
+@inlined
 def _unzigzag(value: int) -> int:
     """What a zigzag number stands for."""
     return ((value >> 1) & _INT64_MAX) ^ -(value & 1)
 
 
-@_inlined
+@inlined
 def _varint(at: int, end: int) -> tuple[int, int]:
     """Read a zigzag number: value and the address behind it.
 
@@ -447,7 +433,7 @@ def _varint(at: int, end: int) -> tuple[int, int]:
     return 0, _NOWHERE
 
 
-@_inlined
+@inlined
 def _front(word: int) -> tuple[int, int, int, int, int, int, int]:
     """Find the numbers in the first eight bytes of a record: its size, attributes, the deltas of timestamp and offset.
 
@@ -479,7 +465,7 @@ def _front(word: int) -> tuple[int, int, int, int, int, int, int]:
     )
 
 
-@_inlined
+@inlined
 def _length(word: int) -> tuple[int, int, int, int, int]:
     """Find the length of a key or a value in the eight bytes where it begins.
 
@@ -511,7 +497,7 @@ CRC_TABLES = np.stack([_zeros_table(_LONG), _zeros_table(_SHORT)])
 """How to join checksums of neighbouring pieces: a kernel that checks them is given the address."""
 
 
-@_inlined
+@inlined
 def _crc_shift(tables: int, crc: int) -> int:
     """The CRC behind as many bytes of zeros as the table is for."""
     return (
@@ -522,7 +508,7 @@ def _crc_shift(tables: int, crc: int) -> int:
     )
 
 
-@_inlined
+@inlined
 def _crc_thirds(crc: int, at: int, third: int, tables: int) -> int:
     """Take a CRC over three pieces at once, because the instruction takes three times as long as it occupies."""
     second, last = 0, 0
@@ -538,7 +524,7 @@ def _crc_thirds(crc: int, at: int, third: int, tables: int) -> int:
     return _crc_shift(tables, _crc_shift(tables, crc) ^ second) ^ last
 
 
-@_inlined
+@inlined
 def _crc(at: int, end: int, tables: int) -> int:
     """The CRC-32C of the bytes from `at` to `end`."""
     crc = _MASK_32
@@ -561,7 +547,7 @@ def _crc(at: int, end: int, tables: int) -> int:
     return crc ^ _MASK_32
 
 
-@_inlined
+@inlined
 def _murmur2(at: int, size: int) -> int:
     """Kafka's hash of a key, as an unsigned 32-bit number (`hashing.murmur2`)."""
     value = (_SEED ^ size) & _MASK_32
@@ -582,7 +568,7 @@ def _murmur2(at: int, size: int) -> int:
     return value ^ (value >> 15)
 
 
-@_inlined
+@inlined
 def _range_hash(murmur: int) -> int:
     """Where in the key range a murmur2, or an offset, lies (`hashing.range_hash`).
 
@@ -597,18 +583,18 @@ def _range_hash(murmur: int) -> int:
     return value & _INT64_MAX
 
 
-@_inlined
+@inlined
 def _clear_bit(bitmap: int, bit: int) -> None:
     at = bitmap + (bit >> 3)
     _put8(at, _u8(at) & ~(1 << (bit & 7)))
 
 
-@_inlined
+@inlined
 def _is_valid(bitmap: int, bit: int) -> bool:
     return bitmap == 0 or (_u8(bitmap + (bit >> 3)) >> (bit & 7)) & 1 == 1
 
 
-@_kernel
+@kernel
 def count_batches(address: int, size: int) -> int:
     """Count the whole batches in `size` bytes; a length that cannot be counts as one, for `read_headers` to find."""
     position = 0
@@ -624,7 +610,7 @@ def count_batches(address: int, size: int) -> int:
     return count
 
 
-@_kernel
+@kernel
 def read_headers(address: int, size: int, table: NDArray[np.int64]) -> int:
     """Fill the table of batches; answers how many are sound, which is fewer than its rows if one is not."""
     position = 0
@@ -668,7 +654,7 @@ def read_headers(address: int, size: int, table: NDArray[np.int64]) -> int:
     return len(table)
 
 
-@_kernel
+@kernel
 def choose_batches(table: NDArray[np.int64], from_offset: int, to_offset: int) -> tuple[int, int]:
     """Move the rows of batches to decode to the front of the table: all but control batches and those out of bounds.
 
@@ -688,7 +674,7 @@ def choose_batches(table: NDArray[np.int64], from_offset: int, to_offset: int) -
     return count, highest
 
 
-@_kernel
+@kernel
 def next_batches(table: NDArray[np.int64], first: int, count: int, size_max: int) -> tuple[int, int]:
     """Take rows from `first` on, below `count`: at most `size_max` bytes or one batch.
 
@@ -704,7 +690,7 @@ def next_batches(table: NDArray[np.int64], first: int, count: int, size_max: int
     return count, compressed
 
 
-@_kernel
+@kernel
 def lay_out(table: NDArray[np.int64], first: int, end: int, layout: NDArray[np.int64], plan: NDArray[np.int64]) -> int:
     """Find room for all buffers of an answer, each aligned and followed by `SLACK`; answers where they end.
 
@@ -730,7 +716,7 @@ def lay_out(table: NDArray[np.int64], first: int, end: int, layout: NDArray[np.i
     return place
 
 
-@_inlined
+@inlined
 def _prepare(validity: int, ends: int, rows: int) -> None:
     """Make a column of variable-length values start at 0 with nothing null; 7 bytes too many are set."""
     if validity:
@@ -740,7 +726,7 @@ def _prepare(validity: int, ends: int, rows: int) -> None:
         _put32(ends, 0)
 
 
-@_called
+@called
 def _gather(
     lengths: int, rows: int, row: int, data: int, size: int, ends: int, validity: int, limit: int
 ) -> tuple[int, int]:
@@ -764,7 +750,7 @@ def _gather(
     return size, nulls
 
 
-@_called
+@called
 def _take_plain(
     at: int,
     safe_end: int,
@@ -855,7 +841,7 @@ def _take_plain(
     return rows, at, previous, key_size, value_size
 
 
-@_inlined
+@inlined
 def _seal(
     base: int, size: int, rows: int, plan: NDArray[np.int64], message: NDArray[np.int64], answer: NDArray[np.int64]
 ) -> None:
@@ -886,7 +872,7 @@ def _seal(
         buffer += 16
 
 
-@_kernel
+@kernel
 def decode_records(
     table: NDArray[np.int64],
     first: int,
@@ -1127,7 +1113,7 @@ def decode_records(
     return row
 
 
-@_kernel
+@kernel
 def decode_headers(
     headers_at: int,
     rows: int,
@@ -1178,7 +1164,7 @@ def decode_headers(
     return count
 
 
-@_kernel
+@kernel
 def hash_keys(column: NDArray[np.int64], rows: int, target: int) -> None:
     """Write the placement hash of every key, -1 for those that are null."""
     for row in range(rows):
@@ -1189,14 +1175,14 @@ def hash_keys(column: NDArray[np.int64], rows: int, target: int) -> None:
             _put32(target + 4 * row, -1)
 
 
-@_inlined
+@inlined
 def _bounds(offsets: int, wide: int, row: int) -> tuple[int, int]:
     if wide:
         return _i64(offsets + 8 * row), _i64(offsets + 8 * row + 8)
     return _i32(offsets + 4 * row), _i32(offsets + 4 * row + 4)
 
 
-@_kernel
+@kernel
 def share_rows(columns: NDArray[np.int64], plan: NDArray[np.int64], partition_count: int) -> tuple[int, int]:
     """Find out which room each partition's batches need at most, and where in the target it begins, as WRITTEN_TO.
 
@@ -1226,7 +1212,7 @@ def share_rows(columns: NDArray[np.int64], plan: NDArray[np.int64], partition_co
     return room, batches
 
 
-@_inlined
+@inlined
 def _sum_shares(columns: NDArray[np.int64], plan: NDArray[np.int64]) -> None:
     """Sum up the bytes of keys, values and headers, and the rows, of each partition."""
     key_offsets, value_offsets, lists_at = columns[KEYS, OFFSETS_AT], columns[VALUES, OFFSETS_AT], plan[LISTS_AT]
@@ -1251,12 +1237,12 @@ def _sum_shares(columns: NDArray[np.int64], plan: NDArray[np.int64]) -> None:
         _put64(share + 8 * SHARE_ROWS, _i64(share + 8 * SHARE_ROWS) + 1)
 
 
-@_inlined
+@inlined
 def _varint_size(zigzag: int) -> int:
     return ((64 - _leading_zeros(zigzag | 1)) * 9 + 64) >> 6
 
 
-@_inlined
+@inlined
 def _put_varint(at: int, zigzag: int) -> int:
     """Write a number that is zigzag already; answers the address behind it."""
     while zigzag & ~0x7F:
@@ -1267,13 +1253,13 @@ def _put_varint(at: int, zigzag: int) -> int:
     return at + 1
 
 
-@_inlined
+@inlined
 def _small_size(number: int) -> int:
     """As `_varint_size`, of a number below `_SMALL`."""
     return 1 + (number > 0x7F)
 
 
-@_inlined
+@inlined
 def _put_small(at: int, number: int) -> int:
     """As `_put_varint`, of a number below `_SMALL`, without a branch; a byte too many is written."""
     more = number > 0x7F
@@ -1281,7 +1267,7 @@ def _put_small(at: int, number: int) -> int:
     return at + 1 + more
 
 
-@_inlined
+@inlined
 def _put_bytes(at: int, present: bool, source: int, size: int, limit: int) -> int:
     """Write a length and that many bytes, or the length -1; answers the address behind them."""
     if not present:
@@ -1292,7 +1278,7 @@ def _put_bytes(at: int, present: bool, source: int, size: int, limit: int) -> in
     return at + size
 
 
-@_kernel
+@kernel
 def encode_batches(
     columns: NDArray[np.int64], plan: NDArray[np.int64], partition_count: int, table: NDArray[np.int64]
 ) -> int:
@@ -1409,7 +1395,7 @@ def encode_batches(
     return batches
 
 
-@_called
+@called
 def _end_batch(table: NDArray[np.int64], row: int, plan: NDArray[np.int64], share: int) -> int:
     """Give a partition's present batch its header, and enter it in the table; answers the next row of that."""
     at, end, count = _i64(share + 8 * BATCH_AT), _i64(share + 8 * WRITTEN_TO), _i64(share + 8 * BATCH_ROWS)
@@ -1423,7 +1409,7 @@ def _end_batch(table: NDArray[np.int64], row: int, plan: NDArray[np.int64], shar
     return row + 1
 
 
-@_inlined
+@inlined
 def _field(columns: NDArray[np.int64], field: int, row: int) -> tuple[bool, int, int]:
     """Find one value of a column: whether it is there, its start and its size; no offsets say that all are null."""
     if columns[field, OFFSETS_AT] and _is_valid(columns[field, VALIDITY_AT], columns[field, VALIDITY_FIRST] + row):
@@ -1432,19 +1418,19 @@ def _field(columns: NDArray[np.int64], field: int, row: int) -> tuple[bool, int,
     return False, 0, 0
 
 
-@_inlined
+@inlined
 def _field_size(columns: NDArray[np.int64], field: int, row: int) -> int:
     present, _, size = _field(columns, field, row)
     return _varint_size(size << 1) + size if present else 1
 
 
-@_inlined
+@inlined
 def _put_field(at: int, columns: NDArray[np.int64], field: int, row: int) -> int:
     present, start, size = _field(columns, field, row)
     return _put_bytes(at, present, columns[field, DATA_AT] + start, size, columns[field, DATA_END])
 
 
-@_inlined
+@inlined
 def _put_header(at: int, end: int, count: int, base_timestamp: int, max_timestamp: int, crc_tables: int) -> None:
     """Write the header of the batch from `at` to `end`: no place in a log yet, and no producer."""
     _put_be64(at, 0)
