@@ -1,1 +1,1 @@
-"""What every layer shares: error codes and exceptions, ids, and the limit on everything."""
+"""Error codes and exceptions, ids, and the limit on everything."""

@@ -1,6 +1,6 @@
 """Error codes of the Kafka protocol and ours (wire.md, section 3), and the exceptions that carry them.
 
-Three faults are told apart everywhere: the peer's (`DecodeError`, an `ErrorCode` in the answer), the world's
+Three kinds of fault are kept apart everywhere: the peer's (`DecodeError`, an `ErrorCode` in the answer), the world's
 (`OSError`), and ours (`assert`).
 """
 
@@ -10,7 +10,7 @@ from enum import IntEnum
 
 
 class ErrorCode(IntEnum):
-    """Kafka's error codes, by Kafka's names; from 10000 up ours, sent only to those who speak our extensions."""
+    """Kafka's error codes, by Kafka's names; from 10000 up ours, sent only to clients that use our extensions."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -163,7 +163,7 @@ class ErrorCode(IntEnum):
 
     @classmethod
     def of(cls, code: int) -> ErrorCode:
-        """Name a code from the wire; one that nobody knows is UNKNOWN_SERVER_ERROR, never an exception."""
+        """Name a code from the wire; an unknown code is UNKNOWN_SERVER_ERROR, never an exception."""
         return _BY_CODE.get(code, cls.UNKNOWN_SERVER_ERROR)
 
 
@@ -208,11 +208,11 @@ _RETRIABLE = frozenset(
 
 
 class AnabranchError(Exception):
-    """The base of every error of ours. Its text says what was wrong, what was expected, and what to do."""
+    """The base of every error of ours. Its text names the fault, the expectation, and the remedy."""
 
 
 class DecodeError(AnabranchError, ValueError):
-    """Bytes from a peer or a file that are not what they should be. Closes the connection, harms nobody else."""
+    """Bytes from a peer or a file that are malformed. The connection is closed; no other client is affected."""
 
 
 class ApiError(AnabranchError):

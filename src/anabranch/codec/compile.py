@@ -20,7 +20,7 @@ from anabranch.codec.writing import Splice, Writer, compile_writer
 T = TypeVar("T")
 
 Part: TypeAlias = Any
-"""A piece of an encoded message: a blob, or the sized object that someone put in a `records` field."""
+"""A piece of an encoded message: a blob, or the sized object in a `records` field."""
 
 _readers: dict[tuple[type, int], Reader] = {}
 _writers: dict[tuple[type, int], Writer] = {}
@@ -54,7 +54,7 @@ def encode(message: object, version: int) -> list[Part]:
 
 
 def encode_into(message: object, version: int, out: bytearray, splices: list[Splice]) -> None:
-    """Append a message to `out`, and to `splices` (position in `out`, part) for what is not copied."""
+    """Append a message to `out`, and to `splices` (position in `out`, part) for every part that is not copied."""
     declared = type(message)
     writer = _writers.get((declared, version)) or _writer(declared, version)
     try:

@@ -2,7 +2,7 @@
 
 `@message` and `@struct` turn the class into a slotted one with keyword construction, equality and a repr. A struct's
 versions and flexibility are those of the message that it travels in. `unknown_tags` of every object holds, by tag, the
-tagged fields a reader did not know; a writer puts them back.
+tagged fields unknown to a reader; a writer puts them back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NO_TAGS: Mapping[int, bytes] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What was declared of one class: its fields in wire order and, for a message, where it stands in the protocol."""
+    """The declaration of one class: its fields in wire order and, for a message, its place in the protocol."""
 
     name: str
     fields: dict[str, Field]
@@ -43,7 +43,7 @@ def is_declared(candidate: type) -> bool:
 
 
 def unknown_tags(declared: object) -> Mapping[int, bytes]:
-    """Tagged fields of a decoded object that its declaration does not know, by tag."""
+    """Tagged fields of a decoded object that its declaration lacks, by tag."""
     return cast(Any, declared).unknown_tags or NO_TAGS
 
 
@@ -89,7 +89,7 @@ def _depth(kind: Type) -> int:
 
 
 def _initialise_later(self: Any, **values: Any) -> None:
-    """Stand in for `__init__` until the first object of the class is made: declaring must cost start-up nothing."""
+    """Replace `__init__` until the first object of the class is made: a declaration costs nothing at start."""
     cls = type(self)
     cls.__init__ = _initialiser(cls)
     cls.__init__(self, **values)
@@ -132,7 +132,7 @@ def _same(one: object, other: object) -> bool:
 
 
 def _show(self: Any) -> str:
-    """Name what differs from the defaults: messages are wide, and most of it is usual."""
+    """Show only fields that differ from their defaults: messages are wide."""
     shown = []
     for name, field in schema_of(type(self)).fields.items():
         value = getattr(self, name)

@@ -1,4 +1,4 @@
-"""What compiled readers and writers call for the rare cases: long varints, unknown tags, refusals."""
+"""The rare cases of compiled readers and writers: long varints, unknown tags, refusals."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _COPIED = (bytes, bytearray, memoryview)
 
 
 class EncodeError(AnabranchError, ValueError):
-    """A message of ours that its version cannot carry: null where there is no null, a number out of range."""
+    """A message of ours that its version cannot carry: null in a field without null, or a number out of range."""
 
 
 def refuse(what: str, length: int, left: int) -> DecodeError:
-    """Say which length was wrong."""
+    """Raise DecodeError for a length that exceeds the buffer."""
     return DecodeError(f"{what}: length {length} where {left} bytes are left")
 
 
 def too_many(what: str) -> DecodeError:
-    """Say which array made the message too large in its number of elements."""
+    """Raise DecodeError for the array that exceeds the limit on elements."""
     return DecodeError(f"{what}: the message has more array elements than one message may")
 
 
@@ -67,7 +67,7 @@ def check_tag_count(count: int) -> int:
 
 
 def read_tags(view: memoryview, position: int, count: int) -> tuple[dict[int, bytes], int]:
-    """Read the tagged fields of a struct that knows none, after their `count`'s first byte."""
+    """Read the tagged fields of a struct that declares none, after their `count`'s first byte."""
     if count > 127:
         count, position = uvarint_rest(view, position, count)
     tags: dict[int, bytes] = {}

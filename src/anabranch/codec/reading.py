@@ -1,4 +1,4 @@
-"""The compiler of readers: a (class, version) becomes one Python function without calls for what is inside.
+"""The compiler of readers: a (class, version) becomes one Python function without nested calls.
 
 `read(view, position, left) -> (object, position, left)`, where `left` is how many array elements the message may still
 have. Fixed-width neighbours, the length of what follows them and the count of tags are unpacked in one call. A length
@@ -19,7 +19,7 @@ from anabranch.codec.source import Source, size_min
 from anabranch.codec.types import Array, Bytes, Field, Fixed, Nested, String, Type, Uuid
 
 MALFORMED = (struct.error, IndexError, UnicodeDecodeError)
-"""What a reader raises beside `DecodeError`: the buffer ended, or text was not UTF-8."""
+"""The exceptions of a reader beside `DecodeError`: the buffer ended, or text was not UTF-8."""
 
 Reader = Callable[[memoryview, int, int], tuple[Any, int, int]]
 

@@ -1,7 +1,7 @@
 """Python source under construction: lines, indentation, and the values its names stand for.
 
 Shared by the compilers of readers and writers. A run is a sequence of fixed-width values that become one call of one
-`struct.Struct`; whoever emits a branch or a loop flushes the run first.
+`struct.Struct`; emitting a branch or a loop flushes the run first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Source:
         return f"{stem}{next(self.serial)}"
 
     def constant(self, stem: str, value: Any) -> str:
-        """A name that stands for `value`, the same for the same value."""
+        """A name bound to `value`, the same for the same value."""
         for known, other in self.namespace.items():
             if other is value:
                 return known
@@ -49,7 +49,7 @@ class Source:
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
-        """Indent what is emitted within, under `head`."""
+        """Indent the lines emitted within, under `head`."""
         self.emit(head)
         self.depth += 1
         before = len(self.lines)
@@ -65,7 +65,7 @@ class Source:
 
 
 def size_min(kind: Type, version: int, flexible: bool, nullable: bool = False) -> int:
-    """The fewest bytes a value can take: what a hostile count is measured against."""
+    """The fewest bytes of a value: the bound for a hostile count."""
     match kind:
         case Fixed(size=size):
             return size

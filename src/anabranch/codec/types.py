@@ -1,6 +1,6 @@
 """The wire types of the Kafka protocol, and the field functions with which a message is declared.
 
-A field is its type and what varies with the version: where it begins and ends, where it may be null, and its tag. A
+A field is its type, its range of versions, the versions in which it may be null, and its tag. A
 tagged field exists in flexible versions only. Every field has a default: the value it has when a version lacks it, and
 for a tagged field the value that is not written at all. A tagged struct defaults to None, "not said".
 """
@@ -17,9 +17,9 @@ NEVER = 1 << 15
 NIL = UUID(int=0)
 
 Blob: TypeAlias = bytes | bytearray | memoryview
-"""What a `bytes_` field holds: a view of the decoded buffer on read, anything of these on write."""
+"""The value of a `bytes_` field: a view of the decoded buffer on read, any of these on write."""
 Records: TypeAlias = Any
-"""What a `records` field holds: a view on read; on write a blob, or any sized object, which `encode` passes through."""
+"""The value of a `records` field: a view on read; on write a blob or any sized object, passed through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Uuid:
-    """Sixteen bytes, big-endian; the nil UUID stands for "none"."""
+    """Sixteen bytes, big-endian; the nil UUID means "none"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Bytes:
     """Raw bytes behind their length: int32, in flexible versions an unsigned varint of length + 1."""
 
     passes_through: bool = False
-    """Whether any sized object may stand in its place on write: record batches."""
+    """Whether `encode` accepts any sized object instead: record batches."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The compiler of writers: a (class, version) becomes one Python function without calls for what is inside.
+"""The compiler of writers: a (class, version) becomes one Python function without nested calls.
 
 `write(message, out, splices)` appends to the bytearray `out`. Records that are not copied leave a mark in `splices`,
 (position in `out`, part). A field that the version lacks is left out, whatever its value; a tagged field with its

@@ -1,7 +1,7 @@
 """Frames and headers, without I/O: bytes in pieces of any size become frames, frames become messages, and back.
 
-A frame is an int32 size and that many bytes. Whatever arrives gives a message, a `DecodeError`, or for a request that
-this side does not speak an `UnsupportedVersionError` that says whom to answer. A size is checked before a byte is kept.
+A frame is an int32 size and that many bytes. Any bytes give a message, a `DecodeError`, or, for an unsupported request,
+an `UnsupportedVersionError` with the header to answer. A size is checked before a byte is kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _REQUEST_SENT = Struct(">ihhih")
 
 
 class RequestHeader(NamedTuple):
-    """What stands before every request."""
+    """The header of every request."""
 
     api_key: int
     api_version: int

@@ -22,10 +22,10 @@ class Api:
     key: int
     name: str
     versions: range
-    """Declared: what the codec can read and write."""
+    """Versions the codec can read and write."""
     flexible_since: int
     served: range
-    """What the broker answers and says in ApiVersions; empty for what brokers speak among themselves."""
+    """Versions that the broker serves and lists in ApiVersions; empty for requests between brokers."""
 
     @cached_property
     def request(self) -> type[Any]:

@@ -2,8 +2,8 @@
 
 State is a fold over changes of the metadata tree (`state.apply`); everything else decides. A decision gives records to
 persist (together, or in order: any prefix is a state that the next controller finishes), a reply, and effects to
-perform after them, in order. The shell answers an effect by submitting the event that belongs to it; an answer that
-comes late, twice or never does no harm, because an effect says a whole target, never a difference.
+perform after them, in order. The shell answers an effect by submitting the event that belongs to it; a late,
+repeated or missing answer does no harm, because an effect carries a whole target, never a difference.
 
     commands  topics.decide_{create,delete}_topic  resize.decide_resize_topic  configs.decide_{alter,replace}_configs
     events    terms.decide_{elected,register_broker,broker_left}  resize.decide_{leader_and_isr_answered,retry}

@@ -1,4 +1,4 @@
-"""Topic configs: the table of those that exist, what a value may be, and the commands that change overrides.
+"""Topic configs: their table, the values each accepts, and the commands that change overrides.
 
 A config's value is the topic's override, or the broker's setting of the config's `broker_setting`, or the default.
 Kafka's names, types and defaults; `enable.ordered.delivery` is KIP-253's, `accept.range.fetch` the cooperative
@@ -63,12 +63,12 @@ class ConfigOperation(IntEnum):
 
 
 Validator = Callable[[str], str | None]
-"""Says what a value must be, if it is not that."""
+"""The requirement that a value violates; None for a valid value."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """One topic config: everything that DescribeConfigs says about it."""
+    """One topic config, with everything that DescribeConfigs reports."""
 
     name: str
     type: ConfigType
@@ -80,7 +80,7 @@ class TopicConfig:
 
 
 class ConfigValue(NamedTuple):
-    """What a config is for a topic, and where that comes from."""
+    """The value of a config for a topic, and its source."""
 
     value: str
     source: ConfigSource
@@ -372,7 +372,7 @@ class AlterConfigs:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceConfigs:
-    """One topic of an AlterConfigs request: what it does not name goes back to its default."""
+    """One topic of an AlterConfigs request: a config that it does not name returns to its default."""
 
     topic: str
     configs: Mapping[str, str | None]
@@ -382,7 +382,7 @@ class ReplaceConfigs:
 def decide_alter_configs(
     state: State, command: AlterConfigs, broker_settings: Mapping[str, str] | None = None
 ) -> Decision[CommandReply]:
-    """Change overrides of a topic. `broker_settings` is what APPEND and SUBTRACT start from without an override."""
+    """Change overrides of a topic. APPEND and SUBTRACT start from `broker_settings` where no override exists."""
     overrides = dict(state.configs.get(command.topic, {}))
     seen: set[str] = set()
     for change in command.changes:
@@ -424,7 +424,7 @@ def decide_replace_configs(state: State, command: ReplaceConfigs) -> Decision[Co
 
 
 def refuse_configs(overrides: Mapping[str, str]) -> Refused | None:
-    """Say why a topic cannot have these overrides, if it cannot."""
+    """Return the refusal of invalid overrides; None for valid ones."""
     for name, value in overrides.items():
         config = TOPIC_CONFIGS.get(name)
         if config is None:

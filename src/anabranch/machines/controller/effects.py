@@ -1,8 +1,8 @@
-"""What a decision asks the shell to do, and what it replies to whoever submitted the command.
+"""The effects that a decision asks of the shell, and the replies to a command.
 
 Effects are performed after the outcome's records are durable and applied, in order; those for one broker reach it in
 the order they were given. `SendLeaderAndIsr` and `SendStopReplica` are answered with the event of their name, which
-carries the effect back; an answer may be late, doubled or missing. All effects may be repeated: each says a target.
+carries the effect back; an answer may be late, doubled or missing. Any effect may be repeated: it is a whole target.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from anabranch.machines.outcome import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What the leader of one partition is to be: one partition state of a LeaderAndIsr request."""
+    """The target role of one partition's leader: one partition state of a LeaderAndIsr request."""
 
     partition: int
     leader: int
@@ -35,7 +35,7 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class SendLeaderAndIsr:
-    """Tell a broker the roles of partitions of one topic that serve one count. Answer: `leader_and_isr_answered`."""
+    """Order a broker to take roles in one topic under one count. Answer: `leader_and_isr_answered`."""
 
     broker_id: int
     broker_epoch: int
@@ -49,7 +49,7 @@ class SendLeaderAndIsr:
 
 @dataclass(frozen=True, slots=True)
 class SendStopReplica:
-    """Tell a broker to delete replicas, (partition, leader epoch) each. Answer: `stop_replica_answered`.
+    """Order a broker to delete replicas, (partition, leader epoch) each. Answer: `stop_replica_answered`.
 
     A replica that is not there counts as deleted. One of a later leader epoch, or of another topic id, stays.
     """
@@ -61,12 +61,12 @@ class SendStopReplica:
     topic_id: UUID
     partitions: tuple[tuple[int, int], ...]
     topic_deleted: bool = False
-    """Whether the topic goes with them; else they may be made again, and what they knew of producers is kept."""
+    """Whether the topic is deleted too; otherwise a partition may be created again, and its producer state is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishMetadata:
-    """UpdateMetadata: what `views.topic_view` says of these topics changed; a topic it says nothing of is gone."""
+    """UpdateMetadata: the `views.topic_view` of these topics changed; a topic without a view is deleted."""
 
     topics: tuple[str, ...]
 
@@ -106,7 +106,7 @@ class Decision(Outcome[Reply, Record]):
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The command is durable and will be carried out, whatever dies. `views.settled` says when it has been."""
+    """The command is durable and will be carried out, also after a crash. `views.settled` tests for its completion."""
 
     topic: str
     topic_id: UUID
@@ -121,7 +121,7 @@ class Validated:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Another change of the topic is on its way: submit the command again when `views.idle` says so.
+    """Another change of the topic is in progress: submit the command again once `views.idle` is true.
 
     When the request's own deadline comes first, nothing was done: answer `code` and `message`.
     """

@@ -1,7 +1,7 @@
-"""Configs of groups (KIP-848): those that exist, what a value may be, and the command that changes them.
+"""Configs of groups (KIP-848): their table, the values each accepts, and the command that changes them.
 
 A group need not exist to have configs. Bounds and defaults are settings of the broker (`group.consumer.*`), so that an
-operator says how far the owners of groups may go.
+operator limits the owners of groups.
 """
 
 from __future__ import annotations

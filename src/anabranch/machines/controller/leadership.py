@@ -1,8 +1,8 @@
-"""The leader's side of the controller's protocol: which role a partition's leader has, and whom it serves.
+"""The leader's side of the controller's protocol: the role of a partition's leader, and the requests it serves.
 
 The rule: a role is taken under the same lock as an append, so that every record lies in the segment of the layout
-whose count its producer said. Roles only go forward: (layout, leader epoch) never falls; what is older is refused with
-FENCED_LEADER_EPOCH, and what is the same changes nothing, so a LeaderAndIsr may come late or twice.
+whose count its producer sent. Roles only go forward: (layout, leader epoch) never falls; an older role is refused with
+FENCED_LEADER_EPOCH, and an equal role changes nothing, so a LeaderAndIsr may arrive late or twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from anabranch.machines.placement import ancestor
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """The role that the leader of one partition has taken. In memory only: after a start it is told anew."""
+    """The role taken by the leader of one partition. In memory only: the controller sends it again after a start."""
 
     topic_id: UUID
     partition: int
@@ -36,7 +36,7 @@ class Leadership:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a LeaderAndIsr does to one partition: take `leadership`, after starting `start_epoch` at the log's end."""
+    """The effect of a LeaderAndIsr on one partition: take `leadership`, after starting `start_epoch` at the end."""
 
     leadership: Leadership | None
     error: ErrorCode = ErrorCode.NONE
@@ -55,7 +55,7 @@ class Taken:
 def take_role(
     current: Leadership | None, order: SendLeaderAndIsr, role: Role, latest_epoch: int = NO_LEADER_EPOCH
 ) -> Taken:
-    """Decide what the leader of `role.partition` makes of a LeaderAndIsr.
+    """Decide how the leader of `role.partition` changes with a LeaderAndIsr.
 
     `latest_epoch` is the newest epoch in the partition's log, -1 for none: the log outlives the role. A log that is
     missing, or empty and ending below `role.start_offset`, is made anew at `role.start_offset` first.
@@ -80,9 +80,9 @@ def take_role(
 
 
 def refuse_produce(leadership: Leadership, count_said: int) -> ErrorCode:
-    """Check the count that a produce request says (ordering.md, section 5, rule 2): NONE to go on.
+    """Check the count in a produce request (ordering.md, section 5, rule 2): NONE to go on.
 
-    For a producer that says none, a retiring partition gives INVALID_PARTITION_METADATA too; the broker then appends
+    For a request without a count, a retiring partition gives INVALID_PARTITION_METADATA too; the broker then appends
     to `leadership.survivor` in its place (`producers.redirected`), and never lets that code reach it.
     """
     if leadership.retiring:

@@ -1,6 +1,6 @@
 """The metadata tree: paths, the JSON at each path, and the records that change it (KIP-253, Public Interfaces).
 
-    /brokers/ids/B                        a broker that is there (ephemeral)
+    /brokers/ids/B                        a live broker (ephemeral)
     /brokers/topics/T                     partitions, counts, layouts, the resize that runs
     /brokers/topics/T/partitions/P/state  leader, leader epoch
     /config/topics/T                      overrides of topic configs
@@ -34,7 +34,7 @@ CONFIGS = "/config/topics"
 GROUP_CONFIGS = "/config/groups"
 DELETIONS = "/admin/delete_topics"
 TREE = (CONTROLLER_EPOCH, BROKERS, TOPICS, CONFIGS, GROUP_CONFIGS, DELETIONS)
-"""What a controller loads and folds when it starts: these nodes and everything below them, parents first."""
+"""The nodes that a controller loads and folds at its start, with everything below them, parents first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class PutNode:
 
 @dataclass(frozen=True, slots=True)
 class DeleteNode:
-    """`path` is gone; children go before their parents, and a node that is not there is no error."""
+    """`path` is deleted; children before their parents; a missing node is no error."""
 
     path: str
 
@@ -94,7 +94,7 @@ class Resize:
 
 
 class Removed(NamedTuple):
-    """What is remembered of a removed partition, so that its next life goes on where this one ended."""
+    """The state kept of a removed partition, so that its next life continues where this one ended."""
 
     next_offset: int
     leader_epoch: int
@@ -129,7 +129,7 @@ class Topic:
 
     @cached_property
     def reaping(self) -> tuple[int, ...]:
-        """The partitions whose removal has begun, ascending: remembered already, not gone yet."""
+        """The partitions whose removal has begun, ascending: in `removed` already, not deleted yet."""
         if self.resize is not None or not self.removed:
             return ()
         return tuple(sorted(self.removed.keys() & self.partitions.keys()))
@@ -144,12 +144,12 @@ class PartitionNode:
     isr: tuple[int, ...]
     controller_epoch: int
     start_offset: int = 0
-    """Where its log starts when there is none yet: the remembered next offset of a partition that was removed."""
+    """The start offset of a log that must be created: the next offset of the removed partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerNode:
-    """A broker that is there. `epoch` grows with each of its starts; `endpoints` is for those who connect to it."""
+    """A live broker. `epoch` grows with each of its starts; `endpoints` are its addresses for clients."""
 
     broker_id: int
     epoch: int
@@ -249,7 +249,7 @@ def delete_group_configs(group: str) -> DeleteNode:
 
 
 def group_of(name: str) -> str:
-    """The group whose configs are at the node of this name."""
+    """The group id encoded in the name of a config node."""
     return unquote(name)
 
 
@@ -272,7 +272,7 @@ def put_controller_epoch(epoch: int) -> PutNode:
 
 
 def read_topic(name: str, data: bytes) -> Topic:
-    """Read a topic node; one that knows nothing of resizing is a topic that was never resized."""
+    """Read a topic node; a node without resizing fields is a topic that was never resized."""
     with _Reading(topic_path(name)):
         raw = json.loads(data)
         partitions = {int(p): tuple(replicas) for p, replicas in raw["partitions"].items()}

@@ -2,7 +2,7 @@
 
 From the highest index downward, so that the partitions of a topic are always 0 .. n-1, which stock clients rely on.
 Intent first: the topic node remembers the partition's next offset and leader epoch, which hides it; then its replicas
-are deleted, then its nodes. No resize begins meanwhile, so that nothing opens again what is being deleted.
+are deleted, then its nodes. No resize begins meanwhile: a resize could open the partition again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LogRange(NamedTuple):
 def decide_reap(state: State, name: str, logs: Mapping[int, LogRange]) -> Decision[tuple[int, ...]]:
     """Begin to remove the retiring partitions of a topic that are empty; the reply names them.
 
-    `logs` is what the leaders report; a partition that is missing in it is taken to hold records.
+    `logs` are the ranges that leaders report; a partition missing in it is assumed to hold records.
     """
     topic = state.topics.get(name)
     if topic is None or name in state.deleting or topic.resize is not None or topic.reaping:

@@ -1,7 +1,7 @@
 """Resizing a topic: the command that begins it, the answers that carry it on (ordering.md, section 4).
 
 One change of a topic at a time: a resize that comes while another runs, or while empty partitions are being removed,
-is told to `Wait` and is decided anew when the topic is idle, so that it sees the counts it really starts from.
+is answered `Wait` and decided again when the topic is idle, so that it starts from the current counts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ResizeTopic:
 
 
 def decide_resize_topic(state: State, command: ResizeTopic) -> Decision[CommandReply]:
-    """Begin a resize: its intent, and everything that must be the same whoever carries it on, becomes durable."""
+    """Begin a resize: its intent, and all input that every later controller must share, becomes durable."""
     topic = state.topics.get(command.name)
     if topic is None or command.name in state.deleting:
         return Decision(reply=unknown_topic(command.name))
@@ -102,7 +102,7 @@ def decide_leader_and_isr_answered(
 
 
 def decide_retry(state: State, name: str) -> Decision[None]:
-    """Say again what was not answered well, or not at all. The timer ("retry", name) calls it; so may anybody."""
+    """Send the unanswered and the refused orders of a topic again. The timer ("retry", name) calls it."""
     topic = state.topics.get(name)
     if topic is None:
         return Decision(reply=None)
@@ -112,7 +112,7 @@ def decide_retry(state: State, name: str) -> Decision[None]:
 
 
 def _refuse_count(topic: Topic, count: int) -> Refused | None:
-    """What is wrong with a count whatever else is going on."""
+    """Refuse a count that no topic could have."""
     least = topic.initial_partition_count
     if topic.name in INTERNAL_TOPICS:
         return Refused(
@@ -134,7 +134,7 @@ def _refuse_count(topic: Topic, count: int) -> Refused | None:
 
 
 def _refuse_change(topic: Topic, count: int) -> Refused | None:
-    """What is wrong with a count given the topic's present one."""
+    """Refuse a count that the topic's present one rules out."""
     if count == topic.undeleted_partition_count:
         return Refused(ErrorCode.INVALID_PARTITIONS, f"Topic {topic.name!r} already has {count} partitions.")
     if len(topic.layouts) >= LAYOUTS_PER_TOPIC_MAX:

@@ -1,4 +1,4 @@
-"""The steps of a resize, and what they make of every partition: the table that ordering.md, section 4 is.
+"""The steps of a resize and the role of every partition in each: the table of ordering.md, section 4.
 
 A resize moves a topic from layout v-1 (C partitions) to v (C'). Its phases run strictly one after the other, each
 ends when every leader in it has confirmed its new role, and each partition changes its role in exactly one of them:
@@ -11,9 +11,9 @@ ends when every leader in it has confirmed its new role, and each partition chan
 
 A partition that retires gets a new epoch too, in which nothing is ever appended but the markers of transactions that
 were open: so the end of the old one, which is the end of its records, stays where it is. CLOSE before CUT is what keeps
-order: were a survivor to take appends under C' while a retiring partition still took
-them under C, a reader could find the retiring one finished too early. The role of a partition follows from the topic
-node and its own state node alone, so whoever reads the tree knows what every leader is to be.
+order: if a survivor took appends under C' while a retiring partition still took them under C,
+a reader could find the retiring one finished too early. The role of a partition follows from the topic
+node and its own state node alone, so the tree alone determines every role.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def layout_of(topic: Topic, partition: int) -> int:
 
 
 def role_of(topic: Topic, partition: int, node: PartitionNode) -> Role:
-    """What the leader of `partition` is to be."""
+    """The target role of the leader of `partition`."""
     layout = layout_of(topic, partition)
     return Role(
         partition=partition,
@@ -80,7 +80,7 @@ def role_of(topic: Topic, partition: int, node: PartitionNode) -> Role:
 
 
 def due_node(topic: Topic, partition: int, node: PartitionNode | None, controller_epoch: int) -> PartitionNode:
-    """What the state node of `partition` must be, given what it is: the same whoever asks, and however often."""
+    """The state node that `partition` must have, given its present one. Idempotent."""
     if node is None:
         replicas = topic.partitions[partition]
         gone = topic.removed.get(partition)

@@ -1,4 +1,4 @@
-"""What the controller knows: a fold over changes of the metadata tree, and what its own term has confirmed.
+"""The state of the controller: a fold over changes of the metadata tree, and the confirmations of its own term.
 
 `apply` is the only code that changes a `State`, live and on reload. It changes it in place (a topic may have 100,000
 partitions) and gives it back, so that `reduce(apply, journal, State())` reads as it should; decisions only look.
@@ -25,7 +25,7 @@ from anabranch.machines.controller.nodes import (
 
 @dataclass
 class State:
-    """Everything that is durable, and below it what dies with the controller's term."""
+    """The durable state, and below it the state of the controller's term."""
 
     controller_epoch: int = 0
     brokers: dict[int, BrokerNode] = field(default_factory=dict)
@@ -123,7 +123,7 @@ def _put_broker(state: State, broker: BrokerNode) -> None:
 
 
 def _forget_roles(state: State, broker_id: int) -> None:
-    """A broker that starts again has itself forgotten which roles it took."""
+    """A restarted broker has forgotten the roles it took."""
     for name, known in state.confirmed.items():
         siblings = state.partitions.get(name, {})
         for partition in [p for p in known if p in siblings and siblings[p].leader == broker_id]:

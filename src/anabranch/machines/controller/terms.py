@@ -1,8 +1,8 @@
-"""Who controls, and which brokers are there: whatever was going on is taken up again here.
+"""The controller's term and the live brokers: interrupted changes are resumed here.
 
-A controller's term begins with the whole tree folded. It writes what a crash left unwritten, then says everything
-again: its predecessor's effects may have been performed, or not, or performed and their answers lost. A broker that
-starts knows no role before it is told.
+A controller's term begins with the whole tree folded. It writes the records that a crash left unwritten, then repeats
+every order: its predecessor's effects may have been performed, or not, or performed and their answers lost. A broker
+has no role after its start until the controller sends it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def decide_elected(state: State) -> Decision[int]:
 
 
 def decide_register_broker(state: State, broker: BrokerNode, *, unclean: bool = False) -> Decision[None]:
-    """A broker started, with an epoch higher than that of its last start: tell it everything it is to be.
+    """Register a started broker, whose epoch is above that of its last start, and send it all of its roles.
 
     `unclean`: it may have lost records that readers saw (it was killed under `durability=os`). Its open partitions
     then go on under a new leader epoch, so that readers notice (KIP-320).

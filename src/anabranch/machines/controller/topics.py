@@ -1,7 +1,7 @@
-"""Making and deleting topics.
+"""Creating and deleting topics.
 
-A topic is there once its node is durable, with its configs before it, so that it never serves with others; a
-missing state node is made good by whoever comes next. A deletion is decided once its mark is durable: the topic is
+A topic exists once its node is durable, with its configs before it, so that it never serves with other configs; the
+next term writes a missing state node. A deletion is decided once its mark is durable: the topic is
 hidden from then on, its replicas are deleted, then its nodes, the mark last. Topic ids are given in and never reused.
 """
 
@@ -128,7 +128,7 @@ def decide_stop_replica_answered(
 
 
 def deleted_nodes(state: State, name: str) -> list[Record]:
-    """The records that remove everything of a topic whose replicas are gone, its deletion mark last."""
+    """The records that delete every node of a topic without replicas, its deletion mark last."""
     path = nodes.topic_path(name)
     topic = state.topics.get(name)
     partitions = set(state.partitions.get(name, ())) | set(topic.partitions if topic is not None else ())
@@ -142,7 +142,7 @@ def deleted_nodes(state: State, name: str) -> list[Record]:
 
 
 def refuse_name(state: State, name: str) -> Refused | Wait | None:
-    """Say why a topic of this name cannot be made, if it cannot."""
+    """Return the refusal of a topic name that cannot be created; None for a valid name."""
     if not name or name in (".", "..") or len(name) > TOPIC_NAME_LENGTH_MAX or not LEGAL.issuperset(name):
         return Refused(
             ErrorCode.INVALID_TOPIC_EXCEPTION,
@@ -192,7 +192,7 @@ def spread(state: State, count: int) -> list[tuple[int, ...]] | Refused:
 
 
 def refuse_replicas(state: State, replicas: Sequence[int]) -> Refused | None:
-    """Say why a caller's choice of brokers for one partition cannot be taken, if it cannot."""
+    """Return the refusal of a caller's choice of brokers for one partition; None for a valid choice."""
     if not replicas or len(set(replicas)) != len(replicas):
         return Refused(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"An assignment needs brokers, each once; it has {list(replicas)}."

@@ -1,7 +1,7 @@
-"""What the state says to others: the metadata of a topic, its lineage, its description. Pure reading.
+"""Views of the state: the metadata of a topic, its lineage, its description. Pure reading.
 
-Nobody ever sees half a layout: while a resize runs, counts, layouts and partitions are those from before it, and when
-its last step is durable they are all the new ones. Leader epochs are shown as they are at the leaders.
+A view never shows half a layout: while a resize runs, counts, layouts and partitions are the old ones; once its last
+step is durable, all are the new ones. Leader epochs are shown as they are at the leaders.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Description:
     resizing_to: int | None
     phase: Phase | None
     waiting_for: tuple[int, ...]
-    """Partitions whose leader has not confirmed the role that it is to take."""
+    """Partitions whose leader has not confirmed its target role."""
     reaping: tuple[int, ...]
     removed: tuple[tuple[int, int, int], ...]
     """(partition, next offset, leader epoch) of those that were removed and may be made again."""
@@ -82,7 +82,7 @@ class Description:
 
 
 def topic_view(state: State, name: str) -> TopicView | None:
-    """What Metadata says of a topic; None where there is none, or it is being deleted."""
+    """The metadata of a topic; None for an unknown topic or one in deletion."""
     topic = state.topics.get(name)
     if topic is None or name in state.deleting:
         return None
@@ -103,7 +103,7 @@ def topic_view(state: State, name: str) -> TopicView | None:
 
 
 def layouts(state: State, name: str) -> tuple[Layout, ...]:
-    """The layouts of a topic that the world may see, oldest first: what a `Lineage` is made of."""
+    """The published layouts of a topic, oldest first: the input of a `Lineage`."""
     return state.topics[name].published
 
 
@@ -126,7 +126,7 @@ def leader_epochs(topic: Topic, partition: int) -> LeaderEpochs:
 
 
 def describe(state: State, name: str) -> Description | None:
-    """Everything about a topic's shape, also while it is being deleted; None where there is none."""
+    """The full shape of a topic, also in deletion; None for an unknown topic."""
     topic = state.topics.get(name)
     if topic is None:
         return None
@@ -150,13 +150,13 @@ def describe(state: State, name: str) -> Description | None:
 
 
 def idle(state: State, name: str) -> bool:
-    """Whether nothing is going on with a topic: a command that was told to `Wait` can be submitted again."""
+    """Whether no change of a topic is in progress: a command answered `Wait` can be submitted again."""
     topic = state.topics.get(name)
     return name not in state.deleting and (topic is None or (topic.resize is None and not topic.reaping))
 
 
 def settled(state: State, accepted: Accepted) -> bool:
-    """Whether an accepted command has been carried out: every leader serves what it asked for, or the topic is gone."""
+    """Whether an accepted command has been carried out: every leader serves the new layout, or the topic is deleted."""
     topic = state.topics.get(accepted.topic)
     if topic is None or topic.topic_id != accepted.topic_id:
         return True

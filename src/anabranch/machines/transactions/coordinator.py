@@ -1,4 +1,4 @@
-"""The transactions of one partition of `__transaction_state`: a fold over its records, and what is decided about them.
+"""The transactions of one partition of `__transaction_state`: a fold over its records, and their decisions.
 
     InitProducerId ──► AddPartitionsToTxn, AddOffsetsToTxn ──► EndTxn ──► markers ──► `markers_written`
 
@@ -7,7 +7,7 @@ The rules:
   performed after the records. So either no partition has a marker, or all will get the same one: a coordinator that
   is loaded anew asks again for the markers of every transaction that is prepared;
 - a producer that was replaced, or took too long, has an epoch below the one here, and is refused everywhere;
-- nothing is told of a transaction that is completing but CONCURRENT_TRANSACTIONS: its producer asks again.
+- a request during the completion of a transaction is answered CONCURRENT_TRANSACTIONS: its producer retries.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Reply = TypeVar("Reply")
 TIMED_OUT = ("timed out",)
 EXPIRED = ("expired",)
 SWEPT_MAX = 500
-"""Transactions that one sweep changes: its records are one batch. What is left comes right after."""
+"""The most transactions that one sweep changes: its records are one batch. The next sweep follows at once."""
 INIT_PRODUCER_FENCED_SINCE = 4
 PRODUCER_FENCED_SINCE = 2
 """The versions of InitProducerId, and of the other requests, from which clients know PRODUCER_FENCED (KIP-588)."""
@@ -58,14 +58,14 @@ class WriteMarkers:
 
 
 class Producer(NamedTuple):
-    """The producer that sent a request, as it says."""
+    """The producer named in a request."""
 
     producer_id: int
     producer_epoch: int
 
 
 class Coordinator:
-    """The transactional ids of one shard. Two are equal when their logs tell the same."""
+    """The transactional ids of one shard. Two are equal when their logs are equivalent."""
 
     def __init__(self, settings: TransactionSettings) -> None:
         self.settings = settings
@@ -73,7 +73,7 @@ class Coordinator:
         self._ongoing: dict[str, None] = {}
         self._prepared: dict[str, None] = {}
         self._replaced: dict[str, tuple[Producer, Producer]] = {}
-        """Whom a producer bumped, and what it became: a repeated request is recognised. Lost on fail-over."""
+        """The producer epochs that InitProducerId replaced: a repeated request is recognized. Lost on fail-over."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Coordinator) and self._transactions == other._transactions
@@ -104,7 +104,7 @@ class Coordinator:
         """Nothing in this log is transactional itself."""
 
     def loaded(self, now_ms: int) -> Outcome[None, Record]:
-        """Finish what was decided, and begin to look after the others."""
+        """Send the markers of decided transactions and start the sweeps."""
         return Outcome(
             reply=None,
             effects=tuple(self._markers(name, self._transactions[name]) for name in self._prepared),
@@ -115,7 +115,7 @@ class Coordinator:
         )
 
     def on_timer(self, key: Hashable, now_ms: int) -> Outcome[None, Record]:
-        """Abort transactions that take too long; forget ids that nobody uses."""
+        """Abort transactions after their timeout; forget unused ids."""
         if key == TIMED_OUT:
             late = [name for name in self._ongoing if self._transactions[name].deadline_ms <= now_ms]
             changes = [(name, self._transactions[name].fenced(now_ms)) for name in late[:SWEPT_MAX]]
@@ -136,9 +136,9 @@ class Coordinator:
     def init_producer_id(
         self, request: InitProducerIdRequest, version: int, now_ms: int, new_id: Callable[[], int | None]
     ) -> Outcome[InitProducerIdResponse, Record]:
-        """Give a producer its id and epoch, and fence whoever had them; first, abort what that one left open.
+        """Give a producer its id and epoch and fence the former holder, after aborting its open transaction.
 
-        `new_id` gives a producer id that nobody has, None when there is none to be had now.
+        `new_id` returns an unused producer id; None if none is available now.
         """
         name, asked = request.transactional_id, Producer(request.producer_id, request.producer_epoch)
         if not name or (asked.producer_id == NO_PRODUCER_ID) != (asked.producer_epoch == NO_PRODUCER_EPOCH):
@@ -207,7 +207,7 @@ class Coordinator:
         return Outcome(reply=EndTxnResponse(error_code=again))
 
     def markers_written(self, written: WriteMarkers, now_ms: int) -> Outcome[None, Record]:
-        """Take note that every partition has its marker. It may be told late, or twice."""
+        """Record that every partition has its marker. The report may be late or repeated."""
         known = self._transactions.get(written.transactional_id)
         if known is None or not known.state.prepared or self._markers(written.transactional_id, known) != written:
             return Outcome(reply=None)
@@ -218,7 +218,7 @@ class Coordinator:
     def verify(
         self, transactional_id: str, producer_id: int, producer_epoch: int, partition: TopicPartition
     ) -> ErrorCode:
-        """Say whether a producer may write into a partition as part of its transaction (KIP-890, part 1)."""
+        """Check that a partition belongs to the open transaction of a producer (KIP-890, part 1)."""
         known = self._transactions.get(transactional_id)
         error = self._refuse(transactional_id, known, Producer(producer_id, producer_epoch), PRODUCER_FENCED_SINCE)
         if error is not ErrorCode.NONE or known is None:
@@ -229,7 +229,7 @@ class Coordinator:
         return ErrorCode.NONE if held else ErrorCode.INVALID_TXN_STATE
 
     def describe(self, transactional_id: str) -> TransactionState:
-        """Tell how far a transaction is, for DescribeTransactions."""
+        """Describe a transaction, for DescribeTransactions."""
         known = self._transactions.get(transactional_id)
         if known is None:
             return TransactionState(
@@ -250,7 +250,7 @@ class Coordinator:
         )
 
     def __iter__(self) -> Iterator[tuple[str, Transaction]]:
-        """Every transactional id with what is known of it, for ListTransactions."""
+        """Every transactional id with its state, for ListTransactions."""
         return iter(self._transactions.items())
 
     def states(self) -> dict[State, int]:
@@ -274,7 +274,7 @@ class Coordinator:
         return self._outcome(_init_response(ErrorCode.NONE, Producer(fresh, 0)), [(name, begun)])
 
     def _is_its_own(self, name: str, known: Transaction, asked: Producer) -> bool:
-        """Whether a producer that says who it is, is the one that has the id, or was until a request it repeats."""
+        """Whether a named producer holds the id, or held it until the request that it repeats."""
         current = Producer(known.producer_id, known.producer_epoch)
         return asked == current or (known.state is State.EMPTY and self._was_bumped(name, asked, current))
 
@@ -301,7 +301,7 @@ class Coordinator:
 
     @staticmethod
     def _refuse(name: str, known: Transaction | None, sender: Producer, version: int) -> ErrorCode:
-        """Why the sender may say nothing about the transaction."""
+        """The error for a sender that does not hold the transactional id; NONE for its holder."""
         if not name:
             return ErrorCode.INVALID_REQUEST
         if known is None or sender.producer_id != known.producer_id:
@@ -342,7 +342,7 @@ _END_AGAIN = {
     (State.PREPARE_COMMIT, Event.COMMITTED): ErrorCode.CONCURRENT_TRANSACTIONS,
     (State.PREPARE_ABORT, Event.ABORTED): ErrorCode.CONCURRENT_TRANSACTIONS,
 }
-"""What a producer is told that ends its transaction the way it was ended: its first request's answer was lost."""
+"""The answer to a repeated EndTxn: the answer to the first one was lost."""
 
 
 def partitions_response(

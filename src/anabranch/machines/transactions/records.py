@@ -1,6 +1,6 @@
 """The records of `__transaction_state`, as Apache Kafka writes them: TransactionLogKey v0, TransactionLogValue v0-1.
 
-Each begins with its version as an int16. The last value of a transactional id is all there is to know about it; no
+Each begins with its version as an int16. The last value of a transactional id is its whole state; no
 value means that it is forgotten.
 """
 
@@ -21,7 +21,7 @@ _VERSION = Struct(">h")
 
 @message(versions="0")
 class TransactionLogKey:
-    """Whose record it is."""
+    """The transactional id."""
 
     transactional_id: str = string()
 
@@ -68,7 +68,7 @@ def encode_record(record: Record) -> tuple[bytes, bytes | None]:
 
 
 def decode_record(key: Blob, value: Blob | None) -> Record | None:
-    """Read a record; None when it is of a kind that we do not know. DecodeError when it is damaged."""
+    """Read a record; None for an unknown kind. DecodeError for a damaged record."""
     if _version(key) != KEY_VERSION:
         return None
     read = decode(TransactionLogKey, memoryview(key)[_VERSION.size :], KEY_VERSION)

@@ -1,12 +1,12 @@
-"""The states of a transactional id, and what may follow what.
+"""The states of a transactional id and their transitions.
 
     EMPTY ──► ONGOING ──► PREPARE_COMMIT ──► COMPLETE_COMMIT ──┐
       ▲          │                                             ├──► EMPTY, ONGOING or DEAD
       │          └──────► PREPARE_ABORT ───► COMPLETE_ABORT ───┘
-      └── a producer is initialised
+      └── a producer is initialized
 
-PREPARE is the decision: once it is durable the transaction will be committed, or aborted, whatever dies. COMPLETE says
-that every partition has its marker. DEAD is written as a tombstone: the id is forgotten.
+PREPARE is the decision: once it is durable the transaction will be committed, or aborted, also after crashes. COMPLETE
+means that every partition has its marker. DEAD is written as a tombstone: the id is forgotten.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class State(IntEnum):
 
 
 class Event(StrEnum):
-    """What can happen to a transactional id."""
+    """The events of a transactional id."""
 
     INITIALISED = "a producer was given an epoch"
     GREW = "partitions were added"
@@ -64,7 +64,7 @@ NEXT: Mapping[tuple[State, Event], State] = {
     (State.COMPLETE_ABORT, Event.GREW): State.ONGOING,
     (State.COMPLETE_ABORT, Event.EXPIRED): State.DEAD,
 }
-"""What an event makes of a state. A pair that is not here is refused, or answered without a change (`REFUSED`)."""
+"""The next state for each event. A missing pair is refused, or answered without a change (`REFUSED`)."""
 
 REFUSED: frozenset[tuple[State, Event]] = frozenset(
     {

@@ -18,7 +18,7 @@ NOT_STARTED = -1
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """A transactional id as its last record tells it."""
+    """A transactional id as of its last record."""
 
     producer_id: int
     producer_epoch: int
@@ -92,7 +92,7 @@ class Transaction:
             producer_epoch=self.producer_epoch,
             transaction_timeout_ms=self.timeout_ms,
             transaction_status=self.state,
-            # Kafka writes null where there is no transaction.
+            # Kafka writes null without a transaction.
             transaction_partitions=None if self.state is State.EMPTY else partitions,
             transaction_last_update_timestamp_ms=self.updated_ms,
             transaction_start_timestamp_ms=self.started_ms,
@@ -100,7 +100,7 @@ class Transaction:
 
     @classmethod
     def of(cls, value: TransactionLogValue) -> Transaction:
-        """Read the value of a log record. DecodeError for a status that nobody knows."""
+        """Read the value of a log record. DecodeError for an unknown status."""
         try:
             state = State(value.transaction_status)
         except ValueError:

@@ -39,7 +39,7 @@ class AddPartitionsToTxnRequest:
 
 @struct()
 class AddPartitionsToTxnPartitionResult:
-    """What became of one partition."""
+    """The result for one partition."""
 
     partition_index: int = int32()
     partition_error_code: int = int16()
@@ -63,7 +63,7 @@ class AddPartitionsToTxnResult:
 
 @message(api_key=24, versions="0-5", flexible="3+")
 class AddPartitionsToTxnResponse:
-    """What became of the partitions."""
+    """The results for the partitions."""
 
     throttle_time_ms: int = int32()
     error_code: int = int16(since=4)

@@ -34,7 +34,7 @@ class AlterConfigsRequest:
 
 @struct()
 class AlterConfigsResourceResponse:
-    """What became of one resource."""
+    """The result for one resource."""
 
     error_code: int = int16()
     error_message: str | None = string(nullable=True)
@@ -44,7 +44,7 @@ class AlterConfigsResourceResponse:
 
 @message(api_key=33, versions="0-2", flexible="2+")
 class AlterConfigsResponse:
-    """What became of the resources."""
+    """The results for the resources."""
 
     throttle_time_ms: int = int32()
     responses: Sequence[AlterConfigsResourceResponse] = array(AlterConfigsResourceResponse)

@@ -11,7 +11,7 @@ from anabranch.codec import array, boolean, int16, int32, int64, message, string
 
 @message(api_key=18, versions="0-4", flexible="3+")
 class ApiVersionsRequest:
-    """The first request of a connection: who the client is."""
+    """The first request of a connection: the client's name and version."""
 
     client_software_name: str = string(since=3)
     client_software_version: str = string(since=3)
@@ -46,7 +46,7 @@ class FinalizedFeatureKey:
 
 @message(api_key=18, versions="0-4", flexible="3+")
 class ApiVersionsResponse:
-    """What the broker serves. Its header is version 0 always, so that any client can read it."""
+    """The APIs that the broker serves. Its header is version 0 always, so that any client can read it."""
 
     error_code: int = int16()
     api_keys: Sequence[ApiVersion] = array(ApiVersion)

@@ -34,7 +34,7 @@ class Assignment:
 
 @struct()
 class Member:
-    """A member, its subscription, what it owns and what it is to own."""
+    """A member, its subscription, its current and its target assignment."""
 
     member_id: str = string()
     instance_id: str | None = string(nullable=True, default=None)

@@ -61,7 +61,7 @@ class TopicPartitions:
 
 @message(api_key=68, versions="0-1", flexible="0+")
 class ConsumerGroupHeartbeatRequest:
-    """Join, keep alive, report what is owned, leave; ours: client-side assignors, consent to share."""
+    """Join, keep the session, report owned partitions, leave; ours: client-side assignors, consent to share."""
 
     group_id: str = string()
     member_id: str = string()
@@ -79,7 +79,7 @@ class ConsumerGroupHeartbeatRequest:
 
 @struct()
 class Assignment:
-    """What the member may own now; ours: what it will own when others let go, and its assignor's metadata."""
+    """The partitions assigned now; ours: those pending until others revoke them, and the assignor's metadata."""
 
     topic_partitions: Sequence[TopicPartitions] = array(TopicPartitions)
     pending_topic_partitions: Sequence[TopicPartitions] = array(TopicPartitions, tag=10001)

@@ -18,7 +18,7 @@ class TopicPartition:
 
 @struct()
 class Member:
-    """What one member is to have."""
+    """The assignment of one member."""
 
     member_id: str = string()
     partitions: Sequence[TopicPartition] = array(TopicPartition)

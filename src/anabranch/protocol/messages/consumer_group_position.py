@@ -9,7 +9,7 @@ from anabranch.codec import array, boolean, int16, int32, int64, message, string
 
 @struct()
 class ConsumerGroupPositionRequestPartition:
-    """A partition of the member's own and its position, -1 if it has none, or one whose position it needs."""
+    """A partition that the member owns and its position (-1: none), or one whose position the member needs."""
 
     partition: int = int32()
     need_position: bool = boolean()
@@ -53,7 +53,7 @@ class ConsumerGroupPositionResponseTopic:
 
 @message(api_key=10001, versions="0", flexible="0+")
 class ConsumerGroupPositionResponse:
-    """Positions of the group, and what others need to know of this member."""
+    """Positions of the group, and the partitions whose positions other members need."""
 
     throttle_time_ms: int = int32()
     topics: Sequence[ConsumerGroupPositionResponseTopic] = array(ConsumerGroupPositionResponseTopic)

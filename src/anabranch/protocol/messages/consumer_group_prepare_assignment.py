@@ -1,4 +1,4 @@
-"""ConsumerGroupPrepareAssignment (API 10002), ours, from KIP-848: what a client-side assignor needs to know."""
+"""ConsumerGroupPrepareAssignment (API 10002), ours, from KIP-848: the input of a client-side assignor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ConsumerGroupPrepareAssignmentRequest:
 
 @struct()
 class Assignor:
-    """What the member says to the selected assignor."""
+    """The member's metadata for the selected assignor."""
 
     reason: int = int8()
     metadata_version: int = int16()

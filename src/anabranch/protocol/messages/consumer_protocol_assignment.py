@@ -17,7 +17,7 @@ class TopicPartition:
 
 @message(versions="0-3")
 class ConsumerProtocolAssignment:
-    """What a member of a classic consumer group is given."""
+    """The assignment of a member of a classic consumer group."""
 
     assigned_partitions: Sequence[TopicPartition] = array(TopicPartition)
     user_data: Blob | None = bytes_(nullable=True, default=None)

@@ -19,7 +19,7 @@ class TopicPartition:
 
 @message(versions="0-3")
 class ConsumerProtocolSubscription:
-    """What a member of a classic consumer group wants, and what it owned."""
+    """The subscription of a member of a classic consumer group, and the partitions it owned."""
 
     topics: Sequence[str] = array(string)
     user_data: Blob | None = bytes_(nullable=True, default=None)

@@ -36,7 +36,7 @@ class CreatePartitionsRequest:
 
 @struct()
 class CreatePartitionsTopicResult:
-    """What became of one topic."""
+    """The result for one topic."""
 
     name: str = string()
     error_code: int = int16()
@@ -45,7 +45,7 @@ class CreatePartitionsTopicResult:
 
 @message(api_key=37, versions="0-3", flexible="2+")
 class CreatePartitionsResponse:
-    """What became of the topics."""
+    """The results for the topics."""
 
     throttle_time_ms: int = int32()
     results: Sequence[CreatePartitionsTopicResult] = array(CreatePartitionsTopicResult)

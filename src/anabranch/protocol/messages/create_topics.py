@@ -59,7 +59,7 @@ class CreatableTopicConfigs:
 
 @struct()
 class CreatableTopicResult:
-    """What became of one topic."""
+    """The result for one topic."""
 
     name: str = string()
     topic_id: UUID = uuid(since=7)
@@ -73,7 +73,7 @@ class CreatableTopicResult:
 
 @message(api_key=19, versions="2-7", flexible="5+")
 class CreateTopicsResponse:
-    """What became of the topics."""
+    """The results for the topics."""
 
     throttle_time_ms: int = int32()
     topics: Sequence[CreatableTopicResult] = array(CreatableTopicResult)

@@ -16,7 +16,7 @@ class DeleteGroupsRequest:
 
 @struct()
 class DeletableGroupResult:
-    """What became of one group."""
+    """The result for one group."""
 
     group_id: str = string()
     error_code: int = int16()
@@ -24,7 +24,7 @@ class DeletableGroupResult:
 
 @message(api_key=42, versions="0-2", flexible="2+")
 class DeleteGroupsResponse:
-    """What became of the groups."""
+    """The results for the groups."""
 
     throttle_time_ms: int = int32()
     results: Sequence[DeletableGroupResult] = array(DeletableGroupResult)

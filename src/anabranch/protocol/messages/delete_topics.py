@@ -27,7 +27,7 @@ class DeleteTopicsRequest:
 
 @struct()
 class DeletableTopicResult:
-    """What became of one topic."""
+    """The result for one topic."""
 
     name: str | None = string(nullable="6+")
     topic_id: UUID = uuid(since=6)
@@ -37,7 +37,7 @@ class DeletableTopicResult:
 
 @message(api_key=20, versions="1-6", flexible="4+")
 class DeleteTopicsResponse:
-    """What became of the topics."""
+    """The results for the topics."""
 
     throttle_time_ms: int = int32()
     responses: Sequence[DeletableTopicResult] = array(DeletableTopicResult)

@@ -44,7 +44,7 @@ class DescribeLogDirsTopic:
 
 @struct()
 class DescribeLogDirsResult:
-    """What lies in one data directory."""
+    """The logs of one data directory."""
 
     error_code: int = int16()
     log_dir: str = string()
@@ -56,7 +56,7 @@ class DescribeLogDirsResult:
 
 @message(api_key=35, versions="1-5", flexible="2+")
 class DescribeLogDirsResponse:
-    """What lies in the data directories."""
+    """The logs of the data directories."""
 
     throttle_time_ms: int = int32()
     error_code: int = int16(since=3)

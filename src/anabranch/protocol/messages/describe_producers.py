@@ -17,7 +17,7 @@ class TopicRequest:
 
 @message(api_key=61, versions="0", flexible="0+")
 class DescribeProducersRequest:
-    """Ask who produces to partitions."""
+    """Ask for the producers of partitions."""
 
     topics: Sequence[TopicRequest] = array(TopicRequest)
 

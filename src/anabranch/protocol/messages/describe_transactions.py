@@ -24,7 +24,7 @@ class TopicData:
 
 @struct()
 class TransactionState:
-    """A transaction, how far it is and what it holds."""
+    """A transaction, its state and its partitions."""
 
     error_code: int = int16()
     transactional_id: str = string()

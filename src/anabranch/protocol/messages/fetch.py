@@ -38,7 +38,7 @@ class FetchPartition:
 
 @struct()
 class FetchTopic:
-    """Partitions of one topic to read; ours: the partition count that the reader knows."""
+    """Partitions of one topic to read; ours: the partition count in the reader's metadata."""
 
     topic: str = string(until=12)
     topic_id: UUID = uuid(since=13)
@@ -86,7 +86,7 @@ class FetchRequest:
 
 @struct()
 class AbortedTransaction:
-    """A transaction whose records from this offset on are void."""
+    """A transaction whose records from this offset on are aborted."""
 
     producer_id: int = int64()
     first_offset: int = int64()

@@ -32,7 +32,7 @@ class Coordinator:
 
 @message(api_key=10, versions="0-6", flexible="3+")
 class FindCoordinatorResponse:
-    """The coordinators; up to v3 there is one, in the fields above the array."""
+    """The coordinators; up to v3 one coordinator, in the fields above the array."""
 
     throttle_time_ms: int = int32(since=1)
     error_code: int = int16(until=3)

@@ -35,7 +35,7 @@ class IncrementalAlterConfigsRequest:
 
 @struct()
 class AlterConfigsResourceResponse:
-    """What became of one resource."""
+    """The result for one resource."""
 
     error_code: int = int16()
     error_message: str | None = string(nullable=True)
@@ -45,7 +45,7 @@ class AlterConfigsResourceResponse:
 
 @message(api_key=44, versions="0-1", flexible="1+")
 class IncrementalAlterConfigsResponse:
-    """What became of the resources."""
+    """The results for the resources."""
 
     throttle_time_ms: int = int32()
     responses: Sequence[AlterConfigsResourceResponse] = array(AlterConfigsResourceResponse)

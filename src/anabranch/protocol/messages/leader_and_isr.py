@@ -51,7 +51,7 @@ class LeaderAndIsrLiveLeader:
 
 @message(api_key=4, versions="7", flexible="7+")
 class LeaderAndIsrRequest:
-    """Tell a broker which partitions it leads or follows."""
+    """Order a broker to lead or follow partitions."""
 
     controller_id: int = int32()
     is_k_raft_controller: bool = boolean()
@@ -64,7 +64,7 @@ class LeaderAndIsrRequest:
 
 @struct()
 class LeaderAndIsrPartitionError:
-    """What became of one partition; ours: where its log ended when its former epoch did."""
+    """The result for one partition; ours: the end offset of its former epoch."""
 
     partition_index: int = int32()
     error_code: int = int16()
@@ -82,7 +82,7 @@ class LeaderAndIsrTopicError:
 
 @message(api_key=4, versions="7", flexible="7+")
 class LeaderAndIsrResponse:
-    """What became of the partitions."""
+    """The results for the partitions."""
 
     error_code: int = int16()
     topics: Sequence[LeaderAndIsrTopicError] = array(LeaderAndIsrTopicError)

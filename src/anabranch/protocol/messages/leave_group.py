@@ -27,7 +27,7 @@ class LeaveGroupRequest:
 
 @struct()
 class MemberResponse:
-    """What became of one member."""
+    """The result for one member."""
 
     member_id: str = string()
     group_instance_id: str | None = string(nullable=True)
@@ -36,7 +36,7 @@ class MemberResponse:
 
 @message(api_key=13, versions="0-5", flexible="4+")
 class LeaveGroupResponse:
-    """What became of the members."""
+    """The results for the members."""
 
     throttle_time_ms: int = int32(since=1)
     error_code: int = int16()

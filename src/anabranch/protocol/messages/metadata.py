@@ -29,7 +29,7 @@ class MetadataRequestTopic:
 
 @message(api_key=3, versions="0-13", flexible="9+")
 class MetadataRequest:
-    """Ask for topics; null means all of them (an empty array in v0). Ours: whether to tell of their lineage too."""
+    """Ask for topics; null means all of them (an empty array in v0). Ours: whether to include their lineage."""
 
     topics: Sequence[MetadataRequestTopic] | None = array(MetadataRequestTopic, nullable="1+")
     allow_auto_topic_creation: bool = boolean(since=4, default=True)

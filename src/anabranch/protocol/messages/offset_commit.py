@@ -52,7 +52,7 @@ class OffsetCommitRequest:
 
 @struct()
 class OffsetCommitResponsePartition:
-    """What became of one commit; ours: the stable offset after it."""
+    """The result for one commit; ours: the stable offset after it."""
 
     partition_index: int = int32()
     error_code: int = int16()
@@ -70,7 +70,7 @@ class OffsetCommitResponseTopic:
 
 @message(api_key=8, versions="2-10", flexible="8+")
 class OffsetCommitResponse:
-    """What became of the commits."""
+    """The results for the commits."""
 
     throttle_time_ms: int = int32(since=3)
     topics: Sequence[OffsetCommitResponseTopic] = array(OffsetCommitResponseTopic)

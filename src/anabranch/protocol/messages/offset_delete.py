@@ -9,7 +9,7 @@ from anabranch.codec import array, int16, int32, message, string, struct
 
 @struct()
 class OffsetDeleteRequestPartition:
-    """A partition whose offset goes."""
+    """A partition whose committed offset is deleted."""
 
     partition_index: int = int32()
 
@@ -32,7 +32,7 @@ class OffsetDeleteRequest:
 
 @struct()
 class OffsetDeleteResponsePartition:
-    """What became of one offset."""
+    """The result for one offset."""
 
     partition_index: int = int32()
     error_code: int = int16()
@@ -48,7 +48,7 @@ class OffsetDeleteResponseTopic:
 
 @message(api_key=47, versions="0")
 class OffsetDeleteResponse:
-    """What became of the offsets."""
+    """The results for the offsets."""
 
     error_code: int = int16()
     throttle_time_ms: int = int32()

@@ -29,7 +29,7 @@ class StopReplicaTopicState:
 
 @message(api_key=5, versions="4", flexible="4+")
 class StopReplicaRequest:
-    """Tell a broker which partitions it no longer holds."""
+    """Order a broker to stop, or delete, replicas."""
 
     controller_id: int = int32()
     is_k_raft_controller: bool = boolean()
@@ -40,7 +40,7 @@ class StopReplicaRequest:
 
 @struct()
 class StopReplicaPartitionError:
-    """What became of one partition."""
+    """The result for one partition."""
 
     topic_name: str = string()
     partition_index: int = int32()
@@ -49,7 +49,7 @@ class StopReplicaPartitionError:
 
 @message(api_key=5, versions="4", flexible="4+")
 class StopReplicaResponse:
-    """What became of the partitions."""
+    """The results for the partitions."""
 
     error_code: int = int16()
     partition_errors: Sequence[StopReplicaPartitionError] = array(StopReplicaPartitionError)

@@ -11,7 +11,7 @@ from anabranch.codec import Blob, array, bytes_, int16, int32, message, string, 
 
 @struct()
 class SyncGroupRequestAssignment:
-    """What one member is given."""
+    """The assignment of one member."""
 
     member_id: str = string()
     assignment: Blob = bytes_()

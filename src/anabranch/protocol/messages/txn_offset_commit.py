@@ -43,7 +43,7 @@ class TxnOffsetCommitRequest:
 
 @struct()
 class TxnOffsetCommitResponsePartition:
-    """What became of one commit."""
+    """The result for one commit."""
 
     partition_index: int = int32()
     error_code: int = int16()
@@ -59,7 +59,7 @@ class TxnOffsetCommitResponseTopic:
 
 @message(api_key=28, versions="0-5", flexible="3+")
 class TxnOffsetCommitResponse:
-    """What became of the commits."""
+    """The results for the commits."""
 
     throttle_time_ms: int = int32()
     topics: Sequence[TxnOffsetCommitResponseTopic] = array(TxnOffsetCommitResponseTopic)

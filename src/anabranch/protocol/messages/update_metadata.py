@@ -67,7 +67,7 @@ class UpdateMetadataBroker:
 
 @message(api_key=6, versions="8", flexible="8+")
 class UpdateMetadataRequest:
-    """Tell a broker what the cluster looks like."""
+    """Send a broker the metadata of the cluster."""
 
     controller_id: int = int32()
     is_k_raft_controller: bool = boolean()

@@ -36,7 +36,7 @@ class WriteTxnMarkersRequest:
 
 @struct()
 class WritableTxnMarkerPartitionResult:
-    """What became of one marker."""
+    """The result for one marker."""
 
     partition_index: int = int32()
     error_code: int = int16()
@@ -60,6 +60,6 @@ class WritableTxnMarkerResult:
 
 @message(api_key=27, versions="1-2", flexible="1+")
 class WriteTxnMarkersResponse:
-    """What became of the markers."""
+    """The results for the markers."""
 
     markers: Sequence[WritableTxnMarkerResult] = array(WritableTxnMarkerResult)
