@@ -32,7 +32,7 @@ def test_an_image_follows_topics_through_their_lives(tmp_path: Path) -> None:
         settings = {"listeners": "127.0.0.1:0", "metrics.listener": "", "log.dirs": str(tmp_path), "durability": "os"}
         broker = Broker(Settings.of(settings))
         await broker.start()
-        images = Images(broker.node.controller, broker.node.replicas)
+        images = Images(broker.context.controller, broker.context.replicas)
         client = await asyncio.to_thread(WireClient, broker.address.port)
         seen: list[Image] = [images.newest()]
 

@@ -132,7 +132,7 @@ async def _run(settings: Settings) -> int:
         "ready",
         listener=broker.address,
         node_id=settings.node_id,
-        cluster_id=broker.node.cluster_id,
+        cluster_id=broker.context.cluster_id,
         data=settings.log_dirs,
         durability=settings.durability,
         metrics_port=broker.metrics_port,

@@ -19,7 +19,7 @@ from anabranch.runtime.disk import Disk
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.metrics import Labels, Metrics, MetricsServer
 from anabranch.server.cluster.controller import Controller
-from anabranch.server.context import Node
+from anabranch.server.context import BrokerContext
 from anabranch.server.coordinators.group_metrics import describe as describe_groups
 from anabranch.server.coordinators.groups import Groups
 from anabranch.server.coordinators.markers import Markers
@@ -62,7 +62,7 @@ class Broker:
         self._closing = contextlib.ExitStack()
         self.address = settings.advertised_listeners or settings.listeners
         self.metrics_port: int | None = None
-        self.node: Node
+        self.context: BrokerContext
         self._listener: Listener
         self._metrics_server: MetricsServer | None = None
 
@@ -94,7 +94,7 @@ class Broker:
             new_id=self._chance.uuid,
             markers=Markers(replicas, self._clock, groups),
         )
-        self.node = Node(
+        self.context = BrokerContext(
             settings=settings,
             cluster_id=identity.cluster_id,
             broker_settings=static,
@@ -114,11 +114,11 @@ class Broker:
         self._describe_in_metrics()
         describe_groups(groups, metrics)
         loop = asyncio.get_running_loop()
-        self._listener = Listener(self.node, loop)
+        self._listener = Listener(self.context, loop)
         groups.newest_connection = lambda: self._listener.newest
         port = self._listen()
         host = self.address.host
-        self.address = self.node.address = Address(host, self.address.port or port)
+        self.address = self.context.address = Address(host, self.address.port or port)
         lost = not clean and self._may_have_lost_records(directory)
         self._disk.unlink(directory.path / CLEAN_STOP_FILE)
         await controller.start(
@@ -127,7 +127,7 @@ class Broker:
         replicas.recovering = False
         await self._serve_metrics()
         self._listener.accept()
-        for coordinators in self.node.coordinators.values():
+        for coordinators in self.context.coordinators.values():
             coordinators.start()
         self._upkeep = [
             asyncio.create_task(self._every(settings.log_retention_check_interval_ms, self._keep_up)),
@@ -150,7 +150,7 @@ class Broker:
         address = self.settings.metrics_listener
         if address is None:
             return
-        server = MetricsServer(self.node.metrics)
+        server = MetricsServer(self.context.metrics)
         try:
             await server.start(address.host, address.port)
         except OSError as error:
@@ -176,12 +176,12 @@ class Broker:
         """Stop cleanly; whether everything is on disk."""
         for task in self._upkeep:
             task.cancel()
-        self.node.stop_waiting()
+        self.context.stop_waiting()
         await self._listener.close(self.settings.controlled_shutdown_timeout_ms / 1000)
         if self._metrics_server is not None:
             await self._metrics_server.stop()
-        await self.node.controller.stop()
-        sound = await self.node.replicas.close()
+        await self.context.controller.stop()
+        sound = await self.context.replicas.close()
         if sound:
             self._disk.replace(self._directory.path / CLEAN_STOP_FILE, b"")
         self._closing.close()
@@ -203,46 +203,50 @@ class Broker:
                 events.warning("upkeep failed", work=getattr(work, "__name__", "?"), reason=error)
 
     async def _keep_up(self) -> None:
-        await self.node.replicas.keep_up(self.settings.producer_id_expiration_ms)
-        await self.node.controller.inspect_all_retiring()
+        await self.context.replicas.keep_up(self.settings.producer_id_expiration_ms)
+        await self.context.controller.inspect_all_retiring()
 
     # -- metrics -----------------------------------------------------------------------------------------------------
 
     def _describe_in_metrics(self) -> None:
-        node = self.node
-        gauge, gauges = node.metrics.gauge, node.metrics.gauges
-        gauge("kafka_server_replicamanager_partitioncount", "Partitions.", lambda: len(node.replicas))
+        context = self.context
+        gauge, gauges = context.metrics.gauge, context.metrics.gauges
+        gauge("kafka_server_replicamanager_partitioncount", "Partitions.", lambda: len(context.replicas))
         gauge(
             "kafka_server_replicamanager_offlinereplicacount",
             "Partitions whose log is damaged.",
-            lambda: sum(partition.offline_reason is not None for partition in node.replicas),
+            lambda: sum(partition.offline_reason is not None for partition in context.replicas),
         )
-        gauge("kafka_controller_kafkacontroller_globaltopiccount", "Topics.", lambda: len(node.controller.state.topics))
+        gauge(
+            "kafka_controller_kafkacontroller_globaltopiccount", "Topics.", lambda: len(context.controller.state.topics)
+        )
         gauge(
             "anabranch_controller_resizing_topics",
             "Topics that are being resized.",
-            lambda: sum(topic.resize is not None for topic in node.controller.state.topics.values()),
+            lambda: sum(topic.resize is not None for topic in context.controller.state.topics.values()),
         )
         gauge(
             "anabranch_retiring_partitions",
             "Partitions that take no more appends and are still read.",
-            lambda: sum(partition.retiring for partition in node.replicas),
+            lambda: sum(partition.retiring for partition in context.replicas),
         )
-        gauge("kafka_server_fetchsessioncache_numfetchsessions", "Fetch sessions.", lambda: len(node.fetch_sessions))
+        gauge("kafka_server_fetchsessioncache_numfetchsessions", "Fetch sessions.", lambda: len(context.fetch_sessions))
         gauge(
-            "kafka_server_fetchsessioncache_evictions", "Fetch sessions evicted.", lambda: node.fetch_sessions.evictions
+            "kafka_server_fetchsessioncache_evictions",
+            "Fetch sessions evicted.",
+            lambda: context.fetch_sessions.evictions,
         )
         gauge(
             "anabranch_transactions_completing",
             "Transactions that are decided and wait for their markers.",
-            lambda: node.transactions.deliveries,
+            lambda: context.transactions.deliveries,
         )
-        gauge("anabranch_log_syncs", "Group commits so far.", lambda: node.replicas.commits.syncs)
+        gauge("anabranch_log_syncs", "Group commits so far.", lambda: context.replicas.commits.syncs)
 
         def per_partition(read: str) -> list[tuple[Labels, float]]:
             return [
                 ({"topic": it.name.topic, "partition": str(it.name.partition)}, float(getattr(it.log, read)))
-                for it in node.replicas
+                for it in context.replicas
                 if it.offline_reason is None
             ]
 

@@ -1,11 +1,11 @@
-"""What the handlers of one broker work with, and what they are told about a request."""
+"""The two contexts of a handler: its broker's parts, and the request's origin."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from anabranch.runtime.chance import Chance
 from anabranch.runtime.clock import Clock
@@ -21,8 +21,8 @@ from anabranch.server.settings import Address, Settings
 
 
 @dataclass(slots=True)
-class Node:
-    """The parts of a running broker."""
+class BrokerContext:
+    """The parts of a running broker that its handlers use."""
 
     settings: Settings
     cluster_id: str
@@ -58,15 +58,22 @@ class Node:
                 waiting.set_result(None)
 
 
+ANONYMOUS = "User:ANONYMOUS"
+"""The principal of a connection that is not authenticated."""
+
+
 class CloseConnectionError(Exception):
-    """The request can only be answered by hanging up: it asked for no answer, and went wrong."""
+    """The connection must be closed: the request wants no answer and failed, or a fail-over made it obsolete."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestContext:
+class RequestContext(NamedTuple):
     """One request: everything about it that its message does not say."""
 
-    api_version: int
+    principal: str
+    """As Kafka writes it, `type:name`."""
     client_id: str | None
     peer: str
-    connection_id: int
+    """The client's address, `host:port`."""
+    connection: int
+    """The number of its connection: larger than that of every connection accepted before."""
+    api_version: int

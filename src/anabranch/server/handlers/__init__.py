@@ -1,15 +1,18 @@
-"""One function per API: translate, ask or submit, translate back. What is awaited must not look at the frame again.
+"""One function per API (translate, ask or submit, translate back), and the table of the endpoints they make.
 
 A handler answers with a message, with an awaitable of one, or, for acks=0, with None. Everything it does before its
-first await happens in the order in which the requests of a connection arrived.
+first await happens in the order in which the requests of a connection arrived; after its first await it must not read
+the request's bytes, whose buffer is used again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from anabranch.server.context import Node, RequestContext
+from anabranch.server.context import BrokerContext, RequestContext
 from anabranch.server.handlers.api_versions import handle_api_versions
 from anabranch.server.handlers.cluster import (
     handle_describe_cluster,
@@ -29,7 +32,10 @@ from anabranch.server.handlers.describe_groups import (
     handle_describe_groups,
     handle_list_groups,
 )
-from anabranch.server.handlers.describe_topic_partitions import handle_describe_topic_partitions
+from anabranch.server.handlers.describe_topic_partitions import (
+    PARTITIONS_MAX,
+    handle_describe_topic_partitions,
+)
 from anabranch.server.handlers.fetch import handle_fetch
 from anabranch.server.handlers.groups import (
     handle_consumer_group_heartbeat,
@@ -46,7 +52,12 @@ from anabranch.server.handlers.offset_for_leader_epoch import handle_offset_for_
 from anabranch.server.handlers.offsets import handle_offset_commit, handle_offset_delete, handle_offset_fetch
 from anabranch.server.handlers.partition_leader_epochs import handle_partition_leader_epochs
 from anabranch.server.handlers.produce import handle_produce
-from anabranch.server.handlers.topics import handle_create_partitions, handle_create_topics, handle_delete_topics
+from anabranch.server.handlers.topics import (
+    TIMEOUT_MAX_MS,
+    handle_create_partitions,
+    handle_create_topics,
+    handle_delete_topics,
+)
 from anabranch.server.handlers.transactions import (
     handle_add_offsets_to_txn,
     handle_add_partitions_to_txn,
@@ -59,50 +70,97 @@ from anabranch.server.handlers.transactions import (
     handle_write_txn_markers,
 )
 
-Handler = Callable[[Node, Any, RequestContext], Awaitable[Any] | Any]
+Handler = Callable[[BrokerContext, Any, RequestContext], Awaitable[Any] | Any]
 
-HANDLERS: dict[int, Handler] = {
-    0: handle_produce,
-    1: handle_fetch,
-    2: handle_list_offsets,
-    3: handle_metadata,
-    8: handle_offset_commit,
-    9: handle_offset_fetch,
-    10: handle_find_coordinator,
-    11: handle_join_group,
-    12: handle_heartbeat,
-    13: handle_leave_group,
-    14: handle_sync_group,
-    15: handle_describe_groups,
-    16: handle_list_groups,
-    18: handle_api_versions,
-    19: handle_create_topics,
-    20: handle_delete_topics,
-    21: handle_delete_records,
-    22: handle_init_producer_id,
-    23: handle_offset_for_leader_epoch,
-    24: handle_add_partitions_to_txn,
-    25: handle_add_offsets_to_txn,
-    26: handle_end_txn,
-    27: handle_write_txn_markers,
-    28: handle_txn_offset_commit,
-    32: handle_describe_configs,
-    33: handle_alter_configs,
-    35: handle_describe_log_dirs,
-    37: handle_create_partitions,
-    42: handle_delete_groups,
-    44: handle_incremental_alter_configs,
-    47: handle_offset_delete,
-    60: handle_describe_cluster,
-    61: handle_describe_producers,
-    65: handle_describe_transactions,
-    66: handle_list_transactions,
-    68: handle_consumer_group_heartbeat,
-    69: handle_consumer_group_describe,
-    74: handle_list_config_resources,
-    75: handle_describe_topic_partitions,
-    10000: handle_partition_leader_epochs,
-    10002: handle_prepare_assignment,
-    10003: handle_install_assignment,
+
+class Operation(Enum):
+    """What a request does to its resources, in the words of Kafka's ACLs."""
+
+    NONE = "none"
+    """Open to every connection: a client cannot begin without it."""
+    READ = "read"
+    WRITE = "write"
+    CREATE = "create"
+    DELETE = "delete"
+    ALTER = "alter"
+    DESCRIBE = "describe"
+    DESCRIBE_CONFIGS = "describe-configs"
+    ALTER_CONFIGS = "alter-configs"
+    CLUSTER_ACTION = "cluster-action"
+
+
+class Resource(Enum):
+    """What a request names, in the words of Kafka's ACLs."""
+
+    TOPIC = "topic"
+    GROUP = "group"
+    TRANSACTIONAL_ID = "transactional-id"
+    CLUSTER = "cluster"
+
+
+class Endpoint(NamedTuple):
+    """One API as this broker serves it."""
+
+    handler: Handler
+    operation: Operation
+    resources: tuple[Resource, ...] = ()
+    """The kinds of resources that a request of this API names; none where `operation` is NONE."""
+    limits: Mapping[str, int] = MappingProxyType({})
+    """The bounds of one request beside those of the codec, by the request's field."""
+
+
+_TOPIC, _GROUP, _CLUSTER = (Resource.TOPIC,), (Resource.GROUP,), (Resource.CLUSTER,)
+_TRANSACTION, _OFFSETS = (Resource.TRANSACTIONAL_ID,), (Resource.GROUP, Resource.TOPIC)
+_TIMEOUT = MappingProxyType({"timeout_ms": TIMEOUT_MAX_MS})
+_O = Operation
+
+ENDPOINTS: dict[int, Endpoint] = {
+    0: Endpoint(handle_produce, _O.WRITE, (Resource.TOPIC, Resource.TRANSACTIONAL_ID)),
+    1: Endpoint(handle_fetch, _O.READ, _TOPIC),
+    2: Endpoint(handle_list_offsets, _O.DESCRIBE, _TOPIC),
+    3: Endpoint(handle_metadata, _O.DESCRIBE, _TOPIC),
+    8: Endpoint(handle_offset_commit, _O.READ, _OFFSETS),
+    9: Endpoint(handle_offset_fetch, _O.DESCRIBE, _OFFSETS),
+    10: Endpoint(handle_find_coordinator, _O.DESCRIBE, (Resource.GROUP, Resource.TRANSACTIONAL_ID)),
+    11: Endpoint(handle_join_group, _O.READ, _GROUP),
+    12: Endpoint(handle_heartbeat, _O.READ, _GROUP),
+    13: Endpoint(handle_leave_group, _O.READ, _GROUP),
+    14: Endpoint(handle_sync_group, _O.READ, _GROUP),
+    15: Endpoint(handle_describe_groups, _O.DESCRIBE, _GROUP),
+    16: Endpoint(handle_list_groups, _O.DESCRIBE, _GROUP),
+    18: Endpoint(handle_api_versions, _O.NONE),
+    19: Endpoint(handle_create_topics, _O.CREATE, _TOPIC, _TIMEOUT),
+    20: Endpoint(handle_delete_topics, _O.DELETE, _TOPIC, _TIMEOUT),
+    21: Endpoint(handle_delete_records, _O.DELETE, _TOPIC),
+    22: Endpoint(handle_init_producer_id, _O.WRITE, _TRANSACTION),
+    23: Endpoint(handle_offset_for_leader_epoch, _O.DESCRIBE, _TOPIC),
+    24: Endpoint(handle_add_partitions_to_txn, _O.WRITE, (Resource.TRANSACTIONAL_ID, Resource.TOPIC)),
+    25: Endpoint(handle_add_offsets_to_txn, _O.WRITE, (Resource.TRANSACTIONAL_ID, Resource.GROUP)),
+    26: Endpoint(handle_end_txn, _O.WRITE, _TRANSACTION),
+    27: Endpoint(handle_write_txn_markers, _O.CLUSTER_ACTION, _CLUSTER),
+    28: Endpoint(handle_txn_offset_commit, _O.WRITE, (Resource.TRANSACTIONAL_ID, Resource.GROUP, Resource.TOPIC)),
+    32: Endpoint(handle_describe_configs, _O.DESCRIBE_CONFIGS, (Resource.TOPIC, Resource.GROUP, Resource.CLUSTER)),
+    33: Endpoint(handle_alter_configs, _O.ALTER_CONFIGS, _TOPIC),
+    35: Endpoint(handle_describe_log_dirs, _O.DESCRIBE, _CLUSTER),
+    37: Endpoint(handle_create_partitions, _O.ALTER, _TOPIC, _TIMEOUT),
+    42: Endpoint(handle_delete_groups, _O.DELETE, _GROUP),
+    44: Endpoint(handle_incremental_alter_configs, _O.ALTER_CONFIGS, (Resource.TOPIC, Resource.GROUP)),
+    47: Endpoint(handle_offset_delete, _O.DELETE, _OFFSETS),
+    60: Endpoint(handle_describe_cluster, _O.DESCRIBE, _CLUSTER),
+    61: Endpoint(handle_describe_producers, _O.READ, _TOPIC),
+    65: Endpoint(handle_describe_transactions, _O.DESCRIBE, _TRANSACTION),
+    66: Endpoint(handle_list_transactions, _O.DESCRIBE, _TRANSACTION),
+    68: Endpoint(handle_consumer_group_heartbeat, _O.READ, _OFFSETS),
+    69: Endpoint(handle_consumer_group_describe, _O.DESCRIBE, _GROUP),
+    74: Endpoint(handle_list_config_resources, _O.DESCRIBE_CONFIGS, _CLUSTER),
+    75: Endpoint(
+        handle_describe_topic_partitions,
+        _O.DESCRIBE,
+        _TOPIC,
+        MappingProxyType({"response_partition_limit": PARTITIONS_MAX}),
+    ),
+    10000: Endpoint(handle_partition_leader_epochs, _O.DESCRIBE, _TOPIC),
+    10002: Endpoint(handle_prepare_assignment, _O.READ, _GROUP),
+    10003: Endpoint(handle_install_assignment, _O.READ, _GROUP),
 }
-"""By API key. What is not here is not advertised, and closes the connection that sends it."""
+"""By API key. An API without an endpoint is not in ApiVersions, and a request of it closes its connection."""

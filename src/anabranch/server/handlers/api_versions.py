@@ -6,27 +6,29 @@ from anabranch.base.errors import ErrorCode
 from anabranch.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 from anabranch.protocol.messages.produce import ProduceRequest
 from anabranch.protocol.registry import API, api_of
-from anabranch.server.context import Node, RequestContext
+from anabranch.server.context import BrokerContext, RequestContext
 
 # Older librdkafka compresses only where it sees the oldest Produce, which it then does not use. Apache Kafka 4 says for
 # its sake that it serves it, and so do we; whoever sends it is told UNSUPPORTED_VERSION.
 SAID_TO_BE_SERVED_FROM = {api_of(ProduceRequest).key: 0}
 
 
-def handle_api_versions(node: Node, request: ApiVersionsRequest, call: RequestContext) -> ApiVersionsResponse:
+def handle_api_versions(
+    broker: BrokerContext, request: ApiVersionsRequest, call: RequestContext
+) -> ApiVersionsResponse:
     """List every API with its versions."""
     return supported(ErrorCode.NONE)
 
 
 def supported(error: ErrorCode) -> ApiVersionsResponse:
-    """The list of what has a handler, with an error code."""
-    from anabranch.server.handlers import HANDLERS
+    """List the APIs that have an endpoint, with an error code."""
+    from anabranch.server.handlers import ENDPOINTS
 
     keys = [
         ApiVersion(
             api_key=api.key, min_version=SAID_TO_BE_SERVED_FROM.get(api.key, api.served[0]), max_version=api.served[-1]
         )
         for api in API.values()
-        if api.key in HANDLERS and api.served
+        if api.key in ENDPOINTS and api.served
     ]
     return ApiVersionsResponse(error_code=error, api_keys=sorted(keys, key=lambda api: api.api_key))

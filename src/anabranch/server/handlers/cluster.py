@@ -25,7 +25,7 @@ from anabranch.protocol.messages.find_coordinator import (
     FindCoordinatorResponse,
 )
 from anabranch.runtime.events import EventLogger
-from anabranch.server.context import Node, RequestContext
+from anabranch.server.context import BrokerContext, RequestContext
 from anabranch.server.coordinators.shard_set import Coordinators
 
 events = EventLogger("cluster")
@@ -36,63 +36,66 @@ COORDINATED = {0: "groups", 1: "transactions"}
 
 
 def handle_describe_cluster(
-    node: Node, request: DescribeClusterRequest, call: RequestContext
+    broker: BrokerContext, request: DescribeClusterRequest, call: RequestContext
 ) -> DescribeClusterResponse:
     """Who is there."""
-    settings = node.settings
+    settings = broker.settings
     if request.endpoint_type != BROKERS:
         return DescribeClusterResponse(
             error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE,
             error_message="This is a broker's endpoint; controllers have none of their own.",
-            cluster_id=node.cluster_id,
+            cluster_id=broker.cluster_id,
         )
-    broker = DescribeClusterBroker(
-        broker_id=settings.node_id, host=node.address.host, port=node.address.port, rack=settings.broker_rack or None
+    described = DescribeClusterBroker(
+        broker_id=settings.node_id,
+        host=broker.address.host,
+        port=broker.address.port,
+        rack=settings.broker_rack or None,
     )
     return DescribeClusterResponse(
         endpoint_type=BROKERS,
-        cluster_id=node.cluster_id,
+        cluster_id=broker.cluster_id,
         controller_id=settings.node_id,
-        brokers=[broker],
+        brokers=[described],
         cluster_authorized_operations=UNKNOWN_OPERATIONS,
     )
 
 
 def handle_find_coordinator(
-    node: Node, request: FindCoordinatorRequest, call: RequestContext
+    broker: BrokerContext, request: FindCoordinatorRequest, call: RequestContext
 ) -> FindCoordinatorResponse | Awaitable[FindCoordinatorResponse]:
     """Name the coordinator of each key, which is this broker; the internal topic is made when nobody has asked yet."""
-    coordinators = node.coordinators.get(request.key_type)
+    coordinators = broker.coordinators.get(request.key_type)
     if coordinators is None:
         code, message = ErrorCode.INVALID_REQUEST, f"Nothing with keys of type {request.key_type} is coordinated here."
         if request.key_type in COORDINATED:
             code = ErrorCode.COORDINATOR_NOT_AVAILABLE
-        return _coordinators(node, request, call, code, message)
-    if coordinators is node.groups:
-        node.groups.warm()
+        return _coordinators(broker, request, call, code, message)
+    if coordinators is broker.groups:
+        broker.groups.warm()
     if coordinators.there:
-        return _coordinators(node, request, call)
-    return _ensure_and_answer(node, coordinators, request, call)
+        return _coordinators(broker, request, call)
+    return _ensure_and_answer(broker, coordinators, request, call)
 
 
 async def _ensure_and_answer(
-    node: Node, coordinators: Coordinators[Any, Any], request: FindCoordinatorRequest, call: RequestContext
+    broker: BrokerContext, coordinators: Coordinators[Any, Any], request: FindCoordinatorRequest, call: RequestContext
 ) -> FindCoordinatorResponse:
     try:
         await coordinators.ensure()
     except ApiError as error:
-        return _coordinators(node, request, call, error.code, error.message)
-    return _coordinators(node, request, call)
+        return _coordinators(broker, request, call, error.code, error.message)
+    return _coordinators(broker, request, call)
 
 
 def _coordinators(
-    node: Node,
+    broker: BrokerContext,
     request: FindCoordinatorRequest,
     call: RequestContext,
     code: ErrorCode = ErrorCode.NONE,
     message: str = "",
 ) -> FindCoordinatorResponse:
-    node_id, host, port = (-1, "", -1) if code else (node.settings.node_id, node.address.host, node.address.port)
+    node_id, host, port = (-1, "", -1) if code else (broker.settings.node_id, broker.address.host, broker.address.port)
     if call.api_version < 4:
         return FindCoordinatorResponse(
             error_code=code, error_message=message or None, node_id=node_id, host=host, port=port
@@ -106,21 +109,21 @@ def _coordinators(
 
 
 def handle_describe_log_dirs(
-    node: Node, request: DescribeLogDirsRequest, call: RequestContext
+    broker: BrokerContext, request: DescribeLogDirsRequest, call: RequestContext
 ) -> DescribeLogDirsResponse:
     """The one data directory, with the sizes of the logs that are asked for, or of all."""
     asked: dict[str, set[int]] | None = None
     if request.topics is not None:
         asked = {topic.topic: set(topic.partitions) for topic in request.topics}
     sizes: dict[str, list[DescribeLogDirsPartition]] = {}
-    for partition in node.replicas:
+    for partition in broker.replicas:
         topic, number = partition.name
         if partition.offline_reason is None and (asked is None or number in asked.get(topic, ())):
             size = DescribeLogDirsPartition(partition_index=number, partition_size=partition.log.size)
             sizes.setdefault(topic, []).append(size)
-    total, usable = disk_space(node.settings.log_dirs)
+    total, usable = disk_space(broker.settings.log_dirs)
     directory = DescribeLogDirsResult(
-        log_dir=str(node.settings.log_dirs.absolute()),
+        log_dir=str(broker.settings.log_dirs.absolute()),
         topics=[DescribeLogDirsTopic(name=name, partitions=found) for name, found in sizes.items()],
         total_bytes=total,
         usable_bytes=usable,

@@ -44,7 +44,7 @@ from anabranch.protocol.messages.list_config_resources import (
     ListConfigResourcesRequest,
     ListConfigResourcesResponse,
 )
-from anabranch.server.context import Node, RequestContext
+from anabranch.server.context import BrokerContext, RequestContext
 from anabranch.server.settings import described
 
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
@@ -60,33 +60,35 @@ KINDS = {
 
 
 def handle_describe_configs(
-    node: Node, request: DescribeConfigsRequest, call: RequestContext
+    broker: BrokerContext, request: DescribeConfigsRequest, call: RequestContext
 ) -> DescribeConfigsResponse:
     """Describe every config of each resource, or those that are named."""
-    return DescribeConfigsResponse(results=[_describe(node, it, request) for it in request.resources])
+    return DescribeConfigsResponse(results=[_describe(broker, it, request) for it in request.resources])
 
 
-def _describe(node: Node, asked: DescribeConfigsResource, request: DescribeConfigsRequest) -> DescribeConfigsResult:
+def _describe(
+    broker: BrokerContext, asked: DescribeConfigsResource, request: DescribeConfigsRequest
+) -> DescribeConfigsResult:
     result = DescribeConfigsResult(resource_type=asked.resource_type, resource_name=asked.resource_name, configs=[])
-    state = node.controller.state
+    state = broker.controller.state
     if asked.resource_type == TOPIC:
         if asked.resource_name not in state.topics or asked.resource_name in state.deleting:
             result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             result.error_message = f"There is no topic {asked.resource_name!r}."
             return result
-        found = _topic_configs(node, asked.resource_name, request)
+        found = _topic_configs(broker, asked.resource_name, request)
     elif asked.resource_type == BROKER:
-        if asked.resource_name not in ("", str(node.settings.node_id)):
+        if asked.resource_name not in ("", str(broker.settings.node_id)):
             result.error_code = ErrorCode.INVALID_REQUEST
-            result.error_message = f"This is broker {node.settings.node_id}, not {asked.resource_name!r}."
+            result.error_message = f"This is broker {broker.settings.node_id}, not {asked.resource_name!r}."
             return result
-        found = _broker_configs(node, request)
+        found = _broker_configs(broker, request)
     elif asked.resource_type == GROUP:
         if not asked.resource_name:
             result.error_code = ErrorCode.INVALID_REQUEST
             result.error_message = "A group's configs need the group's id; there are no defaults."
             return result
-        found = _group_configs(node, asked.resource_name, request)
+        found = _group_configs(broker, asked.resource_name, request)
     else:
         result.error_code = ErrorCode.INVALID_REQUEST
         result.error_message = (
@@ -98,11 +100,13 @@ def _describe(node: Node, asked: DescribeConfigsResource, request: DescribeConfi
     return result
 
 
-def _topic_configs(node: Node, topic: str, request: DescribeConfigsRequest) -> list[DescribeConfigsResourceResult]:
-    overrides = node.controller.state.configs.get(topic, {})
+def _topic_configs(
+    broker: BrokerContext, topic: str, request: DescribeConfigsRequest
+) -> list[DescribeConfigsResourceResult]:
+    overrides = broker.controller.state.configs.get(topic, {})
     found = []
     for config in TOPIC_CONFIGS.values():
-        places = synonyms(config, overrides, node.broker_settings)
+        places = synonyms(config, overrides, broker.broker_settings)
         found.append(
             DescribeConfigsResourceResult(
                 name=config.name,
@@ -118,11 +122,13 @@ def _topic_configs(node: Node, topic: str, request: DescribeConfigsRequest) -> l
     return found
 
 
-def _group_configs(node: Node, group: str, request: DescribeConfigsRequest) -> list[DescribeConfigsResourceResult]:
-    overrides = node.controller.state.group_configs.get(group, {})
+def _group_configs(
+    broker: BrokerContext, group: str, request: DescribeConfigsRequest
+) -> list[DescribeConfigsResourceResult]:
+    overrides = broker.controller.state.group_configs.get(group, {})
     found = []
-    for config in node.groups.configs.values():
-        static = config.broker_setting in node.broker_settings
+    for config in broker.groups.configs.values():
+        static = config.broker_setting in broker.broker_settings
         places = [
             DescribeConfigsSynonym(
                 name=config.broker_setting,
@@ -148,7 +154,7 @@ def _group_configs(node: Node, group: str, request: DescribeConfigsRequest) -> l
     return found
 
 
-def _broker_configs(node: Node, request: DescribeConfigsRequest) -> list[DescribeConfigsResourceResult]:
+def _broker_configs(broker: BrokerContext, request: DescribeConfigsRequest) -> list[DescribeConfigsResourceResult]:
     return [
         DescribeConfigsResourceResult(
             name=it.name,
@@ -160,12 +166,12 @@ def _broker_configs(node: Node, request: DescribeConfigsRequest) -> list[Describ
             config_type=int(KINDS[it.kind]),
             documentation=it.doc if request.include_documentation else None,
         )
-        for it in described(node.settings)
+        for it in described(broker.settings)
     ]
 
 
 async def handle_incremental_alter_configs(
-    node: Node, request: IncrementalAlterConfigsRequest, call: RequestContext
+    broker: BrokerContext, request: IncrementalAlterConfigsRequest, call: RequestContext
 ) -> IncrementalAlterConfigsResponse:
     """Change some configs of each topic; they apply to its logs at once."""
 
@@ -173,12 +179,12 @@ async def handle_incremental_alter_configs(
         try:
             changes = [ConfigChange(it.name, _operation(it.config_operation), it.value) for it in resource.configs]
             if resource.resource_type == GROUP:
-                await _alter_group(node, AlterGroupConfigs(resource.resource_name, changes, request.validate_only))
+                await _alter_group(broker, AlterGroupConfigs(resource.resource_name, changes, request.validate_only))
                 return AlterConfigsResourceResponse(resource_type=GROUP, resource_name=resource.resource_name)
             _refuse_resource(resource.resource_type)
             command = AlterConfigs(resource.resource_name, changes, request.validate_only)
-            await node.controller.command(
-                lambda state: decide_alter_configs(state, command, node.broker_settings), ALTER_TIMEOUT_MS
+            await broker.controller.command(
+                lambda state: decide_alter_configs(state, command, broker.broker_settings), ALTER_TIMEOUT_MS
             )
         except (ApiError, OSError) as error:
             code, message = _explained(error)
@@ -193,15 +199,17 @@ async def handle_incremental_alter_configs(
     return IncrementalAlterConfigsResponse(responses=[await alter(it) for it in request.resources])
 
 
-async def _alter_group(node: Node, command: AlterGroupConfigs) -> None:
-    refused = await node.controller.submit(
-        lambda state: decide_alter_group_configs(state, command, node.groups.configs)
+async def _alter_group(broker: BrokerContext, command: AlterGroupConfigs) -> None:
+    refused = await broker.controller.submit(
+        lambda state: decide_alter_group_configs(state, command, broker.groups.configs)
     )
     if refused is not None:
         raise ApiError(refused.code, refused.message)
 
 
-async def handle_alter_configs(node: Node, request: AlterConfigsRequest, call: RequestContext) -> AlterConfigsResponse:
+async def handle_alter_configs(
+    broker: BrokerContext, request: AlterConfigsRequest, call: RequestContext
+) -> AlterConfigsResponse:
     """Replace all configs of each topic."""
 
     async def replace(resource: Replaced) -> ReplacedResponse:
@@ -209,7 +217,7 @@ async def handle_alter_configs(node: Node, request: AlterConfigsRequest, call: R
             _refuse_resource(resource.resource_type)
             given = {it.name: it.value for it in resource.configs}
             command = ReplaceConfigs(resource.resource_name, given, request.validate_only)
-            await node.controller.command(lambda state: decide_replace_configs(state, command), ALTER_TIMEOUT_MS)
+            await broker.controller.command(lambda state: decide_replace_configs(state, command), ALTER_TIMEOUT_MS)
         except (ApiError, OSError) as error:
             code, message = _explained(error)
             return ReplacedResponse(
@@ -247,13 +255,13 @@ def _explained(error: ApiError | OSError) -> tuple[ErrorCode, str]:
 
 
 def handle_list_config_resources(
-    node: Node, request: ListConfigResourcesRequest, call: RequestContext
+    broker: BrokerContext, request: ListConfigResourcesRequest, call: RequestContext
 ) -> ListConfigResourcesResponse:
     """Name the resources that can have configs, of the types asked for; version 0 asks for client metrics alone."""
-    state = node.controller.state
+    state = broker.controller.state
     names: dict[int, list[str]] = {
         TOPIC: sorted(state.topics.keys() - state.deleting),
-        BROKER: [str(node.settings.node_id)],
+        BROKER: [str(broker.settings.node_id)],
         BROKER_LOGGER: [],
         CLIENT_METRICS: [],
         GROUP: sorted(state.group_configs),

@@ -11,35 +11,35 @@ from anabranch.protocol.messages.delete_records import (
     DeleteRecordsResponse,
     DeleteRecordsTopicResult,
 )
-from anabranch.server.context import Node, RequestContext
+from anabranch.server.context import BrokerContext, RequestContext
 from anabranch.storage.log.log import OffsetOutOfRangeError
 
 TO_HIGH_WATERMARK = -1
 
 
 async def handle_delete_records(
-    node: Node, request: DeleteRecordsRequest, call: RequestContext
+    broker: BrokerContext, request: DeleteRecordsRequest, call: RequestContext
 ) -> DeleteRecordsResponse:
     """Delete what lies before each offset; a retiring partition that is empty now is removed soon after."""
     topics = [
         DeleteRecordsTopicResult(
-            name=topic.name, partitions=[_delete(node, topic.name, asked) for asked in topic.partitions]
+            name=topic.name, partitions=[_delete(broker, topic.name, asked) for asked in topic.partitions]
         )
         for topic in request.topics
     ]
     for topic in request.topics:
-        node.controller.inspect_soon(topic.name)
+        broker.controller.inspect_soon(topic.name)
     return DeleteRecordsResponse(topics=topics)
 
 
-def _delete(node: Node, topic: str, asked: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+def _delete(broker: BrokerContext, topic: str, asked: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
     if topic in INTERNAL_TOPICS:
         return DeleteRecordsPartitionResult(
             partition_index=asked.partition_index,
             low_watermark=-1,
             error_code=ErrorCode.INVALID_TOPIC_EXCEPTION,
         )
-    partition = node.replicas.get(topic, asked.partition_index)
+    partition = broker.replicas.get(topic, asked.partition_index)
     error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if partition is None else partition.unavailable()
     if partition is None or error is not ErrorCode.NONE:
         return DeleteRecordsPartitionResult(partition_index=asked.partition_index, low_watermark=-1, error_code=error)

@@ -21,7 +21,7 @@ from anabranch.protocol.messages.delete_groups import (
 )
 from anabranch.protocol.messages.describe_groups import DescribedGroup, DescribeGroupsRequest, DescribeGroupsResponse
 from anabranch.protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
-from anabranch.server.context import Node, RequestContext
+from anabranch.server.context import BrokerContext, RequestContext
 from anabranch.server.handlers.groups import NO_CONSUMER_PROTOCOL, submit
 
 Result = TypeVar("Result")
@@ -32,7 +32,7 @@ NOT_FOUND_SINCE = 6
 
 
 def handle_consumer_group_describe(
-    node: Node, request: ConsumerGroupDescribeRequest, call: RequestContext
+    broker: BrokerContext, request: ConsumerGroupDescribeRequest, call: RequestContext
 ) -> ConsumerGroupDescribeResponse | Awaitable[ConsumerGroupDescribeResponse]:
     """Describe groups of the consumer protocol."""
 
@@ -40,10 +40,10 @@ def handle_consumer_group_describe(
         return DescribedConsumerGroup(error_code=code, error_message=message, group_id=group_id)
 
     def describe(group_id: str) -> DescribedConsumerGroup | Awaitable[DescribedConsumerGroup]:
-        if not node.groups.consumer_protocol:
+        if not broker.groups.consumer_protocol:
             return refuse(group_id, ErrorCode.UNSUPPORTED_VERSION, NO_CONSUMER_PROTOCOL)
         return _read(
-            node,
+            broker,
             group_id,
             lambda groups, now_ms: groups.describe_consumer_group(group_id),
             lambda code, message: refuse(group_id, code, message),
@@ -54,7 +54,7 @@ def handle_consumer_group_describe(
 
 
 def handle_describe_groups(
-    node: Node, request: DescribeGroupsRequest, call: RequestContext
+    broker: BrokerContext, request: DescribeGroupsRequest, call: RequestContext
 ) -> DescribeGroupsResponse | Awaitable[DescribeGroupsResponse]:
     """Describe groups of the classic protocol. To who asks in an early version, one that is not there is dead."""
 
@@ -66,7 +66,7 @@ def handle_describe_groups(
 
     def describe(group_id: str) -> DescribedGroup | Awaitable[DescribedGroup]:
         return _read(
-            node,
+            broker,
             group_id,
             lambda groups, now_ms: look(groups, group_id),
             lambda code, message: DescribedGroup(
@@ -78,13 +78,13 @@ def handle_describe_groups(
     return _gathered(found, lambda groups: DescribeGroupsResponse(groups=groups))
 
 
-def handle_list_groups(node: Node, request: ListGroupsRequest, call: RequestContext) -> ListGroupsResponse:
+def handle_list_groups(broker: BrokerContext, request: ListGroupsRequest, call: RequestContext) -> ListGroupsResponse:
     """List the groups of all shards; the filters pass groups that are in one of the states, and of one of the types."""
     states = {state.lower() for state in request.states_filter}
     types = {kind.lower() for kind in request.types_filter}
     found: list[ListedGroup] = []
     try:
-        for groups in node.groups.machines():
+        for groups in broker.groups.machines():
             found += [
                 group
                 for group in groups.list_groups()
@@ -97,13 +97,13 @@ def handle_list_groups(node: Node, request: ListGroupsRequest, call: RequestCont
 
 
 def handle_delete_groups(
-    node: Node, request: DeleteGroupsRequest, call: RequestContext
+    broker: BrokerContext, request: DeleteGroupsRequest, call: RequestContext
 ) -> DeleteGroupsResponse | Awaitable[DeleteGroupsResponse]:
     """Delete groups that have no members, with all their offsets."""
 
     def delete(group_id: str) -> ErrorCode | Awaitable[ErrorCode]:
         return submit(
-            node,
+            broker,
             group_id,
             lambda groups, now_ms: groups.delete_group(group_id, now_ms),
             lambda code, message: code,
@@ -121,10 +121,10 @@ def handle_delete_groups(
 
 
 def _read(
-    node: Node, group_id: str, look: Callable[[Any, int], Any], refuse: Callable[[ErrorCode, str], Result]
+    broker: BrokerContext, group_id: str, look: Callable[[Any, int], Any], refuse: Callable[[ErrorCode, str], Result]
 ) -> Result | Awaitable[Result]:
     try:
-        return node.groups.of(group_id).read(look)
+        return broker.groups.of(group_id).read(look)
     except ApiError as error:
         return refuse(error.code, error.message)
 

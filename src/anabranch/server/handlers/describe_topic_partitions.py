@@ -11,17 +11,17 @@ from anabranch.protocol.messages.describe_topic_partitions import (
     DescribeTopicPartitionsResponsePartition,
     DescribeTopicPartitionsResponseTopic,
 )
-from anabranch.server.context import Node, RequestContext
+from anabranch.server.context import BrokerContext, RequestContext
 
 PARTITIONS_MAX = 2_000
 UNKNOWN_OPERATIONS = -(2**31)
 
 
 def handle_describe_topic_partitions(
-    node: Node, request: DescribeTopicPartitionsRequest, call: RequestContext
+    broker: BrokerContext, request: DescribeTopicPartitionsRequest, call: RequestContext
 ) -> DescribeTopicPartitionsResponse:
     """Describe the topics that are asked for, or all, in the order of their names, from the cursor on."""
-    state = node.controller.state
+    state = broker.controller.state
     everything = not request.topics
     names = sorted(state.topics.keys() - state.deleting if everything else {topic.name for topic in request.topics})
     cursor, begin = request.cursor, 0

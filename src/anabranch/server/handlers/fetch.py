@@ -25,7 +25,7 @@ from anabranch.protocol.messages.fetch import (
     PartitionData,
 )
 from anabranch.records.batch import headers
-from anabranch.server.context import Node, RequestContext
+from anabranch.server.context import BrokerContext, RequestContext
 from anabranch.server.partitions.fetch_sessions import Context, Key, Target
 from anabranch.server.partitions.partition import Partition
 from anabranch.storage.log.log import OfflineLogError, OffsetOutOfRangeError
@@ -60,22 +60,24 @@ class Read:
         return self.error is not ErrorCode.NONE or self.diverging is not None
 
 
-def handle_fetch(node: Node, request: FetchRequest, call: RequestContext) -> FetchResponse | Awaitable[FetchResponse]:
+def handle_fetch(
+    broker: BrokerContext, request: FetchRequest, call: RequestContext
+) -> FetchResponse | Awaitable[FetchResponse]:
     """Answer a fetch at once, or when there is enough."""
     uses_ids = call.api_version >= TOPIC_IDS_SINCE
-    context = node.fetch_sessions.begin(
+    context = broker.fetch_sessions.begin(
         request.session_id,
         request.session_epoch,
         _targets(request),
         _forgotten(request, uses_ids=uses_ids),
         uses_topic_ids=uses_ids,
-        now_ms=node.clock.now_ms(),
+        now_ms=broker.clock.now_ms(),
     )
     if isinstance(context, ErrorCode):
         return FetchResponse(error_code=context, session_id=0)
-    fetch = _Fetch(node, request, context)
+    fetch = _Fetch(broker, request, context)
     fetch.read()
-    if fetch.complete or request.max_wait_ms <= 0 or node.stopping:
+    if fetch.complete or request.max_wait_ms <= 0 or broker.stopping:
         return fetch.response()
     return fetch.park()
 
@@ -108,10 +110,10 @@ def _forgotten(request: FetchRequest, *, uses_ids: bool) -> list[Key]:
 class _Fetch:
     """One fetch on its way to its answer."""
 
-    def __init__(self, node: Node, request: FetchRequest, context: Context) -> None:
-        self._node = node
+    def __init__(self, broker: BrokerContext, request: FetchRequest, context: Context) -> None:
+        self._broker = broker
         self._context = context
-        self._size_max = max(0, min(request.max_bytes, node.settings.fetch_max_bytes))
+        self._size_max = max(0, min(request.max_bytes, broker.settings.fetch_max_bytes))
         self._size_min = min(request.min_bytes, self._size_max)
         self._wait_ms = request.max_wait_ms
         self._committed = request.isolation_level == READ_COMMITTED
@@ -176,11 +178,11 @@ class _Fetch:
     def _locate(self, target: Target) -> tuple[Partition | None, ErrorCode]:
         name = target.topic
         if target.topic_id != NO_TOPIC_ID:
-            known = self._node.controller.state.names.get(target.topic_id)
+            known = self._broker.controller.state.names.get(target.topic_id)
             if known is None:
                 return None, ErrorCode.UNKNOWN_TOPIC_ID
             name = known
-        partition = self._node.replicas.get(name, target.partition)
+        partition = self._broker.replicas.get(name, target.partition)
         if partition is None:
             return None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if target.topic_id not in (NO_TOPIC_ID, partition.topic_id):
@@ -217,11 +219,11 @@ class _Fetch:
                 read.partition.watch(watcher)
                 watchers.append((read.partition, watcher))
         timer = loop.call_later(self._wait_ms / 1000, _finish, done)
-        self._node.parked.add(done)
+        self._broker.parked.add(done)
         try:
             await done
         finally:
-            self._node.parked.discard(done)
+            self._broker.parked.discard(done)
             timer.cancel()
             for partition, watcher in watchers:
                 partition.unwatch(watcher)
@@ -274,7 +276,7 @@ class _Fetch:
             if read.found is not None:
                 partition.bytes_out.add(read.found.size)
             if read.error is ErrorCode.FENCED_LEADER_EPOCH:
-                leader = self._node.settings.node_id
+                leader = self._broker.settings.node_id
                 answer.current_leader = LeaderIdAndEpoch(leader_id=leader, leader_epoch=partition.leader_epoch)
         return answer
 

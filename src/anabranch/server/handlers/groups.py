@@ -29,38 +29,42 @@ from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatRes
 from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from anabranch.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
-from anabranch.server.context import CloseConnectionError, Node, RequestContext
+from anabranch.server.context import BrokerContext, CloseConnectionError, RequestContext
 
 Response = TypeVar("Response")
 Refuse = Callable[[ErrorCode, str], Response]
 NO_CONSUMER_PROTOCOL = "This broker's group.coordinator.rebalance.protocols does not name consumer."
 
 
-def caller_of(node: Node, call: RequestContext, member_id: str) -> Caller:
+def caller_of(broker: BrokerContext, call: RequestContext, member_id: str) -> Caller:
     """What the machine is told about who asks; a member that has no id yet may take the one that is given here."""
     host = call.peer.rpartition(":")[0].strip("[]")
-    fresh = "" if member_id else str(node.chance.uuid())
-    return Caller(call.client_id or "", f"/{host}", call.api_version, fresh, call.connection_id)
+    fresh = "" if member_id else str(broker.chance.uuid())
+    return Caller(call.client_id or "", f"/{host}", call.api_version, fresh, call.connection)
 
 
 def as_member(
-    node: Node, group_id: str, call: RequestContext, decide: Callable[[Any, int], Any], refuse: Refuse[Response]
+    broker: BrokerContext,
+    group_id: str,
+    call: RequestContext,
+    decide: Callable[[Any, int], Any],
+    refuse: Refuse[Response],
 ) -> Response | Awaitable[Response]:
     """`submit` what a member says of itself, unless it may be older than what it said to an earlier coordinator."""
     try:
-        if node.groups.has_begun_anew(group_id, call.connection_id):
+        if broker.groups.has_begun_anew(group_id, call.connection):
             raise CloseConnectionError("the coordinator of its group has begun anew")
     except ApiError as error:
         return refuse(error.code, error.message)
-    return submit(node, group_id, decide, refuse)
+    return submit(broker, group_id, decide, refuse)
 
 
 def submit(
-    node: Node, group_id: str, decide: Callable[[Any, int], Any], refuse: Refuse[Response]
+    broker: BrokerContext, group_id: str, decide: Callable[[Any, int], Any], refuse: Refuse[Response]
 ) -> Response | Awaitable[Response]:
     """Have the group's shard decide; `refuse` makes the response when it cannot, and says why."""
     try:
-        answer = node.groups.of(group_id).ask(decide)
+        answer = broker.groups.of(group_id).ask(decide)
     except ApiError as error:
         return refuse(error.code, error.message)
     return awaited(answer, refuse) if isinstance(answer, asyncio.Future) else answer
@@ -78,16 +82,16 @@ async def awaited(answer: Awaitable[Response], refuse: Refuse[Response]) -> Resp
 
 
 def handle_consumer_group_heartbeat(
-    node: Node, request: ConsumerGroupHeartbeatRequest, call: RequestContext
+    broker: BrokerContext, request: ConsumerGroupHeartbeatRequest, call: RequestContext
 ) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
     """Join, stay, report, leave."""
-    if not node.groups.consumer_protocol:
+    if not broker.groups.consumer_protocol:
         return _heartbeat_refused(ErrorCode.UNSUPPORTED_VERSION, NO_CONSUMER_PROTOCOL)
     for assignor in request.client_assignors or ():
         assignor.metadata_bytes = bytes(assignor.metadata_bytes)
-    caller = caller_of(node, call, request.member_id)
+    caller = caller_of(broker, call, request.member_id)
     return as_member(
-        node,
+        broker,
         request.group_id,
         call,
         lambda groups, now_ms: groups.consumer_group_heartbeat(request, caller, now_ms),
@@ -100,12 +104,12 @@ def _heartbeat_refused(code: ErrorCode, message: str) -> ConsumerGroupHeartbeatR
 
 
 def handle_prepare_assignment(
-    node: Node, request: ConsumerGroupPrepareAssignmentRequest, call: RequestContext
+    broker: BrokerContext, request: ConsumerGroupPrepareAssignmentRequest, call: RequestContext
 ) -> ConsumerGroupPrepareAssignmentResponse | Awaitable[ConsumerGroupPrepareAssignmentResponse]:
     """What the member needs to compute the group's assignment."""
-    caller = caller_of(node, call, request.member_id)
+    caller = caller_of(broker, call, request.member_id)
     return as_member(
-        node,
+        broker,
         request.group_id,
         call,
         lambda groups, now_ms: groups.prepare_assignment(request, caller, now_ms),
@@ -114,14 +118,14 @@ def handle_prepare_assignment(
 
 
 def handle_install_assignment(
-    node: Node, request: ConsumerGroupInstallAssignmentRequest, call: RequestContext
+    broker: BrokerContext, request: ConsumerGroupInstallAssignmentRequest, call: RequestContext
 ) -> ConsumerGroupInstallAssignmentResponse | Awaitable[ConsumerGroupInstallAssignmentResponse]:
     """Take the assignment that the member has computed."""
     for member in request.members:
         member.metadata_bytes = bytes(member.metadata_bytes)
-    caller = caller_of(node, call, request.member_id)
+    caller = caller_of(broker, call, request.member_id)
     return as_member(
-        node,
+        broker,
         request.group_id,
         call,
         lambda groups, now_ms: groups.install_assignment(request, caller, now_ms),
@@ -133,7 +137,7 @@ def handle_install_assignment(
 
 
 def handle_join_group(
-    node: Node, request: JoinGroupRequest, call: RequestContext
+    broker: BrokerContext, request: JoinGroupRequest, call: RequestContext
 ) -> JoinGroupResponse | Awaitable[JoinGroupResponse]:
     """Join the next generation; the answer comes when it is complete."""
 
@@ -144,23 +148,27 @@ def handle_join_group(
 
     for protocol in request.protocols:
         protocol.metadata = bytes(protocol.metadata)
-    caller = caller_of(node, call, request.member_id)
-    ticket = node.groups.ticket()
+    caller = caller_of(broker, call, request.member_id)
+    ticket = broker.groups.ticket()
     return as_member(
-        node, request.group_id, call, lambda groups, now_ms: groups.join_group(request, caller, ticket, now_ms), refuse
+        broker,
+        request.group_id,
+        call,
+        lambda groups, now_ms: groups.join_group(request, caller, ticket, now_ms),
+        refuse,
     )
 
 
 def handle_sync_group(
-    node: Node, request: SyncGroupRequest, call: RequestContext
+    broker: BrokerContext, request: SyncGroupRequest, call: RequestContext
 ) -> SyncGroupResponse | Awaitable[SyncGroupResponse]:
     """Give or take the generation's assignment; the answer comes when the leader has given it."""
     for assignment in request.assignments:
         assignment.assignment = bytes(assignment.assignment)
-    caller = caller_of(node, call, request.member_id)
-    ticket = node.groups.ticket()
+    caller = caller_of(broker, call, request.member_id)
+    ticket = broker.groups.ticket()
     return as_member(
-        node,
+        broker,
         request.group_id,
         call,
         lambda groups, now_ms: groups.sync_group(request, caller, ticket, now_ms),
@@ -169,12 +177,12 @@ def handle_sync_group(
 
 
 def handle_heartbeat(
-    node: Node, request: HeartbeatRequest, call: RequestContext
+    broker: BrokerContext, request: HeartbeatRequest, call: RequestContext
 ) -> HeartbeatResponse | Awaitable[HeartbeatResponse]:
     """Stay in the generation."""
-    caller = caller_of(node, call, request.member_id)
+    caller = caller_of(broker, call, request.member_id)
     return as_member(
-        node,
+        broker,
         request.group_id,
         call,
         lambda groups, now_ms: groups.heartbeat(request, caller, now_ms),
@@ -183,12 +191,12 @@ def handle_heartbeat(
 
 
 def handle_leave_group(
-    node: Node, request: LeaveGroupRequest, call: RequestContext
+    broker: BrokerContext, request: LeaveGroupRequest, call: RequestContext
 ) -> LeaveGroupResponse | Awaitable[LeaveGroupResponse]:
     """Leave at once."""
-    caller = caller_of(node, call, request.member_id or "-")
+    caller = caller_of(broker, call, request.member_id or "-")
     return as_member(
-        node,
+        broker,
         request.group_id,
         call,
         lambda groups, now_ms: groups.leave_group(request, caller, now_ms),

@@ -12,7 +12,7 @@ from anabranch.protocol.messages.list_offsets import (
     ListOffsetsTopicResponse,
 )
 from anabranch.runtime.events import EventLogger
-from anabranch.server.context import Node, RequestContext
+from anabranch.server.context import BrokerContext, RequestContext
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.timestamps import first_at_or_after, first_of_max
 from anabranch.storage.log.log import OfflineLogError
@@ -23,22 +23,26 @@ EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -4, -5, -6
 READ_COMMITTED = 1
 
 
-def handle_list_offsets(node: Node, request: ListOffsetsRequest, call: RequestContext) -> ListOffsetsResponse:
+def handle_list_offsets(
+    broker: BrokerContext, request: ListOffsetsRequest, call: RequestContext
+) -> ListOffsetsResponse:
     """Answer for each partition."""
     committed = request.isolation_level == READ_COMMITTED
     return ListOffsetsResponse(
         topics=[
             ListOffsetsTopicResponse(
                 name=topic.name,
-                partitions=[_answer(node, topic.name, asked, committed=committed) for asked in topic.partitions],
+                partitions=[_answer(broker, topic.name, asked, committed=committed) for asked in topic.partitions],
             )
             for topic in request.topics
         ]
     )
 
 
-def _answer(node: Node, topic: str, asked: ListOffsetsPartition, *, committed: bool) -> ListOffsetsPartitionResponse:
-    partition = node.replicas.get(topic, asked.partition_index)
+def _answer(
+    broker: BrokerContext, topic: str, asked: ListOffsetsPartition, *, committed: bool
+) -> ListOffsetsPartitionResponse:
+    partition = broker.replicas.get(topic, asked.partition_index)
     if partition is None:
         return _error(asked, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     role = partition.leadership

@@ -22,44 +22,45 @@ from anabranch.protocol.messages.metadata import (
     MetadataResponseTopic,
     TopicLayout,
 )
-from anabranch.server.context import Node, RequestContext
+from anabranch.server.context import BrokerContext, RequestContext
 
 AUTO_CREATE_TIMEOUT_MS = 5_000
 UNKNOWN_OPERATIONS = -(2**31)
 
 
 def handle_metadata(
-    node: Node, request: MetadataRequest, call: RequestContext
+    broker: BrokerContext, request: MetadataRequest, call: RequestContext
 ) -> MetadataResponse | Awaitable[MetadataResponse]:
     """Describe the topics that are asked for, or all; create those that are missing where that is wanted."""
     lineage = request.include_lineage
     everything = request.topics is None or (call.api_version == 0 and not request.topics)
     if everything or request.topics is None:
-        names = sorted(node.controller.state.topics.keys() - node.controller.state.deleting)
-        return _response(node, [topic for name in names if (topic := _topic(node, name, lineage)) is not None])
+        names = sorted(broker.controller.state.topics.keys() - broker.controller.state.deleting)
+        return _response(broker, [topic for name in names if (topic := _topic(broker, name, lineage)) is not None])
     allowed = request.allow_auto_topic_creation or call.api_version < 4
-    if allowed and node.settings.auto_create_topics_enable:
-        missing = [it.name for it in request.topics if it.name and node.controller.state.topics.get(it.name) is None]
+    if allowed and broker.settings.auto_create_topics_enable:
+        missing = [it.name for it in request.topics if it.name and broker.controller.state.topics.get(it.name) is None]
         if missing:
-            return _create_and_answer(node, request.topics, missing, lineage)
-    return _response(node, [_asked(node, topic, lineage) for topic in request.topics])
+            return _create_and_answer(broker, request.topics, missing, lineage)
+    return _response(broker, [_asked(broker, topic, lineage) for topic in request.topics])
 
 
 async def _create_and_answer(
-    node: Node, topics: Sequence[MetadataRequestTopic], missing: list[str], lineage: bool
+    broker: BrokerContext, topics: Sequence[MetadataRequestTopic], missing: list[str], lineage: bool
 ) -> MetadataResponse:
     refusals: dict[str, ErrorCode] = {}
 
     async def create(name: str) -> None:
         if name in INTERNAL_TOPICS:
-            if name == node.groups.topic:
+            if name == broker.groups.topic:
                 with contextlib.suppress(ApiError):
-                    await node.groups.ensure()
+                    await broker.groups.ensure()
             return
-        command = CreateTopic(name, node.chance.uuid())
+        command = CreateTopic(name, broker.chance.uuid())
         try:
-            await node.controller.command(
-                lambda state: decide_create_topic(state, command, node.settings.num_partitions), AUTO_CREATE_TIMEOUT_MS
+            await broker.controller.command(
+                lambda state: decide_create_topic(state, command, broker.settings.num_partitions),
+                AUTO_CREATE_TIMEOUT_MS,
             )
         except ApiError as error:
             if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
@@ -68,17 +69,17 @@ async def _create_and_answer(
             refusals[name] = ErrorCode.KAFKA_STORAGE_ERROR
 
     await asyncio.gather(*(create(name) for name in dict.fromkeys(missing)))
-    return _response(node, [_asked(node, topic, lineage, refusals) for topic in topics])
+    return _response(broker, [_asked(broker, topic, lineage, refusals) for topic in topics])
 
 
-def _response(node: Node, topics: list[MetadataResponseTopic]) -> MetadataResponse:
-    settings = node.settings
-    broker = MetadataResponseBroker(
-        node_id=settings.node_id, host=node.address.host, port=node.address.port, rack=settings.broker_rack or None
+def _response(broker: BrokerContext, topics: list[MetadataResponseTopic]) -> MetadataResponse:
+    settings = broker.settings
+    described = MetadataResponseBroker(
+        node_id=settings.node_id, host=broker.address.host, port=broker.address.port, rack=settings.broker_rack or None
     )
     return MetadataResponse(
-        brokers=[broker],
-        cluster_id=node.cluster_id,
+        brokers=[described],
+        cluster_id=broker.cluster_id,
         controller_id=settings.node_id,
         topics=topics,
         cluster_authorized_operations=UNKNOWN_OPERATIONS,
@@ -86,16 +87,16 @@ def _response(node: Node, topics: list[MetadataResponseTopic]) -> MetadataRespon
 
 
 def _asked(
-    node: Node, asked: MetadataRequestTopic, lineage: bool, refusals: dict[str, ErrorCode] | None = None
+    broker: BrokerContext, asked: MetadataRequestTopic, lineage: bool, refusals: dict[str, ErrorCode] | None = None
 ) -> MetadataResponseTopic:
     if asked.topic_id != NO_TOPIC_ID:
-        name = node.controller.state.names.get(asked.topic_id)
-        found = None if name is None else _topic(node, name, lineage)
+        name = broker.controller.state.names.get(asked.topic_id)
+        found = None if name is None else _topic(broker, name, lineage)
         if found is not None:
             return found
         return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=asked.topic_id)
     name = asked.name or ""
-    found = _topic(node, name, lineage)
+    found = _topic(broker, name, lineage)
     if found is not None:
         return found
     error = (refusals or {}).get(name)
@@ -104,19 +105,19 @@ def _asked(
     return MetadataResponseTopic(error_code=error or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name)
 
 
-def _topic(node: Node, name: str, lineage: bool) -> MetadataResponseTopic | None:
+def _topic(broker: BrokerContext, name: str, lineage: bool) -> MetadataResponseTopic | None:
     """Describe a topic; its lineage only to who asked for it, since some clients do not skip tagged fields rightly."""
-    if node.metadata_version != node.controller.version:
-        node.metadata.clear()
-        node.metadata_version = node.controller.version
-    cached = node.metadata.get((name, lineage))
+    if broker.metadata_version != broker.controller.version:
+        broker.metadata.clear()
+        broker.metadata_version = broker.controller.version
+    cached = broker.metadata.get((name, lineage))
     if isinstance(cached, MetadataResponseTopic):
         return cached
-    view = topic_view(node.controller.state, name)
+    view = topic_view(broker.controller.state, name)
     if view is None:
         return None
     made = _described(view, lineage)
-    node.metadata[name, lineage] = made
+    broker.metadata[name, lineage] = made
     return made
 
 

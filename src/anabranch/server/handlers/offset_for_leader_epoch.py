@@ -11,25 +11,25 @@ from anabranch.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopicResult,
 )
-from anabranch.server.context import Node, RequestContext
+from anabranch.server.context import BrokerContext, RequestContext
 
 
 def handle_offset_for_leader_epoch(
-    node: Node, request: OffsetForLeaderEpochRequest, call: RequestContext
+    broker: BrokerContext, request: OffsetForLeaderEpochRequest, call: RequestContext
 ) -> OffsetForLeaderEpochResponse:
     """Answer for each partition."""
     return OffsetForLeaderEpochResponse(
         topics=[
             OffsetForLeaderTopicResult(
-                topic=topic.topic, partitions=[_answer(node, topic.topic, asked) for asked in topic.partitions]
+                topic=topic.topic, partitions=[_answer(broker, topic.topic, asked) for asked in topic.partitions]
             )
             for topic in request.topics
         ]
     )
 
 
-def _answer(node: Node, topic: str, asked: OffsetForLeaderPartition) -> EpochEndOffset:
-    partition = node.replicas.get(topic, asked.partition)
+def _answer(broker: BrokerContext, topic: str, asked: OffsetForLeaderPartition) -> EpochEndOffset:
+    partition = broker.replicas.get(topic, asked.partition)
     if partition is None:
         return _error(asked, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     role = partition.leadership

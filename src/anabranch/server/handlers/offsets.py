@@ -25,7 +25,7 @@ from anabranch.protocol.messages.offset_fetch import (
     OffsetFetchResponseTopic,
     OffsetFetchResponseTopics,
 )
-from anabranch.server.context import Node, RequestContext
+from anabranch.server.context import BrokerContext, RequestContext
 from anabranch.server.handlers.groups import caller_of, submit
 
 SEVERAL_GROUPS_SINCE = 8
@@ -33,7 +33,7 @@ GROUP_ERROR_SINCE = 2
 
 
 def handle_offset_commit(
-    node: Node, request: OffsetCommitRequest, call: RequestContext
+    broker: BrokerContext, request: OffsetCommitRequest, call: RequestContext
 ) -> OffsetCommitResponse | Awaitable[OffsetCommitResponse]:
     """Make a group's progress durable."""
 
@@ -52,12 +52,14 @@ def handle_offset_commit(
             ]
         )
 
-    caller = caller_of(node, call, request.member_id or "-")
-    return submit(node, request.group_id, lambda groups, now_ms: groups.offset_commit(request, caller, now_ms), refuse)
+    caller = caller_of(broker, call, request.member_id or "-")
+    return submit(
+        broker, request.group_id, lambda groups, now_ms: groups.offset_commit(request, caller, now_ms), refuse
+    )
 
 
 def handle_offset_fetch(
-    node: Node, request: OffsetFetchRequest, call: RequestContext
+    broker: BrokerContext, request: OffsetFetchRequest, call: RequestContext
 ) -> OffsetFetchResponse | Awaitable[OffsetFetchResponse]:
     """Tell the progress of groups: of several from version 8, of one before."""
     if call.api_version >= SEVERAL_GROUPS_SINCE:
@@ -69,15 +71,17 @@ def handle_offset_fetch(
                 OffsetFetchRequestTopics(name=it.name, partition_indexes=it.partition_indexes) for it in request.topics
             ]
         groups = [OffsetFetchRequestGroup(group_id=request.group_id, topics=topics)]
-    answers = [_fetched(node, group, request, call) for group in groups]
+    answers = [_fetched(broker, group, request, call) for group in groups]
     if any(isinstance(answer, asyncio.Future) for answer in answers):
         return _when_durable(groups, answers, call)
     return _response(answers, call)
 
 
-def _fetched(node: Node, group: OffsetFetchRequestGroup, request: OffsetFetchRequest, call: RequestContext) -> Any:
+def _fetched(
+    broker: BrokerContext, group: OffsetFetchRequestGroup, request: OffsetFetchRequest, call: RequestContext
+) -> Any:
     try:
-        return node.groups.of(group.group_id).read(
+        return broker.groups.of(group.group_id).read(
             lambda groups, now_ms: groups.offset_fetch(group, request.require_stable, call.api_version, now_ms)
         )
     except ApiError as error:
@@ -144,11 +148,11 @@ def _response(answers: list[OffsetFetchResponseGroup], call: RequestContext) -> 
 
 
 def handle_offset_delete(
-    node: Node, request: OffsetDeleteRequest, call: RequestContext
+    broker: BrokerContext, request: OffsetDeleteRequest, call: RequestContext
 ) -> OffsetDeleteResponse | Awaitable[OffsetDeleteResponse]:
     """Forget a group's progress in partitions of topics that it does not subscribe to."""
     return submit(
-        node,
+        broker,
         request.group_id,
         lambda groups, now_ms: groups.offset_delete(request, now_ms),
         lambda code, message: OffsetDeleteResponse(error_code=code),

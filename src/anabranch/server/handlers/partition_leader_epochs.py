@@ -11,26 +11,26 @@ from anabranch.protocol.messages.partition_leader_epochs_for_partitions import (
     PartitionLeaderEpochsForPartitionsResponsePartition,
     PartitionLeaderEpochsForPartitionsResponseTopic,
 )
-from anabranch.server.context import Node, RequestContext
+from anabranch.server.context import BrokerContext, RequestContext
 
 
 def handle_partition_leader_epochs(
-    node: Node, request: PartitionLeaderEpochsForPartitionsRequest, call: RequestContext
+    broker: BrokerContext, request: PartitionLeaderEpochsForPartitionsRequest, call: RequestContext
 ) -> PartitionLeaderEpochsForPartitionsResponse:
     """Answer for each partition, those that were removed included: the layouts outlive them."""
     return PartitionLeaderEpochsForPartitionsResponse(
         topics=[
             PartitionLeaderEpochsForPartitionsResponseTopic(
                 topic=topic.topic,
-                partitions=[_answer(node, topic.topic, partition) for partition in topic.partitions],
+                partitions=[_answer(broker, topic.topic, partition) for partition in topic.partitions],
             )
             for topic in request.topics
         ]
     )
 
 
-def _answer(node: Node, name: str, partition: int) -> PartitionLeaderEpochsForPartitionsResponsePartition:
-    state = node.controller.state
+def _answer(broker: BrokerContext, name: str, partition: int) -> PartitionLeaderEpochsForPartitionsResponsePartition:
+    state = broker.controller.state
     topic = state.topics.get(name)
     if topic is None or name in state.deleting:
         return PartitionLeaderEpochsForPartitionsResponsePartition(

@@ -16,7 +16,7 @@ from anabranch.protocol.messages.produce import (
     TopicProduceResponse,
 )
 from anabranch.runtime.syncs import Told
-from anabranch.server.context import CloseConnectionError, Node, RequestContext
+from anabranch.server.context import BrokerContext, CloseConnectionError, RequestContext
 from anabranch.server.partitions.appending import Produced, Verify, no_transaction, produce, produce_removed
 
 NO_ACKS, LEADER_ACK, ALL_ACKS = 0, 1, -1
@@ -25,15 +25,15 @@ ABORTABLE_SINCE = 11
 
 
 def handle_produce(
-    node: Node, request: ProduceRequest, call: RequestContext
+    broker: BrokerContext, request: ProduceRequest, call: RequestContext
 ) -> ProduceResponse | Awaitable[ProduceResponse] | None:
     """Append every partition's batches in order; None where the client wants no answer (acks=0)."""
-    now_ms = node.clock.now_ms()
-    replicas = node.replicas
+    now_ms = broker.clock.now_ms()
+    replicas = broker.replicas
     pending: _Pending | None = None
     topics: list[TopicProduceResponse] = []
     refusal = ErrorCode.NONE if request.acks in (NO_ACKS, LEADER_ACK, ALL_ACKS) else ErrorCode.INVALID_REQUIRED_ACKS
-    verify = _verify(node, request.transactional_id, call.api_version)
+    verify = _verify(broker, request.transactional_id, call.api_version)
     for topic in request.topic_data:
         answers: list[PartitionProduceResponse] = []
         for data in topic.partition_data:
@@ -43,7 +43,7 @@ def handle_produce(
             partition = replicas.get(topic.name, data.index)
             if topic.name in INTERNAL_TOPICS:
                 produced = Produced(ErrorCode.INVALID_TOPIC_EXCEPTION, message="Only the broker writes to this topic.")
-            elif partition is None and not node.controller.has_removed(topic.name, data.index):
+            elif partition is None and not broker.controller.has_removed(topic.name, data.index):
                 produced = Produced(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             elif partition is not None and partition.offline_reason is not None:
                 produced = Produced(ErrorCode.KAFKA_STORAGE_ERROR, message=partition.offline_reason)
@@ -81,7 +81,7 @@ def handle_produce(
     return response if pending is None else pending.when_durable(response)
 
 
-def _verify(node: Node, transactional_id: str | None, version: int) -> Verify:
+def _verify(broker: BrokerContext, transactional_id: str | None, version: int) -> Verify:
     """What asks the coordinator of the request's transaction, which is in this process, and words its refusal."""
     if transactional_id is None:
         return no_transaction
@@ -89,7 +89,7 @@ def _verify(node: Node, transactional_id: str | None, version: int) -> Verify:
     unknown = ErrorCode.TRANSACTION_ABORTABLE if version >= ABORTABLE_SINCE else ErrorCode.INVALID_TXN_STATE
 
     def verify(partition: TopicPartition, producer_id: int, producer_epoch: int) -> ErrorCode:
-        error = node.transactions.verify(named, partition, producer_id, producer_epoch)
+        error = broker.transactions.verify(named, partition, producer_id, producer_epoch)
         return {
             ErrorCode.INVALID_TXN_STATE: unknown,
             ErrorCode.PRODUCER_FENCED: ErrorCode.INVALID_PRODUCER_EPOCH,

@@ -42,12 +42,14 @@ from anabranch.protocol.messages.delete_topics import (
     DeleteTopicsRequest,
     DeleteTopicsResponse,
 )
-from anabranch.server.context import Node, RequestContext
+from anabranch.server.context import BrokerContext, RequestContext
 
 TIMEOUT_MAX_MS = 600_000
 
 
-async def handle_create_topics(node: Node, request: CreateTopicsRequest, call: RequestContext) -> CreateTopicsResponse:
+async def handle_create_topics(
+    broker: BrokerContext, request: CreateTopicsRequest, call: RequestContext
+) -> CreateTopicsResponse:
     """Create each topic."""
     twice = _twice(topic.name for topic in request.topics)
 
@@ -62,7 +64,7 @@ async def handle_create_topics(node: Node, request: CreateTopicsRequest, call: R
                 error_code=ErrorCode.INVALID_TOPIC_EXCEPTION,
                 error_message="The broker makes this topic itself, when a client looks for a coordinator.",
             )
-        topic_id = node.chance.uuid()
+        topic_id = broker.chance.uuid()
         command = CreateTopic(
             topic.name,
             topic_id,
@@ -74,8 +76,8 @@ async def handle_create_topics(node: Node, request: CreateTopicsRequest, call: R
         )
         try:
             reply = await _command(
-                node,
-                lambda state: decide_create_topic(state, command, node.settings.num_partitions),
+                broker,
+                lambda state: decide_create_topic(state, command, broker.settings.num_partitions),
                 request.timeout_ms,
             )
         except ApiError as error:
@@ -89,36 +91,38 @@ async def handle_create_topics(node: Node, request: CreateTopicsRequest, call: R
                 configs=None,
             )
         count = len(topic.assignments) or (
-            node.settings.num_partitions if topic.num_partitions == -1 else topic.num_partitions
+            broker.settings.num_partitions if topic.num_partitions == -1 else topic.num_partitions
         )
         return CreatableTopicResult(
             name=topic.name,
             topic_id=topic_id if isinstance(reply, Accepted) else NO_TOPIC_ID,
             num_partitions=count,
             replication_factor=1,
-            configs=_configs(node, {name: value for name, value in command.configs.items() if value is not None}),
+            configs=_configs(broker, {name: value for name, value in command.configs.items() if value is not None}),
         )
 
     return CreateTopicsResponse(topics=list(await asyncio.gather(*(create(topic) for topic in request.topics))))
 
 
-def _configs(node: Node, overrides: dict[str, str]) -> list[CreatableTopicConfigs]:
+def _configs(broker: BrokerContext, overrides: dict[str, str]) -> list[CreatableTopicConfigs]:
     found = []
     for config in TOPIC_CONFIGS.values():
-        value = effective(config, overrides, node.broker_settings)
+        value = effective(config, overrides, broker.broker_settings)
         source = 1 if value.source is ConfigSource.TOPIC_CONFIG else int(value.source)
         found.append(CreatableTopicConfigs(name=config.name, value=value.value, config_source=source))
     return found
 
 
-async def handle_delete_topics(node: Node, request: DeleteTopicsRequest, call: RequestContext) -> DeleteTopicsResponse:
+async def handle_delete_topics(
+    broker: BrokerContext, request: DeleteTopicsRequest, call: RequestContext
+) -> DeleteTopicsResponse:
     """Delete each topic, by name or by id."""
     asked: list[tuple[str | None, UUID]] = [(topic.name, topic.topic_id) for topic in request.topics]
     asked += [(name, NO_TOPIC_ID) for name in request.topic_names]
 
     async def delete(name: str | None, topic_id: UUID) -> DeletableTopicResult:
         by_id = topic_id != NO_TOPIC_ID
-        known = node.controller.state.names.get(topic_id) if by_id else name
+        known = broker.controller.state.names.get(topic_id) if by_id else name
         if by_id == (name is not None):
             return DeletableTopicResult(
                 name=name,
@@ -126,8 +130,8 @@ async def handle_delete_topics(node: Node, request: DeleteTopicsRequest, call: R
                 error_code=ErrorCode.INVALID_REQUEST,
                 error_message="Give either the topic's name or its id.",
             )
-        topic = None if known is None else node.controller.state.topics.get(known)
-        if not node.settings.delete_topic_enable:
+        topic = None if known is None else broker.controller.state.topics.get(known)
+        if not broker.settings.delete_topic_enable:
             return DeletableTopicResult(
                 name=known,
                 topic_id=topic_id,
@@ -143,7 +147,7 @@ async def handle_delete_topics(node: Node, request: DeleteTopicsRequest, call: R
             )
         command = DeleteTopic(topic_id=topic_id) if by_id else DeleteTopic(name=name)
         try:
-            await _command(node, lambda state: decide_delete_topic(state, command), request.timeout_ms)
+            await _command(broker, lambda state: decide_delete_topic(state, command), request.timeout_ms)
         except ApiError as error:
             return DeletableTopicResult(
                 name=known, topic_id=topic_id, error_code=error.code, error_message=error.message
@@ -154,7 +158,7 @@ async def handle_delete_topics(node: Node, request: DeleteTopicsRequest, call: R
 
 
 async def handle_create_partitions(
-    node: Node, request: CreatePartitionsRequest, call: RequestContext
+    broker: BrokerContext, request: CreatePartitionsRequest, call: RequestContext
 ) -> CreatePartitionsResponse:
     """Resize each topic to the count that is asked for, larger or smaller."""
     twice = _twice(topic.name for topic in request.topics)
@@ -167,7 +171,7 @@ async def handle_create_partitions(
         assignments = None if topic.assignments is None else [list(it.broker_ids) for it in topic.assignments]
         command = ResizeTopic(topic.name, topic.count, assignments, request.validate_only)
         try:
-            await _command(node, lambda state: decide_resize_topic(state, command), request.timeout_ms)
+            await _command(broker, lambda state: decide_resize_topic(state, command), request.timeout_ms)
         except ApiError as error:
             return CreatePartitionsTopicResult(name=topic.name, error_code=error.code, error_message=error.message)
         return CreatePartitionsTopicResult(name=topic.name)
@@ -176,10 +180,10 @@ async def handle_create_partitions(
 
 
 async def _command(
-    node: Node, decide: Callable[[State], Decision[CommandReply]], timeout_ms: int
+    broker: BrokerContext, decide: Callable[[State], Decision[CommandReply]], timeout_ms: int
 ) -> Accepted | Validated:
     try:
-        return await node.controller.command(decide, min(timeout_ms, TIMEOUT_MAX_MS))
+        return await broker.controller.command(decide, min(timeout_ms, TIMEOUT_MAX_MS))
     except OSError as error:
         raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
 

@@ -40,7 +40,7 @@ from anabranch.protocol.messages.txn_offset_commit import (
 )
 from anabranch.protocol.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from anabranch.runtime.events import EventLogger
-from anabranch.server.context import Node, RequestContext
+from anabranch.server.context import BrokerContext, RequestContext
 from anabranch.server.handlers.groups import caller_of, submit
 
 if TYPE_CHECKING:
@@ -54,13 +54,13 @@ ABORTABLE_SINCE = 4
 
 
 def handle_init_producer_id(
-    node: Node, request: InitProducerIdRequest, call: RequestContext
+    broker: BrokerContext, request: InitProducerIdRequest, call: RequestContext
 ) -> InitProducerIdResponse | Awaitable[InitProducerIdResponse]:
     """Give a producer its id and epoch. Without a transactional id that is a new id, whatever it has now."""
 
     def new_id() -> int | None:
         try:
-            return node.producer_ids.take()
+            return broker.producer_ids.take()
         except OSError as error:
             events.error("no producer id given", peer=call.peer, reason=error)
             return None
@@ -73,43 +73,43 @@ def handle_init_producer_id(
         given = new_id()
         return failed(ErrorCode.KAFKA_STORAGE_ERROR) if given is None else InitProducerIdResponse(producer_id=given)
     return _decide(
-        node, name, lambda it, now_ms: it.init_producer_id(request, call.api_version, now_ms, new_id), failed
+        broker, name, lambda it, now_ms: it.init_producer_id(request, call.api_version, now_ms, new_id), failed
     )
 
 
 def handle_add_partitions_to_txn(
-    node: Node, request: AddPartitionsToTxnRequest, call: RequestContext
+    broker: BrokerContext, request: AddPartitionsToTxnRequest, call: RequestContext
 ) -> AddPartitionsToTxnResponse | Awaitable[AddPartitionsToTxnResponse]:
     """Let a transaction hold partitions: all of them, or none when there is one that does not exist."""
     from anabranch.machines.transactions.coordinator import partitions_response
 
     named = [TopicPartition(it.name, number) for it in request.v3_and_below_topics for number in it.partitions]
-    missing = {it for it in named if it.topic in INTERNAL_TOPICS or not _may_hold(node, it)}
+    missing = {it for it in named if it.topic in INTERNAL_TOPICS or not _may_hold(broker, it)}
     if missing:
         return partitions_response(request, ErrorCode.OPERATION_NOT_ATTEMPTED, missing)
     return _decide(
-        node,
+        broker,
         request.v3_and_below_transactional_id,
         lambda it, now_ms: it.add_partitions(request, call.api_version, now_ms),
         lambda error: partitions_response(request, error),
     )
 
 
-def _may_hold(node: Node, name: TopicPartition) -> bool:
+def _may_hold(broker: BrokerContext, name: TopicPartition) -> bool:
     """Whether a partition is there, or was: who does not know yet that it was removed is redirected (ADR 0013)."""
-    return node.replicas.get(*name) is not None or node.controller.has_removed(*name)
+    return broker.replicas.get(*name) is not None or broker.controller.has_removed(*name)
 
 
 def handle_add_offsets_to_txn(
-    node: Node, request: AddOffsetsToTxnRequest, call: RequestContext
+    broker: BrokerContext, request: AddOffsetsToTxnRequest, call: RequestContext
 ) -> AddOffsetsToTxnResponse | Awaitable[AddOffsetsToTxnResponse]:
     """Let a transaction hold the partition that has a group's offsets."""
     try:
-        partition = node.groups.of(request.group_id).partition.name
+        partition = broker.groups.of(request.group_id).partition.name
     except ApiError as error:
         return AddOffsetsToTxnResponse(error_code=error.code)
     return _decide(
-        node,
+        broker,
         request.transactional_id,
         lambda it, now_ms: it.add_offsets(request, partition, call.api_version, now_ms),
         lambda error: AddOffsetsToTxnResponse(error_code=error),
@@ -117,11 +117,11 @@ def handle_add_offsets_to_txn(
 
 
 def handle_end_txn(
-    node: Node, request: EndTxnRequest, call: RequestContext
+    broker: BrokerContext, request: EndTxnRequest, call: RequestContext
 ) -> EndTxnResponse | Awaitable[EndTxnResponse]:
     """Commit or abort."""
     return _decide(
-        node,
+        broker,
         request.transactional_id,
         lambda it, now_ms: it.end(request, call.api_version, now_ms),
         lambda error: EndTxnResponse(error_code=error),
@@ -129,7 +129,7 @@ def handle_end_txn(
 
 
 def handle_txn_offset_commit(
-    node: Node, request: TxnOffsetCommitRequest, call: RequestContext
+    broker: BrokerContext, request: TxnOffsetCommitRequest, call: RequestContext
 ) -> TxnOffsetCommitResponse | Awaitable[TxnOffsetCommitResponse]:
     """Let a group's progress count when the transaction is committed; it must hold the group's partition already."""
 
@@ -148,18 +148,18 @@ def handle_txn_offset_commit(
         )
 
     try:
-        partition = node.groups.of(request.group_id).partition.name
+        partition = broker.groups.of(request.group_id).partition.name
     except ApiError as error:
         return refuse(error.code)
-    verified = node.transactions.verify(
+    verified = broker.transactions.verify(
         request.transactional_id, partition, request.producer_id, request.producer_epoch
     )
     if verified is not ErrorCode.NONE:
         abortable = verified is ErrorCode.INVALID_TXN_STATE and call.api_version >= ABORTABLE_SINCE
         return refuse(ErrorCode.TRANSACTION_ABORTABLE if abortable else _OF_OFFSETS.get(verified, verified))
-    caller = caller_of(node, call, request.member_id or "-")
+    caller = caller_of(broker, call, request.member_id or "-")
     return submit(
-        node, request.group_id, lambda groups, now_ms: groups.txn_offset_commit(request, caller, now_ms), refuse
+        broker, request.group_id, lambda groups, now_ms: groups.txn_offset_commit(request, caller, now_ms), refuse
     )
 
 
@@ -171,32 +171,32 @@ _OF_OFFSETS = {
 
 
 async def handle_write_txn_markers(
-    node: Node, request: WriteTxnMarkersRequest, call: RequestContext
+    broker: BrokerContext, request: WriteTxnMarkersRequest, call: RequestContext
 ) -> WriteTxnMarkersResponse:
     """End transactions in partitions: how an operator ends one that its coordinator does not know of any more."""
     events.warning("markers written for a client", peer=call.peer, markers=len(request.markers))
-    return await node.transactions.markers.write(request)
+    return await broker.transactions.markers.write(request)
 
 
 async def handle_describe_transactions(
-    node: Node, request: DescribeTransactionsRequest, call: RequestContext
+    broker: BrokerContext, request: DescribeTransactionsRequest, call: RequestContext
 ) -> DescribeTransactionsResponse:
     """Tell how far transactions are."""
     return DescribeTransactionsResponse(
-        transaction_states=[await _describe(node, name) for name in dict.fromkeys(request.transactional_ids)]
+        transaction_states=[await _describe(broker, name) for name in dict.fromkeys(request.transactional_ids)]
     )
 
 
-async def _describe(node: Node, name: str) -> Described:
+async def _describe(broker: BrokerContext, name: str) -> Described:
     try:
-        found = node.transactions.of(name).read(lambda it, now_ms: it.describe(name))
+        found = broker.transactions.of(name).read(lambda it, now_ms: it.describe(name))
         return await found if isinstance(found, asyncio.Future) else found
     except ApiError as error:
         return Described(error_code=error.code, transactional_id=name)
 
 
 def handle_list_transactions(
-    node: Node, request: ListTransactionsRequest, call: RequestContext
+    broker: BrokerContext, request: ListTransactionsRequest, call: RequestContext
 ) -> ListTransactionsResponse:
     """List transactions; every filter that is given must let one pass."""
     from anabranch.machines.transactions.states import State
@@ -210,7 +210,7 @@ def handle_list_transactions(
         return ListTransactionsResponse(error_code=ErrorCode.INVALID_REGULAR_EXPRESSION)
     listed: list[Listed] = []
     try:
-        for shard in node.transactions:
+        for shard in broker.transactions:
             latest_ms = shard.now_ms() - request.duration_filter
             for name, known in shard.machine:
                 if (
@@ -244,22 +244,22 @@ def _pattern(pattern: str) -> Callable[[str], bool] | None:
 
 
 def handle_describe_producers(
-    node: Node, request: DescribeProducersRequest, call: RequestContext
+    broker: BrokerContext, request: DescribeProducersRequest, call: RequestContext
 ) -> DescribeProducersResponse:
     """Tell which producers partitions remember, and their open transactions."""
     return DescribeProducersResponse(
         topics=[
             TopicResponse(
                 name=topic.name,
-                partitions=[_producers(node, topic.name, number) for number in topic.partition_indexes],
+                partitions=[_producers(broker, topic.name, number) for number in topic.partition_indexes],
             )
             for topic in request.topics
         ]
     )
 
 
-def _producers(node: Node, topic: str, number: int) -> PartitionResponse:
-    partition = node.replicas.get(topic, number)
+def _producers(broker: BrokerContext, topic: str, number: int) -> PartitionResponse:
+    partition = broker.replicas.get(topic, number)
     error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if partition is None else partition.unavailable()
     if partition is None or error is not ErrorCode.NONE:
         return PartitionResponse(partition_index=number, error_code=error)
@@ -280,14 +280,14 @@ def _producers(node: Node, topic: str, number: int) -> PartitionResponse:
 
 
 def _decide(
-    node: Node,
+    broker: BrokerContext,
     transactional_id: str,
     decide: Callable[[Coordinator, int], Outcome[Response, Record]],
     failed: Callable[[ErrorCode], Response],
 ) -> Response | Awaitable[Response]:
     """Submit to the shard of a transactional id, now; `failed` makes the answer where it cannot decide."""
     try:
-        answer: Any = node.transactions.of(transactional_id).ask(decide)
+        answer: Any = broker.transactions.of(transactional_id).ask(decide)
     except ApiError as error:
         return failed(error.code)
     if isinstance(answer, asyncio.Future):

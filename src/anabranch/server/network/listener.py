@@ -21,8 +21,8 @@ from anabranch.protocol.registry import API
 from anabranch.runtime.events import EventLogger, Seldom
 from anabranch.runtime.metrics import Counter, Histogram
 from anabranch.runtime.net import Acceptor, BufferPool, FrameChannel, Landing, Part
-from anabranch.server.context import CloseConnectionError, Node, RequestContext
-from anabranch.server.handlers import HANDLERS
+from anabranch.server.context import ANONYMOUS, BrokerContext, CloseConnectionError, RequestContext
+from anabranch.server.handlers import ENDPOINTS
 from anabranch.server.handlers.api_versions import supported
 
 events = EventLogger("listener")
@@ -45,11 +45,11 @@ class _Answer:
 class _ApiMetrics:
     """What is counted for each API."""
 
-    def __init__(self, node: Node, name: str) -> None:
-        self.requests: Counter = node.metrics.counter(
+    def __init__(self, broker: BrokerContext, name: str) -> None:
+        self.requests: Counter = broker.metrics.counter(
             "kafka_network_requestmetrics_requests_total", "Requests received.", request=name
         )
-        self.time: Histogram = node.metrics.histogram(
+        self.time: Histogram = broker.metrics.histogram(
             "kafka_network_requestmetrics_totaltime_seconds", "From a request's last byte to its answer.", request=name
         )
 
@@ -61,7 +61,7 @@ class Connection:
         self.peer = peer
         self.number = number
         self._listener = listener
-        self._node = listener.node
+        self._broker = listener.broker
         self._loop = listener.loop
         self._answers: deque[_Answer] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -72,7 +72,7 @@ class Connection:
             self,
             pool=listener.pool,
             landing=listener.landing,
-            frame_size_max=listener.node.settings.socket_request_max_bytes,
+            frame_size_max=listener.broker.settings.socket_request_max_bytes,
         )
 
     @property
@@ -97,15 +97,15 @@ class Connection:
             events.error("request not decoded", exception=error, peer=self.peer)
             self.channel.close()
             return
-        handler = HANDLERS.get(header.api_key)
-        if handler is None:
+        endpoint = ENDPOINTS.get(header.api_key)
+        if endpoint is None:
             self.violate(f"API key {header.api_key} is not served")
             return
         metrics = self._listener.metrics_of(header.api_key)
         metrics.requests.value += 1
-        call = RequestContext(header.api_version, header.client_id, self.peer, self.number)
+        call = RequestContext(ANONYMOUS, header.client_id, self.peer, self.number, header.api_version)
         try:
-            answer = handler(self._node, request, call)
+            answer = endpoint.handler(self._broker, request, call)
             if hasattr(answer, "__await__"):
                 self._await(answer, header, metrics, began)
                 return
@@ -216,9 +216,9 @@ class Connection:
 class Listener:
     """Accepts connections, bounds their number and memory, closes those that are idle or stalled."""
 
-    def __init__(self, node: Node, loop: asyncio.AbstractEventLoop) -> None:
-        settings = node.settings
-        self.node = node
+    def __init__(self, broker: BrokerContext, loop: asyncio.AbstractEventLoop) -> None:
+        settings = broker.settings
+        self.broker = broker
         self.loop = loop
         self.pool = BufferPool(settings.queued_max_request_bytes)
         self.landing = Landing()
@@ -230,7 +230,7 @@ class Listener:
         self._sweep: asyncio.TimerHandle | None = None
         self._refused = Seldom(WARNING_INTERVAL_S)
         self._accept_failed = Seldom(WARNING_INTERVAL_S)
-        metrics = node.metrics
+        metrics = broker.metrics
         name = "kafka_server_socketservermetrics_"
         metrics.gauge(f"{name}connections", "Connections that are open.", lambda: len(self._connections))
         metrics.gauge(f"{name}memorypoolused_bytes", "Memory for requests being received.", lambda: self.pool.in_use)
@@ -241,7 +241,7 @@ class Listener:
 
     def listen(self) -> int:
         """Take the address, without accepting yet; answers the port. OSError where it cannot be had."""
-        address = self.node.settings.listeners
+        address = self.broker.settings.listeners
         self._acceptor = Acceptor(self.loop, address.host, address.port, self._on_connected, self._on_accept_error)
         return self._acceptor.port
 
@@ -255,7 +255,7 @@ class Listener:
         """The metrics of one API."""
         found = self._metrics.get(api_key)
         if found is None:
-            found = self._metrics[api_key] = _ApiMetrics(self.node, API[api_key].name)
+            found = self._metrics[api_key] = _ApiMetrics(self.broker, API[api_key].name)
         return found
 
     @property
@@ -265,7 +265,7 @@ class Listener:
 
     def _on_connected(self, sock: socket.socket, address: tuple[str, int]) -> None:
         peer = f"{address[0]}:{address[1]}"
-        settings = self.node.settings
+        settings = self.broker.settings
         if len(self._connections) >= settings.max_connections:
             sock.close()
             self._too_many.add()
@@ -300,7 +300,7 @@ class Listener:
     def _on_sweep(self) -> None:
         self._sweep = self.loop.call_later(SWEEP_INTERVAL_S, self._on_sweep)
         now = self.loop.time()
-        settings = self.node.settings
+        settings = self.broker.settings
         idle_since = now - settings.connections_max_idle_ms / 1000
         stalled_since = now - settings.stalled_request_timeout_ms / 1000
         contended = self.pool.waiting > 0
