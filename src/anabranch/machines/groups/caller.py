@@ -1,4 +1,4 @@
-"""Who speaks to the coordinator, as far as the shell knows."""
+"""The sender of a request to the coordinator."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """One shard of the group coordinator: all groups, of both protocols, whose names fall to one log partition.
 
-Requests come in as messages, with who sent them and the time; what they change goes out as records, and only `apply`
-changes what is durable. What is not durable (sessions, parked requests, a classic rebalance in progress, who was asked
-to compute an assignment) may change at once: whoever loads the log anew does without it.
+Requests come in as messages, with their sender and the time; changes go out as records, and only `apply` changes
+durable state. Volatile state (sessions, parked requests, a classic rebalance in progress, the member asked to compute
+an assignment) may change at once: a reload does without it.
 
 Timers are named by tuples: ("session" | "rebalance" | "join" | "sync", group, member), ("compute", group),
 ("classic", group, ...), ("expire",).
@@ -102,11 +102,11 @@ class Coordinator:
         self._regexes = Regexes(settings.consumer_regex_length_max)
         self._lives: dict[str, Live] = {}
         self._arriving: dict[str, ClassicGroup] = {}
-        """Classic groups that take the place of others as soon as the records that say so are applied."""
+        """Classic groups that replace converted ones as soon as the records of the conversion are applied."""
 
     @property
     def image(self) -> Image:
-        """The topics that there are; set before `loaded`, and by `topics_changed` from then on."""
+        """The existing topics; set before `loaded`, and by `topics_changed` from then on."""
         return self.offsets.image
 
     @image.setter
@@ -115,7 +115,7 @@ class Coordinator:
 
     @property
     def positions(self) -> Positions:
-        """What the groups have committed."""
+        """The committed offsets of the groups."""
         return self.offsets.positions
 
     # -- the fold ------------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Coordinator:
                 self.groups[group_id] = arriving
 
     def loaded(self, now_ms: int) -> Outcome[None, Record]:
-        """All records are applied: sessions begin, and what is due is done (KIP-848, Fail Over)."""
+        """After the last record: start sessions and take the steps that are due (KIP-848, Fail Over)."""
         whole = _Whole()
         for group in list(self.groups.values()):
             if isinstance(group, ClassicGroup):
@@ -179,7 +179,7 @@ class Coordinator:
         return whole.outcome()
 
     def topics_changed(self, image: Image, now_ms: int) -> Outcome[None, Record]:
-        """The metadata changed: groups whose topics did begin an epoch, and positions of topics that are gone go."""
+        """Begin an epoch in groups whose topics changed, and delete positions of deleted topics."""
         before, self.image = self.image, image
         whole = _Whole()
         whole.records += self.offsets.of_topics_gone(before)
@@ -215,7 +215,7 @@ class Coordinator:
         raise AssertionError(key)
 
     def _expelled(self, kind: str, group_id: str, member_id: str, now_ms: int) -> Outcome[None, Record]:
-        """A member was silent, or did not do in time what it was told to."""
+        """End the session of a member that timed out, or missed its rebalance timeout."""
         group = self.groups.get(group_id)
         member = group.members.get(member_id) if isinstance(group, ConsumerGroup) else None
         if member is None or (kind == "rebalance" and member.state is not MemberState.UNREVOKED_PARTITIONS):
@@ -288,7 +288,7 @@ class Coordinator:
     def prepare_assignment(
         self, request: ConsumerGroupPrepareAssignmentRequest, caller: Caller, now_ms: int
     ) -> Outcome[ConsumerGroupPrepareAssignmentResponse, Record]:
-        """Tell a member what its assignor needs."""
+        """Answer the input of a member's assignor."""
         del caller
         try:
             client_side.check_request(request)
@@ -340,7 +340,7 @@ class Coordinator:
     def _waits(self, group: ConsumerGroup, live: Live, now_ms: int) -> Callable[[UUID, int], bool]:
         """Whether a partition waits for records of others that the group has not read (ordering.md, section 8).
 
-        One that is not there waits, too: a target that a member computed may be older than what there is now.
+        A missing partition waits, too: a target that a member computed may be older than the metadata.
         """
         topics = self.image.by_id
         closed: dict[UUID, frozenset[int]] = {}
@@ -507,7 +507,7 @@ class Coordinator:
     def offset_fetch(
         self, asked: OffsetFetchRequestGroup, require_stable: bool, version: int, now_ms: int
     ) -> OffsetFetchResponseGroup:
-        """What a group has committed."""
+        """Return the committed offsets of a group."""
         del now_ms
         group = self.groups.get(asked.group_id)
         return self.offsets.fetch(group, asked, require_stable=require_stable, version=version)
@@ -519,7 +519,7 @@ class Coordinator:
         return self.offsets.delete(group, request, self._read_topics(group))
 
     def _read_topics(self, group: Group | None) -> frozenset[str] | None:
-        """The topics that members of a group read; None if there are members and nobody can know."""
+        """The topics that members of a group subscribe to; None if they are unknown."""
         if group is None or not group.members:
             return frozenset()
         if isinstance(group, ConsumerGroup):
@@ -530,7 +530,7 @@ class Coordinator:
         return SetTimer(("expire",), now_ms + self.settings.offsets_retention_check_interval_ms)
 
     def _expire(self, now_ms: int) -> Outcome[None, Record]:
-        """Forget the positions that nobody uses any more, and the groups that have nothing left."""
+        """Delete expired positions, and groups without any state left."""
         whole = _Whole()
         for group_id in sorted(self.positions.groups()):
             group = self.groups.get(group_id)
@@ -579,12 +579,12 @@ class Coordinator:
         return views.describe_group(self.groups.get(group_id), group_id, self.positions)
 
     def describe_consumer_group(self, group_id: str) -> DescribedConsumerGroup:
-        """A group of the consumer protocol and its members: what they have, and what they are to have."""
+        """A group of the consumer protocol and its members: current and target assignments."""
         group = self.groups.get(group_id)
         return views.describe_consumer_group(group, group_id, self.image, self.settings.consumer_assignors)
 
     def states(self) -> Counter[tuple[str, str]]:
-        """How many groups there are, by protocol and state."""
+        """The number of groups, by protocol and state."""
         return Counter(
             ("consumer", group.state().value) if isinstance(group, ConsumerGroup) else ("classic", group.state.value)
             for group in self.groups.values()
@@ -615,12 +615,12 @@ class _Whole:
             self.add_step(step)
 
     def add_step(self, step: Step) -> None:
-        """Add what was decided about a group."""
+        """Add a decision about a group."""
         self.records += step.records
         self.timers += step.timers
 
     def add(self, outcome: Outcome[Any, Record]) -> None:
-        """Add what was decided elsewhere, but for the reply."""
+        """Add another outcome, without its reply."""
         self.records += outcome.records
         self.timers += outcome.timers
         self.answers += outcome.answers

@@ -1,6 +1,6 @@
-"""What classic consumers put into JoinGroup and SyncGroup: subscriptions and assignments behind a version of their own.
+"""The consumer protocol inside JoinGroup and SyncGroup: subscriptions and assignments behind a version of their own.
 
-A version that is newer than what we know is read as the newest that we do, as all Kafka clients do.
+A version newer than ours is read as our newest, as all Kafka clients do.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ OWNED_SINCE = 1
 
 
 def subscription(data: Blob) -> tuple[int, ConsumerProtocolSubscription]:
-    """A version and subscription. DecodeError for what is none."""
+    """Read a version and subscription. DecodeError for malformed bytes."""
     version = _version(data)
     return version, decode_prefix(ConsumerProtocolSubscription, data, version, 2)[0]
 
 
 def assigned(data: Blob, image: Image) -> Assignment:
-    """The partitions of an assignment, of topics that there are. DecodeError for what is none."""
+    """Read the partitions of an assignment, of existing topics. DecodeError for malformed bytes."""
     return by_id(_assigned(data), image)
 
 
 def assigned_by_name(data: Blob) -> dict[str, set[int]]:
-    """The partitions of an assignment by topic, whether there is such a topic or not. DecodeError for what is none."""
+    """Read the partitions of an assignment by name, of any topic. DecodeError for malformed bytes."""
     found: dict[str, set[int]] = {}
     for topic in _assigned(data):
         found.setdefault(topic.topic, set()).update(topic.partitions)
@@ -40,7 +40,7 @@ def assigned_by_name(data: Blob) -> dict[str, set[int]]:
 
 
 def by_id(topics: Iterable[TopicPartition | consumer_protocol_assignment.TopicPartition], image: Image) -> Assignment:
-    """Partitions by topic id, of topics that there are."""
+    """Partitions by topic id, of existing topics."""
     return assignment_of(
         {known.topic_id: topic.partitions for topic in topics if (known := image.by_name.get(topic.topic)) is not None}
     )

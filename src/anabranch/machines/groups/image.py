@@ -1,4 +1,4 @@
-"""What a coordinator knows of the cluster's topics: a snapshot that the shell replaces when the metadata changes."""
+"""The topics of the cluster for a coordinator: a snapshot that the shell replaces when the metadata changes."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class TopicImage:
     lineage: Lineage | None = None
     """Of a topic that was resized and keeps keys in order; None where no partition waits for another."""
     log_start: Callable[[int], int] = field(default=lambda _: 0)
-    """Where the log of a partition starts: a partition without a committed offset stands there."""
+    """The log start of a partition: the position of a partition without a committed offset."""
 
     @property
     def size(self) -> int:
-        """How many partitions there are to read."""
+        """The number of readable partitions."""
         return len(self.partitions) + len(self.retiring)
 
     def has(self, partition: int) -> bool:
-        """Whether there is such a partition to read."""
+        """Whether a partition is readable."""
         return partition in self.partitions or partition in self.retiring
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """What assignments depend on."""
+        """The parts of a topic that assignments depend on."""
         return (self.topic_id, tuple(self.partitions), tuple(self.retiring))
 
 

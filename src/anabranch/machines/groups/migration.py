@@ -7,9 +7,9 @@ In between, classic members are reconciled one by one, by the same engine; each 
 
     PrepareRebalance ──JoinGroup──► CompletingRebalance ──SyncGroup──► Stable ──Heartbeat: it must rejoin──► Prepare...
 
-JoinGroup says what the member owns and takes one step towards its target, SyncGroup tells it what it has, and Heartbeat
-is answered REBALANCE_IN_PROGRESS when there is a step to take. Whoever does not join, or sync, within its rebalance
-timeout is removed.
+JoinGroup reports owned partitions and takes one step towards the target, SyncGroup answers the assignment, and
+Heartbeat is answered REBALANCE_IN_PROGRESS when a step is due. A member that does not join, or sync, within its
+rebalance timeout is removed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from anabranch.protocol.messages.leave_group import (
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
 MEMBER_ID_REQUIRED_SINCE = 4
-"""Version of JoinGroup whose new members come back with the id that they were given."""
+"""Version of JoinGroup whose new members join again with the id they got."""
 LEAVES_IN_BATCHES = 3
 PROTOCOL_SAID_SINCE = 5
 COOPERATIVE = "cooperative-sticky"
@@ -72,7 +72,7 @@ COOPERATIVE = "cooperative-sticky"
 
 
 def upgrade(classic: ClassicGroup, settings: GroupSettings, image: Image) -> Draft:
-    """The same members in a group of the consumer protocol. ApiError says why it cannot be."""
+    """Convert the members to a group of the consumer protocol. ApiError where they cannot be."""
     group_id = classic.group_id
     refusal = f"Group {group_id} cannot be moved to the consumer protocol: "
     if classic.members and not settings.upgrades:
@@ -100,7 +100,7 @@ def upgrade(classic: ClassicGroup, settings: GroupSettings, image: Image) -> Dra
 
 
 def _from_classic(classic: ClassicGroup, image: Image) -> list[Member]:
-    """The members as they are. What one said to own when it joined, and was not assigned, it has yet to let go of."""
+    """The members as they are. A member has yet to revoke partitions that it owned at its join and was not assigned."""
     assigned = {member_id: embedded.assigned(member.assignment, image) for member_id, member in classic.members.items()}
     taken = {(topic_id, number) for has in assigned.values() for topic_id, numbers in has for number in numbers}
     members = []
@@ -126,7 +126,7 @@ def _from_classic(classic: ClassicGroup, image: Image) -> list[Member]:
 
 
 def described(protocols: tuple[tuple[str, bytes], ...], session_timeout_ms: int) -> Described:
-    """What a classic member's protocols say of it. DecodeError if they are not those of a consumer that can move."""
+    """A classic member's metadata, from its protocols. DecodeError for protocols of a client that cannot migrate."""
     if not protocols:
         raise DecodeError("it offers no protocol")
     version, said = embedded.subscription(protocols[0][1])
@@ -153,7 +153,7 @@ def can_downgrade(group: ConsumerGroup, leaving: frozenset[str], settings: Group
 def downgrade(
     group: ConsumerGroup, leaving: frozenset[str], image: Image, now_ms: int
 ) -> tuple[tuple[Record, ...], ClassicGroup]:
-    """The classic group of those who are left, and the records that end the other one; `generation_record` follows."""
+    """The classic group of the remaining members, and the other group's tombstones; `generation_record` follows."""
     members = [
         _to_classic(member, image) for member_id, member in sorted(group.members.items()) if member_id not in leaving
     ]
@@ -162,7 +162,7 @@ def downgrade(
 
 
 def end_records(group: ConsumerGroup) -> tuple[Record, ...]:
-    """What says that a group of the consumer protocol is no more."""
+    """The tombstones of a group of the consumer protocol."""
     group_id = group.group_id
     return (
         *(record for member_id in sorted(group.members) for record in gone_records(group_id, member_id)),
@@ -196,7 +196,7 @@ def _to_classic(member: Member, image: Image) -> ClassicMember:
 
 
 def join(step: Step, request: JoinGroupRequest, caller: Caller) -> JoinGroupResponse:
-    """JoinGroup: what the member wants and owns, and one step towards its target."""
+    """JoinGroup: store the member's subscription and owned partitions, take one step towards its target."""
     group, settings = step.group, step.settings
     if request.member_id in group.members and step.is_late(request.member_id, caller):
         raise ApiError(ErrorCode.REBALANCE_IN_PROGRESS, f"Member {request.member_id} speaks on a newer connection.")
@@ -257,7 +257,7 @@ def join(step: Step, request: JoinGroupRequest, caller: Caller) -> JoinGroupResp
 
 
 def _give_id(step: Step, caller: Caller) -> JoinGroupResponse:
-    """Have a new member come again with an id; whoever comes with one that was not given is no new member."""
+    """Answer MEMBER_ID_REQUIRED to a new member; an id that the coordinator did not give is no new member."""
     member_id = f"{caller.client_id}-{caller.member_id}"
     pending = step.live.pending
     if len(pending) >= PENDING_MEMBERS_PER_GROUP_MAX:
@@ -267,7 +267,7 @@ def _give_id(step: Step, caller: Caller) -> JoinGroupResponse:
 
 
 def _who_joins(step: Step, member_id: str, instance_id: str | None, caller: Caller) -> tuple[str, Member | None]:
-    """The id under which the member joins, and who it is so far; a static one without an id takes another's place."""
+    """The member id of a join, and its present member; a static one without an id replaces the former one."""
     group = step.group
     if instance_id is None:
         member = group.members.get(member_id)
@@ -316,7 +316,7 @@ def _member(step: Step, member_id: str, instance_id: str | None, generation: int
 
 
 def sync(step: Step, request: SyncGroupRequest, caller: Caller) -> SyncGroupResponse:
-    """SyncGroup: what the member has now."""
+    """SyncGroup: answer the member's current assignment."""
     if caller.version >= PROTOCOL_SAID_SINCE and (request.protocol_type is None or request.protocol_name is None):
         raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "The request does not say its protocol.")
     member = _member(step, request.member_id, request.group_instance_id, request.generation_id)
@@ -338,7 +338,7 @@ def sync(step: Step, request: SyncGroupRequest, caller: Caller) -> SyncGroupResp
 
 
 def heartbeat(step: Step, request: HeartbeatRequest) -> HeartbeatResponse:
-    """Heartbeat: keep the session, and call the member to rejoin if there is a step to take."""
+    """Heartbeat: keep the session, and have the member rejoin when a step is due."""
     member = _member(step, request.member_id, request.group_instance_id, request.generation_id)
     step.keep_session(member)
     waits = (
@@ -357,7 +357,7 @@ def heartbeat(step: Step, request: HeartbeatRequest) -> HeartbeatResponse:
 def leaving(
     group: ConsumerGroup, request: LeaveGroupRequest, version: int
 ) -> tuple[LeaveGroupResponse, frozenset[str]]:
-    """The answer to LeaveGroup, and who goes with it: classic members, and others whom an administrator removes."""
+    """The answer to LeaveGroup, and the members that leave: classic ones, and any that an administrator removes."""
     batched = version >= LEAVES_IN_BATCHES
     named = request.members if batched else [MemberIdentity(member_id=request.member_id)]
     gone: set[str] = set()

@@ -1,7 +1,7 @@
-"""Committing, fetching and forgetting positions: what the offset APIs answer (OffsetCommit, OffsetFetch, OffsetDelete).
+"""Committing, fetching and deleting committed offsets: the answers of OffsetCommit, OffsetFetch and OffsetDelete.
 
-Who commits as a member must be one, at its epoch or generation; while a group has no members, anyone may. Who fetches
-as a member is told if it is stale, never that nothing is committed: a client would then begin at the end of the log.
+A commit as a member requires the member's epoch or generation; a group without members accepts any commit. A fetch of a
+stale member is answered with an error, never "no offset": the client would then start at the end of the log.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from anabranch.protocol.messages.txn_offset_commit import (
 Group = ConsumerGroup | ClassicGroup
 
 STALE_EPOCH_SINCE = 9
-"""Version of OffsetCommit and OffsetFetch that knows the consumer protocol."""
+"""Version of OffsetCommit and OffsetFetch that adds the consumer protocol."""
 TOPIC_IDS_SINCE = 10
 
 
 class Offsets:
-    """The positions of a shard's groups, in the topics that there are."""
+    """The positions of a shard's groups, in existing topics."""
 
     def __init__(self, settings: GroupSettings, image: Image) -> None:
         self.settings = settings
@@ -157,7 +157,7 @@ class Offsets:
     def fetch(
         self, group: Group | None, asked: OffsetFetchRequestGroup, *, require_stable: bool, version: int
     ) -> OffsetFetchResponseGroup:
-        """What a group has committed. A stale member is told so, never that there is no offset."""
+        """Return the committed offsets of a group. A stale member gets an error, never "no offset"."""
         error = _fetch_error(group, asked)
         if error is not ErrorCode.NONE:
             return OffsetFetchResponseGroup(group_id=asked.group_id, error_code=error)
@@ -223,7 +223,7 @@ class Offsets:
     def delete(
         self, group: Group | None, request: OffsetDeleteRequest, read: frozenset[str] | None
     ) -> Outcome[OffsetDeleteResponse, Record]:
-        """Forget positions, but not of the topics that members `read`; None if nobody can know which."""
+        """Delete positions, except in topics that members `read` (None: unknown, refused)."""
         if not request.group_id:
             return Outcome(OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID))
         if group is None and request.group_id not in self.positions:
@@ -243,7 +243,7 @@ class Offsets:
         return Outcome(OffsetDeleteResponse(topics=answers), tuple(records))
 
     def of_topics_gone(self, before: Image) -> Iterator[Record]:
-        """What forgets the positions of topics that were there `before`."""
+        """The tombstones of positions in topics of `before` that are deleted."""
         gone = {name for name, topic in before.by_name.items() if id_of(self.image, name) != topic.topic_id}
         if not gone:
             return
@@ -253,14 +253,14 @@ class Offsets:
                     yield position_record(group_id, topic, partition, None)
 
     def all_of(self, group_id: str) -> Iterator[Record]:
-        """What forgets everything that a group has committed."""
+        """The tombstones of every position of a group."""
         for (topic, partition), _ in self.positions.entries(group_id):
             yield position_record(group_id, topic, partition, None)
 
     def expired(
         self, group: Group | None, group_id: str, read: frozenset[str], now_ms: int
     ) -> tuple[list[Record], bool]:
-        """What forgets the positions that nobody used for `offsets.retention.minutes`; whether none are left."""
+        """The tombstones of positions unused for `offsets.retention.minutes`; whether none are left."""
         oldest_ms = now_ms - self.settings.offsets_retention_ms
         empty_since_ms = -1
         if isinstance(group, ClassicGroup) and group.protocol_type:
@@ -285,7 +285,7 @@ def _commit_error(
     *,
     transactional: bool = False,
 ) -> ErrorCode:
-    """Whether who says to be this member may commit."""
+    """The error for a commit under this member id; NONE if it is accepted."""
     if not group_id:
         return ErrorCode.INVALID_GROUP_ID
     if isinstance(group, ClassicGroup):

@@ -1,12 +1,12 @@
-"""What groups have committed: for each group and partition the next offset to read.
+"""Committed offsets: for each group and partition the next offset to read.
 
 A position is of a topic, not of a name: it keeps the topic's id, and a topic that was made again under the same name
-begins without any. Positions of a transaction wait until its marker says whether they count; until then readers that
-ask for stable offsets are told to wait. Of two records of one partition the later one in the log counts, whenever the
-transactions end that they are part of: compaction, too, knows nothing else.
+begins without any. Positions of a transaction wait until its marker says whether they count; until then a fetch of
+stable offsets is answered UNSTABLE_OFFSET_COMMIT. Of two records of one partition the later one in the log counts,
+whenever their transactions end: compaction keeps that one, too.
 
 A log may hold millions of positions, and few of them are asked for soon after it was loaded: those it was loaded with
-stay in the log until somebody asks for their group, or there is time (`read_some`).
+stay in the log until a request for their group, or idle time (`read_some`).
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class Positions:
 
     _of_group: dict[str, dict[Partition, Position]] = field(default_factory=dict)
     _pending: dict[int, dict[str, dict[Partition, tuple[int, OffsetCommitValue]]]] = field(default_factory=dict)
-    """By producer id: what its open transaction has committed, by group, numbered in the order of the log."""
+    """By producer id: the commits of its open transaction, by group, numbered in the order of the log."""
     _applied: int = 0
     unread: Unread | None = None
-    """Those that it was loaded with and that nobody has asked for."""
+    """The positions of the loaded log that no request has needed yet."""
 
     def __eq__(self, other: object) -> bool:
         """Whether the same is committed, and the same is pending."""
@@ -118,7 +118,7 @@ class Positions:
         return self._of_group.get(group_id, {})
 
     def read_some(self, count: int) -> bool:
-        """Read about `count` of those that nobody has asked for; whether there are more."""
+        """Read about `count` of the unread positions; whether more are left."""
         while self.unread is not None and count > 0:
             names = self.unread.next_names()
             if not names:
@@ -160,7 +160,7 @@ class Positions:
             self._of_group.pop(group_id, None)
 
     def _overtake(self, group_id: str, at: Partition, number: int) -> None:
-        """What open transactions wrote before counts no more, even if they are committed."""
+        """Drop the earlier commits of open transactions for this partition."""
         for groups in self._pending.values():
             waiting = groups.get(group_id, {})
             if at in waiting and waiting[at][0] <= number:

@@ -1,10 +1,10 @@
-"""What a group coordinator writes to `__consumer_offsets`: a key, and a value or nothing (a tombstone).
+"""The records of `__consumer_offsets`: a key, and a value or nothing (a tombstone).
 
 Keys, versions and fields are those of Apache Kafka 4's own schemas, which are the proposal's Records chapter as it was
-built, so that its tools read the log; what the proposal has beyond them (client-side assignors) travels in tagged
-fields from 10000 up. A key begins with its version, which is its kind; so does a value, which has versions of its own.
+built, so that its tools read the log; the proposal's further fields (client-side assignors) travel in tagged fields
+from 10000 up. A key begins with its version, which is its kind; so does a value, which has versions of its own.
 
-Only the last value of a key counts. Whatever follows from several records is worked out from them, never stored.
+Only the last value of a key counts. State derived from several records is computed, never stored.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class MemberMetadata:
 
 @message(versions="0-4", flexible="4+")
 class GroupMetadataValue:
-    """A generation of a classic group that has completed, or that nobody is in any more."""
+    """A completed generation of a classic group, or an empty one."""
 
     protocol_type: str = string()
     generation: int = int32()
@@ -145,7 +145,7 @@ class ClassicProtocol:
 
 @struct()
 class ClassicMemberMetadata:
-    """What only a member that speaks the classic protocol has."""
+    """The fields that only a member of the classic protocol has."""
 
     session_timeout_ms: int = int32()
     supported_protocols: Sequence[ClassicProtocol] = array(ClassicProtocol)
@@ -165,7 +165,7 @@ class ClientAssignor:
 
 @message(versions="0", flexible="0+")
 class ConsumerGroupMemberMetadataValue:
-    """What a member said of itself."""
+    """The metadata of a member."""
 
     instance_id: str | None = string(nullable=True, default=None)
     rack_id: str | None = string(nullable=True, default=None)
@@ -211,7 +211,7 @@ class ConsumerGroupTargetAssignmentMemberKey:
 
 @message(versions="0", flexible="0+")
 class ConsumerGroupTargetAssignmentMemberValue:
-    """What the member is to have; ours: what its client-side assignor tells it."""
+    """The member's target; ours: the metadata of its client-side assignor."""
 
     topic_partitions: Sequence[TopicPartitions] = array(TopicPartitions)
     error: int = int8(tag=10000)
@@ -229,7 +229,7 @@ class ConsumerGroupCurrentMemberAssignmentKey:
 
 @message(versions="0", flexible="0+")
 class ConsumerGroupCurrentMemberAssignmentValue:
-    """Its epoch, what it has, and what it was told to let go and still holds."""
+    """The member's epoch, its assignment, and the partitions it has yet to revoke."""
 
     member_epoch: int = int32()
     previous_member_epoch: int = int32()
@@ -257,7 +257,7 @@ _VERSION_OF: Mapping[type, int] = {classes[0]: version for version, classes in K
 
 
 class Record(NamedTuple):
-    """One entry of the log; without a value it says that there is no such thing any more."""
+    """One entry of the log; a tombstone without a value."""
 
     key: Any
     value: Any | None = None

@@ -1,6 +1,6 @@
 """Subscriptions by regular expression, with RE2: matching takes time in proportion to the text, whatever the pattern.
 
-A pattern is bounded in length and in the memory of its automaton, so that none runs long; what it matches is found
+A pattern is bounded in length and in the memory of its automaton, so that none runs long; its matches are computed
 once for each version of the metadata.
 """
 
@@ -17,7 +17,7 @@ REMEMBERED_MAX = 1_000
 
 
 class Regexes:
-    """Compiled patterns and what they match; a memo."""
+    """Compiled patterns and their matches; a memo."""
 
     def __init__(self, length_max: int) -> None:
         self._length_max = length_max
@@ -26,7 +26,7 @@ class Regexes:
         self._version = -1
 
     def check(self, pattern: str) -> None:
-        """Raise INVALID_REGULAR_EXPRESSION, with the engine's reason, for what cannot be used."""
+        """Raise INVALID_REGULAR_EXPRESSION, with the engine's reason, for an invalid pattern."""
         self._compile(pattern)
 
     def matches(self, pattern: str, image: Image) -> frozenset[str]:

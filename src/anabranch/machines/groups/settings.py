@@ -1,4 +1,4 @@
-"""The coordinator's settings, by Kafka's names: the broker's own, and what a group's config puts in their place."""
+"""The coordinator's settings, by Kafka's names: the broker's own, and the overrides of a group's configs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from anabranch.machines.groups.assignors.registry import Assignors
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroupSettings:
-    """What applies to one group of the consumer protocol."""
+    """The settings of one group of the consumer protocol."""
 
     session_timeout_ms: int
     heartbeat_interval_ms: int
@@ -50,7 +50,7 @@ class GroupSettings:
         return self.consumer_migration_policy in ("bidirectional", "downgrade")
 
     def of(self, group_id: str) -> ConsumerGroupSettings:
-        """What applies to a group."""
+        """The settings of a group: its configs over the broker's."""
         configs = self.group_configs(group_id)
         return ConsumerGroupSettings(
             int(configs.get("consumer.session.timeout.ms", self.consumer_session_timeout_ms)),

@@ -1,7 +1,7 @@
-"""Positions as they lie in a log that was just loaded, found by group; read when somebody asks for them.
+"""Committed offsets left in a loaded log, indexed by group and read on demand.
 
-Nothing is copied and nothing is decoded: what is kept of a record is a hash of its group, and where its key and value
-are. Groups whose hashes are the same are told apart when they are read; a second hash says whether there are any. It
+Nothing is copied and nothing is decoded: the index holds a hash of each record's group and the places of its key and
+value. Groups with equal hashes are separated when they are read; a second hash detects them. It
 needs NumPy: import it where a log is large.
 """
 
@@ -21,7 +21,7 @@ KIND_MAX = 1
 GROUP_AT = 4
 """In a key: behind its kind and the size of the group's name."""
 SIZE_MIN = GROUP_AT + 2 + 4
-"""Of a key: beside the group's name there are the size of another name and a partition."""
+"""The size of a key without its group's name: the size of a topic name, and a partition."""
 _MULTIPLIER = np.uint64(0x9E37_79B9_7F4A_7C15)
 _CHECK_MULTIPLIER = np.uint64(0xD6E8_FEB8_6659_FD93)
 _SHIFT = np.uint64(29)
@@ -68,7 +68,7 @@ class Unread:
     # -- loading -------------------------------------------------------------------------------------------------------
 
     def add(self, data: memoryview, spans: Spans) -> NDArray[np.bool_]:
-        """Take the positions among some records, and say which these are. DecodeError where a key is damaged."""
+        """Index the positions among some records and return a mask of them. DecodeError for a damaged key."""
         octets = np.frombuffer(data, np.uint8)
         starts, ends = spans.key_starts, spans.key_ends
         mine: NDArray[np.bool_] = ends - starts >= 2
@@ -119,7 +119,7 @@ class Unread:
         return self._names(self._firsts())
 
     def doubtful(self) -> set[str]:
-        """Those of them of which the log also says that there is no position any more."""
+        """The groups that also have a tombstone in the log."""
         if not len(self._rows):
             return set()
         gone = np.concatenate([window.value_ends < 0 for window in self._windows])[self._rows]

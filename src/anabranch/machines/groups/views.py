@@ -1,4 +1,4 @@
-"""What lists and descriptions show of groups (ListGroups, DescribeGroups, ConsumerGroupDescribe)."""
+"""Views of groups: ListGroups, DescribeGroups, ConsumerGroupDescribe."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def list_groups(groups: Mapping[str, Group], positions: Positions) -> Iterator[L
 
 
 def describe_group(group: Group | None, group_id: str, positions: Positions) -> DescribedGroup:
-    """A classic group; of one of the consumer protocol, what it has in common with classic ones."""
+    """A classic group; for the consumer protocol, the fields in common with classic groups."""
     if isinstance(group, ClassicGroup):
         return classic.describe(group)
     if group is None and group_id in positions:
@@ -57,7 +57,7 @@ def describe_group(group: Group | None, group_id: str, positions: Positions) -> 
 def describe_consumer_group(
     group: Group | None, group_id: str, image: Image, assignors: tuple[str, ...]
 ) -> DescribedConsumerGroup:
-    """A group of the consumer protocol and its members: what they have, and what they are to have."""
+    """A group of the consumer protocol and its members: current and target assignments."""
     if not isinstance(group, ConsumerGroup):
         reason = "does not exist" if group is None else "is a classic group"
         return DescribedConsumerGroup(

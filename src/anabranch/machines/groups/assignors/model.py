@@ -1,4 +1,4 @@
-"""What a coordinator says to a planner and hears from it: plain values, no NumPy."""
+"""The input and output of a planner: plain values, no NumPy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Topic(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Subscriber:
-    """What an assignor knows of a member; racks are ignored, as the assignors of Apache Kafka 4 do.
+    """The input of an assignor for one member; racks are ignored, as the assignors of Apache Kafka 4 do.
 
     The object's identity is its version: keep it while nothing changes, replace it when something does.
     """

@@ -1,8 +1,8 @@
 """From a coordinator's own state to the targets that change, one `Planner` per group.
 
-The coordinator keeps plain mappings; the planner remembers what it saw of them as arrays and looks, by identity, only
-for what is new. It is a memo: a planner that is thrown away, or made after fail-over, gives the same answers. So its
-rule: the answer follows from the arguments alone.
+The coordinator keeps plain mappings; the planner caches them as arrays and compares by identity, so that only changed
+objects are read. The cache is a memo: a new planner, after fail-over for example, gives the same answers. The rule:
+the answer follows from the arguments alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from anabranch.machines.groups.assignors.spec import (
 
 
 class Planner:
-    """What is known of a group, in arrays: members and partitions are numbered as in `Spec`."""
+    """The cached state of a group, in arrays: members and partitions are numbered as in `Spec`."""
 
     def __init__(self, uninterrupted: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self._uninterrupted = uninterrupted
@@ -57,9 +57,9 @@ class Planner:
         self._owner: Ints = np.empty(0, np.int32)
         """Per partition its owner in `_target`."""
         self._wrong: set[str] = set()
-        """Members whose target has what does not exist, is not subscribed to, or is another's as well."""
+        """Members whose target holds a missing, unsubscribed or doubly assigned partition."""
         self._answer: tuple[dict[str, Assignment], Ints] = {}, self._owner
-        """The last answer, and the owners if that is what the targets become."""
+        """The last answer, and the owners if the targets become that answer."""
 
     def plan(
         self,
@@ -111,7 +111,7 @@ class Planner:
             self._wrong -= changes.keys()
 
     def _look_at_members(self, subscribers: Mapping[str, Subscriber]) -> Ints:
-        """Number the members anew if there is anything new; return those that stay with another subscription."""
+        """Renumber the members after a change; return those that stay with another subscription."""
         seen = self._subscribers
         changed = list(compress(subscribers, map(is_not, subscribers.values(), map(seen.get, subscribers))))
         joined = [member for member in changed if member not in seen]
@@ -184,7 +184,7 @@ class Planner:
         self._owner = owner
 
     def _look_at_subscriptions(self) -> None:
-        """Find the classes of members, and what they may own, if the subscriptions or the topics are others."""
+        """Recompute the classes of members and their topics after a change of subscriptions or topics."""
         if self._subscriptions is not None or not self._order:
             return
         topics = len(self._partitions.topics)
@@ -213,7 +213,7 @@ class Planner:
             self._topics_of_set[number] = topics[begin:end].tobytes(), topics[begin:end]
 
     def _release(self, members: Ints) -> None:
-        """Take from members what they subscribe to no longer."""
+        """Take the partitions of unsubscribed topics from their members."""
         if len(members) and self._subscriptions is not None:
             theirs = self._of(members, self._owner)
             lost = theirs[~self._may_own(theirs, self._owner[theirs])]
@@ -221,7 +221,7 @@ class Planner:
             self._owner[lost] = NOBODY
 
     def _look_at_target(self, target: Mapping[str, Assignment]) -> None:
-        """Read the targets that are new, and again those that were wrong, for what was wrong may be right by now."""
+        """Read the new targets, and the invalid ones again, since they may be valid by now."""
         seen, wrong = self._target, self._wrong
         new = list(compress(self._order, map(is_not, map(target.get, self._order), map(seen.get, self._order))))
         new += wrong.difference(new)
@@ -274,7 +274,7 @@ class Planner:
         self._wrong.update(self._order[member] for member in set(members.tolist()) if member != NOBODY)
 
     def _assignments(self, owner: Ints, members: Ints) -> dict[str, Assignment]:
-        """Write out what the members own."""
+        """Write the members' partitions as assignments."""
         theirs = self._of(members, owner)
         if not len(theirs):
             return {self._order[member]: () for member in members.tolist()}

@@ -3,7 +3,7 @@
 The rule it keeps: topics with as many partitions and the same subscribers are split alike, so that a member owns the
 same partition indexes of each (co-partitioning). The first subscribers get one more when it does not come out even, and
 those beyond the number of partitions get none. Live and retiring partitions are two lists, each with its own ranges.
-Who owned what so far does not matter.
+Present owners do not matter.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class UnknownAssignorError(ApiError):
 
 @dataclass(frozen=True, slots=True)
 class Assignors:
-    """The assignors of one coordinator, and what its shell does around the computation of a target."""
+    """The assignors of one coordinator, and the hook of its shell around the computation of a target."""
 
     plug_ins: Mapping[str, Callable[[], Assignor]] = field(default_factory=dict)
     uninterrupted: Callable[[], AbstractContextManager[None]] = nullcontext

@@ -1,4 +1,4 @@
-"""What an assignor is given and gives back, as arrays: nothing here is a Python object per partition or per pair.
+"""The input and output of an assignor, as arrays: no Python object per partition or per pair.
 
 Topics are numbered in the order of their names, members in Kafka's order (static ones first, by instance id, then the
 others by member id), and every partition of every topic has one number: `first[topic] + partition`. Members that
@@ -33,7 +33,7 @@ class Partitions:
 
     topics: tuple[Topic, ...]
     first: Ints
-    """Per topic the number of its partition 0, and one more entry: how many numbers there are."""
+    """Per topic the number of its partition 0, and one more entry: the count of numbers."""
     kind: NDArray[np.int8]
     topic_of: Ints
     index: Ints
@@ -65,13 +65,13 @@ def _span(topic: Topic) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subscriptions:
-    """Who may own what: pairs of a bundle of topics and a class of members, ordered by bundle, then class."""
+    """Eligible owners: pairs of a bundle of topics and a class of members, ordered by bundle, then class."""
 
     classes: int
     bundle_of: Ints
     """Per topic its bundle; every topic has a subscriber."""
     start: Ints
-    """Per bundle its first pair, and one more entry: how many pairs there are."""
+    """Per bundle its first pair, and one more entry: the count of pairs."""
     class_of: Ints
     """Per pair the class."""
     bundle: Ints
@@ -127,7 +127,7 @@ class Subscriptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spec:
-    """A group to assign: its partitions, its members' classes, and who owns what so far."""
+    """A group to assign: its partitions, its members' classes, and the present owners."""
 
     partitions: Partitions
     subscriptions: Subscriptions

@@ -1,11 +1,11 @@
 """The `uniform` assignor: even to within one partition, and of the present owners as many as that allows.
 
 Live and retiring partitions are two lists, balanced one after the other. For each list:
-1. What no one owns goes to the classes whose members have least, then, while some bundle of topics has an owner with
+1. Free partitions go to the classes whose members have least, then, while some bundle of topics has an owner with
    two more than another subscriber, that bundle is levelled between its classes, moving as little as that takes.
-2. A class that must give of a bundle gives what its fullest members have of it.
-3. Within a class all members may own the same, so it is made exactly even: those that have more than their share give
-   the excess, and what is free is dealt round those that have less, which spreads topics over members.
+2. A class that must give partitions of a bundle takes them from its fullest members.
+3. Within a class all members may own the same, so it is made exactly even: members above their share give
+   the excess, and free partitions are dealt round the members below it, which spreads topics over members.
 Each step is a whole array at a time. With equal subscriptions there is one class, and only step 3. Only moves that by
 themselves even two members out are made, not chains of them. Racks are ignored.
 """
@@ -84,15 +84,15 @@ def _within_classes(spec: Spec, numbers: Ints, owners: Ints, of_class: Ints, oth
 
 
 def _kept_first(spec: Spec, numbers: Ints) -> tuple[NDArray[np.uint32], Ints]:
-    """Sort keys, the last one first, of what a member keeps rather: the first partitions of each of its topics.
+    """Sort keys, the last one first, of the partitions a member keeps longest: the first ones of each of its topics.
 
-    So what is given up is of many topics, and of each the last, as in the proposal's examples.
+    So partitions taken away are of many topics, and the last of each, as in the proposal's examples.
     """
     return numbers.astype(np.uint32) * SCATTER, spec.partitions.index[numbers]
 
 
 def _between_classes(spec: Spec, numbers: Ints, owners: Ints) -> Ints:
-    """Share each bundle's partitions between its classes: set the `owners` that must give to NOBODY, return classes."""
+    """Share each bundle's partitions between its classes: set the `owners` that give to NOBODY, return classes."""
     subscriptions = spec.subscriptions
     pairs = len(subscriptions.key)
     bundle = spec.bundle_of(numbers)
@@ -104,7 +104,7 @@ def _between_classes(spec: Spec, numbers: Ints, owners: Ints) -> Ints:
 
     giving = held[(before > after)[pair[held]]]
     if len(giving):
-        # A member's partitions of pairs that give come last, so that the fullest members' stand highest.
+        # A member's partitions of pairs that give come last, so that the fullest members' rank highest.
         gives = np.zeros(spec.members, np.bool_)
         gives[owners[giving]] = True
         theirs = held[gives[owners[held]]]
@@ -128,7 +128,7 @@ def _between_classes(spec: Spec, numbers: Ints, owners: Ints) -> Ints:
 
 
 def _levelled(spec: Spec, held: Longs, partitions: Longs) -> Longs:
-    """Say how many partitions each pair shall have, given how many it has and how many each bundle has in all."""
+    """Return the share of each pair, given the partitions that it has and the partitions of each bundle."""
     subscriptions = spec.subscriptions
     start, of_class = subscriptions.start, subscriptions.class_of
     size = spec.class_size[of_class]
@@ -163,7 +163,7 @@ def _filled(load: Longs, size: Longs, count: int, now: Longs | None) -> Longs:
     """Pour `count` partitions over classes with `load` so that their members' levels are as even as can be.
 
     The least level that is reached is the minimum, over the classes taken lowest first, of what these could reach
-    alone. One more partition per member is left to choose; there the classes keep what they have `now`.
+    alone. One more partition per member is left to choose; there the classes keep their partitions of `now`.
     """
     lowest_first = np.argsort(load / size, kind="stable")
     level = int(((count + np.cumsum(load[lowest_first])) // np.cumsum(size[lowest_first])).min())

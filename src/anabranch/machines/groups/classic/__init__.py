@@ -1,4 +1,4 @@
-"""The classic group protocol: members join, one of them assigns, all start again together when anybody comes or goes.
+"""The classic group protocol: members join, the leader assigns, and every join or leave restarts the cycle for all.
 
 `decide_*` look at a group and carry its rebalance on, `apply` folds the record of a generation into it; see `group` for
 the states, `rebalance` for the course of one.

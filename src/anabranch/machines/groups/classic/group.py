@@ -1,4 +1,4 @@
-"""A classic group: what its last record says, and above it the rebalance in progress, which dies with the coordinator.
+"""A classic group: the state of its last record, and above it the rebalance in progress, lost with the coordinator.
 
 The rule: `apply` alone makes a group STABLE or EMPTY, live and on reload; a decision may begin a rebalance and carry it
 on, since a coordinator that forgets one only makes the members join again.
@@ -10,7 +10,7 @@ on, since a coordinator that forgets one only makes the members join again.
     STABLE                PREPARING  -           STABLE (3)     EMPTY (1)  DEAD
     DEAD                  -          -           -              -          DEAD
 
-begun: somebody joined, left, fell silent or changed; joined: all are there, or the time is up; stored: the record of a
+begun: a member joined, left, timed out or changed; joined: all have joined, or the time is up; stored: the record of a
 generation with its assignment; emptied: the record of a generation without members. `-` cannot happen.
 (1) on reload. (2) a group converted from the other protocol and kicked in one step. (3) a static member was replaced.
 """
@@ -43,7 +43,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What moves a group from one state to another."""
+    """The events that move a group from one state to another."""
 
     BEGUN = "begun"
     JOINED = "joined"
@@ -86,7 +86,7 @@ NEXT: dict[tuple[State, Event], State | None] = {
 
 @dataclass(frozen=True, slots=True)
 class ClassicMember:
-    """A member and what it said when it last joined."""
+    """A member, with the fields of its last JoinGroup."""
 
     member_id: str
     instance_id: str | None
@@ -100,7 +100,7 @@ class ClassicMember:
     assignment: bytes = b""
 
     def metadata(self, protocol_name: str | None) -> bytes:
-        """What the member said for this protocol."""
+        """The member's metadata for this protocol."""
         return next((metadata for name, metadata in self.protocols if name == protocol_name), b"")
 
 
@@ -118,7 +118,7 @@ class InitialDelay:
 
     delay_ms: int
     waiting_ms: int
-    """What the timer now running was set to."""
+    """The delay of the timer that runs now."""
     remaining_ms: int
     someone_came: bool = False
 
@@ -130,15 +130,15 @@ class ClassicGroup:
     group_id: str
     state: State = State.EMPTY
     state_changed_ms: int = -1
-    """When the state was last changed; -1 where an old record does not say."""
+    """The time of the last change of state, in ms; -1 where an old record lacks it."""
     generation: int = 0
     protocol_type: str | None = None
     """None until the first member joined."""
     protocol_name: str | None = None
     leader: str | None = None
-    """None where nobody is there, or a generation came from the other protocol and waits for its first rebalance."""
+    """None for an empty group, or for a generation from the other protocol before its first rebalance."""
     members: dict[str, ClassicMember] = field(default_factory=dict)
-    """By member id, those who joined first first."""
+    """By member id, in the order of joining."""
     static: dict[str, str] = field(default_factory=dict)
     """Member ids of static members by instance id."""
     is_stored: bool = False
@@ -152,21 +152,21 @@ class ClassicGroup:
     syncing: dict[str, Hashable] = field(default_factory=dict)
     """Tickets of parked SyncGroup requests by member id."""
     unsynced: dict[str, None] = field(default_factory=dict)
-    """Members of this generation whose SyncGroup did not come yet."""
+    """Members of this generation without a SyncGroup yet."""
     new: set[str] = field(default_factory=set)
     """Members whose first JoinGroup is parked."""
     initial: InitialDelay | None = None
     connections: dict[str, int] = field(default_factory=dict)
-    """The newest connection on which each member joined: what an older one still brings says nothing of the present."""
+    """The newest connection on which each member joined: requests on an older one are stale."""
 
     @property
     def is_vacant(self) -> bool:
-        """Whether nothing would be lost with it: no record, nobody there, nobody about to come."""
+        """Whether the group can be dropped: no record, no member, no pending join."""
         return self.state is State.EMPTY and not self.is_stored and not self.pending
 
     @property
     def is_joined(self) -> bool:
-        """Whether everyone who is known has joined."""
+        """Whether every known member has joined."""
         return len(self.joining) == len(self.members) and not self.pending
 
     @property
@@ -235,7 +235,7 @@ class ClassicGroup:
                 del self.supported[name]
 
     def move(self, event: Event, now_ms: int) -> None:
-        """Take the step that the table says."""
+        """Move along the table of states."""
         following = NEXT[self.state, event]
         assert following is not None, (self.group_id, self.state, event)
         self.state = following
@@ -269,9 +269,9 @@ def group_of(
 def generation_record(
     group: ClassicGroup, now_ms: int, assignments: Mapping[str, bytes] | None = None, *, led: bool = True
 ) -> Record:
-    """What makes the present generation durable: its members and what each is assigned, without `assignments` as is.
+    """The record of the present generation: its members and their assignments; without `assignments` the present ones.
 
-    Where it is not `led`, nobody has assigned it as a whole: whoever loads it begins a rebalance.
+    Without `led` no leader has assigned it as a whole: loading it begins a rebalance.
     """
     members = [
         MemberMetadata(
@@ -298,7 +298,7 @@ def generation_record(
 
 
 def tombstone(group_id: str) -> Record:
-    """What removes a group."""
+    """The tombstone of a group."""
     return Record(GroupMetadataKey(group=group_id), None)
 
 
@@ -327,7 +327,7 @@ def apply(group: ClassicGroup, value: GroupMetadataValue | None) -> ClassicGroup
 
 
 def _restored(stored: MemberMetadata, protocol_name: str, known: ClassicMember | None) -> ClassicMember:
-    """The member as the record has it; a live one supports protocols beside the chosen one, which no record tells."""
+    """The member of a record; the record lacks the protocols that a live member supports beside the chosen one."""
     chosen = (protocol_name, bytes(stored.subscription))
     return ClassicMember(
         member_id=stored.member_id,
@@ -342,12 +342,12 @@ def _restored(stored: MemberMetadata, protocol_name: str, known: ClassicMember |
 
 
 def restore(group_id: str, value: GroupMetadataValue) -> ClassicGroup:
-    """The group that a record tells of; its members support the protocol that was chosen, and no other is known."""
+    """The group of a record; its members support the chosen protocol, others are unknown."""
     return apply(ClassicGroup(group_id), value)
 
 
 def subscribed_topics(group: ClassicGroup) -> frozenset[str] | None:
-    """Topics that the members consume; None where the coordinator cannot know, as with other protocol types."""
+    """The subscribed topics; None where the coordinator cannot read them, as with other protocol types."""
     if group.protocol_type != CONSUMER_PROTOCOL or (group.members and group.protocol_name is None):
         return None
     topics: set[str] = set()
@@ -360,7 +360,7 @@ def subscribed_topics(group: ClassicGroup) -> frozenset[str] | None:
 
 
 def subscribes_otherwise(group: ClassicGroup, former: ClassicMember, said: ClassicMember) -> bool:
-    """Whether a member now consumes other topics than its former self, as far as the coordinator can know."""
+    """Whether a member subscribes to other topics than before, as far as the coordinator can read."""
     if group.protocol_type != CONSUMER_PROTOCOL:
         return False
     return _topics(former.metadata(group.protocol_name)) != _topics(said.metadata(group.protocol_name))
@@ -375,9 +375,9 @@ def _topics(metadata: bytes) -> frozenset[str] | None:
 
 
 def was_giving_up(group: ClassicGroup, member: ClassicMember) -> bool:
-    """Whether a member said to own more than it was left with (KIP-429).
+    """Whether a member reported to own more than its assignment (KIP-429).
 
-    It is to give that up and to join again, so that others get it. Its next self knows nothing of it.
+    The member revokes the excess and joins again, so that other members get it.
     """
     if group.protocol_type != CONSUMER_PROTOCOL:
         return False
@@ -390,7 +390,7 @@ def was_giving_up(group: ClassicGroup, member: ClassicMember) -> bool:
 
 
 def describe(group: ClassicGroup) -> DescribedGroup:
-    """The group as DescribeGroups shows it; what members said and were given is shown of a STABLE group only."""
+    """The group as DescribeGroups shows it; metadata and assignments are shown of a STABLE group only."""
     if group.state is State.DEAD:
         return DescribedGroup(group_id=group.group_id, group_state=State.DEAD.value)
     stable = group.state is State.STABLE

@@ -1,12 +1,12 @@
 """JoinGroup, versions 0 to 9.
 
-    who                         EMPTY           PREPARING     COMPLETING                   STABLE
-    nobody yet, dynamic, v4+    is given an id and must come again with it, within its session timeout
-    nobody yet                  first of all    waits         begins a rebalance           begins a rebalance
+    member                      EMPTY           PREPARING     COMPLETING                   STABLE
+    new, dynamic, v4+           gets an id and must join again with it, within its session timeout
+    new                         first of all    waits         begins a rebalance           begins a rebalance
     static, without its id      -               replaces      replaces, begins             replaces, answered (1)
     leader                      -               waits         as below                     begins a rebalance
-    member, said the same       -               waits         told the generation again    told the generation
-    member, says another thing  -               waits         begins a rebalance           begins a rebalance
+    known, unchanged            -               waits         answered as before           answered as before
+    known, changed              -               waits         begins a rebalance           begins a rebalance
 
 (1) unless its protocols change the group's choice, or it subscribes to other topics. The replaced member is fenced:
 FENCED_INSTANCE_ID (KIP-345).
@@ -40,11 +40,11 @@ from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupRe
 REBALANCE_TIMEOUT_SAID = 1
 MEMBER_ID_REQUIRED = 4
 SKIP_ASSIGNMENT = 9
-"""Versions of JoinGroup from which a request says its rebalance timeout, and so on."""
+"""Versions of JoinGroup that add the rebalance timeout, and so on."""
 
 
 class Caller(Protocol):
-    """Who sent the request; `member_id` is a fresh one, in case that it needs one."""
+    """The sender of the request; `member_id` is a fresh id for a new member."""
 
     @property
     def client_id(self) -> str: ...
@@ -103,7 +103,7 @@ def _decide(
 
 
 def member_error(group: ClassicGroup, member_id: str, instance_id: str | None) -> ErrorCode:
-    """Whether the id is a member's, and the static member's that it says to be."""
+    """Whether the id is a member's, and that of the named static member."""
     if instance_id is not None:
         current = group.static.get(instance_id)
         if current is not None and current != member_id:
@@ -129,7 +129,7 @@ def _refuse(turn: Turn, request: JoinGroupRequest, settings: ClassicSettings) ->
 
 
 def _has_room(group: ClassicGroup, request: JoinGroupRequest, size_max: int) -> bool:
-    """While members join, those who did are counted: a group above its maximum loses those who come last."""
+    """While members join, only joined ones count: a group above its maximum refuses the last ones."""
     instance = request.group_instance_id
     static = group.static.get(instance) if instance is not None and request.member_id == NO_MEMBER_ID else None
     member_id = static or request.member_id

@@ -1,12 +1,12 @@
 """The course of a rebalance: it begins, members join, the join completes, and the leader's assignment ends it.
 
     begun by        a join, a leave, a lost session, members that did not sync, `kick`
-    join completes  when everyone known has joined; at the latest after the longest rebalance timeout, without the
+    join completes  when every known member has joined; at the latest after the longest rebalance timeout, without the
                     dynamic members that did not; a first rebalance after `InitialDelay` alone
-    nobody came     static members are waited for until their sessions end, in turns of the rebalance timeout
-    nobody is left  the empty generation is stored
+    none joined     static members are waited for until their sessions end, in turns of the rebalance timeout
+    no member left  the empty generation is stored
 
-Members that joined have again the rebalance timeout to sync; who does not is removed, and a new rebalance begins.
+Joined members have the rebalance timeout again to sync; members that do not are removed, and a new rebalance begins.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from anabranch.machines.groups.records import GroupMetadataKey, GroupMetadataVal
 
 
 def go_on(turn: Turn, initial_delay_ms: int = 0) -> None:
-    """Members changed: begin a rebalance, or complete the join of the one that runs if that is what it waited for.
+    """After a change of members: begin a rebalance, or complete the join that waited for this change.
 
     `initial_delay_ms` is needed where the group may have been empty before.
     """
@@ -67,7 +67,7 @@ def _begin_initial(turn: Turn, delay_ms: int) -> None:
 
 
 def join_time_is_up(turn: Turn) -> None:
-    """The join timer rang: wait a little more for an initial rebalance that grows, or complete the join."""
+    """On the join timer: extend the delay of an initial rebalance that grows, or complete the join."""
     group = turn.group
     if group.state is not State.PREPARING_REBALANCE:
         return
@@ -83,7 +83,7 @@ def join_time_is_up(turn: Turn) -> None:
 
 
 def sync_time_is_up(turn: Turn) -> None:
-    """The sync timer rang: go on without those who joined and did not sync."""
+    """On the sync timer: remove the joined members that did not sync."""
     group = turn.group
     if group.state not in (State.COMPLETING_REBALANCE, State.STABLE) or not group.unsynced:
         return
@@ -91,7 +91,7 @@ def sync_time_is_up(turn: Turn) -> None:
 
 
 def complete_join(turn: Turn) -> None:
-    """Begin a generation of those who joined, and of the static members that did not but may yet."""
+    """Begin a generation of the joined members, and of the static members with a session."""
     group = turn.group
     group.initial = None
     for member in list(group.members.values()):
@@ -122,7 +122,7 @@ def _begin_generation(turn: Turn) -> None:
 
 
 def _elect_leader(group: ClassicGroup) -> bool:
-    """Let the leader be one that joined, rather the former one: whether there is one."""
+    """Elect a joined member leader, the former one if possible; False if no member has joined."""
     if group.leader not in group.joining:
         group.leader = next((member_id for member_id in group.members if member_id in group.joining), group.leader)
     return group.leader in group.joining

@@ -1,4 +1,4 @@
-"""Members that stay, leave or fall silent: Heartbeat (0-4), LeaveGroup (0-5), the timers, and what is asked of a group.
+"""Sessions of members: Heartbeat (0-4), LeaveGroup (0-5), the timers, and commands for a group.
 
 A member that waits for an answer need not beat; its session begins anew with the answer. A first JoinGroup, which
 waits without a session, is given up after `new_member_join_timeout_ms`.
@@ -29,7 +29,7 @@ LEAVES_IN_BATCHES = 3
 
 
 def decide_heartbeat(group: ClassicGroup, request: HeartbeatRequest, now_ms: int) -> Outcome[HeartbeatResponse, Record]:
-    """Prolong the member's session, and tell it of a rebalance."""
+    """Prolong the member's session, and answer REBALANCE_IN_PROGRESS during one."""
     turn = Turn(group, now_ms)
     if group.state is State.DEAD:
         return turn.outcome(HeartbeatResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE))
@@ -69,7 +69,7 @@ def decide_leave(
 
 
 def _leaver(group: ClassicGroup, identity: MemberIdentity, gone: dict[str, None]) -> tuple[str, ErrorCode]:
-    """Who is meant, and why it cannot leave."""
+    """The member that a LeaveGroup names, and the error if it cannot leave."""
     member_id, instance_id = identity.member_id, identity.group_instance_id
     if member_id == NO_MEMBER_ID and instance_id is not None:  # an administrator names a static member by its instance
         member_id = group.static.get(instance_id, NO_MEMBER_ID)
@@ -106,7 +106,7 @@ def _session_is_over(turn: Turn, member_id: str) -> None:
 def decide_loaded(group: ClassicGroup, settings: ClassicSettings, now_ms: int) -> Outcome[None, Record]:
     """Begin the sessions of a group that came from the log or from the other protocol.
 
-    A group that is too large shrinks; one that nobody led, since it had just come from the other protocol, rebalances.
+    A group above its maximum shrinks; one without a leader, just converted from the other protocol, rebalances.
     """
     turn = Turn(group, now_ms)
     for member in group.members.values():
@@ -117,7 +117,7 @@ def decide_loaded(group: ClassicGroup, settings: ClassicSettings, now_ms: int) -
 
 
 def decide_kick(group: ClassicGroup, now_ms: int) -> Outcome[None, Record]:
-    """Begin a rebalance, unless one waits for members to join or nobody is there."""
+    """Begin a rebalance, unless one waits for members to join or the group is empty."""
     turn = Turn(group, now_ms)
     go_on(turn)
     return turn.outcome(None)
@@ -126,7 +126,7 @@ def decide_kick(group: ClassicGroup, now_ms: int) -> Outcome[None, Record]:
 def decide_dissolve(
     group: ClassicGroup, now_ms: int, error: ErrorCode = ErrorCode.REBALANCE_IN_PROGRESS
 ) -> Outcome[None, Record]:
-    """End the group without a record: all who wait are answered `error`, all timers are cancelled."""
+    """End the group without a record: parked requests are answered `error`, all timers are canceled."""
     turn = Turn(group, now_ms)
     for member_id in list(group.joining):
         turn.refuse_join(member_id, error)
@@ -179,7 +179,7 @@ def commit_error(
 
 
 def session_timer(group: ClassicGroup, member_id: str, now_ms: int) -> SetTimer | None:
-    """What prolongs a member's session, since a commit counts as a heartbeat; None of somebody who is no member."""
+    """Return the timer that restarts the member's session (a commit counts as a heartbeat); None for an unknown member."""
     member = group.members.get(member_id)
     if member is None:
         return None

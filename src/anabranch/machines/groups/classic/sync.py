@@ -14,13 +14,13 @@ from anabranch.machines.outcome import Outcome, Parked
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
 PROTOCOL_SAID = 5
-"""Version of SyncGroup from which a request must say the group's protocol."""
+"""Version of SyncGroup that adds the group's protocol."""
 
 
 def decide_sync(
     group: ClassicGroup, request: SyncGroupRequest, caller: Caller, ticket: Hashable, now_ms: int
 ) -> Outcome[SyncGroupResponse | Parked, Record]:
-    """Store the leader's assignment and answer everyone who waits for it; the group is STABLE once that is applied."""
+    """Store the leader's assignment and answer every parked SyncGroup; the group is STABLE once that is applied."""
     turn = Turn(group, now_ms)
     error = _error(group, request, caller)
     if error:
@@ -58,7 +58,7 @@ def _differs(said: str | None, known: str | None) -> bool:
 
 
 def _assign(turn: Turn, request: SyncGroupRequest) -> None:
-    """Give each member what the leader says, and nothing where it says nothing."""
+    """Give each member the leader's assignment for it, empty where the leader names none."""
     group = turn.group
     assignments = {given.member_id: bytes(given.assignment) for given in request.assignments}
     turn.records.append(generation_record(group, turn.now_ms, assignments))

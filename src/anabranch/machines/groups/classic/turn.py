@@ -1,4 +1,4 @@
-"""One decision about a classic group while it is being made: what it will write, which timers it sets, whom it answers.
+"""One decision about a classic group in the making: its records, its timers, its answers.
 
 A parked request is answered once: `park_*` refuses an older request of the same member, `answer_*` forgets the one it
 answers. Of several orders for one timer the last one counts.
@@ -28,7 +28,7 @@ def session_key(group_id: str, member_id: str) -> Hashable:
 
 
 def join_key(group_id: str) -> Hashable:
-    """The timer at which a rebalance goes on without those who did not join."""
+    """The timer after which a rebalance continues without the missing members."""
     return ("classic", group_id, "join")
 
 
@@ -46,7 +46,7 @@ def join_error(error: ErrorCode, member_id: str, version: int) -> JoinGroupRespo
 def joined(
     group: ClassicGroup, member_id: str, members: Sequence[JoinGroupResponseMember] = (), *, leader: str | None = None
 ) -> JoinGroupResponse:
-    """The present generation, as a member is told of it."""
+    """The answer to JoinGroup: the present generation."""
     return JoinGroupResponse(
         generation_id=group.generation,
         protocol_type=group.protocol_type,
@@ -58,7 +58,7 @@ def joined(
 
 
 def subscriptions(group: ClassicGroup) -> list[JoinGroupResponseMember]:
-    """What the leader must know to assign."""
+    """The subscriptions of all members, for the leader."""
     return [
         JoinGroupResponseMember(
             member_id=member.member_id,
@@ -88,7 +88,7 @@ class Turn:
         return Outcome(reply, tuple(self.records), tuple(self._timers.values()), answers)
 
     def outcome_for(self, ticket: Hashable) -> Outcome[Any, Record]:
-        """All that was gathered; the reply is what was answered to `ticket`, if it was, and else `Parked`."""
+        """The outcome; its reply is the answer to `ticket`, `Parked` without one."""
         return self.outcome(self._answers.pop(ticket, Parked(ticket)))
 
     def set_timer(self, key: Hashable, delay_ms: int) -> None:
@@ -114,31 +114,31 @@ class Turn:
         self.group.syncing[member_id] = ticket
 
     def answer_join(self, member_id: str, response: JoinGroupResponse) -> None:
-        """Answer the member's parked JoinGroup, if there is one."""
+        """Answer the member's parked JoinGroup, if any."""
         parked = self.group.joining.pop(member_id, None)
         if parked is not None:
             self._answers[parked.ticket] = response
 
     def answer_sync(self, member_id: str, response: SyncGroupResponse) -> bool:
-        """Answer the member's parked SyncGroup, if there is one: whether there was."""
+        """Answer the member's parked SyncGroup; False without one."""
         if member_id not in self.group.syncing:
             return False
         self._answers[self.group.syncing.pop(member_id)] = response
         return True
 
     def refuse_join(self, member_id: str, error: ErrorCode) -> None:
-        """Answer the member's parked JoinGroup, if there is one, with an error."""
+        """Answer the member's parked JoinGroup, if any, with an error."""
         parked = self.group.joining.get(member_id)
         if parked is not None:
             known_as = "" if error == ErrorCode.UNKNOWN_MEMBER_ID else member_id
             self.answer_join(member_id, join_error(error, known_as, parked.version))
 
     def refuse_sync(self, member_id: str, error: ErrorCode) -> bool:
-        """Answer the member's parked SyncGroup, if there is one, with an error: whether there was."""
+        """Answer the member's parked SyncGroup with an error; False without one."""
         return self.answer_sync(member_id, SyncGroupResponse(error_code=error))
 
     def forget(self, member_id: str) -> None:
-        """Take a member out, pending or joined; what it waits for is answered UNKNOWN_MEMBER_ID."""
+        """Remove a member, pending or joined; its parked requests are answered UNKNOWN_MEMBER_ID."""
         self.cancel_timer(session_key(self.group.group_id, member_id))
         self.refuse_join(member_id, ErrorCode.UNKNOWN_MEMBER_ID)
         self.refuse_sync(member_id, ErrorCode.UNKNOWN_MEMBER_ID)

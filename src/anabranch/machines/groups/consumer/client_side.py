@@ -1,10 +1,10 @@
-"""Client-side assignors (KIP-848, Client Side Mode): a member is asked, told the group, and hands in the target.
+"""Client-side assignors (KIP-848, Client Side Mode): a chosen member receives the group and installs the target.
 
     chosen ──heartbeat: should_compute──► told ──Prepare──► prepared ──Install──► the target is installed
        ▲                                    └──────── rebalance timeout ────────────┘ another member is chosen
 
-What is handed in is checked against what was told at Prepare, not against what the group has become since: a group that
-went on to a later epoch gets this target first, and the next computation after it.
+An installed target is checked against the answer to Prepare, not against the group's present state: a group at a later
+epoch gets this target first, and the next computation after it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from anabranch.protocol.messages.consumer_group_prepare_assignment import (
 
 
 def check_request(request: ConsumerGroupPrepareAssignmentRequest | ConsumerGroupInstallAssignmentRequest) -> None:
-    """Raise INVALID_REQUEST for what no group could accept."""
+    """Raise INVALID_REQUEST for a request that no group could accept."""
     for holds, message in (
         (bool(request.group_id), "GroupId is empty."),
         (bool(request.member_id), "MemberId is empty."),
@@ -48,7 +48,7 @@ def check_request(request: ConsumerGroupPrepareAssignmentRequest | ConsumerGroup
 
 
 def prepare(step: Step, request: ConsumerGroupPrepareAssignmentRequest) -> ConsumerGroupPrepareAssignmentResponse:
-    """Tell the chosen member what its assignor needs."""
+    """Answer Prepare: the input of the chosen member's assignor."""
     computation = _chosen(step, request.member_id, request.member_epoch)
     group, image = step.group, step.image
     topics = [

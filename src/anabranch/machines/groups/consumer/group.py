@@ -1,7 +1,7 @@
-"""A group of the consumer protocol (KIP-848): what is durable of it, as a fold over its records.
+"""A group of the consumer protocol (KIP-848): its durable state, as a fold over its records.
 
-Three epochs move a group. The group epoch counts what calls for a new assignment; the assignment epoch is the group
-epoch for which the target was computed; every member has the epoch of the target it has reached. So, always,
+Three epochs move a group. The group epoch counts the changes that call for a new assignment; the assignment epoch is
+the group epoch for which the target was computed; every member has the epoch of the target it has reached. So, always,
 
     member epoch <= assignment epoch <= group epoch        none of them ever goes back
 
@@ -11,9 +11,9 @@ epoch for which the target was computed; every member has the epoch of the targe
     RECONCILING   | some    | = group epoch    | some lower, or not yet at their target
     STABLE        | some    | = group epoch    | all equal and at their target
 
-A partition has at most one holder: the member that has it assigned, or was told to let it go and has not said yet that
-it did. `apply` is the only code that changes a group, live and on reload; it takes records in any order that compaction
-leaves, for everything is kept by key and what follows from several of them is worked out when it is asked for.
+A partition has at most one holder: the member that has it assigned, or is revoking it and has not acknowledged yet.
+`apply` is the only code that changes a group, live and on reload; it takes records in any order that compaction
+leaves, since state is kept by key, and state derived from several records is computed on demand.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Assignment: TypeAlias = tuple[tuple[UUID, tuple[int, ...]], ...]
 """Partitions by topic id, ascending; no topic empty."""
 NOTHING: Assignment = ()
 LEFT_FOR_GOOD, LEFT_FOR_A_WHILE = -1, -2
-"""Member epochs that say goodbye; the second is of a static member that will be back."""
+"""Member epochs of a leaving member; the second is of a static member that will return."""
 
 
 class GroupState(Enum):
@@ -63,16 +63,16 @@ class MemberState(IntEnum):
     """How far a member is."""
 
     STABLE = 0
-    """It has its whole target."""
+    """The member has its whole target."""
     UNREVOKED_PARTITIONS = 1
-    """It was told to let partitions go, and has not said yet that it did."""
+    """The member has yet to acknowledge a revocation."""
     UNRELEASED_PARTITIONS = 2
-    """Some of its target is still held by others, or waits for records of other partitions."""
+    """Some of the target is held by other members, or waits at a gate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What a member said of itself."""
+    """The metadata of a member, from its heartbeats."""
 
     client_id: str = ""
     client_host: str = ""
@@ -99,7 +99,7 @@ class Assignor(NamedTuple):
 
 
 class Classic(NamedTuple):
-    """What only a member that speaks the classic protocol has."""
+    """The fields that only a member of the classic protocol has."""
 
     session_timeout_ms: int
     protocols: tuple[tuple[str, bytes], ...]
@@ -107,7 +107,7 @@ class Classic(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member: what it said, and how far it has followed its target."""
+    """A member: its metadata, and its progress towards its target."""
 
     member_id: str
     described: Described = field(default_factory=Described)
@@ -116,11 +116,11 @@ class Member:
     state: MemberState = MemberState.STABLE
     assigned: Assignment = NOTHING
     revoking: Assignment = NOTHING
-    """What it was told to let go and still holds."""
+    """The partitions it has yet to revoke."""
 
     @property
     def holds(self) -> Iterator[tuple[UUID, int]]:
-        """Every partition that nobody else may have."""
+        """Every partition that no other member may have."""
         for assignment in (self.assigned, self.revoking):
             for topic_id, partitions in assignment:
                 for partition in partitions:
@@ -129,7 +129,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a client-side assignor tells a member beside its partitions."""
+    """The metadata that a client-side assignor gives a member beside its partitions."""
 
     error: int = 0
     version: int = 0
@@ -150,9 +150,9 @@ class ConsumerGroup:
     static_members: dict[str, str] = field(default_factory=dict)
     """Member ids by instance id."""
     holders: dict[tuple[UUID, int], str] = field(default_factory=dict)
-    """Who holds a partition."""
+    """The member that holds a partition."""
     topic_lists: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict, compare=False)
-    """Equal subscriptions are one object, so that they are told apart by identity."""
+    """Equal subscriptions are one object, so that they compare by identity."""
 
     def state(self) -> GroupState:
         """How far the group is."""
@@ -168,7 +168,7 @@ class ConsumerGroup:
         return GroupState.RECONCILING
 
     def target(self, member_id: str) -> Assignment:
-        """What a member is to have."""
+        """The target of a member."""
         return self.targets.get(member_id, NOTHING)
 
     @property
@@ -258,7 +258,7 @@ class ConsumerGroup:
             self.holders[partition] = member_id
 
     def _let_go(self, member: Member) -> None:
-        """Forget what a member held, but not what another was given since."""
+        """Remove a member's holds, except partitions that another member holds since."""
         for partition in member.holds:
             if self.holders.get(partition) == member.member_id:
                 del self.holders[partition]
@@ -279,7 +279,7 @@ class Draft:
 
 
 def described(value: ConsumerGroupMemberMetadataValue) -> Described:
-    """Read what a member said of itself."""
+    """Read a member's metadata from its record."""
     classic = value.classic_member_metadata
     return Described(
         client_id=value.client_id,
@@ -339,7 +339,7 @@ def same(one: Assignment, other: Assignment) -> bool:
 
 
 def group_record(group_id: str, epoch: int | None, metadata_hash: int = 0) -> Record:
-    """The group's epoch; None: there is no such group any more."""
+    """The record of the group's epoch; its tombstone for None."""
     key = ConsumerGroupMetadataKey(group_id=group_id)
     return Record(key, None if epoch is None else ConsumerGroupMetadataValue(epoch=epoch, metadata_hash=metadata_hash))
 
@@ -380,7 +380,7 @@ def member_record(group_id: str, member_id: str, said: Described | None) -> Reco
 
 
 def target_epoch_record(group_id: str, epoch: int | None) -> Record:
-    """The group epoch that the target is for; it follows the members' parts. None: there is no target any more."""
+    """The record of the assignment epoch, written after the members' targets; its tombstone for None."""
     key = ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id)
     return Record(key, None if epoch is None else ConsumerGroupTargetAssignmentMetadataValue(assignment_epoch=epoch))
 
@@ -400,7 +400,7 @@ def target_record(group_id: str, member_id: str, target: Assignment | None, told
 
 
 def current_record(group_id: str, member_id: str, member: Member | None) -> Record:
-    """What a member has; None: it is gone."""
+    """The record of a member's current assignment; its tombstone for None."""
     key = ConsumerGroupCurrentMemberAssignmentKey(group_id=group_id, member_id=member_id)
     if member is None:
         return Record(key)
@@ -420,7 +420,7 @@ def topic_partitions(partitions: Assignment) -> Sequence[TopicPartitions]:
 
 
 def gone_records(group_id: str, member_id: str) -> tuple[Record, ...]:
-    """What says that a member is gone."""
+    """The tombstones of a member."""
     return (
         current_record(group_id, member_id, None),
         target_record(group_id, member_id, None),

@@ -1,7 +1,7 @@
-"""ConsumerGroupHeartbeat (KIP-848): join, stay, say what is owned, be told what to have, leave.
+"""ConsumerGroupHeartbeat (KIP-848): join, keep the session, report owned partitions, receive the assignment, leave.
 
 The checks and their errors are the proposal's, in its order; a request that fails any of them changes nothing. Where
-the proposal removes a member whose epoch is wrong, it stays here: a request that comes late must not end a session.
+the proposal removes a member whose epoch is wrong, it stays here: a late request must not end a session.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ JOINING = 0
 
 
 def check_request(request: ConsumerGroupHeartbeatRequest, version: int, assignors: Assignors) -> None:
-    """Raise INVALID_REQUEST for what no group could accept."""
+    """Raise INVALID_REQUEST for a request that no group could accept."""
     joining = request.member_epoch == JOINING
     _need(bool(request.group_id), "GroupId is empty.")
     _need(bool(request.member_id) or (joining and version == 0), "MemberId is empty; clients make their own.")
@@ -54,7 +54,7 @@ def check_request(request: ConsumerGroupHeartbeatRequest, version: int, assignor
     if request.member_epoch == LEFT_FOR_A_WHILE:
         _need(request.instance_id is not None, "MemberEpoch is -2, but only a member with an InstanceId will be back.")
     if request.member_epoch < JOINING:
-        return  # who leaves need not make sense otherwise: clients empty what they would have said
+        return  # a leaving client may empty its other fields
     if joining:
         _need(not request.topic_partitions, "TopicPartitions is not empty, but who joins owns nothing.")
     _need(request.rebalance_timeout_ms == -1 or request.rebalance_timeout_ms > 0, "RebalanceTimeoutMs must be above 0.")
@@ -82,7 +82,7 @@ def check_request(request: ConsumerGroupHeartbeatRequest, version: int, assignor
 
 
 def _check_first(request: ConsumerGroupHeartbeatRequest) -> None:
-    """Raise INVALID_REQUEST where a new member does not say what the coordinator must know."""
+    """Raise INVALID_REQUEST for a join without the required fields."""
     _need(request.rebalance_timeout_ms > 0, "RebalanceTimeoutMs must be above 0 in the first heartbeat.")
     _need(
         request.subscribed_topic_names is not None or bool(request.subscribed_topic_regex),
@@ -163,7 +163,7 @@ def find_member(
 
 
 def unknown(group_id: str, member_id: str) -> ApiError:
-    """The error for who is not a member."""
+    """The error for an unknown member."""
     return ApiError(ErrorCode.UNKNOWN_MEMBER_ID, f"Group {group_id} has no member {member_id}.")
 
 
@@ -181,10 +181,10 @@ def check_epoch(member: Member, epoch: int, owned: Assignment | None) -> None:
 
 
 def check_late(step: Step, member_id: str, caller: Caller, *, fences: bool) -> None:
-    """Refuse what comes late, on a connection that the member uses no more: it says nothing of the present.
+    """Refuse a late request, on a connection that the member no longer uses: its state is stale.
 
-    The member would not hear what it is told in return, so it must not be told anything that it has to do. Should it
-    hear, it is to say it again.
+    The member would not receive the answer, so the answer must not carry an assignment. A member that does receive
+    it sends the request again.
     """
     if step.is_late(member_id, caller):
         code = ErrorCode.FENCED_MEMBER_EPOCH if fences else ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -217,9 +217,9 @@ def _check_versions(group: ConsumerGroup, member_id: str, said: Described) -> No
 
 
 def _merged(before: Described, request: ConsumerGroupHeartbeatRequest, caller: Caller) -> Described:
-    """What the member says of itself now: null fields, and a timeout of -1, mean what they meant before.
+    """The member's metadata now: null fields, and a timeout of -1, keep their values.
 
-    Not so when it begins anew: then what it leaves out it has not. (At epoch 0 it may also just wait for a target.)
+    A join at epoch 0 resets them instead. (At epoch 0 a member may also just wait for a target.)
     """
     said = before
     names, regex = request.subscribed_topic_names, request.subscribed_topic_regex
@@ -266,7 +266,7 @@ def _merged(before: Described, request: ConsumerGroupHeartbeatRequest, caller: C
 
 
 def calls_for_assignment(before: Described, said: Described) -> bool:
-    """Whether what a member says changes who should have what."""
+    """Whether a change of a member's metadata calls for a new assignment."""
     return (
         before.topics != said.topics
         or before.regex != said.regex
@@ -277,7 +277,7 @@ def calls_for_assignment(before: Described, said: Described) -> bool:
 
 
 def replace_member(step: Step, member: Member, new_id: str, said: Described) -> None:
-    """A static member is back under another id: it has what it had."""
+    """A static member returns under another id and keeps its assignment."""
     group_id, old_id = step.group_id, member.member_id
     target, told = step.group.target(old_id), step.group.told.get(old_id, Told())
     step.put(*gone_records(group_id, old_id))
@@ -313,9 +313,9 @@ def _answer(
     *,
     anew: bool,
 ) -> ConsumerGroupHeartbeatResponse:
-    """Tell a member its epoch, and its assignment if it does not know it, or may not.
+    """Answer with the member's epoch, and its assignment where the member may not have it.
 
-    On a connection of which nothing is known (`anew`) it is told everything, whatever it was told on another one.
+    On a new connection (`anew`) the answer is complete, whatever was sent on another connection.
     """
     whole = (
         request.topic_partitions is not None
@@ -362,7 +362,7 @@ def _message(partitions: Assignment) -> list[TopicPartitions]:
 
 
 def leaver(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller) -> Member:
-    """The member that says goodbye. ApiError if it is none, or says so on a connection that it uses no more."""
+    """The member that leaves. ApiError for an unknown member, or a connection that it no longer uses."""
     group = step.group
     member = group.members.get(request.member_id)
     if member is None and request.instance_id is not None:
@@ -380,7 +380,7 @@ def leaver(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller) -
 
 
 def leave_for_a_while(step: Step, member: Member) -> None:
-    """A static member goes and will be back: it keeps what it has until its session ends."""
+    """A static member leaves temporarily: it keeps its assignment until its session ends."""
     step.put_last(replace(member, epoch=LEFT_FOR_A_WHILE, state=MemberState.STABLE, revoking=NOTHING))
     step.stop_expecting("rebalance", member.member_id)
     step.keep_session(member)

@@ -1,15 +1,15 @@
 """One member, one step towards its target (KIP-848, Reconciliation of a member).
 
     from                  | when                                             | to                    | epoch
-    any                   | it has what is not in its target                 | UNREVOKED_PARTITIONS  | stays
-    UNREVOKED_PARTITIONS  | it has not said yet that it let go               | UNREVOKED_PARTITIONS  | stays
+    any                   | it has partitions outside its target             | UNREVOKED_PARTITIONS  | stays
+    UNREVOKED_PARTITIONS  | it has not acknowledged the revocation           | UNREVOKED_PARTITIONS  | stays
     any, nothing to lose  | part of its target is held by others, or waits   | UNRELEASED_PARTITIONS | target's
     any, nothing to lose  | all of its target is free                        | STABLE                | target's
 
-The rule: a partition is given only when nobody holds it, and a member holds what it was told to let go until it says,
-by what it reports to own, that it did. So no partition ever has two owners, whatever is lost, repeated or late.
+The rule: a partition is assigned only when no member holds it, and a member holds a partition it is revoking until the
+partitions it reports to own lack it. So no partition ever has two owners, whatever is lost, repeated or late.
 
-A partition also waits, though nobody holds it, while records of its keys are unread elsewhere in the topic's lineage
+A free partition also waits while records of its keys are unread elsewhere in the topic's lineage
 (ordering.md, section 8): to its member it is pending just the same.
 """
 
@@ -30,11 +30,11 @@ from anabranch.machines.groups.consumer.group import (
 )
 
 Waits = Callable[[UUID, int], bool]
-"""Whether a partition waits for records of others."""
+"""Whether a partition waits at a gate."""
 
 
 def reconcile(group: ConsumerGroup, member: Member, owned: Assignment | None, waits: Waits) -> Member:
-    """The member after one step; itself if there is none to take. `owned` is what it says to own, None if nothing."""
+    """The member after one step; itself without a step. `owned` are the partitions it reports, None if not reported."""
     target_epoch = group.target_epoch
     if member.state is MemberState.STABLE and member.epoch == target_epoch:
         return member
@@ -73,7 +73,7 @@ def reconcile(group: ConsumerGroup, member: Member, owned: Assignment | None, wa
 
 
 def pending(group: ConsumerGroup, member: Member) -> Assignment:
-    """What the member's target has and the member has not yet."""
+    """The partitions of the member's target that it does not have yet."""
     has: Mapping[UUID, set[int]] = sets_of(member.assigned)
     target = group.target(member.member_id)
     return assignment_of({topic_id: set(numbers) - has.get(topic_id, set()) for topic_id, numbers in target})

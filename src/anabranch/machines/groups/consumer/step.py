@@ -1,4 +1,4 @@
-"""What a decision about one group of the consumer protocol has at hand, and what all such decisions share.
+"""The inputs of a decision about one group of the consumer protocol, and the steps that decisions share.
 
 A heartbeat in quiet times writes nothing and copies nothing: a draft is begun with the first record.
 """
@@ -41,7 +41,7 @@ from anabranch.machines.outcome import CancelTimer, SetTimer
 
 @dataclass(slots=True)
 class Live:
-    """What dies with the coordinator: it is safe to lose, for it is found anew."""
+    """The volatile state of a group: safe to lose, since it is rebuilt."""
 
     connections: dict[str, int] = field(default_factory=dict)
     """The newest connection on which each member spoke."""
@@ -52,7 +52,7 @@ class Live:
     computation: Computation | None = None
     targets: Targets = field(default_factory=Targets)
     silent: dict[tuple[UUID, int], tuple[str, int]] = field(default_factory=dict)
-    """Partitions that others wait for and that the group has committed nothing of: who has them, seen since when."""
+    """Partitions that gates wait on and that have no committed offset: their owner, and since when it owns them."""
 
 
 class Step:
@@ -84,7 +84,7 @@ class Step:
 
     @property
     def group(self) -> ConsumerGroup:
-        """The group, with what was decided so far."""
+        """The group, with the decisions made so far."""
         return self._group if self._draft is None else self._draft.group
 
     @property
@@ -93,12 +93,12 @@ class Step:
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """What was decided so far."""
+        """The records decided so far."""
         return self._last if self._draft is None else (*self._draft.records, *self._last)
 
     @property
     def configs(self) -> ConsumerGroupSettings:
-        """What applies to this group."""
+        """The settings of this group."""
         return self.settings.of(self.group_id)
 
     def put(self, *records: Record) -> None:
@@ -108,7 +108,7 @@ class Step:
         self._draft.put(*records)
 
     def put_last(self, member: Member) -> None:
-        """Decide what a member has, as the last thing: `group` does not show it, so that nothing need be copied."""
+        """Decide a member's assignment, last of all: `group` does not show it, so that nothing is copied."""
         assert not self._last
         self._last = (current_record(self.group_id, member.member_id, member),)
 
@@ -121,7 +121,7 @@ class Step:
         return not known
 
     def is_late(self, member_id: str, caller: Caller) -> bool:
-        """Whether the member has spoken on a newer connection since: what this one brings says nothing of now.
+        """Whether the member has used a newer connection since: requests on this one are stale.
 
         A client that went back to an older one for good is heard when its session is over, as a new member.
         """
@@ -141,7 +141,7 @@ class Step:
         self.timers.append(SetTimer((kind, self.group_id, member.member_id), self.now_ms + timeout_ms))
 
     def stop_expecting(self, kind: str, member_id: str) -> None:
-        """It did what was expected."""
+        """Cancel the member's rebalance timer."""
         self.timers.append(CancelTimer((kind, self.group_id, member_id)))
 
     # -- epochs and targets --------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Step:
         self.put(target_epoch_record(self.group_id, self.group.epoch))
 
     def ask(self, offer: Offer) -> bool:
-        """Choose the member that computes the target, unless one is at it; whether there is one to choose."""
+        """Choose the member that computes the target, unless one is chosen; False without a candidate."""
         asked = self.live.computation
         group = self.group
         if asked is not None and asked.assignor.name == offer.name and asked.member_id in group.members:
@@ -208,7 +208,7 @@ class Step:
         return True
 
     def forget_silence(self, member_id: str, *, but: Iterable[tuple[UUID, int]] = ()) -> None:
-        """What a member had without a commit does not count any more, for it let go of it, or begins anew."""
+        """Drop the no-commit timers of partitions the member no longer owns."""
         if self.live.silent:
             kept = set(but)
             self.live.silent = {
@@ -218,7 +218,7 @@ class Step:
             }
 
     def expect_target(self, computation: Computation) -> None:
-        """The chosen member knows, or is told, that it is to compute the target: its time runs from the first time."""
+        """Start the timeout of the chosen member with the first heartbeat that asks it for a target."""
         if not computation.told:
             computation.told = True
             timeout_ms = self.group.members[computation.member_id].described.rebalance_timeout_ms
@@ -227,9 +227,9 @@ class Step:
     # -- members -------------------------------------------------------------------------------------------------------
 
     def remove(self, *member_ids: str, forget: bool = True) -> None:
-        """Take members out of the group, and begin the epoch in which the others have what they had.
+        """Remove members, and begin the epoch that reassigns their partitions.
 
-        Without `forget`, they may not know: what they said on older connections is to stay without effect.
+        Without `forget`, they may be unaware of it: their requests on older connections stay without effect.
         """
         for member_id in member_ids:
             self.put(*gone_records(self.group_id, member_id))

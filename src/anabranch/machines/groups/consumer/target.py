@@ -1,7 +1,7 @@
-"""Who is to have what: which assignor decides, and what it is told (KIP-848, Assignment).
+"""The target assignment: the choice of the assignor, and its input (KIP-848, Assignment).
 
-A client-side assignor is used if every member offers it, in versions that overlap; if there are several, the one that
-stands earliest in the members' lists. Otherwise the server-side assignor that most members named; those that name none
+A client-side assignor is used if every member offers it, in versions that overlap; of several, the one
+earliest in the members' lists. Otherwise the server-side assignor that most members named; members that name none
 vote for the broker's first one.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Targets:
-    """Computes a group's target. What it remembers is a memo: without it the answers are the same."""
+    """Computes a group's target. Its cache is a memo: without it the answers are the same."""
 
     def __init__(self) -> None:
         self._planner: Planner | None = None
@@ -45,7 +45,7 @@ class Targets:
         return self._planner.plan(assignors.get(name), self._subscribers, image.by_name, group.targets)
 
     def _look_at(self, group: ConsumerGroup, image: Image, regexes: Regexes) -> None:
-        """Know the members again by what they said; equal subscriptions are one set."""
+        """Update the subscribers of changed members; equal subscriptions are one set."""
         known, members, subscribers = self._said, group.members, self._subscribers
         for gone in known.keys() - members.keys():
             del known[gone], subscribers[gone]
@@ -106,7 +106,7 @@ class Offer:
 
 
 CLASSIC_VERSION = -1
-"""The metadata version of what a classic member's subscription carries for its assignor (KIP-848, JoinGroup)."""
+"""The metadata version of a classic member's subscription (KIP-848, JoinGroup)."""
 
 
 def offers_of(said: Described) -> tuple[Assignor, ...]:
@@ -120,7 +120,7 @@ def offers_of(said: Described) -> tuple[Assignor, ...]:
 
 
 def client_assignor(offers: Iterable[tuple[Assignor, ...]]) -> Offer | None:
-    """The client-side assignor to use, or None if there is none that every member offers."""
+    """The client-side assignor to use; None if members share none."""
     ranks: dict[str, list[int]] = {}
     lowest: dict[str, int] = {}
     highest: dict[str, int] = {}
@@ -153,17 +153,17 @@ def _rank(name: str, offered: tuple[str, ...]) -> tuple[int, str]:
 
 @dataclass(slots=True)
 class Computation:
-    """A target that a member has been asked for (volatile: a new coordinator asks anew)."""
+    """A target requested from a member (volatile: a new coordinator requests it again)."""
 
     member_id: str
     group_epoch: int
-    """The group epoch for which it is asked; at Prepare, the one it is told."""
+    """The group epoch of the request; from Prepare on, the epoch in its answer."""
     assignor: Offer
     tried: set[str] = field(default_factory=set)
     """Members that were asked before, since the last target, and did not deliver."""
     told: bool = False
-    """Whether the member knows that it is asked."""
+    """Whether a heartbeat has asked the member."""
     members: frozenset[str] | None = None
-    """Who was in the group at Prepare."""
+    """The members of the group at Prepare."""
     partitions: Mapping[UUID, frozenset[int]] = field(default_factory=dict)
     """The partitions at Prepare, by topic id."""
