@@ -179,7 +179,7 @@ def commit_error(
 
 
 def session_timer(group: ClassicGroup, member_id: str, now_ms: int) -> SetTimer | None:
-    """Return the timer that restarts the member's session (a commit counts as a heartbeat); None for an unknown member."""
+    """Return the timer that restarts the member's session, as a heartbeat would; None for an unknown member."""
     member = group.members.get(member_id)
     if member is None:
         return None
