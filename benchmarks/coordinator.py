@@ -26,7 +26,7 @@ from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHe
 from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
 from anabranch.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
 from anabranch.protocol.registry import api_of
-from anabranch.records.pairs import Pair, encode_pairs
+from anabranch.records.key_values import Pair, encode_pairs
 from anabranch.runtime.disk import Disk
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.log import PartitionLog

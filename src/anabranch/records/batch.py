@@ -18,8 +18,10 @@ from crc32c import crc32c
 
 from anabranch.base.errors import DecodeError
 from anabranch.base.ids import NO_LEADER_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
+from anabranch.base.limits import DECOMPRESSION_RATIO_MAX, MESSAGE_SIZE_MAX
 from anabranch.records.checksum import changed
 from anabranch.records.compression import COMPRESSION_MASK, Bytes, Compression, compress, decompress
+from anabranch.records.rows import iterate
 
 MAGIC = 2
 HEADER_SIZE = 61
@@ -278,6 +280,14 @@ def build(
     return batch
 
 
+def expanded(batch: memoryview, header: BatchHeader) -> Bytes:
+    """Return the records of a batch, decompressed; DecodeError where they are malformed or expand beyond reason."""
+    records = batch[HEADER_SIZE : header.size]
+    if not header.attributes & COMPRESSION_MASK or not header.record_count:
+        return records
+    return decompress(header.compression, records, max(len(records), MESSAGE_SIZE_MAX) * DECOMPRESSION_RATIO_MAX)
+
+
 def recompress(batch: Bytes, codec: Compression, size_max: int, level: int | None = None) -> bytearray:
     """Copy one batch into another codec; `size_max` bounds its records while they are not compressed."""
     header = parse_header(batch)
@@ -326,13 +336,10 @@ def parse_end_transaction_marker(buffer: Bytes, position: int = 0) -> EndTransac
     """Read the control batch at `position`; None when it marks something else than the end of a transaction."""
     header = parse_header(buffer, position)
     assert header.is_control
-    reader = _Reader(memoryview(buffer)[position + HEADER_SIZE : position + header.size])
-    reader.varint()
-    reader.take(1)
-    reader.varint()
-    reader.varint()
-    key = reader.take(reader.varint())
-    value = reader.take(reader.varint())
+    records = memoryview(buffer)[position + HEADER_SIZE : position + header.size]
+    record = next(iterate(records, 1, header.base_offset))
+    key = records[record.key_start : max(record.key_end, record.key_start)]
+    value = records[record.value_start : max(record.value_end, record.value_start)]
     if len(key) < _CONTROL_KEY.size:
         raise DecodeError(f"the control batch at offset {header.base_offset} has a key of {len(key)} bytes")
     _, kind = _CONTROL_KEY.unpack_from(key)
@@ -344,28 +351,3 @@ def parse_end_transaction_marker(buffer: Bytes, position: int = 0) -> EndTransac
     return EndTransactionMarker(
         header.producer_id, header.producer_epoch, kind == _COMMIT, coordinator_epoch, header.max_timestamp
     )
-
-
-class _Reader:
-    """Takes a record apart, with every length checked."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-        self._position = 0
-
-    def take(self, size: int) -> memoryview:
-        end = self._position + size
-        if size < 0 or end > len(self._data):
-            raise DecodeError(f"a field of {size} bytes where {len(self._data) - self._position} are left")
-        piece = self._data[self._position : end]
-        self._position = end
-        return piece
-
-    def varint(self) -> int:
-        value = 0
-        for shift in range(0, 70, 7):
-            byte = self.take(1)[0]
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value >> 1 ^ -(value & 1)
-        raise DecodeError("a variable-length number of more than 10 bytes")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anabranch.base.errors import DecodeError
-from anabranch.records.spans import Spans
+from anabranch.records.bulk_scan import Spans
 
 KIND_MAX = 1
 """Keys of the kinds 0 and 1 are those of positions."""

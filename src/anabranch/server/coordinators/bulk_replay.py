@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from anabranch.base.errors import DecodeError
 from anabranch.records.batch import LENGTH_END, BatchHeader, parse_end_transaction_marker, parse_header
+from anabranch.records.bulk_scan import Spans, Walked, spans, walk
 from anabranch.records.compression import Compression
-from anabranch.records.spans import Spans, Walked, spans, walk
 from anabranch.server.coordinators.replay import WINDOW_SIZE, Held
 from anabranch.storage.log.segment import LogSlice
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from anabranch.base.errors import DecodeError
 from anabranch.records.batch import LENGTH_END, check, headers, parse_end_transaction_marker
-from anabranch.records.pairs import decode_pairs
+from anabranch.records.key_values import decode_pairs
 from anabranch.storage.log.segment import LogSlice
 
 WINDOW_SIZE = 1 << 20

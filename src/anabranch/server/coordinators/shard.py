@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Protocol, 
 from anabranch.base.errors import ApiError, DecodeError, ErrorCode
 from anabranch.machines.outcome import Outcome, Parked, SetTimer
 from anabranch.records.batch import end_transaction_marker, parse_header
-from anabranch.records.pairs import encode_pairs
+from anabranch.records.key_values import encode_pairs
 from anabranch.runtime.clock import Clock, SteadyTime
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.timers import Timers

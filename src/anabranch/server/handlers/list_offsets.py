@@ -11,10 +11,10 @@ from anabranch.protocol.messages.list_offsets import (
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
 )
+from anabranch.records.timestamps import first_at_or_after, first_of_max
 from anabranch.runtime.events import EventLogger
 from anabranch.server.context import BrokerContext, RequestContext
 from anabranch.server.partitions.partition import Partition
-from anabranch.server.partitions.timestamps import first_at_or_after, first_of_max
 from anabranch.storage.log.log import OfflineLogError
 
 events = EventLogger("list_offsets")

@@ -23,17 +23,18 @@ from typing import NamedTuple
 
 from anabranch.base.errors import DecodeError
 from anabranch.base.ids import NO_PRODUCER_ID
-from anabranch.base.limits import DECOMPRESSION_RATIO_MAX, MESSAGE_SIZE_MAX
 from anabranch.machines.partition.aborted import AbortedTransaction
 from anabranch.records.batch import (
     HEADER_SIZE,
     BatchHeader,
     build,
     check,
+    expanded,
     parse_end_transaction_marker,
     parse_header,
 )
-from anabranch.records.compression import Compression, compress, decompress
+from anabranch.records.compression import Compression, compress
+from anabranch.records.rows import iterate
 from anabranch.runtime.disk import Disk, File
 from anabranch.storage.log.errors import OfflineLogError
 from anabranch.storage.log.index import NO_TIMESTAMP
@@ -387,47 +388,15 @@ class Record(NamedTuple):
 
 def _records(header: BatchHeader, batch: memoryview) -> Iterator[Record]:
     """Take the records of a batch apart; DecodeError where they are malformed."""
-    data = batch[HEADER_SIZE:]
-    if header.compression is not Compression.NONE and header.record_count:
-        size_max = max(len(data), MESSAGE_SIZE_MAX) * DECOMPRESSION_RATIO_MAX
-        data = memoryview(decompress(header.compression, data, size_max))
-    position = 0
-    try:
-        for _ in range(header.record_count):
-            begin = position
-            length, position = _varint(data, position)
-            end = position + length
-            timestamp_delta, at = _varint(data, position + 1)
-            offset_delta, at = _varint(data, at)
-            key_size, at = _varint(data, at)
-            key = None if key_size < 0 else bytes(data[at : at + key_size])
-            value_size, at = _varint(data, at + max(key_size, 0))
-            if not position < at <= end <= len(data):
-                raise DecodeError(f"the batch at offset {header.base_offset} has a record that is cut off")
-            yield Record(
-                header.base_offset + offset_delta,
-                header.base_timestamp + timestamp_delta,
-                key,
-                value_size < 0,
-                data[begin:end],
-            )
-            position = end
-    except IndexError as error:
-        raise DecodeError(f"the batch at offset {header.base_offset} has a record that is cut off") from error
-
-
-def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    byte = data[position]
-    position += 1
-    value, shift = byte & 0x7F, 7
-    while byte >= 0x80:
-        if shift > 63:
-            raise DecodeError("a variable-length number of more than 10 bytes")
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-    return value >> 1 ^ -(value & 1), position
+    records = memoryview(expanded(batch, header))
+    for span in iterate(records, header.record_count, header.base_offset):
+        yield Record(
+            header.base_offset + span.offset_delta,
+            header.base_timestamp + span.timestamp_delta,
+            None if span.key_end < 0 else bytes(records[span.key_start : span.key_end]),
+            span.value_end < 0,
+            records[span.start : span.end],
+        )
 
 
 def _read(file: File, size: int, position: int) -> bytes:

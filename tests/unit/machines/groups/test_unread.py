@@ -12,8 +12,8 @@ from anabranch.machines.groups import unread as module
 from anabranch.machines.groups.positions import Position, Positions, position_record
 from anabranch.machines.groups.records import Record, encode_record
 from anabranch.machines.groups.unread import Unread
-from anabranch.records.pairs import Pair, encode_pairs
-from anabranch.records.spans import spans, walk
+from anabranch.records.bulk_scan import spans, walk
+from anabranch.records.key_values import Pair, encode_pairs
 
 GROUPS = ["", "g", "group", "group-1", "group-2", "ü" * 40, "a" * 8, "a" * 9, "x" * 200 + "1", "x" * 200 + "2"]
 

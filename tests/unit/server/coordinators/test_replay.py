@@ -10,7 +10,7 @@ import pytest
 from anabranch.base.errors import DecodeError
 from anabranch.records.batch import end_transaction_marker
 from anabranch.records.compression import Compression
-from anabranch.records.pairs import Pair, encode_pairs
+from anabranch.records.key_values import Pair, encode_pairs
 from anabranch.runtime.disk import Disk
 from anabranch.server.coordinators import bulk_replay, replay
 from anabranch.server.coordinators.bulk_replay import BulkReplay, UnsuitedError

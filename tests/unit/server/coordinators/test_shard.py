@@ -14,7 +14,7 @@ from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.outcome import Answer, CancelTimer, Outcome, Parked, SetTimer
 from anabranch.records.batch import end_transaction_marker, parse_header
-from anabranch.records.pairs import encode_pairs
+from anabranch.records.key_values import encode_pairs
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.metrics import Counter

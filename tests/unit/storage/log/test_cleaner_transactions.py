@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.machines.partition.producers import Marker, ProducerTable
 from anabranch.records.batch import TRANSACTIONAL, end_transaction_marker, headers, parse_end_transaction_marker
-from anabranch.records.pairs import decode_pairs
+from anabranch.records.key_values import decode_pairs
 from anabranch.runtime.disk import Disk
 from anabranch.storage.log import cleaner
 from anabranch.storage.log.config import Durability, LogConfig

@@ -8,9 +8,9 @@ import pytest
 
 from anabranch.base.errors import DecodeError
 from anabranch.records.batch import end_transaction_marker, headers, parse_header, stamp_crc
+from anabranch.records.bulk_scan import spans, walk
 from anabranch.records.compression import Compression
-from anabranch.records.pairs import Pair, decode_pairs, encode_pairs
-from anabranch.records.spans import spans, walk
+from anabranch.records.key_values import Pair, decode_pairs, encode_pairs
 from tests.support.batches import make_keyed_batch
 
 PAIRS: list[Pair] = [(b"k", b"v"), (b"k" * 200, None), (None, b"v" * 20_000), (b"", b"")]

@@ -1,0 +1,45 @@
+"""The record of a batch with a given timestamp, or with the largest one, for ListOffsets; DecodeError from all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from anabranch.records.batch import BatchHeader, expanded, parse_header
+from anabranch.records.rows import iterate
+
+
+class TimestampAndOffset(NamedTuple):
+    """The place and the timestamp of a record."""
+
+    offset: int
+    timestamp: int
+    leader_epoch: int
+
+
+def first_at_or_after(batch: memoryview, timestamp: int, log_start: int) -> TimestampAndOffset | None:
+    """The first record from `log_start` on whose timestamp is `timestamp` or later."""
+    header = parse_header(batch)
+    for offset, recorded_ms in _timestamps(batch, header):
+        if recorded_ms >= timestamp and offset >= log_start:
+            return TimestampAndOffset(offset, recorded_ms, header.leader_epoch)
+    return None
+
+
+def first_of_max(batch: memoryview, log_start: int) -> TimestampAndOffset | None:
+    """The first record that has the largest timestamp of the batch."""
+    header = parse_header(batch)
+    best: TimestampAndOffset | None = None
+    for offset, recorded_ms in _timestamps(batch, header):
+        if offset >= log_start and (best is None or recorded_ms > best.timestamp):
+            best = TimestampAndOffset(offset, recorded_ms, header.leader_epoch)
+    return best
+
+
+def _timestamps(batch: memoryview, header: BatchHeader) -> Iterator[tuple[int, int]]:
+    """Offset and timestamp of each record."""
+    if header.log_append_time:
+        yield header.base_offset, header.max_timestamp
+        return
+    for record in iterate(expanded(batch, header), header.record_count, header.base_offset):
+        yield header.base_offset + record.offset_delta, header.base_timestamp + record.timestamp_delta
