@@ -37,17 +37,17 @@ REPORT = re.compile(
 
 @contextmanager
 def both(
-    ours: Mapping[str, str], theirs: Mapping[str, str], running: Pair | None = None
+    ours: Mapping[str, str], theirs: Mapping[str, str], scale: Scale, running: Pair | None = None
 ) -> Iterator[Mapping[str, ServerProcess]]:
-    """Run the two brokers with these settings, or use a pair that runs already."""
+    """Run the two brokers with these settings, or ours alone, or use a pair that runs already."""
     if running is not None:
         yield running
         return
     with ExitStack() as stack:
-        yield {
-            "anabranch": stack.enter_context(Anabranch(settings=ours)),
-            "apache-kafka": stack.enter_context(ApacheKafka(settings=theirs)),
-        }
+        servers: dict[str, ServerProcess] = {"anabranch": stack.enter_context(Anabranch(settings=ours))}
+        if not scale.alone:
+            servers["apache-kafka"] = stack.enter_context(ApacheKafka(settings=theirs))
+        yield servers
 
 
 def _topic(server: ServerProcess, partitions: int) -> str:
@@ -105,7 +105,7 @@ BYTES_AND_CPU = (Bar("bytes_per_s", "B/s", "more", 1.0), Bar("cpu_s_per_gb", "s/
 def produce(scale: Scale, running: Pair | None = None) -> list[Result]:
     """Bytes in per second, and what a GB in costs the broker."""
     records = scale.choose(400_000, 5_000)
-    with both({"durability": "os"}, {}, running) as servers:
+    with both({"durability": "os"}, {}, scale, running) as servers:
         return compare(
             "broker.produce",
             what=f"{records} records of 1 KiB into one partition by ProducerPerformance, acks=all, defaults otherwise",
@@ -156,7 +156,7 @@ def produce_librdkafka(scale: Scale, running: Pair | None = None) -> list[Result
 
         return once
 
-    with both({"durability": "os"}, {}, running) as servers:
+    with both({"durability": "os"}, {}, scale, running) as servers:
         return compare(
             "broker.produce_librdkafka",
             what=f"{records} records of 1 KiB into one partition by librdkafka (confluent-kafka), acks=all, "
@@ -186,7 +186,7 @@ def consume(scale: Scale, running: Pair | None = None) -> list[Result]:
 
         return once
 
-    with both({"durability": "os"}, {}, running) as servers, JavaMachine("-Xmx512M") as machine:
+    with both({"durability": "os"}, {}, scale, running) as servers, JavaMachine("-Xmx512M") as machine:
         return compare(
             "broker.consume",
             what=f"{records} records of 1 KiB from one partition by the Java client, by assignment, defaults otherwise",
@@ -216,7 +216,7 @@ def consume_librdkafka(scale: Scale, running: Pair | None = None) -> list[Result
 
         return once
 
-    with both({"durability": "os"}, {}, running) as servers:
+    with both({"durability": "os"}, {}, scale, running) as servers:
         return compare(
             "broker.consume_librdkafka",
             what=f"{records} records of 1 KiB from one partition by librdkafka (confluent-kafka), by assignment",
@@ -247,7 +247,7 @@ def latency(scale: Scale, running: Pair | None = None) -> list[Result]:
     """The 99th percentile of acks=all at 5,000 records a second."""
     rate = scale.choose(5_000, 500)
     records = rate * scale.choose(10, 2)
-    with both({"durability": "os"}, {}, running) as servers:
+    with both({"durability": "os"}, {}, scale, running) as servers:
         return compare(
             "broker.latency",
             what=f"ProducerPerformance at {rate} records/s of 1 KiB, acks=all, {records} records; its 99th percentile",
@@ -261,7 +261,7 @@ def durable(scale: Scale, running: Pair | None = None) -> list[Result]:
     """Records a second that are on the disk when they are acknowledged."""
     records = scale.choose(100_000, 500)  # the client's first seconds are those of a cold virtual machine
     settings = {"acks": "all", "batch_size": "4096", "linger_ms": "0"}
-    with both({"durability": "fsync"}, {"log.flush.interval.messages": "1"}, running) as servers:
+    with both({"durability": "fsync"}, {"log.flush.interval.messages": "1"}, scale, running) as servers:
         return compare(
             "broker.durable",
             what=f"{records} records of 1 KiB over 16 partitions by ProducerPerformance, acks=all, batch.size=4096, "

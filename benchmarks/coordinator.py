@@ -258,7 +258,7 @@ def heartbeats(scale: Scale, running: Mapping[str, ServerProcess] | None = None)
     settings = {**ONE_SHARD, "group.consumer.max.session.timeout.ms": "1800000"}
     settings |= {"group.consumer.session.timeout.ms": "1800000"}
     with ExitStack() as stack:
-        servers = stack.enter_context(both({**settings, "durability": "os"}, settings, running))
+        servers = stack.enter_context(both({**settings, "durability": "os"}, settings, scale, running))
         return compare(
             "coordinator.heartbeats",
             what=f"{count:,} ConsumerGroupHeartbeats (v1) of {members} members of one stable group, over {CONNECTIONS} "

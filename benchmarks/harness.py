@@ -33,6 +33,8 @@ class Scale:
 
     rounds: int = 3
     small: bool = False
+    alone: bool = False
+    """Whether only our own side is measured, as where two checkouts are compared (`benchmarks.against`)."""
 
     def choose(self, full: Value, small: Value) -> Value:
         """Return the size to use."""
@@ -128,6 +130,8 @@ def compare(
     `what` says in a sentence or two what work is done, with which client and settings. Small rounds are not warmed for:
     their figures mean nothing.
     """
+    if scale.alone:
+        sides = dict([next(iter(sides.items()))])
     if not scale.small:
         for measure in sides.values():
             measure()
@@ -163,6 +167,15 @@ def record(name: str, results: Iterable[Result], *, directory: Path = RESULTS) -
         earlier = [line for line in _lines(str(path)) if _identity(json.loads(line)) != result.identity]
         path.write_text("".join(f"{line}\n" for line in [*earlier, result.line()]))
     return kept
+
+
+def show(results: Iterable[Result]) -> list[Result]:
+    """Print each result as it comes, and keep none."""
+    shown: list[Result] = []
+    for result in results:
+        shown.append(result)
+        print(result.line(), flush=True)
+    return shown
 
 
 def _identity(line: Mapping[str, object]) -> tuple[object, object]:

@@ -26,7 +26,7 @@ MEASURED = [produce, produce_librdkafka, consume, consume_librdkafka, latency, d
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Pair]:
-    with both({}, {}) as servers:
+    with both({}, {}, Scale(small=True)) as servers:
         yield servers
 
 
