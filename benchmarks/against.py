@@ -2,7 +2,7 @@
 
 Both checkouts run their own code of the same benchmark, their own side only (`--alone`), each in a process of its own.
 They take turns, and the one that goes first changes from round to round, so that a machine that gets slower or faster
-does so for both. A ratio is this checkout divided by the other; "worse" is the part lost, whichever way is better.
+does so for both. A ratio is this checkout divided by the other; "worse" is the part lost, negative for a gain.
 """
 
 from __future__ import annotations
@@ -48,4 +48,6 @@ def _measured(checkout: Path, name: str, *, small: bool) -> Iterator[dict[str, A
 def _line(benchmark: str, figure: str, better: str, ours: float, theirs: float) -> str:
     ratio = ours / theirs if theirs else float("nan")
     worse = 1 - ratio if better == "more" else ratio - 1
-    return f"{benchmark} {figure}: {ours:.4g} against {theirs:.4g}, {ratio:.3f}x ({worse:+.1%} worse; better: {better})"
+    return (
+        f"{benchmark} {figure}: {ours:.4g} against {theirs:.4g}, {ratio:.3f}x ({better} is better, {worse:+.1%} worse)"
+    )

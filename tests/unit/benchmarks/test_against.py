@@ -17,7 +17,7 @@ def test_both_checkouts_are_measured_and_every_figure_is_compared(capsys: pytest
     assert lines
     for line in lines:
         assert re.fullmatch(
-            r"groups\.uniform \w+: \S+ against \S+, \S+x \([+-][\d.]+% worse; better: (more|less)\)", line
+            r"groups\.uniform_equal \w+: \S+ against \S+, \S+x \((more|less) is better, [+-][\d.]+% worse\)", line
         )
 
 
