@@ -1,7 +1,8 @@
 """Histories of a producer beside a model broker that is resized, crashes and loses answers, one per seed.
 
-The broker keeps one list of everything it ever appended, so the promise is read off it: every record once, and the
-records of a key in the order they were sent. It follows the resize of ordering.md step by step, other events between.
+What becomes of a batch is decided by the machine that ships; its log is a list. The broker keeps one list of
+everything it ever appended, so the promise is read off it: every record once, and the records of a key in the order
+they were sent. It follows the resize of ordering.md step by step, other events between.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import pytest
 
 from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.ids import NO_TOPIC_ID
 from anabranch.machines.clients.sending import (
     Answer,
     Batcher,
@@ -25,11 +28,16 @@ from anabranch.machines.clients.sending import (
     Send,
     Work,
 )
+from anabranch.machines.controller.leadership import Leadership
+from anabranch.machines.partition import appending
+from anabranch.machines.partition.appending import Append, Duplicate, Refuse
+from anabranch.machines.partition.producers import ProducerTable
 from anabranch.machines.placement import place
 
 TOPIC = "t"
 INITIAL = 2
 NODES = 2
+PRODUCER = 7
 Record = tuple[int, int]
 """(key, number): numbers grow with sending."""
 
@@ -40,15 +48,45 @@ class Rows(list[Record]):
         return len(self)
 
 
+class Batch(NamedTuple):
+    """What is decided about: a batch's header."""
+
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+    base_offset: int = -1
+    producer_id: int = PRODUCER
+    max_timestamp: int = 0
+    is_transactional: bool = False
+    is_control: bool = False
+
+    @property
+    def last_offset_delta(self) -> int:
+        return self.record_count - 1
+
+
+Decision = Append | Duplicate[appending.Replica] | Refuse
+
+
+class Broker:
+    """The decision that ships. Sabotaged ones override it."""
+
+    def decide(self, role: Leadership, table: ProducerTable, batch: Batch, count_said: int) -> Decision:
+        decision = appending.decide_append(role, table, (), batch, count_said)
+        assert isinstance(decision, Append | Duplicate | Refuse)
+        return decision
+
+
 @dataclass
 class Log:
-    count: int
-    open: bool = True
+    role: Leadership
+    table: ProducerTable = field(default_factory=ProducerTable)
     appended: list[Record] = field(default_factory=list)
-    remembered: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=5))
-    """(epoch of the producer, first sequence, records) of the last batches."""
-    producer: tuple[int, int] = (-1, 0)
-    """Producer epoch and next sequence."""
+
+
+def role(partition: int, count: int, *, retiring: bool = False) -> Leadership:
+    """The role of a partition of the topic; the model has no epochs."""
+    return Leadership(NO_TOPIC_ID, partition, 0, 0, INITIAL, count, retiring)
 
 
 @dataclass
@@ -62,8 +100,9 @@ class Wire:
 class World:
     """The batcher, the network and the brokers under one seed."""
 
-    def __init__(self, seed: int, batcher_class: type[Batcher] = Batcher) -> None:
+    def __init__(self, seed: int, batcher_class: type[Batcher] = Batcher, broker: Broker | None = None) -> None:
         self.chance = random.Random(seed)
+        self.broker = broker or Broker()
         settings = BatcherSettings(
             linger_ms=self.chance.choice([0, 5]), batch_size=6, delivery_timeout_ms=10**9, max_block_ms=10**9
         )
@@ -72,7 +111,9 @@ class World:
         self.sent = 0
         self.poison = {self.chance.randint(1, 200) for _ in range(self.chance.choice([0, 0, 3]))}
         """Records that the broker refuses for good."""
-        self.logs = {partition: Log(INITIAL) for partition in range(INITIAL)}
+        self.logs = {partition: Log(role(partition, INITIAL)) for partition in range(INITIAL)}
+        self.removed: dict[int, ProducerTable] | None = {} if self.chance.random() < 0.5 else None
+        """The producers of removed partitions; None where the producer reaches a broker that never had them."""
         self.published = INITIAL
         self.resizing: Iterator[None] | None = None
         self.everything: list[Record] = []
@@ -92,28 +133,32 @@ class World:
         logs = self.logs
         if to > old:
             for partition in self.chance.sample(range(old), old):
-                logs[partition].count = to
+                logs[partition].role = role(partition, to)
                 yield
             for partition in range(old, to):
                 if partition not in logs:
-                    logs[partition] = Log(to)
-                logs[partition].count, logs[partition].open = to, True
+                    inherited = (self.removed or {}).pop(partition, None)
+                    logs[partition] = Log(role(partition, to), inherited or ProducerTable())
+                logs[partition].role = role(partition, to)
         else:
             for partition in self.chance.sample(range(to, old), old - to):
-                logs[partition].count, logs[partition].open = to, False
+                logs[partition].role = role(partition, to, retiring=True)
                 yield
             for partition in self.chance.sample(range(to), to):
-                logs[partition].count = to
+                logs[partition].role = role(partition, to)
                 yield
         yield
         self.published = to
 
     def reap(self) -> None:
-        """Remove retiring partitions that nothing was ever appended to."""
+        """Remove retiring partitions: every one whose producers are remembered, others if nothing was appended."""
         for partition in sorted(self.logs, reverse=True):
-            if self.logs[partition].open or self.logs[partition].appended:
+            log = self.logs[partition]
+            if not log.role.retiring or (self.removed is None and log.appended):
                 return
             del self.logs[partition]
+            if self.removed is not None:
+                self.removed[partition] = log.table
             self.reaped += 1
 
     def produce(self, send: Send) -> dict[tuple[str, int], Answer]:
@@ -124,27 +169,28 @@ class World:
 
     def append(self, send: Send, partition: int, sequence: int, rows: Rows) -> Answer:
         log = self.logs.get(partition)
-        if log is None:
+        if log is None and (self.removed is None or partition not in self.removed):
             return Answer(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        epoch = send.producer_epoch
+        if log is None:
+            assert self.removed is not None
+            log = Log(self.logs[0].role.of_removed(partition), self.removed[partition])
+        batch = Batch(send.producer_epoch, sequence, len(rows))
         trouble = self.chance.random()
+        decision = self.broker.decide(log.role, log.table, batch, send.counts[TOPIC])
+        if isinstance(decision, Duplicate):
+            return Answer(base_offset=decision.of.base_offset)
+        if isinstance(decision, Refuse):
+            if decision.remember:
+                log.table.refused(batch)
+            return Answer(decision.code)
+        assert not log.role.retiring
         if trouble < 0.02:
+            log.table.refused(batch)
             return Answer(ErrorCode.NOT_ENOUGH_REPLICAS)
-        if (epoch, sequence, len(rows)) in log.remembered:
-            return Answer()
-        if send.counts[TOPIC] != log.count:
-            return Answer(ErrorCode.INVALID_PARTITION_METADATA)
-        assert log.open
-        if epoch < log.producer[0]:
-            return Answer(ErrorCode.INVALID_PRODUCER_EPOCH)
-        expected = log.producer[1] if epoch == log.producer[0] else 0
-        if sequence != expected:
-            return Answer(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
         if any(number in self.poison for _, number in rows):
             return Answer(ErrorCode.MESSAGE_TOO_LARGE)
-        log.producer = (epoch, sequence + len(rows))
-        log.remembered.append((epoch, sequence, len(rows)))
         base = len(log.appended)
+        log.table.apply(batch._replace(base_offset=base), 0)
         log.appended.extend(rows)
         self.everything.extend(rows)
         return Answer(ErrorCode.REQUEST_TIMED_OUT) if trouble > 0.98 else Answer(base_offset=base)
@@ -248,7 +294,7 @@ class World:
         elif way == "init":
             self.inits -= 1
             self.epochs += 1
-            self.batcher.producer_known(7, self.epochs)
+            self.batcher.producer_known(PRODUCER, self.epochs)
         elif self.resizing is not None and next(self.resizing, "done") == "done":
             self.resizing = None
 
@@ -264,7 +310,7 @@ class World:
 
     def check(self) -> None:
         for rows, error in self.failed:
-            removed = self.reaped > 0 and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            removed = self.removed is None and self.reaped > 0 and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             assert removed or any(number in self.poison for _, number in rows), f"failed for no reason: {error}"
         failed = sum(len(rows) for rows, _ in self.failed)
         assert len(self.everything) == len(set(self.everything)) == self.sent - failed, "lost or doubled"
@@ -276,8 +322,8 @@ class World:
         assert self.batcher.buffered_size == 0
 
 
-def run(seed: int, batcher_class: type[Batcher] = Batcher) -> World:
-    world = World(seed, batcher_class)
+def run(seed: int, batcher_class: type[Batcher] = Batcher, broker: Broker | None = None) -> World:
+    world = World(seed, batcher_class, broker)
     for _ in range(150):
         world.step()
     world.finish()
@@ -304,11 +350,36 @@ class Hasty(Batcher):
             topic.moving = topic.needs_metadata = True
 
 
-def test_a_producer_that_does_not_wait_for_outcomes_is_caught() -> None:
-    caught = 0
+class CountFirst(Broker):
+    """Checks the count before it looks for the batch."""
+
+    def decide(self, role: Leadership, table: ProducerTable, batch: Batch, count_said: int) -> Decision:
+        if count_said != role.undeleted_partition_count:
+            return Refuse(ErrorCode.INVALID_PARTITION_METADATA)
+        return super().decide(role, table, batch, count_said)
+
+
+class WithoutCount(Broker):
+    """Does not check the count."""
+
+    def decide(self, role: Leadership, table: ProducerTable, batch: Batch, count_said: int) -> Decision:
+        return super().decide(replace(role, retiring=False), table, batch, role.undeleted_partition_count)
+
+
+def caught(batcher_class: type[Batcher] = Batcher, broker: Broker | None = None) -> int:
+    found = 0
     for seed in range(40):
         try:
-            run(seed, Hasty)
+            run(seed, batcher_class, broker)
         except AssertionError:
-            caught += 1
-    assert caught > 4
+            found += 1
+    return found
+
+
+def test_a_producer_that_does_not_wait_for_outcomes_is_caught() -> None:
+    assert caught(Hasty) > 4
+
+
+@pytest.mark.parametrize("sabotaged", [CountFirst, WithoutCount])
+def test_a_broker_that_decides_otherwise_is_caught(sabotaged: type[Broker]) -> None:
+    assert caught(broker=sabotaged()) > 4

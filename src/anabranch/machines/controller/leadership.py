@@ -7,7 +7,7 @@ FENCED_LEADER_EPOCH, and an equal role changes nothing, so a LeaderAndIsr may ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
@@ -32,6 +32,10 @@ class Leadership:
     def survivor(self) -> int:
         """Where the keys of this partition live now: itself, unless it is retiring."""
         return ancestor(self.partition, self.undeleted_partition_count, self.initial_partition_count)
+
+    def of_removed(self, partition: int) -> Leadership:
+        """The role that a removed partition of the same topic would have: that of a retiring one."""
+        return replace(self, partition=partition, retiring=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""What becomes of a produced batch in one partition."""
+"""One partition at its leader: whether a produced batch is sound, what becomes of it, what producers are known."""

@@ -85,30 +85,45 @@ class Marker(NamedTuple):
     coordinator_epoch: int
 
 
-class _Remembered(NamedTuple):
+class Remembered(NamedTuple):
+    """A batch in the log, as its repetitions are recognized and answered."""
+
     first_sequence: int
     last_sequence: int
     base_offset: int
     last_offset: int
     timestamp: int
+    """Its largest timestamp, which is the append time where the topic's timestamps are LogAppendTime."""
 
 
 @dataclass(slots=True)
-class _Producer:
+class Producer:
+    """What a partition remembers of one producer."""
+
     epoch: int
     coordinator_epoch: int = NO_COORDINATOR_EPOCH
     last_sequence: int = NO_SEQUENCE
     transaction_start: int | None = None
-    batches: list[_Remembered] = field(default_factory=list)
+    batches: list[Remembered] = field(default_factory=list)
     """The last few of this epoch, oldest first."""
     seen_ms: int = field(default=0)
+
+    def repetition(self, batch: Batch) -> Remembered | None:
+        """Find the batch that `batch` repeats: same epoch, same sequences."""
+        if batch.producer_epoch != self.epoch:
+            return None
+        first = batch.base_sequence
+        for old in self.batches:
+            if old.first_sequence == first and old.last_sequence == sequence_after(first, batch.last_offset_delta):
+                return old
+        return None
 
 
 class ProducerTable:
     """Every producer that a partition remembers. Two tables are equal when they would decide alike."""
 
     def __init__(self, producers_max: int = PRODUCERS_PER_PARTITION_MAX) -> None:
-        self._producers: dict[int, _Producer] = {}
+        self._producers: dict[int, Producer] = {}
         """The one that was idle longest first."""
         self._producers_max = producers_max
         self._awaited: dict[int, tuple[int, int]] = {}
@@ -137,18 +152,40 @@ class ProducerTable:
         duplicate = self.duplicate(batch)
         if duplicate is not None:
             return duplicate
-        return self._follows(batch, self._producers.get(batch.producer_id), self._awaited.get(batch.producer_id))
+        error = self.follows(batch, batch.producer_id)
+        return ACCEPT if error is ErrorCode.NONE else Refuse(error)
 
     def duplicate(self, batch: Batch) -> Duplicate | None:
         """Find the batch among those that are remembered."""
         known = self._producers.get(batch.producer_id)
-        if batch.producer_id == NO_PRODUCER_ID or known is None or batch.producer_epoch != known.epoch:
-            return None
-        last = sequence_after(batch.base_sequence, batch.last_offset_delta)
-        for old in known.batches:
-            if old.first_sequence == batch.base_sequence and old.last_sequence == last:
-                return Duplicate(old.base_offset, old.last_offset, old.timestamp)
-        return None
+        found = None if known is None else known.repetition(batch)
+        return None if found is None else Duplicate(found.base_offset, found.last_offset, found.timestamp)
+
+    def known(self, producer_id: int) -> Producer | None:
+        """What is remembered of a producer."""
+        return self._producers.get(producer_id)
+
+    def follows(self, batch: Batch, producer_id: int) -> ErrorCode:
+        """Check that a batch that repeats none is the next one of its producer, which is known here by `producer_id`.
+
+        INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER, or NONE.
+        """
+        if producer_id == NO_PRODUCER_ID:
+            return ErrorCode.NONE
+        known = self._producers.get(producer_id)
+        epoch, sequence = batch.producer_epoch, batch.base_sequence
+        if known is not None:
+            if epoch < known.epoch:
+                return ErrorCode.INVALID_PRODUCER_EPOCH
+            if epoch > known.epoch:
+                return ErrorCode.NONE if sequence == 0 else ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+            if known.last_sequence != NO_SEQUENCE:
+                in_order = sequence == (known.last_sequence + 1) % _SEQUENCES
+                return ErrorCode.NONE if in_order else ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        awaited = self._awaited.get(producer_id)
+        if awaited is not None and awaited[0] == epoch and awaited[1] != sequence and sequence != 0:
+            return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        return ErrorCode.NONE
 
     def refused(self, batch: Batch) -> None:
         """Remember that a batch which `check` accepted was refused, for a reason that may pass.
@@ -189,7 +226,7 @@ class ProducerTable:
         known = self._producers.pop(batch.producer_id, None)
         if known is None:
             self._make_room()
-            known = _Producer(epoch=batch.producer_epoch)
+            known = Producer(epoch=batch.producer_epoch)
         elif known.epoch != batch.producer_epoch:
             known.epoch = batch.producer_epoch
             known.last_sequence = NO_SEQUENCE
@@ -204,7 +241,7 @@ class ProducerTable:
             last_offset = batch.base_offset + batch.last_offset_delta
             known.last_sequence = last
             known.batches.append(
-                _Remembered(batch.base_sequence, last, batch.base_offset, last_offset, batch.max_timestamp)
+                Remembered(batch.base_sequence, last, batch.base_offset, last_offset, batch.max_timestamp)
             )
             del known.batches[:-PRODUCER_BATCHES_REMEMBERED]
         if batch.is_transactional and known.transaction_start is None:
@@ -251,7 +288,7 @@ class ProducerTable:
         known = self._producers.get(producer_id)
         return known is None or known.transaction_start is not None or producer_epoch > known.epoch
 
-    def __iter__(self) -> Iterator[tuple[int, _Producer]]:
+    def __iter__(self) -> Iterator[tuple[int, Producer]]:
         """Every producer with what is remembered of it."""
         return iter(self._producers.items())
 
@@ -301,9 +338,9 @@ class ProducerTable:
         for _ in range(count):
             producer_id, epoch, coordinator_epoch, last, start, seen_ms, batches = _ENTRY.unpack_from(body, position)
             position += _ENTRY.size
-            known = _Producer(epoch, coordinator_epoch, last, None if start < 0 else start, seen_ms=seen_ms)
+            known = Producer(epoch, coordinator_epoch, last, None if start < 0 else start, seen_ms=seen_ms)
             for _ in range(batches):
-                known.batches.append(_Remembered(*_BATCH.unpack_from(body, position)))
+                known.batches.append(Remembered(*_BATCH.unpack_from(body, position)))
                 position += _BATCH.size
             self._producers[producer_id] = known
         for _ in range(ended):
@@ -318,21 +355,7 @@ class ProducerTable:
 
     # Within.
 
-    def _follows(self, batch: Batch, known: _Producer | None, awaited: tuple[int, int] | None) -> Verdict:
-        if batch.producer_id == NO_PRODUCER_ID:
-            return ACCEPT
-        epoch, sequence = batch.producer_epoch, batch.base_sequence
-        if known is not None and epoch < known.epoch:
-            return Refuse(ErrorCode.INVALID_PRODUCER_EPOCH)
-        if known is not None and epoch > known.epoch:
-            return ACCEPT if sequence == 0 else Refuse(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
-        if known is not None and known.last_sequence != NO_SEQUENCE:
-            return _next_after(known.last_sequence, sequence)
-        if awaited is not None and awaited[0] == epoch and awaited[1] != sequence and sequence != 0:
-            return Refuse(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
-        return ACCEPT
-
-    def _end(self, batch: Batch, known: _Producer, marker: Marker) -> AbortedTransaction | None:
+    def _end(self, batch: Batch, known: Producer, marker: Marker) -> AbortedTransaction | None:
         known.coordinator_epoch = max(known.coordinator_epoch, marker.coordinator_epoch)
         first = known.transaction_start
         if first is None:
@@ -358,10 +381,6 @@ class ProducerTable:
 
     def _comparable(self) -> tuple[object, ...]:
         return list(self._producers.items()), list(self._undecided.items()), self.aborted
-
-    def known(self, producer_id: int) -> _Producer | None:
-        """What is remembered of a producer."""
-        return self._producers.get(producer_id)
 
 
 _MAGIC = b"ANPS"
@@ -427,23 +446,19 @@ def check_redirected(batch: Batch, partition: int, own: ProducerTable, others: I
         batch.is_control,
     )
     tables: Sequence[tuple[ProducerTable, Batch]] = [(own, batch), *((other, alias) for other in others)]
-    newest: tuple[ProducerTable, Batch, _Producer] | None = None
+    newest: tuple[ProducerTable, Batch, Producer] | None = None
     for table, named in tables:
         found = table.duplicate(named)
         if found is not None:
             return found
         known = table.known(named.producer_id)
-        if known is not None and (newest is None or _ahead(known, newest[2])):
+        if known is not None and (newest is None or ahead(known, newest[2])):
             newest = (table, named, known)
     return own.check(batch) if newest is None else newest[0].check(newest[1])
 
 
-def _ahead(one: _Producer, other: _Producer) -> bool:
+def ahead(one: Producer, other: Producer) -> bool:
     """Whether `one` is the later state of a producer; sequences wrap, so the shorter way round counts."""
     if one.epoch != other.epoch or NO_SEQUENCE in (one.last_sequence, other.last_sequence):
         return (one.epoch, one.last_sequence) > (other.epoch, other.last_sequence)
     return 0 < (one.last_sequence - other.last_sequence) % _SEQUENCES < _SEQUENCES // 2
-
-
-def _next_after(last: int, sequence: int) -> Verdict:
-    return ACCEPT if sequence == sequence_after(last, 1) else Refuse(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)

@@ -17,7 +17,7 @@ from anabranch.protocol.messages.produce import (
 )
 from anabranch.runtime.syncs import Told
 from anabranch.server.context import BrokerContext, CloseConnectionError, RequestContext
-from anabranch.server.partitions.appending import Produced, Verify, no_transaction, produce, produce_removed
+from anabranch.server.partitions.appending import Appender, Produced, TransactionCheck, no_transaction
 
 NO_ACKS, LEADER_ACK, ALL_ACKS = 0, 1, -1
 ABORTABLE_SINCE = 11
@@ -28,12 +28,12 @@ def handle_produce(
     broker: BrokerContext, request: ProduceRequest, call: RequestContext
 ) -> ProduceResponse | Awaitable[ProduceResponse] | None:
     """Append every partition's batches in order; None where the client wants no answer (acks=0)."""
-    now_ms = broker.clock.now_ms()
     replicas = broker.replicas
     pending: _Pending | None = None
     topics: list[TopicProduceResponse] = []
     refusal = ErrorCode.NONE if request.acks in (NO_ACKS, LEADER_ACK, ALL_ACKS) else ErrorCode.INVALID_REQUIRED_ACKS
-    verify = _verify(broker, request.transactional_id, call.api_version)
+    check_transaction = _transaction_check(broker, request.transactional_id, call.api_version)
+    appender = Appender(replicas, broker.clock.now_ms(), check_transaction)
     for topic in request.topic_data:
         answers: list[PartitionProduceResponse] = []
         for data in topic.partition_data:
@@ -49,12 +49,9 @@ def handle_produce(
                 produced = Produced(ErrorCode.KAFKA_STORAGE_ERROR, message=partition.offline_reason)
             elif data.records is None or not len(data.records):
                 produced = Produced(ErrorCode.INVALID_RECORD, message="There are no records.")
-            elif partition is None:
-                name = TopicPartition(topic.name, data.index)
-                count = topic.undeleted_partition_count
-                produced = produce_removed(replicas, name, _view(data), count, now_ms, verify)
             else:
-                produced = produce(replicas, partition, _view(data), topic.undeleted_partition_count, now_ms, verify)
+                addressed = partition or replicas.removed_partition(TopicPartition(topic.name, data.index))
+                produced = appender.produce(addressed, _view(data), topic.undeleted_partition_count)
             answer = PartitionProduceResponse(
                 index=data.index,
                 error_code=produced.error,
@@ -64,14 +61,14 @@ def handle_produce(
                 error_message=produced.message,
             )
             answers.append(answer)
-            if produced.awaits is None:
+            if produced.unsynced is None:
                 if partition is not None and produced.error is ErrorCode.NONE and partition.log.flush_due:
                     replicas.commit(partition)
             elif request.acks == ALL_ACKS:
                 pending = pending or _Pending()
-                replicas.commit_then(produced.awaits, pending.told_of(answer))
+                replicas.commit_then(produced.unsynced, pending.told_of(answer))
             else:
-                replicas.commit(produced.awaits)
+                replicas.commit(produced.unsynced)
         topics.append(TopicProduceResponse(name=topic.name, partition_responses=answers))
     response = ProduceResponse(responses=topics)
     if request.acks == NO_ACKS:
@@ -81,14 +78,14 @@ def handle_produce(
     return response if pending is None else pending.when_durable(response)
 
 
-def _verify(broker: BrokerContext, transactional_id: str | None, version: int) -> Verify:
+def _transaction_check(broker: BrokerContext, transactional_id: str | None, version: int) -> TransactionCheck:
     """What asks the coordinator of the request's transaction, which is in this process, and words its refusal."""
     if transactional_id is None:
         return no_transaction
     named = transactional_id
     unknown = ErrorCode.TRANSACTION_ABORTABLE if version >= ABORTABLE_SINCE else ErrorCode.INVALID_TXN_STATE
 
-    def verify(partition: TopicPartition, producer_id: int, producer_epoch: int) -> ErrorCode:
+    def check(partition: TopicPartition, producer_id: int, producer_epoch: int) -> ErrorCode:
         error = broker.transactions.verify(named, partition, producer_id, producer_epoch)
         return {
             ErrorCode.INVALID_TXN_STATE: unknown,
@@ -100,7 +97,7 @@ def _verify(broker: BrokerContext, transactional_id: str | None, version: int) -
             ErrorCode.NOT_COORDINATOR: ErrorCode.NOT_ENOUGH_REPLICAS,
         }.get(error, error)
 
-    return verify
+    return check
 
 
 def _view(data: PartitionProduceData) -> memoryview:

@@ -9,18 +9,32 @@ that is made again inherits it. Here are remembered, too, the batches that a par
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
 from anabranch.base.errors import DecodeError
 from anabranch.base.ids import TopicPartition
+from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.partition.producers import ProducerTable
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.events import EventLogger
+from anabranch.server.partitions.topic_settings import TopicSettings
 
 events = EventLogger("removed")
 SUFFIX = ".producers"
 _ID_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedPartition:
+    """What a produce request finds where a partition was removed: its producers, and the role it would have."""
+
+    name: TopicPartition
+    leadership: Leadership | None
+    """None while its log is being deleted, or while no other partition of its topic here has a role."""
+    table: ProducerTable
+    settings: TopicSettings
 
 
 class RemovedPartitions:

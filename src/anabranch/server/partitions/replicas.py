@@ -26,7 +26,7 @@ from anabranch.runtime.events import EventLogger
 from anabranch.runtime.metrics import Metrics
 from anabranch.runtime.syncs import Told
 from anabranch.server.partitions.partition import Partition, fold_producers
-from anabranch.server.partitions.removed import RemovedPartitions
+from anabranch.server.partitions.removed import RemovedPartition, RemovedPartitions
 from anabranch.server.partitions.topic_settings import TopicSettings
 from anabranch.storage.checkpoints import Checkpoints
 from anabranch.storage.directory import DataDirectory
@@ -80,15 +80,8 @@ class Replicas:
         """The partitions of a topic that live here."""
         return [partition for (name, _), partition in self._partitions.items() if name == topic]
 
-    def ancestors(self, partition: Partition) -> list[Partition]:
-        """The partitions that a stock producer's batches for this one may have been redirected to."""
-        role = partition.leadership
-        if role is None:
-            return []
-        return self.ancestors_of(partition.name.topic, role.partition, role.initial_partition_count)
-
     def ancestors_of(self, topic: str, number: int, initial_count: int) -> list[Partition]:
-        """As `ancestors`, of a partition that need not be there any more."""
+        """The partitions here that a stock producer's batches for this one may have been redirected to."""
         found: list[Partition] = []
         while number >= initial_count:
             number -= level_size(number, initial_count)
@@ -306,7 +299,19 @@ class Replicas:
             self.removed.hold(name, topic_id, table)
         self.removed.keep(name)
 
-    def producers_of_removed(self, name: TopicPartition, topic_id: UUID) -> ProducerTable | None:
+    def removed_partition(self, name: TopicPartition) -> RemovedPartition:
+        """What a produce request finds where a partition was removed."""
+        first = self.get(name.topic, 0)
+        role = None if first is None else first.leadership
+        table = None if role is None else self._producers_of_removed(name, role.topic_id)
+        return RemovedPartition(
+            name,
+            None if role is None or table is None else role.of_removed(name.partition),
+            ProducerTable() if table is None else table,
+            self._settings_of(name.topic) if first is None else first.settings,
+        )
+
+    def _producers_of_removed(self, name: TopicPartition, topic_id: UUID) -> ProducerTable | None:
         """What a partition that is not there any more knew of producers; None while it is being removed."""
         table = self.removed.table(name, topic_id)
         if table is None and not self._disk.exists(self._directory.log_path(name)):

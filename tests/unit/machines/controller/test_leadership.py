@@ -96,3 +96,8 @@ def test_who_may_read(count: int, epoch: int, error: ErrorCode) -> None:
 def test_the_survivor_of_a_retiring_partition_has_its_keys() -> None:
     assert CLOSED.survivor == 0
     assert OPEN.survivor == 4
+
+
+def test_a_removed_partition_has_the_role_of_a_retiring_one() -> None:
+    removed = replace(OPEN, partition=0, undeleted_partition_count=3).of_removed(4)
+    assert (removed.partition, removed.retiring, removed.survivor) == (4, True, 0)

@@ -1,0 +1,188 @@
+"""What becomes of a produced batch: the one place where the order of ordering.md, section 5, is written.
+
+    1. the partition has no role here                                        Refuse NOT_LEADER_OR_FOLLOWER
+    2. its own log has the batch                                             Duplicate, whatever count the sender says
+    3. the sender says a count that is not the topic's, or the partition     Refuse INVALID_PARTITION_METADATA
+       is retiring or removed
+    4. the sender says none, and an ancestor's log has the batch             Duplicate
+    5. its sequence does not follow its producer's last batch                Refuse
+    6. the partition is retiring or removed, and its survivor cannot serve   Refuse NOT_LEADER_OR_FOLLOWER
+    7. no transaction of its producer holds the partition (KIP-890, part 1)  Refuse, or Verify to learn whether one does
+    8. otherwise                                                             Append, or Redirect to the survivor
+
+A removed partition is a retiring one whose log is gone: its role is `Leadership.of_removed`, its table what is
+remembered of it. The caller holds the lock that a resize takes, from looking up the role to appending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import COUNT_NOT_SAID, NO_PRODUCER_ID
+from anabranch.base.limits import ABORTED_TRANSACTIONS_MAX
+from anabranch.machines.controller.leadership import Leadership
+from anabranch.machines.partition.producers import Batch, Producer, ProducerTable, Remembered, ahead, redirected
+
+
+class Replica(Protocol):
+    """A partition that lives here: its role, None until it has taken one, and its producers."""
+
+    @property
+    def leadership(self) -> Leadership | None: ...
+    @property
+    def table(self) -> ProducerTable: ...
+
+
+AncestorT = TypeVar("AncestorT", bound=Replica)
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Append the batch to the partition that its producer addressed."""
+
+
+class Redirect(NamedTuple, Generic[AncestorT]):
+    """Append the batch to the partition that holds the keys now, under a producer id of its own (docs/adr/0003)."""
+
+    to: AncestorT
+    producer_id: int
+    """The id to write into the batch; NO_PRODUCER_ID where the batch has none."""
+
+
+class Duplicate(NamedTuple, Generic[AncestorT]):
+    """The batch was appended before: answer with the offsets of then, append nothing."""
+
+    of: Remembered
+    ancestor: AncestorT | None
+    """The partition whose log holds the batch; None for the partition that the producer addressed."""
+
+
+class Refuse(NamedTuple):
+    """Answer with this code, append nothing."""
+
+    code: ErrorCode
+    message: str | None = None
+    remember: bool = False
+    """Whether the partition's table must remember the refusal (`ProducerTable.refused`): the batch was in order, and
+    the reason may pass (docs/adr/0012)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Ask the coordinator whether the producer's transaction holds the partition, and decide again with the answer."""
+
+
+APPEND = Append()
+VERIFY = Verify()
+NOT_LEADER = Refuse(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+NOT_IN_TRANSACTION = "The partition is not part of a transaction that its producer has open."
+OUT_OF_SEQUENCE = "The batch does not follow the last one of its producer."
+
+
+def decide_append(
+    role: Leadership | None,
+    table: ProducerTable,
+    ancestors: Sequence[AncestorT],
+    header: Batch,
+    count_said: int,
+    held: ErrorCode | None = None,
+) -> Append | Redirect[AncestorT] | Duplicate[AncestorT] | Refuse | Verify:
+    """Decide about one produced batch that is sound (`checking`), in the order of ordering.md, section 5.
+
+    `role`, `table`: of the partition that the producer addressed. `ancestors`: the partitions here that its batches
+    may have been redirected to, nearest first; only a batch whose sender says no count has them looked at, and without
+    them a retiring partition cannot redirect. `count_said`: COUNT_NOT_SAID for stock producers. `held`: what the
+    coordinator answered after a `Verify`, NONE where the producer's transaction holds the partition; None before.
+    """
+    if role is None:
+        return NOT_LEADER
+    producer_id = header.producer_id
+    known = table.known(producer_id)
+    repeated = None if known is None else known.repetition(header)
+    if repeated is not None:
+        return Duplicate(repeated, None)
+    if count_said == COUNT_NOT_SAID and ancestors and producer_id != NO_PRODUCER_ID:
+        judged = _judge_among(role.partition, table, known, ancestors, header)
+        if isinstance(judged, Duplicate):
+            return judged
+    else:
+        judged = table.follows(header, producer_id)
+        if count_said != COUNT_NOT_SAID and (role.retiring or count_said != role.undeleted_partition_count):
+            message = f"The topic has {role.undeleted_partition_count} partitions."
+            return Refuse(ErrorCode.INVALID_PARTITION_METADATA, message, remember=judged is ErrorCode.NONE)
+    if judged is not ErrorCode.NONE:
+        return Refuse(judged, OUT_OF_SEQUENCE)
+    if role.retiring:
+        return _redirect(role, ancestors, header, held)
+    if producer_id == NO_PRODUCER_ID:
+        return APPEND
+    return _refuse_transaction(table, known, header, held) or APPEND
+
+
+def _judge_among(
+    partition: int,
+    table: ProducerTable,
+    known: Producer | None,
+    ancestors: Sequence[AncestorT],
+    header: Batch,
+) -> Duplicate[AncestorT] | ErrorCode:
+    """Judge the sequence of a batch whose producer was, or may have been, redirected from `partition` to ancestors.
+
+    The producer counts one sequence for all of them, so repetitions are looked for everywhere, and the batch must
+    follow the newest one that any of them has.
+    """
+    alias = redirected(header.producer_id, partition)
+    newest, newest_table, newest_id = known, table, header.producer_id
+    for ancestor in ancestors:
+        found = ancestor.table.known(alias)
+        if found is None:
+            continue
+        repeated = found.repetition(header)
+        if repeated is not None:
+            return Duplicate(repeated, ancestor)
+        if newest is None or ahead(found, newest):
+            newest, newest_table, newest_id = found, ancestor.table, alias
+    return newest_table.follows(header, newest_id)
+
+
+def _redirect(
+    role: Leadership, ancestors: Sequence[AncestorT], header: Batch, held: ErrorCode | None
+) -> Redirect[AncestorT] | Refuse | Verify:
+    """Redirect a batch for a partition that takes no more to its survivor, once that has taken its own role.
+
+    Before the survivor has, it may still append under the count of before, and order could be lost.
+    """
+    number = role.survivor
+    for survivor in ancestors:
+        taken = survivor.leadership
+        if taken is None or taken.partition != number or taken.layout < role.layout or taken.retiring:
+            continue
+        if header.producer_id == NO_PRODUCER_ID:
+            return Redirect(survivor, NO_PRODUCER_ID)
+        alias = redirected(header.producer_id, role.partition)
+        table = survivor.table
+        return _refuse_transaction(table, table.known(alias), header, held) or Redirect(survivor, alias)
+    return NOT_LEADER
+
+
+def _refuse_transaction(
+    table: ProducerTable, known: Producer | None, header: Batch, held: ErrorCode | None
+) -> Refuse | Verify | None:
+    """Check that a transactional batch belongs to a transaction of its producer, and that no other one cuts into one.
+
+    `table` and `known` are of the partition and the producer id that the batch would be appended under. The
+    coordinator is asked once per transaction and partition: from then on the transaction is open in the table.
+    """
+    opened = known is not None and known.transaction_start is not None
+    if not header.is_transactional:
+        return Refuse(ErrorCode.INVALID_TXN_STATE, NOT_IN_TRANSACTION) if opened else None
+    if known is not None and opened and known.epoch == header.producer_epoch:
+        return None
+    if len(table.aborted) >= ABORTED_TRANSACTIONS_MAX:
+        return Refuse(ErrorCode.POLICY_VIOLATION, NOT_IN_TRANSACTION)
+    if held is None:
+        return VERIFY
+    return None if held is ErrorCode.NONE else Refuse(held, NOT_IN_TRANSACTION, remember=held.retriable)
