@@ -125,7 +125,7 @@ async def _run(settings: Settings) -> int:
     try:
         await broker.start()
     except (AnabranchError, OSError) as error:
-        broker.abandon()
+        await broker.abandon()
         events.error("the broker cannot start", reason=error)
         return EXIT_FAILED
     events.info(

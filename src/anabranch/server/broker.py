@@ -59,7 +59,7 @@ class Broker:
         self._disk = disk or Disk()
         self._chance = chance or Chance()
         self._upkeep: list[asyncio.Task[None]] = []
-        self._closing = contextlib.ExitStack()
+        self._closing = contextlib.AsyncExitStack()
         self.address = settings.advertised_listeners or settings.listeners
         self.metrics_port: int | None = None
         self.context: BrokerContext
@@ -74,8 +74,8 @@ class Broker:
         new_id = urlsafe_b64encode(self._chance.uuid().bytes).decode().rstrip("=")
         identity = directory.identity(Identity(new_id, settings.node_id))
         clean = self._disk.exists(directory.path / CLEAN_STOP_FILE)
-        store = EmbeddedMetadataStore(directory.path / METADATA_FILE)
-        self._closing.callback(store.close)
+        store = await EmbeddedMetadataStore.open(directory.path / METADATA_FILE)
+        self._closing.push_async_callback(store.close)
         metrics = Metrics()
         static = explicit(settings)
 
@@ -184,12 +184,12 @@ class Broker:
         sound = await self.context.replicas.close()
         if sound:
             self._disk.replace(self._directory.path / CLEAN_STOP_FILE, b"")
-        self._closing.close()
+        await self._closing.aclose()
         return sound
 
-    def abandon(self) -> None:
+    async def abandon(self) -> None:
         """Let go of the data directory after a start that failed."""
-        self._closing.close()
+        await self._closing.aclose()
 
     # -- upkeep ------------------------------------------------------------------------------------------------------
 

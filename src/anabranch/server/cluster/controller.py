@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from anabranch.base.errors import ApiError, ErrorCode
@@ -40,7 +39,7 @@ from anabranch.runtime.clock import Clock, SteadyTime
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.timers import Timers
 from anabranch.server.partitions.replicas import Replicas
-from anabranch.storage.metadata.store import Create, Delete, MetadataStore, Operation, Set
+from anabranch.storage.interface import Create, Delete, MetadataStore, Operation, Set
 
 events = EventLogger("controller")
 Reply = TypeVar("Reply")
@@ -60,7 +59,6 @@ class Controller:
         self._store = store
         self._replicas = replicas
         self._turn = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="metadata")
         self._effects: asyncio.Queue[Effect] = asyncio.Queue(EFFECTS_MAX)
         self._worker: asyncio.Task[None] | None = None
         self._now_ms = SteadyTime(clock).now_ms
@@ -76,22 +74,16 @@ class Controller:
     async def start(self, node_id: int, rack: str | None, endpoints: tuple[str, ...], *, unclean: bool) -> None:
         """Load the tree, begin a term, register this broker, and have every partition take its role."""
         for path in nodes.TREE:
-            self._store.ensure(path)
-        for path in nodes.TREE:
-            self._load(path)
+            await self._store.ensure(path)
+            for node in await self._store.subtree(path):
+                if node.data:
+                    apply(self.state, PutNode(node.path, node.data))
         epoch = await self.submit(decide_elected)
         broker = BrokerNode(node_id, epoch, rack, endpoints)
         await self.submit(lambda state: decide_register_broker(state, broker, unclean=unclean))
         while not self._effects.empty():
             await self._perform(self._effects.get_nowait())
         self._worker = asyncio.create_task(self._work(), name="controller")
-
-    def _load(self, path: str) -> None:
-        data, _ = self._store.get(path)
-        if data:
-            apply(self.state, PutNode(path, data))
-        for child in self._store.children(path):
-            self._load(f"{path}/{child}")
 
     async def stop(self) -> None:
         """Give up; what is unfinished is taken up again by the next term."""
@@ -101,18 +93,23 @@ class Controller:
                 task.cancel()
         self._wake()
         async with self._turn:
-            self._thread.shutdown()
+            pass  # The step that was begun has ended.
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     async def submit(self, decide: Callable[[State], Decision[Reply]]) -> Reply:
-        """Decide, persist, apply, answer. OSError when the store refuses: then nothing has changed."""
+        """Decide, persist, apply, answer. OSError when the store refuses: then nothing has changed.
+
+        A step that was begun runs to its end also when its caller is cancelled: what is persisted is applied.
+        """
+        return await asyncio.shield(asyncio.get_running_loop().create_task(self._step(decide)))
+
+    async def _step(self, decide: Callable[[State], Decision[Reply]]) -> Reply:
         async with self._turn:
             decision = decide(self.state)
-            operations = self._operations(decision.records)
+            operations = await self._operations(decision.records)
             if operations:
-                loop = asyncio.get_running_loop()
-                await asyncio.shield(loop.run_in_executor(self._thread, self._store.multi, operations))
+                await self._store.multi(operations)
             for record in decision.records:
                 apply(self.state, record)
             for timer in decision.timers:
@@ -179,32 +176,25 @@ class Controller:
             if not change.done():
                 change.set_result(None)
 
-    def _operations(self, records: tuple[Record, ...]) -> list[Operation]:
+    async def _operations(self, records: tuple[Record, ...]) -> list[Operation]:
+        """Translate records into changes of the tree as it now is; parents that are missing are made."""
+        paths = [record.path for record in records if isinstance(record, PutNode | DeleteNode)]
+        if not paths:
+            return []
+        known = set(await self._store.existing({*paths, *(above for path in paths for above in _parents(path))}))
         operations: list[Operation] = []
-        known: dict[str, bool] = {}
-
-        def exists(path: str) -> bool:
-            if path not in known:
-                known[path] = self._store.exists(path)
-            return known[path]
-
-        def put(path: str, data: bytes) -> None:
-            if exists(path):
-                operations.append(Set(path, data))
-                return
-            parent = path.rpartition("/")[0]
-            if parent and not exists(parent):
-                put(parent, b"")
-            ephemeral = parent == nodes.BROKERS
-            operations.append(Create(path, data, ephemeral))
-            known[path] = True
-
         for record in records:
-            if isinstance(record, PutNode):
-                put(record.path, record.data)
-            elif isinstance(record, DeleteNode) and exists(record.path):
-                operations.append(Delete(record.path))
-                known[record.path] = False
+            match record:
+                case PutNode(path, data) if path in known:
+                    operations.append(Set(path, data))
+                case PutNode(path, data):
+                    missing = [above for above in _parents(path) if above not in known]
+                    operations += [Create(above) for above in missing]
+                    operations.append(Create(path, data, ephemeral=path.rpartition("/")[0] == nodes.BROKERS))
+                    known.update(missing, [path])
+                case DeleteNode(path) if path in known:
+                    operations.append(Delete(path))
+                    known.discard(path)
         return operations
 
     # -- effects and events --------------------------------------------------------------------------------------------
@@ -285,3 +275,9 @@ class Controller:
     @staticmethod
     def _loop_time() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _parents(path: str) -> list[str]:
+    """The paths of the nodes above one, from the top; without the root, which no tree is without."""
+    parts = path.split("/")[1:-1]
+    return ["/" + "/".join(parts[: length + 1]) for length in range(len(parts))]

@@ -1,9 +1,14 @@
-"""Producer ids: never given twice, taken from the metadata store in blocks, below 2**40 (see `machines.producers`)."""
+"""Producer ids: never given twice, taken from the metadata store in blocks, below 2**40 (see `machines.producers`).
+
+A machine that decides cannot wait for the store: its shell awaits `reserve` first, and then takes without waiting.
+"""
 
 from __future__ import annotations
 
+import asyncio
+
 from anabranch.base.limits import PRODUCER_ID_BITS
-from anabranch.storage.metadata.store import MetadataStore
+from anabranch.storage.interface import BadVersionError, MetadataStore
 
 PATH = "/latest_producer_id_block"
 BLOCK_SIZE = 1_000
@@ -20,20 +25,31 @@ class ProducerIds:
         self._store = store
         self._next = 0
         self._end = 0
+        self._turn = asyncio.Lock()
 
-    def take(self) -> int:
-        """Give the next id. OSError when the store refuses another block."""
+    async def reserve(self) -> None:
+        """See to it that an id can be taken until the loop runs others. OSError when the store refuses a block."""
+        while self._next == self._end:
+            async with self._turn:
+                if self._next == self._end:
+                    await self._take_block()
+
+    def take(self) -> int | None:
+        """Give the next id; None where none is reserved."""
         if self._next == self._end:
-            self._take_block()
+            return None
         given = self._next
         self._next += 1
         return given
 
-    def _take_block(self) -> None:
-        self._store.ensure(PATH)
-        data, version = self._store.get(PATH)
+    async def _take_block(self) -> None:
+        await self._store.ensure(PATH)
+        data, version = await self._store.get(PATH)
         start = int(data or b"0")
         if start + BLOCK_SIZE > 1 << PRODUCER_ID_BITS:
             raise ProducerIdsExhaustedError(f"all {1 << PRODUCER_ID_BITS} producer ids have been given")
-        self._store.set(PATH, str(start + BLOCK_SIZE).encode(), version)
+        try:
+            await self._store.set(PATH, str(start + BLOCK_SIZE).encode(), version)
+        except BadVersionError:
+            return  # Another session took this block: the next one is asked for.
         self._next, self._end = start, start + BLOCK_SIZE

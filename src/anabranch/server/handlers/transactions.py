@@ -53,28 +53,27 @@ ABORTABLE_SINCE = 4
 """The version of TxnOffsetCommit from which producers know TRANSACTION_ABORTABLE."""
 
 
-def handle_init_producer_id(
+async def handle_init_producer_id(
     broker: BrokerContext, request: InitProducerIdRequest, call: RequestContext
-) -> InitProducerIdResponse | Awaitable[InitProducerIdResponse]:
+) -> InitProducerIdResponse:
     """Give a producer its id and epoch. Without a transactional id that is a new id, whatever it has now."""
-
-    def new_id() -> int | None:
-        try:
-            return broker.producer_ids.take()
-        except OSError as error:
-            events.error("no producer id given", peer=call.peer, reason=error)
-            return None
+    ids = broker.producer_ids
+    try:
+        await ids.reserve()
+    except OSError as error:
+        events.error("no producer id given", peer=call.peer, reason=error)
 
     def failed(error: ErrorCode) -> InitProducerIdResponse:
         return InitProducerIdResponse(error_code=error, producer_id=-1, producer_epoch=-1)
 
     name = request.transactional_id
     if name is None:
-        given = new_id()
+        given = ids.take()
         return failed(ErrorCode.KAFKA_STORAGE_ERROR) if given is None else InitProducerIdResponse(producer_id=given)
-    return _decide(
-        broker, name, lambda it, now_ms: it.init_producer_id(request, call.api_version, now_ms, new_id), failed
+    answer = _decide(
+        broker, name, lambda it, now_ms: it.init_producer_id(request, call.api_version, now_ms, ids.take), failed
     )
+    return answer if isinstance(answer, InitProducerIdResponse) else await answer
 
 
 def handle_add_partitions_to_txn(

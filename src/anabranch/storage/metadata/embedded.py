@@ -1,22 +1,26 @@
 """The metadata store in one SQLite file: write-ahead log, every commit synced before it is answered.
 
 One broker process owns the file, and each opening of it is a session. Ephemeral nodes belong to the session that wrote
-them; those of sessions that died are removed when the next one opens. Watches are called in this process, after the
-commit, in the order of the changes. What SQLite cannot do (disk full, input/output error, somebody else holds the file)
-is an OSError, and then nothing has changed.
+them; those of sessions that died are removed when the next one opens. SQLite works in a thread of its own, one
+operation after the other, so that no operation blocks the event loop. Watches are called in the loop, after the commit,
+in the order of the changes. What SQLite cannot do (disk full, input/output error, a file that another process holds) is
+an OSError, and then nothing has changed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import itertools
+import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
-from anabranch.storage.metadata.store import (
+from anabranch.storage.interface import (
     ANY_VERSION,
     BadVersionError,
     Change,
@@ -24,13 +28,20 @@ from anabranch.storage.metadata.store import (
     Create,
     Delete,
     MetadataError,
+    Node,
     NodeExistsError,
     NoNodeError,
     NotEmptyError,
     Operation,
     Set,
     Watch,
+    check_path,
+    parent_of,
 )
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+Happened = list[tuple[str, Change]]
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS node (
@@ -55,19 +66,120 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class EmbeddedMetadataStore:
-    """The tree in a SQLite file at `path`."""
+    """The tree in a SQLite file. Use `EmbeddedMetadataStore.open`; `close` it within the same event loop."""
+
+    def __init__(self, database: _Database, thread: ThreadPoolExecutor) -> None:
+        self.session = database.session
+        self._database = database
+        self._thread = thread
+        self._watches: dict[str, list[Watch]] = {}
+        self._closed = False
+
+    @classmethod
+    async def open(cls, path: Path) -> EmbeddedMetadataStore:
+        """Begin a session on the tree in the file at `path`, made if it is missing. OSError, MetadataError."""
+        thread = ThreadPoolExecutor(1, thread_name_prefix="metadata")
+        try:
+            database = await asyncio.get_running_loop().run_in_executor(thread, _Database, path)
+        except BaseException:
+            thread.shutdown(wait=False)
+            raise
+        return cls(database, thread)
+
+    async def get(self, path: str) -> tuple[bytes, int]:
+        """Read a node's bytes and version; NoNodeError."""
+        return await self._run(self._database.get, path)
+
+    async def exists(self, path: str) -> bool:
+        """Tell whether a node has this path."""
+        return await self._run(self._database.exists, path)
+
+    async def existing(self, paths: Iterable[str]) -> frozenset[str]:
+        """Choose the paths that have a node."""
+        return await self._run(self._database.existing, list(paths))
+
+    async def owner(self, path: str) -> int | None:
+        """Read the session that an ephemeral node belongs to, None for a lasting node; NoNodeError."""
+        return await self._run(self._database.owner, path)
+
+    async def children(self, path: str) -> Sequence[str]:
+        """Read the names of a node's children, sorted; NoNodeError."""
+        return await self._run(self._database.children, path)
+
+    async def subtree(self, path: str) -> Sequence[Node]:
+        """Read a node and all nodes below it, parents before their children; nothing where no node has this path."""
+        return await self._run(self._database.subtree, path)
+
+    async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False) -> None:
+        """Make a node, durably; NodeExistsError, or NoNodeError where its parent is missing."""
+        await self.multi([Create(path, data, ephemeral)])
+
+    async def ensure(self, path: str) -> None:
+        """Make a node, and those above it, where they are missing."""
+        await self._change(self._database.ensure, path)
+
+    async def set(self, path: str, data: bytes, expected_version: int = ANY_VERSION) -> int:
+        """Give a node new bytes, durably, and return its new version; NoNodeError, BadVersionError."""
+        version, _ = await self._change(self._database.set, path, data, expected_version)
+        return version
+
+    async def delete(self, path: str, expected_version: int = ANY_VERSION) -> None:
+        """Remove a node, durably; NoNodeError, BadVersionError, NotEmptyError."""
+        await self.multi([Delete(path, expected_version)])
+
+    async def multi(self, operations: Sequence[Operation]) -> None:
+        """Make all of these changes, in order, or none; the first that cannot be made raises its error."""
+        await self._change(self._database.multi, tuple(operations))
+
+    def watch(self, path: str, watch: Watch) -> None:
+        """Call `watch` once when the node is created, changed or deleted, or its children come or go."""
+        self._watches.setdefault(path, []).append(watch)
+
+    async def close(self) -> None:
+        """End the session: its ephemeral nodes go."""
+        if not self._closed:
+            self._closed = True
+            closed = asyncio.get_running_loop().run_in_executor(self._thread, self._database.close)
+            closed.add_done_callback(lambda _: self._thread.shutdown(wait=False))
+            await asyncio.shield(closed)
+
+    def _begin(self, work: Callable[[*Ts], T], *arguments: *Ts) -> asyncio.Future[T]:
+        if self._closed:
+            raise OSError(errno.ESHUTDOWN, "the metadata store is closed")
+        return asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+    async def _run(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        return await self._begin(work, *arguments)
+
+    async def _change(self, work: Callable[[*Ts], tuple[int, Happened]], *arguments: *Ts) -> tuple[int, Happened]:
+        """Make a change to its end, and call the watches, whatever becomes of the caller."""
+        change = self._begin(work, *arguments)
+        change.add_done_callback(self._call_watches)
+        return await asyncio.shield(change)
+
+    def _call_watches(self, change: asyncio.Future[tuple[int, Happened]]) -> None:
+        if change.cancelled() or change.exception() is not None:
+            return
+        for path, happened in change.result()[1]:
+            for watch in self._watches.pop(path, ()):
+                watch(path, happened)
+
+
+class _Database:
+    """The tree in a SQLite file. Every method blocks; after its making, one thread calls everything.
+
+    A change returns the version of the last node it gave new bytes, and what happened to which path, in order.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._watches: dict[str, list[Watch]] = {}
-        self._connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
+        self._connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_S)
         try:
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = FULL")
             self._connection.executescript(_SCHEMA)
             last = self._connection.execute("PRAGMA user_version").fetchone()[0]
             self.session = int(last) + 1
-            """The number of this session, which no other ever has."""
             self._connection.execute(f"PRAGMA user_version = {self.session}")
         except sqlite3.Error as error:
             self._connection.close()
@@ -75,69 +187,64 @@ class EmbeddedMetadataStore:
         self._drop_ephemeral_nodes()
 
     def get(self, path: str) -> tuple[bytes, int]:
-        """Read a node's bytes and version; NoNodeError."""
         rows = self._execute("SELECT data, version FROM node WHERE path = ?", path)
         if not rows:
             raise NoNodeError(f"There is no node {path}.")
         return bytes(rows[0][0]), int(rows[0][1])
 
     def exists(self, path: str) -> bool:
-        """Whether there is a node."""
         return bool(self._execute("SELECT 1 FROM node WHERE path = ?", path))
 
+    def existing(self, paths: list[str]) -> frozenset[str]:
+        rows = self._execute("SELECT path FROM node WHERE path IN (SELECT value FROM json_each(?))", json.dumps(paths))
+        return frozenset(row[0] for row in rows)
+
     def owner(self, path: str) -> int | None:
-        """The session that an ephemeral node belongs to, None for a lasting node; NoNodeError."""
         rows = self._execute("SELECT ephemeral FROM node WHERE path = ?", path)
         if not rows:
             raise NoNodeError(f"There is no node {path}.")
         return int(rows[0][0]) or None
 
     def children(self, path: str) -> Sequence[str]:
-        """Read the names of a node's children, sorted; NoNodeError."""
         if not self.exists(path):
             raise NoNodeError(f"There is no node {path}.")
         rows = self._execute("SELECT path FROM node WHERE parent = ? ORDER BY path", path)
         return [row[0].rpartition("/")[2] for row in rows]
 
-    def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False) -> None:
-        """Make a node, durably; NodeExistsError, or NoNodeError when there is none above it."""
-        self.multi([Create(path, data, ephemeral)])
+    def subtree(self, path: str) -> Sequence[Node]:
+        below = path.rstrip("/")
+        rows = self._execute(
+            "SELECT path, data, version FROM node WHERE path = ? OR (path > ? AND path < ?) ORDER BY path",
+            path,
+            f"{below}/",
+            f"{below}0",  # The character that follows the slash.
+        )
+        return [Node(row[0], bytes(row[1]), row[2]) for row in rows]
 
-    def ensure(self, path: str) -> None:
-        """Make a node, and those above it, where they are missing."""
+    def ensure(self, path: str) -> tuple[int, Happened]:
         parts = path.strip("/").split("/")
         paths = itertools.accumulate(parts, lambda above, name: f"{above}/{name}", initial="")
-        missing = [Create(node) for node in paths if node and not self.exists(node)]
-        if missing:
-            self.multi(missing)
+        return self.multi([Create(node) for node in paths if node and not self.exists(node)])
 
-    def set(self, path: str, data: bytes, expected_version: int = ANY_VERSION) -> int:
-        """Give a node new bytes, durably, and answer its new version; NoNodeError, BadVersionError."""
-        self.multi([Set(path, data, expected_version)])
-        return self.get(path)[1]
+    def set(self, path: str, data: bytes, expected_version: int) -> tuple[int, Happened]:
+        return self.multi([Set(path, data, expected_version)])
 
-    def delete(self, path: str, expected_version: int = ANY_VERSION) -> None:
-        """Remove a node, durably; NoNodeError, BadVersionError, NotEmptyError."""
-        self.multi([Delete(path, expected_version)])
-
-    def multi(self, operations: Sequence[Operation]) -> None:
-        """Make all of these changes, in order, or none; the first that cannot be made raises its error."""
-        changes: list[tuple[str, Change]] = []
-        with self._transaction():
-            for operation in operations:
-                changes += self._perform(operation)
-        for path, change in changes:
-            for watch in self._watches.pop(path, ()):
-                watch(path, change)
-
-    def watch(self, path: str, watch: Watch) -> None:
-        """Call `watch` once when the node is created, changed or deleted, or its children come or go."""
-        self._watches.setdefault(path, []).append(watch)
+    def multi(self, operations: Sequence[Operation]) -> tuple[int, Happened]:
+        changes: Happened = []
+        version = 0
+        if operations:
+            with self._transaction():
+                for operation in operations:
+                    changes += self._perform(operation)
+                    if isinstance(operation, Set):
+                        version = self.get(operation.path)[1]
+        return version, changes
 
     def close(self) -> None:
-        """End the session: its ephemeral nodes go."""
-        self._drop_ephemeral_nodes()
-        self._connection.close()
+        try:
+            self._drop_ephemeral_nodes()
+        finally:
+            self._connection.close()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -164,10 +271,10 @@ class EmbeddedMetadataStore:
             )
         return OSError(_ERRNO.get(code, errno.EIO), f"the metadata store refuses: {error}", str(self._path))
 
-    def _perform(self, operation: Operation) -> list[tuple[str, Change]]:
+    def _perform(self, operation: Operation) -> Happened:
         path = operation.path
-        _check_path(path)
-        parent = path.rpartition("/")[0] or "/"
+        check_path(path)
+        parent = parent_of(path)
         match operation:
             case Create(_, data, ephemeral):
                 if not self.exists(parent):
@@ -202,8 +309,3 @@ class EmbeddedMetadataStore:
         gone = [Delete(row[0]) for row in self._execute("SELECT path FROM node WHERE ephemeral <> 0")]
         if gone:
             self.multi(gone)
-
-
-def _check_path(path: str) -> None:
-    if not path.startswith("/") or path.endswith("/") or "//" in path:
-        raise MetadataError(f"{path!r} is not a path: expected /name/name, without a slash at the end.")

@@ -1,0 +1,129 @@
+"""The controller's shell: what is persisted is applied, and the tree alone makes the state again."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from anabranch.machines.controller.effects import Accepted
+from anabranch.machines.controller.topics import CreateTopic, DeleteTopic, decide_create_topic, decide_delete_topic
+from anabranch.runtime.clock import Clock
+from anabranch.runtime.disk import Disk
+from anabranch.runtime.metrics import Metrics
+from anabranch.server.cluster.controller import Controller
+from anabranch.server.partitions.replicas import Replicas
+from anabranch.server.partitions.topic_settings import topic_settings
+from anabranch.storage.directory import DataDirectory
+from tests.support.metadata import MemoryMetadataStore, MemoryTree
+
+TIMEOUT_MS = 30_000
+
+
+async def _no_pause() -> None:
+    await asyncio.sleep(0)
+
+
+class World:
+    """A tree that outlives controllers, and the directory of the one broker."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tree = MemoryTree()
+        self.pause: Callable[[], Awaitable[None]] = _no_pause
+        self.lives = 0
+
+    async def start(self) -> Controller:
+        disk, clock = Disk(), Clock()
+        self.lives += 1
+        directory = DataDirectory(self.path / str(self.lives), disk)
+        replicas = Replicas(
+            directory,
+            disk=disk,
+            clock=clock,
+            metrics=Metrics(),
+            settings_of=lambda topic: topic_settings({}, {}, "os"),
+        )
+        controller = Controller(MemoryMetadataStore(self.tree, lambda: self.pause()), replicas, clock)
+        await controller.start(1, None, ("PLAINTEXT://localhost:9092",), unclean=False)
+        return controller
+
+
+async def create(controller: Controller, name: str, partitions: int = 1) -> None:
+    command = CreateTopic(name, UUID(int=len(controller.state.topics) + 1), partitions)
+    reply = await controller.command(lambda state: decide_create_topic(state, command), TIMEOUT_MS)
+    assert isinstance(reply, Accepted)
+
+
+def test_a_new_term_has_the_state_that_the_tree_says(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = World(tmp_path)
+        first = await world.start()
+        await create(first, "a", 3)
+        await create(first, "a-b")
+        await create(first, "gone")
+        await first.command(lambda state: decide_delete_topic(state, DeleteTopic("gone")), TIMEOUT_MS)
+        await first.stop()
+        second = await world.start()
+        assert second.state.topics == first.state.topics
+        assert second.state.topics.keys() == {"a", "a-b"}
+        assert second.state.partitions.keys() == first.state.partitions.keys()
+        assert second.state.controller_epoch == first.state.controller_epoch + 1
+        await second.stop()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("pauses", [1, 2], ids=["before the store's transaction", "after the store's transaction"])
+def test_a_step_whose_caller_is_cancelled_is_persisted_and_applied(tmp_path: Path, pauses: int) -> None:
+    async def story() -> None:
+        world = World(tmp_path)
+        controller = await world.start()
+        paused, go_on, left = asyncio.Event(), asyncio.Event(), pauses
+
+        async def pause() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                paused.set()
+                await go_on.wait()
+
+        world.pause = pause
+        request = asyncio.ensure_future(create(controller, "a"))
+        await paused.wait()
+        request.cancel()
+        await asyncio.wait([request])
+        assert request.cancelled()
+        following = asyncio.ensure_future(create(controller, "b"))
+        await asyncio.sleep(0)
+        go_on.set()
+        await following
+        assert controller.state.topics.keys() == {"a", "b"}
+        assert {"/brokers/topics/a", "/brokers/topics/b"} <= world.tree.nodes.keys()
+        await controller.stop()
+
+    asyncio.run(story())
+
+
+def test_a_step_that_the_store_refuses_changes_nothing(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = World(tmp_path)
+        controller = await world.start()
+        version = controller.version
+
+        async def refuse() -> None:
+            raise OSError(errno.ENOSPC, "no space")
+
+        world.pause = refuse
+        with pytest.raises(OSError, match="no space"):
+            await create(controller, "a")
+        assert (controller.version, controller.state.topics.keys()) == (version, set())
+        world.pause = _no_pause
+        await create(controller, "a")
+        await controller.stop()
+
+    asyncio.run(story())
