@@ -18,15 +18,16 @@ import pytest
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
 from anabranch.machines.clients.sending import (
-    Answer,
     Batcher,
     BatcherSettings,
     Delivered,
     Encode,
     Encoded,
     Placement,
+    ProduceResult,
+    ProducerWork,
     Send,
-    Work,
+    outcomes,
 )
 from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.partition import appending
@@ -94,7 +95,7 @@ class Wire:
     """One connection: requests are worked off in order, answers come back in order."""
 
     requests: deque[Send] = field(default_factory=deque)
-    answers: deque[tuple[int, dict[tuple[str, int], Answer]]] = field(default_factory=deque)
+    answers: deque[tuple[int, dict[tuple[str, int], ProduceResult]]] = field(default_factory=deque)
 
 
 class World:
@@ -161,16 +162,16 @@ class World:
                 self.removed[partition] = log.table
             self.reaped += 1
 
-    def produce(self, send: Send) -> dict[tuple[str, int], Answer]:
+    def produce(self, send: Send) -> dict[tuple[str, int], ProduceResult]:
         answers = {}
         for batch in send.batches:
             answers[TOPIC, batch.partition] = self.append(send, batch.partition, batch.sequence, Rows(batch.rows))
         return answers
 
-    def append(self, send: Send, partition: int, sequence: int, rows: Rows) -> Answer:
+    def append(self, send: Send, partition: int, sequence: int, rows: Rows) -> ProduceResult:
         log = self.logs.get(partition)
         if log is None and (self.removed is None or partition not in self.removed):
-            return Answer(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            return ProduceResult(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if log is None:
             assert self.removed is not None
             log = Log(self.logs[0].role.of_removed(partition), self.removed[partition])
@@ -178,22 +179,22 @@ class World:
         trouble = self.chance.random()
         decision = self.broker.decide(log.role, log.table, batch, send.counts[TOPIC])
         if isinstance(decision, Duplicate):
-            return Answer(base_offset=decision.of.base_offset)
+            return ProduceResult(base_offset=decision.of.base_offset)
         if isinstance(decision, Refuse):
             if decision.remember:
                 log.table.refused(batch)
-            return Answer(decision.code)
+            return ProduceResult(decision.code)
         assert not log.role.retiring
         if trouble < 0.02:
             log.table.refused(batch)
-            return Answer(ErrorCode.NOT_ENOUGH_REPLICAS)
+            return ProduceResult(ErrorCode.NOT_ENOUGH_REPLICAS)
         if any(number in self.poison for _, number in rows):
-            return Answer(ErrorCode.MESSAGE_TOO_LARGE)
+            return ProduceResult(ErrorCode.MESSAGE_TOO_LARGE)
         base = len(log.appended)
         log.table.apply(batch._replace(base_offset=base), 0)
         log.appended.extend(rows)
         self.everything.extend(rows)
-        return Answer(ErrorCode.REQUEST_TIMED_OUT) if trouble > 0.98 else Answer(base_offset=base)
+        return ProduceResult(ErrorCode.REQUEST_TIMED_OUT) if trouble > 0.98 else ProduceResult(base_offset=base)
 
     # -- the producer's side ------------------------------------------------------------------------------------------
 
@@ -201,7 +202,7 @@ class World:
         work = self.batcher.drain(self.now)
         self.carry_out(work)
 
-    def carry_out(self, work: Work) -> None:
+    def carry_out(self, work: ProducerWork) -> None:
         for send in work.sends:
             self.wires[send.node].requests.append(send)
         self.jobs.extend(work.encodes)
@@ -344,9 +345,9 @@ class Hasty(Batcher):
     """Places records anew before it knows what became of them."""
 
     def lost(self, request_id: int, now_ms: int) -> None:
-        for batch in self._closed(request_id):
-            topic, partition = self._of(batch)
-            self._take_back(batch, partition)
+        for batch in outcomes.take_request(self._state, request_id):
+            topic, partition = self._state.owner(batch)
+            outcomes.take_back(batch, partition)
             topic.moving = topic.needs_metadata = True
 
 

@@ -17,7 +17,15 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
-from anabranch.machines.clients.fetching import Answer, Fetch, Fetcher, FetcherSettings, FetchFrom, Lookup, TopicView
+from anabranch.machines.clients.fetching import (
+    Fetch,
+    Fetcher,
+    FetcherSettings,
+    FetchFrom,
+    FetchResult,
+    Lookup,
+    TopicView,
+)
 from anabranch.machines.lineage import Lineage
 from anabranch.machines.placement import place
 from anabranch.records.batch import build
@@ -153,7 +161,7 @@ class World:
             self.removed[partition] = (log.end, log.epoch)
             del self.logs[partition]
 
-    def fetch(self, fetch: Fetch) -> tuple[ErrorCode, int, dict[TopicPartition, Answer]]:
+    def fetch(self, fetch: Fetch) -> tuple[ErrorCode, int, dict[TopicPartition, FetchResult]]:
         session = self.sessions.get(fetch.node)
         if fetch.session_id == 0:
             self.session_ids += 1
@@ -173,20 +181,20 @@ class World:
                 answers[tp] = answer
         return ErrorCode.NONE, session.session_id, answers
 
-    def fetch_partition(self, partition: int, wanted: FetchFrom) -> Answer:
+    def fetch_partition(self, partition: int, wanted: FetchFrom) -> FetchResult:
         log = self.logs.get(partition)
         if log is None:
-            return Answer(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            return FetchResult(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if wanted.count != log.count:
-            return Answer(ErrorCode.INVALID_PARTITION_METADATA)
+            return FetchResult(ErrorCode.INVALID_PARTITION_METADATA)
         if wanted.leader_epoch < log.epoch:
-            return Answer(ErrorCode.FENCED_LEADER_EPOCH)
+            return FetchResult(ErrorCode.FENCED_LEADER_EPOCH)
         if wanted.leader_epoch > log.epoch:
-            return Answer(ErrorCode.UNKNOWN_LEADER_EPOCH)
+            return FetchResult(ErrorCode.UNKNOWN_LEADER_EPOCH)
         if not log.start <= wanted.offset <= log.end:
-            return Answer(ErrorCode.OFFSET_OUT_OF_RANGE)
+            return FetchResult(ErrorCode.OFFSET_OUT_OF_RANGE)
         data = log.fetch(wanted.offset, self.chance.randint(1, 3), self.chance.randint(0, 4))
-        return Answer(ErrorCode.NONE, data, high_watermark=log.end, log_start_offset=log.start)
+        return FetchResult(ErrorCode.NONE, data, high_watermark=log.end, log_start_offset=log.start)
 
     # -- the reader's side --------------------------------------------------------------------------------------------
 
@@ -201,7 +209,7 @@ class World:
 
     def poll(self) -> None:
         """Take some of what is ready, in any order of partitions."""
-        ready = self.fetcher.ready()
+        ready = self.fetcher.deliverable()
         seen: set[int] = set()
         for part in ready:
             if part.partition in seen or self.chance.random() < 0.3:
@@ -236,7 +244,7 @@ class World:
             for tp, wanted in session.partitions.items():
                 log = self.logs.get(tp.partition)
                 if log is not None and wanted.offset < log.end:
-                    answers[tp] = Answer(ErrorCode.NONE, log.fetch(wanted.offset, 2, 3), high_watermark=log.end)
+                    answers[tp] = FetchResult(ErrorCode.NONE, log.fetch(wanted.offset, 2, 3), high_watermark=log.end)
         self.fetcher.answered(fetch.request_id, ErrorCode.NONE, session_id, answers, self.now)
 
     def look_up(self, lookup: Lookup) -> None:

@@ -32,12 +32,12 @@ from anabranch.client.settings import as_keywords
 from anabranch.machines.clients.fetching import (
     EARLIEST,
     LATEST,
-    Answer,
+    Deliverable,
     Fetch,
     Fetcher,
     FetcherSettings,
+    FetchResult,
     Lookup,
-    Ready,
 )
 from anabranch.machines.clients.membership.assignors import PartitionAssignor
 from anabranch.machines.clients.membership.steps import Subscription
@@ -73,7 +73,7 @@ class Record(NamedTuple):
 class _Decoded:
     """A part that was decoded and not handed out to its end: `rows` from `first` on are left, `position` is theirs."""
 
-    part: Ready
+    part: Deliverable
     rows: pa.Table
     first: int
     position: int
@@ -339,12 +339,12 @@ class Consumer:
         for part in await self._gather(timeout_s):
             if len(found) >= room:
                 break
-            if self._fetcher.stands_at(part):
+            if self._fetcher.is_next(part):
                 await self._hand_out_some(part, room - len(found), found)
         self._pump()
         return found
 
-    async def _hand_out_some(self, part: Ready, room: int, found: list[Record]) -> None:
+    async def _hand_out_some(self, part: Deliverable, room: int, found: list[Record]) -> None:
         """Append at most `room` records of a part to `found`; what is left is kept as it was decoded."""
         from anabranch.client.consumer.tables import RECORD_COLUMNS, records_of
 
@@ -352,7 +352,7 @@ class Consumer:
         left = self._decoded.pop(tp, None)
         if left is None or left.part.fetched is not part.fetched or left.position != part.start:
             left = _Decoded(part, await self._table([part], RECORD_COLUMNS, None), 0, part.start)
-            if not self._fetcher.stands_at(part):
+            if not self._fetcher.is_next(part):
                 return
         rows = left.rows.slice(left.first, room)
         found += records_of(part, rows)
@@ -385,7 +385,7 @@ class Consumer:
                 return table
 
     async def _table(
-        self, parts: Sequence[Ready], columns: Sequence[str], key_range: tuple[int, int] | None
+        self, parts: Sequence[Deliverable], columns: Sequence[str], key_range: tuple[int, int] | None
     ) -> pa.Table:
         """Decode here what is small, once the kernels are loaded, and the rest in a thread."""
         if self._kernels_loaded and sum(len(part.fetched.data) for part in parts) < THREAD_SIZE_MIN:
@@ -394,9 +394,9 @@ class Consumer:
         self._kernels_loaded = True
         return table
 
-    async def gather(self, timeout_s: float | None, max_bytes: int | None) -> list[Ready]:
+    async def gather(self, timeout_s: float | None, max_bytes: int | None) -> list[Deliverable]:
         """Wait for parts of at most about `max_bytes` that may be handed out; say `hand_out` when they were."""
-        parts: list[Ready] = []
+        parts: list[Deliverable] = []
         size = 0
         limit = self._fetch_max_bytes if max_bytes is None else max_bytes
         for part in await self._gather(timeout_s):
@@ -407,14 +407,14 @@ class Consumer:
         return parts
 
     def table(
-        self, parts: Sequence[Ready], columns: Sequence[str] = COLUMNS, key_range: tuple[int, int] | None = None
+        self, parts: Sequence[Deliverable], columns: Sequence[str] = COLUMNS, key_range: tuple[int, int] | None = None
     ) -> pa.Table:
         """Decode gathered parts; may run in any thread."""
         from anabranch.client.consumer.tables import table_of
 
         return table_of(parts, columns, key_range, self._lineages, check_crcs=self._check_crcs)
 
-    def hand_out(self, parts: Sequence[Ready]) -> bool:
+    def hand_out(self, parts: Sequence[Deliverable]) -> bool:
         """Move the positions beyond gathered parts, and fetch on; False, and nothing moves, if a position moved since.
 
         Then what was gathered is not what comes next, and must be gathered anew.
@@ -444,7 +444,7 @@ class Consumer:
                 self._unyielded[tp] = offset
             yield record
 
-    async def _gather(self, timeout_s: float | None) -> list[Ready]:
+    async def _gather(self, timeout_s: float | None) -> list[Deliverable]:
         group = self._group
         self._start()
         self._go_back()
@@ -466,7 +466,7 @@ class Consumer:
                 self._decoded.pop(tp, None)
                 self._fetcher.seek(tp, offset)
 
-    async def _gather_within(self, timeout_s: float | None) -> list[Ready]:
+    async def _gather_within(self, timeout_s: float | None) -> list[Deliverable]:
         loop = self._start()
         deadline = None if timeout_s is None else loop.time() + timeout_s
         if not self._fetcher.topics and (self._group is None or self._group.subscription is None):
@@ -476,7 +476,7 @@ class Consumer:
                 await self._group.attend()
             self._pump()
             self._raise()
-            parts = self._fetcher.ready()
+            parts = self._fetcher.deliverable()
             if parts:
                 return parts
             self._pump()
@@ -605,7 +605,7 @@ class Consumer:
         self._aging = self._loop.call_later(self._metadata_max_age_ms / 1000, self._grow_old)
 
     def _grow_old(self) -> None:
-        self._fetcher.grow_old()
+        self._fetcher.refresh_all()
         self._age()
         self._pump()
 
@@ -683,7 +683,7 @@ class Consumer:
             self._fetcher.lost(fetch.request_id, _now_ms())
         else:
             answers = {
-                TopicPartition(name, data.partition_index): Answer(
+                TopicPartition(name, data.partition_index): FetchResult(
                     ErrorCode.of(data.error_code),
                     data.records,
                     data.high_watermark,

@@ -561,7 +561,7 @@ class Group:
         for tp, offset in reached.items():
             positions.setdefault(tp.topic, {})[tp.partition] = offset
         for topic, known in positions.items():
-            self._fetcher.elsewhere(topic, known)
+            self._fetcher.committed_elsewhere(topic, known)
         if positions:
             self._host.happened()
 

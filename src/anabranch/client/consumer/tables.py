@@ -12,7 +12,7 @@ import pyarrow as pa
 from anabranch.base.errors import DecodeError
 from anabranch.base.limits import SEQUENCE_OFFSET_BITS
 from anabranch.client.consumer.consumer import Record
-from anabranch.machines.clients.fetching import Ready
+from anabranch.machines.clients.fetching import Deliverable
 from anabranch.machines.lineage import Lineage, sequence_cuts
 from anabranch.records.columns import COLUMN_TYPES, as_column, as_numbers, decode_all
 
@@ -41,7 +41,7 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
 
 
 def table_of(
-    parts: Sequence[Ready],
+    parts: Sequence[Deliverable],
     columns: Sequence[str],
     key_range: tuple[int, int] | None,
     lineages: Mapping[str, Lineage],
@@ -64,7 +64,7 @@ def table_of(
 
 
 def _decoded(
-    part: Ready, columns: tuple[str, ...], key_range: tuple[int, int] | None, *, check_crcs: bool
+    part: Deliverable, columns: tuple[str, ...], key_range: tuple[int, int] | None, *, check_crcs: bool
 ) -> Iterator[pa.RecordBatch]:
     try:
         for decoded in decode_all(
@@ -82,7 +82,7 @@ def _decoded(
         raise
 
 
-def _column(name: str, part: Ready, decoded: Any, count: int, lineages: Mapping[str, Lineage]) -> Any:
+def _column(name: str, part: Deliverable, decoded: Any, count: int, lineages: Mapping[str, Lineage]) -> Any:
     made = _MADE.get(name)
     return _read(name, decoded) if made is None else made(part, decoded, count, lineages)
 
@@ -93,17 +93,17 @@ def _read(name: str, decoded: Any) -> Any:
     return column if column.type == wanted else column.view(wanted) if name == "timestamp" else column.cast(wanted)
 
 
-def _topic(part: Ready, _decoded: Any, count: int, _lineages: Mapping[str, Lineage]) -> Any:
+def _topic(part: Deliverable, _decoded: Any, count: int, _lineages: Mapping[str, Lineage]) -> Any:
     name = part.topic.encode()
     names = pa.StringArray.from_buffers(1, pa.py_buffer(np.array([0, len(name)], np.int32)), pa.py_buffer(name))
     return pa.DictionaryArray.from_arrays(as_column(np.zeros(count, np.int32)), names)
 
 
-def _partition(part: Ready, _decoded: Any, count: int, _lineages: Mapping[str, Lineage]) -> Any:
+def _partition(part: Deliverable, _decoded: Any, count: int, _lineages: Mapping[str, Lineage]) -> Any:
     return as_column(np.full(count, part.partition, np.int32))
 
 
-def _sequence(part: Ready, decoded: Any, _count: int, lineages: Mapping[str, Lineage]) -> Any:
+def _sequence(part: Deliverable, decoded: Any, _count: int, lineages: Mapping[str, Lineage]) -> Any:
     """`layout << 48 | offset`, as `Lineage.sequence` says of one record."""
     ends, layouts = sequence_cuts(lineages[part.topic], part.partition)
     offsets = as_numbers(decoded.column("offset"))
@@ -111,14 +111,14 @@ def _sequence(part: Ready, decoded: Any, _count: int, lineages: Mapping[str, Lin
     return as_column(np.asarray(layouts, np.int64)[at] << SEQUENCE_OFFSET_BITS | offsets)
 
 
-_MADE: dict[str, Callable[[Ready, Any, int, Mapping[str, Lineage]], Any]] = {
+_MADE: dict[str, Callable[[Deliverable, Any, int, Mapping[str, Lineage]], Any]] = {
     "topic": _topic,
     "partition": _partition,
     "sequence": _sequence,
 }
 
 
-def records_of(part: Ready, rows: pa.Table) -> list[Record]:
+def records_of(part: Deliverable, rows: pa.Table) -> list[Record]:
     """Make records of some rows of a part, given in `RECORD_COLUMNS`."""
     count = rows.num_rows
     headers = rows.column("headers")

@@ -35,7 +35,6 @@ from anabranch.client.producer.rows import (
 from anabranch.client.producer.transactions import MAY, Phase, Transactions, group_of
 from anabranch.client.settings import as_keywords
 from anabranch.machines.clients.sending import (
-    Answer,
     Batcher,
     BatcherSettings,
     Delivered,
@@ -43,6 +42,7 @@ from anabranch.machines.clients.sending import (
     Failed,
     InitProducer,
     Placement,
+    ProduceResult,
     Refused,
     Send,
 )
@@ -755,8 +755,8 @@ class Producer:
             version = min(connection.version_of(ProduceRequest), version_max)
             if self._acks == 0:
                 connection.send_unanswered(request, version=version)
-                answers = {(batch.topic, batch.partition): Answer() for batch in send.batches}
-                self._batcher.answered(send.request_id, answers, _now_ms())
+                results = {(batch.topic, batch.partition): ProduceResult() for batch in send.batches}
+                self._batcher.answered(send.request_id, results, _now_ms())
                 self._schedule()
                 return
             future = connection.send(request, timeout_ms=send.timeout_ms, version=version)
@@ -771,8 +771,8 @@ class Producer:
         if error is not None:
             self._batcher.lost(send.request_id, _now_ms())
         else:
-            answers = {
-                (topic.name, partition.index): Answer(
+            results = {
+                (topic.name, partition.index): ProduceResult(
                     ErrorCode.of(partition.error_code),
                     partition.base_offset,
                     partition.log_append_time_ms,
@@ -781,7 +781,7 @@ class Producer:
                 for topic in future.result().responses
                 for partition in topic.partition_responses
             }
-            self._batcher.answered(send.request_id, answers, _now_ms())
+            self._batcher.answered(send.request_id, results, _now_ms())
         self._schedule()
 
     async def _refresh(self, names: Sequence[str]) -> None:

@@ -7,13 +7,13 @@ import pytest
 
 READ = """
 import sys
-from anabranch.machines.clients.fetching import Fetched, Ready
+from anabranch.machines.clients.fetching import Fetched, Deliverable
 from anabranch.client.consumer.tables import table_of
 from anabranch.records.batch import build
 
 records = bytes.fromhex("10 00 00 00 02 61 02 62 00")
 data = memoryview(bytes(build(records, record_count=1, base_timestamp=5, max_timestamp=5, base_offset=7)))
-part = Ready("flights", 3, Fetched(data, 8), 7, 8)
+part = Deliverable("flights", 3, Fetched(data, 8), 7, 8)
 columns = ("topic", "partition", "offset", "timestamp", "key", "value")
 table = table_of([part], columns, None, {}, check_crcs=False)
 assert 'pandas' not in sys.modules

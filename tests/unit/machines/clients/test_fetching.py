@@ -7,7 +7,15 @@ import pytest
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
-from anabranch.machines.clients.fetching import EARLIEST, LATEST, Answer, Fetch, Fetcher, FetcherSettings, TopicView
+from anabranch.machines.clients.fetching import (
+    EARLIEST,
+    LATEST,
+    Fetch,
+    Fetcher,
+    FetcherSettings,
+    FetchResult,
+    TopicView,
+)
 from anabranch.machines.lineage import Lineage
 from anabranch.records.batch import build
 
@@ -50,21 +58,21 @@ class Reader:
         (fetch,) = self.fetcher.drain(self.now).fetches
         return fetch
 
-    def answer(self, fetch: Fetch, answers: dict[TopicPartition, Answer], session_id: int = 55) -> None:
+    def answer(self, fetch: Fetch, answers: dict[TopicPartition, FetchResult], session_id: int = 55) -> None:
         self.fetcher.answered(fetch.request_id, ErrorCode.NONE, session_id, answers, self.now)
 
     def data(self, fetch: Fetch, **batches: bytearray) -> None:
         answers = {
-            TopicPartition("t", int(name[1:])): Answer(ErrorCode.NONE, memoryview(data), high_watermark=100)
+            TopicPartition("t", int(name[1:])): FetchResult(ErrorCode.NONE, memoryview(data), high_watermark=100)
             for name, data in batches.items()
         }
         self.answer(fetch, answers)
 
     def ready(self) -> list[tuple[int, int, int]]:
-        return sorted((part.partition, part.start, part.end) for part in self.fetcher.ready())
+        return sorted((part.partition, part.start, part.end) for part in self.fetcher.deliverable())
 
     def hand_out(self) -> None:
-        for part in self.fetcher.ready():
+        for part in self.fetcher.deliverable():
             self.fetcher.handed_out(part, part.end)
 
 
@@ -214,7 +222,7 @@ def test_a_refused_fetch_looks_at_the_topic_again_and_keeps_the_position(error: 
     reader = Reader()
     reader.read_whole(p0=3)
     reader.now += 1_000
-    reader.answer(reader.fetch(), {P0: Answer(error)})
+    reader.answer(reader.fetch(), {P0: FetchResult(error)})
     work = reader.fetcher.drain(reader.now)
     assert work.refresh == ["t"]
     assert P0 not in work.fetches[0].partitions
@@ -241,7 +249,7 @@ def test_a_partition_that_appears_starts_at_its_log_start_and_one_that_is_remove
 def test_a_position_below_the_log_start_is_reset_as_the_settings_say() -> None:
     reader = Reader(reset="earliest")
     reader.read_whole()
-    reader.answer(reader.fetch(), {P0: Answer(ErrorCode.OFFSET_OUT_OF_RANGE)})
+    reader.answer(reader.fetch(), {P0: FetchResult(ErrorCode.OFFSET_OUT_OF_RANGE)})
     (lookup,) = reader.fetcher.drain(reader.now).lookups
     assert lookup.partitions == {P0: (EARLIEST, 4)}
 
@@ -249,7 +257,7 @@ def test_a_position_below_the_log_start_is_reset_as_the_settings_say() -> None:
 def test_a_position_below_the_log_start_is_an_error_when_nothing_may_be_lost() -> None:
     reader = Reader(reset="none")
     reader.read_whole()
-    reader.answer(reader.fetch(), {P0: Answer(ErrorCode.OFFSET_OUT_OF_RANGE)})
+    reader.answer(reader.fetch(), {P0: FetchResult(ErrorCode.OFFSET_OUT_OF_RANGE)})
     (error,) = reader.fetcher.errors()
     assert error.code is ErrorCode.OFFSET_OUT_OF_RANGE
     assert "offset 0 of t-0 is not in its log" in str(error)
@@ -259,11 +267,11 @@ def test_what_is_held_is_read_before_a_position_is_reset() -> None:
     reader = Reader(reset="earliest")
     reader.read_whole()
     reader.data(reader.fetch(), p0=batch(0, 5))
-    reader.answer(reader.fetch(), {P0: Answer(ErrorCode.OFFSET_OUT_OF_RANGE)})
+    reader.answer(reader.fetch(), {P0: FetchResult(ErrorCode.OFFSET_OUT_OF_RANGE)})
     assert reader.ready() == [(0, 0, 5)]
     reader.hand_out()
     reader.now += 1_000
-    reader.answer(reader.fetch(), {P0: Answer(ErrorCode.OFFSET_OUT_OF_RANGE)})
+    reader.answer(reader.fetch(), {P0: FetchResult(ErrorCode.OFFSET_OUT_OF_RANGE)})
     (lookup,) = reader.fetcher.drain(reader.now).lookups
     assert lookup.partitions == {P0: (EARLIEST, 4)}
 
@@ -273,14 +281,14 @@ def test_parts_that_do_not_follow_the_position_are_not_handed_out() -> None:
     reader.read_whole()
     reader.data(reader.fetch(), p0=batch(0, 5))
     reader.data(reader.fetch(), p0=batch(5, 5))
-    first, second = reader.fetcher.ready()
+    first, second = reader.fetcher.deliverable()
     assert not reader.fetcher.all_handed_out([second])
     assert not reader.fetcher.all_handed_out([second, first])
     reader.fetcher.handed_out(first, 3)
     assert not reader.fetcher.all_handed_out([first, second])
     assert reader.fetcher.position(P0) == 3
-    assert not reader.fetcher.stands_at(second)
-    assert reader.fetcher.all_handed_out(reader.fetcher.ready())
+    assert not reader.fetcher.is_next(second)
+    assert reader.fetcher.all_handed_out(reader.fetcher.deliverable())
     assert reader.fetcher.position(P0) == 10
 
 
@@ -300,9 +308,9 @@ def test_a_reader_holds_at_most_two_fetches_of_a_partition() -> None:
 def test_aborted_transactions_are_passed_on_with_their_records() -> None:
     reader = Reader()
     reader.read_whole()
-    answer = Answer(ErrorCode.NONE, memoryview(batch(0, 2)), aborted=[(9, 0)])
+    answer = FetchResult(ErrorCode.NONE, memoryview(batch(0, 2)), aborted=[(9, 0)])
     reader.answer(reader.fetch(), {P0: answer})
-    (part,) = reader.fetcher.ready()
+    (part,) = reader.fetcher.deliverable()
     assert part.fetched.aborted == ((9, 0),)
 
 

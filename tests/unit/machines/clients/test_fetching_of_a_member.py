@@ -10,7 +10,7 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.client.consumer.group import appeared_later
-from anabranch.machines.clients.fetching import EARLIEST, LATEST, Answer, Fetcher, FetcherSettings, TopicView
+from anabranch.machines.clients.fetching import EARLIEST, LATEST, Fetcher, FetcherSettings, FetchResult, TopicView
 from anabranch.machines.lineage import Lineage
 from anabranch.records.batch import build
 
@@ -43,7 +43,7 @@ def batch(offset: int, count: int, epoch: int) -> memoryview:
 
 def feed(fetcher: Fetcher, tp: TopicPartition, data: memoryview) -> None:
     (fetch,) = fetcher.drain(0).fetches
-    fetcher.answered(fetch.request_id, ErrorCode.NONE, 0, {tp: Answer(ErrorCode.NONE, data)}, 0)
+    fetcher.answered(fetch.request_id, ErrorCode.NONE, 0, {tp: FetchResult(ErrorCode.NONE, data)}, 0)
 
 
 def test_nothing_is_looked_up_or_fetched_before_it_is_said_where_to_begin() -> None:
@@ -72,14 +72,14 @@ def test_what_was_fetched_of_withdrawn_partitions_is_dropped_also_what_is_on_its
     fetcher = member(FLAT, P0)
     fetcher.begin(P0, offset=0)
     feed(fetcher, P0, batch(0, 5, 4))
-    assert len(fetcher.ready()) == 1
+    assert len(fetcher.deliverable()) == 1
     (fetch,) = fetcher.drain(0).fetches
     fetcher.withdraw([P0])
-    fetcher.answered(fetch.request_id, ErrorCode.NONE, 0, {P0: Answer(ErrorCode.NONE, batch(5, 5, 4))}, 0)
-    assert fetcher.ready() == []
+    fetcher.answered(fetch.request_id, ErrorCode.NONE, 0, {P0: FetchResult(ErrorCode.NONE, batch(5, 5, 4))}, 0)
+    assert fetcher.deliverable() == []
     fetcher.grant([(P0, OLD)])
     fetcher.topic_known(FLAT, 0)
-    assert fetcher.ready() == [] and fetcher.awaiting() == (P0,)
+    assert fetcher.deliverable() == [] and fetcher.awaiting() == (P0,)
 
 
 def test_a_granted_partition_that_metadata_does_not_show_yet_is_waited_for() -> None:
@@ -113,11 +113,11 @@ def test_a_gate_waits_for_the_offset_that_another_member_commits() -> None:
     fetcher = member(GROWN, P1)
     fetcher.begin(P1, offset=0)
     feed(fetcher, P1, batch(0, 5, 4))
-    assert fetcher.ready() == [] and fetcher.waits() == (P0,)
-    fetcher.elsewhere("t", {0: 9})
-    assert fetcher.ready() == [] and fetcher.waits() == (P0,)
-    fetcher.elsewhere("t", {0: 10})
-    assert len(fetcher.ready()) == 1 and fetcher.waits() == ()
+    assert fetcher.deliverable() == [] and fetcher.waits() == (P0,)
+    fetcher.committed_elsewhere("t", {0: 9})
+    assert fetcher.deliverable() == [] and fetcher.waits() == (P0,)
+    fetcher.committed_elsewhere("t", {0: 10})
+    assert len(fetcher.deliverable()) == 1 and fetcher.waits() == ()
 
 
 def test_a_milestone_is_passed_where_others_may_wait() -> None:
@@ -125,10 +125,10 @@ def test_a_milestone_is_passed_where_others_may_wait() -> None:
     fetcher.begin(P0, offset=5)
     fetcher.milestone()
     feed(fetcher, P0, batch(5, 10, 5))
-    (part,) = fetcher.ready()
+    (part,) = fetcher.deliverable()
     fetcher.handed_out(part, 9)
     assert not fetcher.milestone()
-    (part,) = fetcher.ready()
+    (part,) = fetcher.deliverable()
     fetcher.handed_out(part, 10)
     assert fetcher.milestone() and not fetcher.milestone()
 

@@ -6,7 +6,6 @@ import pytest
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.machines.clients.sending import (
-    Answer,
     Batcher,
     BatcherSettings,
     Delivered,
@@ -15,8 +14,9 @@ from anabranch.machines.clients.sending import (
     Failed,
     InitProducer,
     Placement,
+    ProduceResult,
+    ProducerWork,
     Send,
-    Work,
 )
 
 TOPIC = "t"
@@ -56,7 +56,7 @@ class Writer:
         """Do what the batcher says, and return what it sends."""
         sends: list[Send] = []
         while True:
-            work: Work = self.batcher.drain(self.now)
+            work: ProducerWork = self.batcher.drain(self.now)
             self.outcomes += work.outcomes
             self.refreshes += work.refresh
             self.inits += [work.init_producer] if work.init_producer is not None else []
@@ -79,7 +79,7 @@ class Writer:
         return self.drain()
 
     def answer(self, send: Send, error: ErrorCode = ErrorCode.NONE, base_offset: int = 0) -> None:
-        answers = {(TOPIC, batch.partition): Answer(error, base_offset) for batch in send.batches}
+        answers = {(TOPIC, batch.partition): ProduceResult(error, base_offset) for batch in send.batches}
         self.batcher.answered(send.request_id, answers, self.now)
 
     def established(self) -> Writer:

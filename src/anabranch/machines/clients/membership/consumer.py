@@ -15,26 +15,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import partial
 from typing import Any
 from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.machines.clients.membership.assignment_job import AssignmentJob
 from anabranch.machines.clients.membership.assignors import (
-    ASSIGNMENT_ERROR,
     AssignorMetadata,
-    GroupAssignment,
     MemberAssignment,
     PartitionAssignor,
     TopicIdPartition,
-    install_request,
     offer,
-    spec_of,
 )
 from anabranch.machines.clients.membership.steps import (
     UNRELATED_TO_MEMBER,
     Assign,
-    Compute,
     Event,
     Explain,
     Failed,
@@ -57,7 +52,6 @@ from anabranch.protocol.messages.consumer_group_heartbeat import (
     TopicPartitions,
 )
 from anabranch.protocol.messages.consumer_group_heartbeat import Assignor as OfferedAssignor
-from anabranch.protocol.messages.consumer_group_prepare_assignment import ConsumerGroupPrepareAssignmentRequest
 
 JOIN, LEAVE, LEAVE_FOR_A_WHILE = 0, -1, -2
 """Member epochs that say what the member wants."""
@@ -81,12 +75,12 @@ HEARTBEATING = frozenset({Phase.JOINING, Phase.JOINED})
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What the coordinator has confirmed to know."""
+class _Description:
+    """What a member describes itself as, in a heartbeat."""
 
     subscription: Subscription
     owned: frozenset[Owned] | None
-    """None when it must be told again, whatever it is."""
+    """None when the next heartbeat must carry them, whatever they are."""
     server_assignor: str | None
     offered: tuple[OfferedAssignor, ...]
 
@@ -115,8 +109,8 @@ class ConsumerMember:
         self._taken: Event | None = None
         self._explain: Explain | None = None
         self._error: ApiError | None = None
-        self._told: _Told | None = None
-        self._telling: _Told | None = None
+        self._confirmed: _Description | None = None
+        self._describing: _Description | None = None
         self._report = False
         """The owned partitions are to be said again, since the target is new."""
         self._pattern_said = False
@@ -135,7 +129,7 @@ class ConsumerMember:
         self._known = False
         """The coordinator may know of this member."""
         self._poll_deadline_ms: int | None = None
-        self._assignment = _AssignmentWork(settings, self._assignors)
+        self._assignment = AssignmentJob(settings, self._assignors)
 
     # -- what the application wants -----------------------------------------------------------------------------------
 
@@ -303,7 +297,9 @@ class ConsumerMember:
     def next(self, now_ms: int) -> Step:
         """What the network is to do."""
         self._check_poll(now_ms)
-        if self._phase is Phase.JOINED and (step := self._assignment.next(self._member_id, self._epoch, now_ms, self)):
+        if self._phase is Phase.JOINED and (
+            step := self._assignment.next(self._member_id, self._epoch, now_ms, self._ticket)
+        ):
             return step
         if self._flight:
             return self._wait(None)
@@ -319,7 +315,7 @@ class ConsumerMember:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def ticket(self) -> int:
+    def _ticket(self) -> int:
         """A number for a request."""
         self._tickets += 1
         return self._tickets
@@ -343,7 +339,7 @@ class ConsumerMember:
         """Stop being a member; what is owned is lost."""
         self._phase = phase
         self._epoch = JOIN
-        self._told = self._telling = None
+        self._confirmed = self._describing = None
         self._target = None
         self._explain = None
         self._unsure = self._pattern_said = False
@@ -380,7 +376,7 @@ class ConsumerMember:
         )
 
     def _send_leave(self) -> Send:
-        self._flight = self.ticket()
+        self._flight = self._ticket()
         return Send(
             self._flight,
             ConsumerGroupHeartbeatRequest(
@@ -392,7 +388,7 @@ class ConsumerMember:
         )
 
     def _send_heartbeat(self, now_ms: int) -> Send:
-        told = None if self._epoch == JOIN else self._told
+        confirmed = None if self._epoch == JOIN else self._confirmed
         wanted = self._subscription
         offered = offer(tuple(self._assignors.values()))
         request = ConsumerGroupHeartbeatRequest(
@@ -401,29 +397,29 @@ class ConsumerMember:
             member_epoch=self._epoch,
             instance_id=self._settings.group_instance_id,
         )
-        if told is None:
+        if confirmed is None:
             request.rack_id = self._settings.client_rack
             request.rebalance_timeout_ms = self._settings.max_poll_interval_ms
-        if told is None or told.subscription != wanted:
+        if confirmed is None or confirmed.subscription != wanted:
             request.subscribed_topic_names = sorted(wanted.topics)
             if wanted.pattern is not None:
                 request.subscribed_topic_regex = wanted.pattern
                 self._pattern_said = True
             elif self._pattern_said:
                 request.subscribed_topic_regex = ""
-        if told is None or told.server_assignor != self._server_assignor:
+        if confirmed is None or confirmed.server_assignor != self._server_assignor:
             request.server_assignor = self._server_assignor
-        if offered and (told is None or told.offered != offered):
+        if offered and (confirmed is None or confirmed.offered != offered):
             request.client_assignors = list(offered)
         owned = self._owned | self._taken.partitions if isinstance(self._taken, Assign) else self._owned
-        if told is None or told.owned != owned or self._report:
+        if confirmed is None or confirmed.owned != owned or self._report:
             request.topic_partitions = [
                 TopicPartitions(topic_id=topic_id, partitions=numbers)
                 for (_, topic_id), numbers in by_topic(owned).items()
             ]
             self._unsure = True
-        self._telling = _Told(wanted, owned, self._server_assignor, offered)
-        self._flight = self.ticket()
+        self._describing = _Description(wanted, owned, self._server_assignor, offered)
+        self._flight = self._ticket()
         self._known = True
         self._report = self._urgent = False
         self._due_ms = now_ms + self._interval_ms
@@ -431,7 +427,7 @@ class ConsumerMember:
 
     def _heartbeat_answered(self, response: ConsumerGroupHeartbeatResponse, now_ms: int) -> None:
         code = ErrorCode.of(response.error_code)
-        if self._telling is None:
+        if self._describing is None:
             self._leave_answered(code, now_ms)
         elif code is ErrorCode.NONE:
             self._heartbeat_taken(response, now_ms)
@@ -445,13 +441,13 @@ class ConsumerMember:
         elif code in UNRELATED_TO_MEMBER:
             self._heartbeat_failed(now_ms)
         else:
-            self._telling = None
+            self._describing = None
             self._fail(ApiError(code, _why(code, response.error_message, self._settings)))
 
     def _heartbeat_taken(self, response: ConsumerGroupHeartbeatResponse, now_ms: int) -> None:
-        self._told, self._telling = self._telling, None
+        self._confirmed, self._describing = self._describing, None
         self._unsure = False
-        self._pattern_said = self._told is not None and self._told.subscription.pattern is not None
+        self._pattern_said = self._confirmed is not None and self._confirmed.subscription.pattern is not None
         self._failures = 0
         if response.member_id:
             self._member_id = response.member_id
@@ -479,10 +475,10 @@ class ConsumerMember:
 
     def _heartbeat_failed(self, now_ms: int) -> None:
         """Nobody knows whether it was heard: say everything again, a little later."""
-        if self._telling is None:
+        if self._describing is None:
             self._leave_answered(ErrorCode.NETWORK_EXCEPTION, now_ms)
             return
-        self._telling = self._told = None
+        self._describing = self._confirmed = None
         self._failures += 1
         self._due_ms = now_ms + backoff_ms(self._settings, self._failures)
 
@@ -494,107 +490,7 @@ class ConsumerMember:
         self._leave_epoch = 0
         self._epoch = JOIN
         self._known = False
-        self._told = None
-
-
-@dataclass(slots=True)
-class _AssignmentWork:
-    """Computing the group's assignment, when this member was asked to: prepare, compute, install."""
-
-    settings: MemberSettings
-    assignors: dict[str, PartitionAssignor]
-    wanted: bool = False
-    flight: int = 0
-    group_epoch: int = 0
-    work: Any = None
-    computed: GroupAssignment | None = None
-    due_ms: int | None = None
-    failures: int = 0
-    error: Exception | None = None
-
-    def drop(self) -> None:
-        """Forget all of it."""
-        self.wanted = False
-        self.flight = 0
-        self.work = self.computed = self.due_ms = None
-        self.failures = 0
-
-    @property
-    def next_ms(self) -> int | None:
-        """When there is something to do; None while something is under way, or nothing to do."""
-        return None if self.flight else self.due_ms
-
-    def heartbeat(self, *, wanted: bool) -> None:
-        """Hear from a heartbeat whether this member is asked; what waited for a new epoch goes on."""
-        if self.flight or not self.assignors:
-            return
-        if self.computed is None and self.work is None:
-            self.wanted = self.wanted or wanted
-        if self.due_ms is None and (self.wanted or self.computed is not None):
-            self.due_ms = 0
-
-    def next(self, member_id: str, epoch: int, now_ms: int, member: ConsumerMember) -> Send | Compute | None:
-        """The next thing to do for it."""
-        if self.flight or self.due_ms is None or now_ms < self.due_ms:
-            return None
-        if self.work is not None:
-            self.flight = member.ticket()
-            return Compute(self.flight, self.work)
-        group_id = self.settings.group_id
-        if self.computed is not None:
-            self.flight = member.ticket()
-            return Send(self.flight, install_request(group_id, member_id, epoch, self.group_epoch, self.computed))
-        assert self.wanted
-        self.flight = member.ticket()
-        request = ConsumerGroupPrepareAssignmentRequest(group_id=group_id, member_id=member_id, member_epoch=epoch)
-        return Send(self.flight, request)
-
-    def take(self, ticket: int, response: Any, now_ms: int) -> bool:
-        """Take an answer; true when the assignment is installed, so that a heartbeat may bring news."""
-        if not ticket or ticket != self.flight:
-            return False
-        self.flight = 0
-        if isinstance(response, GroupAssignment):
-            self.work, self.computed = None, response
-            return False
-        code = ErrorCode.of(response.error_code)
-        if code is ErrorCode.NONE:
-            self.failures = 0
-            if self.computed is not None:
-                self.drop()
-                return True
-            assignor = self.assignors.get(response.assignor_name)
-            self.group_epoch = response.group_epoch
-            self.wanted = False
-            if assignor is None:
-                self.computed = GroupAssignment(error=ASSIGNMENT_ERROR)
-            else:
-                self.error = None
-                self.work = partial(assignor.assign, spec_of(response))
-        elif code in UNRELATED_TO_MEMBER:
-            self._later(now_ms)
-        elif code in (ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.FENCED_MEMBER_EPOCH):
-            self.due_ms = None  # until the next heartbeat has brought the epoch
-        else:
-            if self.computed is not None and not self.computed.error:
-                self.error = ApiError(code, response.error_message or "the assignment was refused")
-            self.drop()
-        return False
-
-    def failed(self, ticket: int, error: Exception, now_ms: int) -> None:
-        """Learn that a request was not answered, or that the assignor raised."""
-        if not ticket or ticket != self.flight:
-            return
-        self.flight = 0
-        if self.work is not None:
-            self.work, self.computed = None, GroupAssignment(error=ASSIGNMENT_ERROR)
-            self.error = error
-        else:
-            self._later(now_ms)
-
-    def _later(self, now_ms: int) -> None:
-        self.failures += 1
-        self.due_ms = now_ms + backoff_ms(self.settings, self.failures)
+        self._confirmed = None
 
 
 def _id_of(owned: Owned) -> TopicIdPartition:

@@ -1,0 +1,120 @@
+"""Which partitions are read: those assigned or granted, followed through every change of their topics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from uuid import UUID
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
+from anabranch.machines.clients.fetching.state import FetchingState, Partition, Topic
+from anabranch.machines.clients.fetching.values import EARLIEST, TopicView
+
+FAILURES_UNTIL_MISSING = 4
+"""Failed refreshes of a topic that does not exist until the application is told: a new topic may take a moment."""
+
+
+def assign(
+    state: FetchingState, partitions: Iterable[TopicPartition], whole_topics: Iterable[str], *, awaiting: bool
+) -> None:
+    """Read exactly these; a partition that was read before keeps its position."""
+    wanted: dict[str, set[int] | None] = dict.fromkeys(whole_topics)
+    for tp in partitions:
+        numbers = wanted.setdefault(tp.topic, set())
+        if numbers is not None:
+            numbers.add(tp.partition)
+    for gone in state.topics.keys() - wanted.keys():
+        del state.topics[gone]
+    for name, numbers in wanted.items():
+        topic = state.topics.get(name)
+        if topic is None or topic.follow != (numbers is None):
+            kept = {} if topic is None else topic.partitions
+            topic = state.topics[name] = Topic(name, follow=numbers is None, awaiting=awaiting)
+            for partition in kept.values():
+                partition.topic = topic
+            topic.partitions = kept
+        if numbers is None:
+            continue
+        topic.partitions = {
+            number: topic.partitions.get(number)
+            or Partition(topic, number, wanted_timestamp=state.reset_timestamp, awaiting=awaiting)
+            for number in sorted(numbers)
+        }
+        topic.limits = None
+
+
+def grant(state: FetchingState, partitions: Iterable[tuple[TopicPartition, UUID | None]]) -> None:
+    """Read these too, each as soon as its start is known."""
+    for tp, topic_id in partitions:
+        topic = state.topics.setdefault(tp.topic, Topic(tp.topic, follow=False, granted=True))
+        assert topic.granted
+        if tp.partition not in topic.partitions:
+            topic.partitions[tp.partition] = Partition(topic, tp.partition, awaiting=True, topic_id=topic_id)
+        topic.limits = None
+
+
+def withdraw(state: FetchingState, partitions: Iterable[TopicPartition]) -> None:
+    """Stop reading these, and drop what was fetched of them."""
+    for tp in partitions:
+        topic = state.topics.get(tp.topic)
+        if topic is not None:
+            topic.partitions.pop(tp.partition, None)
+            topic.limits = None
+            if not topic.partitions:
+                del state.topics[tp.topic]
+
+
+def learn(state: FetchingState, topic: Topic, view: TopicView, now_ms: int) -> None:
+    """Take in a new view: partitions that appeared join, removed ones leave, gates are evaluated again."""
+    known = topic.view
+    if known is not None and NO_TOPIC_ID not in (known.topic_id, view.topic_id) and known.topic_id != view.topic_id:
+        _begin_recreated(topic)
+    topic.view, topic.limits = view, None
+    topic.asked = topic.stale = False
+    if topic.follow:
+        _follow(state, topic, view, first=known is None)
+    elif not topic.granted:  # The coordinator revokes granted partitions that were removed.
+        _drop_removed(state, topic, view, first=known is None)
+    if any(view.leaders.get(number, -1) < 0 for number in topic.partitions):
+        state.ask_later(topic, now_ms)
+    else:
+        topic.failures = 0
+
+
+def _begin_recreated(topic: Topic) -> None:
+    """The topic was deleted, and another one of its name created: none of its records were read."""
+    topic.elsewhere = {}
+    for partition in topic.partitions.values():
+        if not partition.awaiting and partition.topic_id is None:
+            partition.forget()
+            partition.position, partition.wanted_timestamp = None, EARLIEST
+
+
+def _follow(state: FetchingState, topic: Topic, view: TopicView, *, first: bool) -> None:
+    for number in sorted(view.leaders):
+        if number not in topic.partitions:
+            start = state.reset_timestamp if first else EARLIEST
+            new = Partition(topic, number, wanted_timestamp=start, awaiting=topic.awaiting)
+            topic.partitions[number] = new
+    for number in topic.partitions.keys() - view.leaders.keys():
+        del topic.partitions[number]
+
+
+def _drop_removed(state: FetchingState, topic: Topic, view: TopicView, *, first: bool) -> None:
+    absent = topic.partitions.keys() - view.leaders.keys()
+    if first and absent:
+        names = ", ".join(str(number) for number in sorted(absent))
+        has = f"it has {len(view.leaders)}, of numbers up to {max(view.leaders, default=-1)}"
+        text = f"topic {view.name} has no partition {names}: {has}. Assign others."
+        state.errors.append(ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text))
+    for number in absent:
+        del topic.partitions[number]
+
+
+def learn_unknown(state: FetchingState, topic: Topic, error: ApiError, now_ms: int) -> None:
+    """Learn that metadata of the topic could not be had; tell the application when asking again does not help."""
+    topic.asked = False
+    state.ask_later(topic, now_ms)
+    missing = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and topic.failures >= FAILURES_UNTIL_MISSING
+    if (missing and not topic.granted) or not error.retriable:
+        state.errors.append(error)

@@ -1,0 +1,139 @@
+"""What responses change: batches are held, positions found, and stale topics marked.
+
+Of a response, the batches of leader epochs up to the one that the fetch carried are held: their layout is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from struct import Struct
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.ids import COUNT_NOT_SAID, TopicPartition
+from anabranch.machines.clients.fetching.state import FetchingState, Partition
+from anabranch.machines.clients.fetching.values import LATEST, Fetched, FetchFrom, FetchResult
+
+EPOCH_MAX = (1 << 31) - 1
+STALE = frozenset(
+    {
+        ErrorCode.INVALID_PARTITION_METADATA,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.INCONSISTENT_TOPIC_ID,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+    }
+)
+"""Errors that mean: the metadata of the topic is out of date."""
+
+_BATCH = Struct(">qiIBIhi")
+"""Base offset, length, leader epoch, magic, CRC, attributes, last offset delta: how a record batch begins."""
+_BATCH_HEADER_SIZE = 61
+_LENGTH_END = 12
+
+
+def take(state: FetchingState, partition: Partition, origin: FetchFrom, result: FetchResult, now_ms: int) -> None:
+    """Hold the fetched batches of a partition, or note why there are none."""
+    code = result.error
+    if code is ErrorCode.NONE:
+        partition.failures = 0
+        partition.high_watermark = result.high_watermark
+        partition.log_start = result.log_start_offset
+        if result.data is not None and len(result.data) > 0:
+            _hold(state, partition, origin, result)
+    elif code is ErrorCode.OFFSET_OUT_OF_RANGE and partition.held:
+        partition.retry_at_ms = now_ms + state.settings.retry_backoff_ms
+    elif code is ErrorCode.OFFSET_OUT_OF_RANGE:
+        _reset(state, partition)
+    elif code in STALE:
+        state.mark_stale(partition, now_ms)
+    elif code.retriable:
+        partition.failures += 1
+        partition.retry_at_ms = now_ms + state.backoff_ms(partition.failures)
+    else:
+        state.errors.append(ApiError(code, f"{partition.name} cannot be read at offset {partition.fetch_offset}"))
+        partition.retry_at_ms = now_ms + state.settings.retry_backoff_max_ms
+
+
+def _hold(state: FetchingState, partition: Partition, origin: FetchFrom, result: FetchResult) -> None:
+    assert result.data is not None
+    elastic = origin.count != COUNT_NOT_SAID
+    size, next_offset, later = _known_batches(result.data, origin.leader_epoch if elastic else EPOCH_MAX)
+    if later:
+        partition.topic.stale = True
+    if next_offset > partition.fetch_offset:
+        data = result.data[:size]
+        partition.held.append(Fetched(data, next_offset, tuple(result.aborted)))
+        partition.held_size += size
+        partition.fetch_offset = next_offset
+    elif not later:
+        text = f"{partition.name} has no whole record batch at offset {partition.fetch_offset}"
+        state.errors.append(ApiError(ErrorCode.CORRUPT_MESSAGE, f"{text}, as far as the broker sent it"))
+
+
+def _reset(state: FetchingState, partition: Partition) -> None:
+    """The offset is gone or never was: begin again where `auto.offset.reset` says (held batches have been read)."""
+    if state.settings.auto_offset_reset in ("earliest", "latest"):
+        partition.forget()
+        partition.wanted_timestamp = state.reset_timestamp
+        partition.position = None
+        return
+    text = (
+        f"offset {partition.fetch_offset} of {partition.name} is not in its log, and auto.offset.reset is "
+        f"'{state.settings.auto_offset_reset}'. Seek to an offset that is there, or set it to earliest or latest."
+    )
+    state.errors.append(ApiError(ErrorCode.OFFSET_OUT_OF_RANGE, text))
+    partition.paused = True
+
+
+def take_found(
+    state: FetchingState, request_id: int, results: Mapping[TopicPartition, tuple[ErrorCode, int]], now_ms: int
+) -> None:
+    """Begin at the offsets that a lookup found; -1 means that no record is that young: begin at the log end."""
+    lookup = state.lookups.pop(request_id, None)
+    if lookup is None:
+        return
+    for tp in lookup.partitions:
+        partition = state.find(tp)
+        if partition is None or partition.looking_up != request_id:
+            continue
+        partition.looking_up = 0
+        error, offset = results.get(tp, (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1))
+        if error is ErrorCode.NONE and offset >= 0:
+            partition.position = partition.fetch_offset = offset
+            partition.failures = 0
+            partition.topic.limits = None
+            state.milestone = True
+        elif error is ErrorCode.NONE:
+            partition.wanted_timestamp = LATEST
+        elif error in STALE or error.retriable:
+            state.mark_stale(partition, now_ms)
+        else:
+            state.errors.append(ApiError(error, f"no offset could be found for {tp}"))
+            partition.retry_at_ms = now_ms + state.settings.retry_backoff_max_ms
+
+
+def _known_batches(data: memoryview, epoch_max: int) -> tuple[int, int, bool]:
+    """Walk over the whole batches of leader epochs up to `epoch_max`.
+
+    Returns their size, the offset after the last of them, and whether one of a later epoch follows.
+    """
+    position, last, size = 0, -1, len(data)
+    later = False
+    while position + _BATCH_HEADER_SIZE <= size:
+        _, length, leader_epoch, _, _, _, _ = _BATCH.unpack_from(data, position)
+        if position + _LENGTH_END + length > size or length < _BATCH_HEADER_SIZE - _LENGTH_END:
+            break
+        if leader_epoch > epoch_max:
+            later = True
+            break
+        last = position
+        position += _LENGTH_END + length
+    if last < 0:
+        return 0, -1, later
+    base_offset, _, _, _, _, _, last_delta = _BATCH.unpack_from(data, last)
+    return position, base_offset + last_delta + 1, later

@@ -1,0 +1,160 @@
+"""Which requests are sent: metadata refreshes, offset lookups, and one fetch per broker at a time.
+
+Fetching is incremental (KIP-227); the next fetch is sent while the batches of the last one are still being read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import NO_LEADER_EPOCH, TopicPartition
+from anabranch.machines.clients.fetching.state import FetchingState, Partition, Session, Topic
+from anabranch.machines.clients.fetching.values import ConsumerWork, Fetch, FetchFrom, Lookup, TopicView
+
+PARTITION_SIZE_MIN = 1024 * 1024
+SESSION_EPOCH_MAX = (1 << 31) - 1
+SESSION_LOST = frozenset(
+    {
+        ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+        ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+    }
+)
+
+
+def request(state: FetchingState, now_ms: int) -> ConsumerWork:
+    """Return every request to send now."""
+    work = ConsumerWork()
+    state.wake_at_ms = None
+    wanted: dict[int, dict[TopicPartition, FetchFrom]] = {node: {} for node in state.sessions}
+    lookups: dict[int, dict[TopicPartition, tuple[int, int]]] = {}
+    for topic in state.topics.values():
+        _refresh(state, topic, now_ms, work)
+        if topic.view is not None:
+            for partition in topic.partitions.values():
+                _want(state, topic.view, partition, now_ms, wanted, lookups)
+    for node, partitions in lookups.items():
+        lookup = Lookup(state.new_id(), node, partitions)
+        state.lookups[lookup.request_id] = lookup
+        for tp in partitions:
+            state.partition(tp).looking_up = lookup.request_id
+        work.lookups.append(lookup)
+    for node, origins in wanted.items():
+        fetch = _fetch(state, node, origins, now_ms)
+        if fetch is not None:
+            work.fetches.append(fetch)
+    work.wake_at_ms = state.wake_at_ms
+    return work
+
+
+def _refresh(state: FetchingState, topic: Topic, now_ms: int, work: ConsumerWork) -> None:
+    if not topic.stale or topic.asked:
+        return
+    if now_ms < topic.ask_at_ms:
+        state.wake(topic.ask_at_ms)
+        return
+    topic.asked = True
+    topic.ask_at_ms = now_ms + state.settings.retry_backoff_ms
+    work.refresh.append(topic.name)
+
+
+def _want(
+    state: FetchingState,
+    view: TopicView,
+    partition: Partition,
+    now_ms: int,
+    wanted: dict[int, dict[TopicPartition, FetchFrom]],
+    lookups: dict[int, dict[TopicPartition, tuple[int, int]]],
+) -> None:
+    node = view.leaders.get(partition.number, -1)
+    if node < 0 or partition.awaiting or (partition.topic.stale and partition.failures):
+        return
+    if partition.topic_id is not None and partition.topic_id != view.topic_id:
+        if not partition.topic.stale:
+            state.ask_later(partition.topic, now_ms)
+            state.wake(partition.topic.ask_at_ms)
+        return
+    if now_ms < partition.retry_at_ms:
+        state.wake(partition.retry_at_ms)
+        return
+    epoch = view.epochs.get(partition.number, NO_LEADER_EPOCH)
+    if partition.position is None:
+        if not partition.looking_up:
+            lookups.setdefault(node, {})[partition.name] = (partition.wanted_timestamp, epoch)
+        return
+    size_max = _size_max(state)
+    if partition.paused or partition.held_size >= size_max:
+        return
+    origin = FetchFrom(partition.fetch_offset, epoch, size_max, view.topic_id, view.said)
+    wanted.setdefault(node, {})[partition.name] = origin
+
+
+def _size_max(state: FetchingState) -> int:
+    """Bytes to fetch of one partition at a time: all held batches stay below twice `fetch.max.bytes`."""
+    partitions = max(1, sum(len(topic.partitions) for topic in state.topics.values()))
+    share = max(PARTITION_SIZE_MIN, state.settings.fetch_max_bytes // partitions)
+    return min(state.settings.max_partition_fetch_bytes, share)
+
+
+def _fetch(state: FetchingState, node: int, wanted: dict[TopicPartition, FetchFrom], now_ms: int) -> Fetch | None:
+    session = state.sessions.setdefault(node, Session())
+    if session.busy or not wanted:
+        return None
+    if now_ms < session.retry_at_ms:
+        state.wake(session.retry_at_ms)
+        return None
+    if session.session_id == 0:
+        changed, forgotten = wanted, []
+    else:
+        changed = {tp: origin for tp, origin in wanted.items() if session.known.get(tp) != origin}
+        forgotten = [tp for tp in session.known if tp not in wanted]
+    session.known = dict(wanted)
+    session.busy = state.new_id()
+    state.requests[session.busy] = (node, wanted)
+    return Fetch(session.busy, node, session.session_id, session.epoch, changed, forgotten)
+
+
+def session_answered(
+    state: FetchingState, request_id: int, error: ErrorCode, session_id: int, now_ms: int
+) -> tuple[Session, Mapping[TopicPartition, FetchFrom]] | None:
+    """Close a fetch that was answered: its session and the offsets asked for; None if the results do not count."""
+    node, asked = state.requests.pop(request_id, (-1, {}))
+    session = state.sessions.get(node)
+    if session is None or session.busy != request_id:
+        return None
+    session.busy = 0
+    if error is not ErrorCode.NONE:
+        state.sessions[node] = Session()
+        if error not in SESSION_LOST:
+            state.sessions[node].retry_at_ms = now_ms + state.backoff_ms(1)
+        return None
+    session.failures = 0
+    session.session_id = session_id
+    if session_id == 0:
+        session.epoch, session.known = 0, {}
+    else:
+        session.epoch = session.epoch % SESSION_EPOCH_MAX + 1
+    return session, asked
+
+
+def lost(state: FetchingState, request_id: int, now_ms: int) -> None:
+    """Close a request that will not be answered: refresh its topics, and ask the broker again after a while."""
+    lookup = state.lookups.pop(request_id, None)
+    if lookup is not None:
+        for tp in lookup.partitions:
+            partition = state.find(tp)
+            if partition is not None and partition.looking_up == request_id:
+                partition.looking_up = 0
+                state.mark_stale(partition, now_ms)
+        return
+    node, asked = state.requests.pop(request_id, (-1, {}))
+    session = state.sessions.get(node)
+    if session is None or session.busy != request_id:
+        return
+    failures = session.failures + 1
+    state.sessions[node] = Session(failures=failures, retry_at_ms=now_ms + state.backoff_ms(failures))
+    for name in {tp.topic for tp in asked}:
+        topic = state.topics.get(name)
+        if topic is not None:
+            topic.stale = True

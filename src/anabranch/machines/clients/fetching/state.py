@@ -1,0 +1,165 @@
+"""The fetcher's state: topics and partitions with their positions, fetch sessions, requests on the wire.
+
+The functions of `assigning`, `requesting`, `receiving` and `delivering` change it; what several need is a method here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.ids import TopicPartition
+from anabranch.machines.clients.fetching.values import (
+    EARLIEST,
+    LATEST,
+    Fetched,
+    FetcherSettings,
+    FetchFrom,
+    Lookup,
+    TopicView,
+)
+
+
+@dataclass(slots=True, eq=False)
+class Partition:
+    """One partition that is read."""
+
+    topic: Topic
+    number: int
+    position: int | None = None
+    wanted_timestamp: int = LATEST
+    """Where to begin, while there is no position."""
+    fetch_offset: int = 0
+    held: deque[Fetched] = field(default_factory=deque)
+    held_size: int = 0
+    paused: bool = False
+    retry_at_ms: int = 0
+    failures: int = 0
+    looking_up: int = 0
+    """The request that looks for a position; 0 when none does."""
+    awaiting: bool = False
+    """The start is not known yet: the group's committed offset is being asked for."""
+    topic_id: UUID | None = None
+    """The id of the topic, where it is known: another topic of the same name is not read."""
+    high_watermark: int = -1
+    log_start: int = -1
+
+    @property
+    def name(self) -> TopicPartition:
+        """Topic and number."""
+        return TopicPartition(self.topic.name, self.number)
+
+    def forget(self) -> None:
+        """Drop what was fetched, and the responses that are on their way."""
+        self.held.clear()
+        self.held_size = 0
+        self.looking_up = 0
+        self.retry_at_ms = 0
+        self.awaiting = False
+        self.topic.limits = None
+
+
+@dataclass(slots=True, eq=False)
+class Topic:
+    """One topic that is read."""
+
+    name: str
+    follow: bool
+    """Partitions that appear are read as well."""
+    view: TopicView | None = None
+    partitions: dict[int, Partition] = field(default_factory=dict)
+    limits: dict[int, int | None] | None = None
+    """How far the gates are open; None when they must be evaluated again."""
+    stale: bool = True
+    asked: bool = False
+    ask_at_ms: int = 0
+    failures: int = 0
+    awaiting: bool = False
+    """Partitions begin where `Fetcher.begin` says."""
+    granted: bool = False
+    """Partitions are granted one by one to a member of a group."""
+    elsewhere: dict[int, int] = field(default_factory=dict)
+    """Of a granted topic: the group's positions in partitions that other members read."""
+
+
+@dataclass(slots=True)
+class Session:
+    """A fetch session with one broker (KIP-227)."""
+
+    session_id: int = 0
+    epoch: int = 0
+    known: dict[TopicPartition, FetchFrom] = field(default_factory=dict)
+    busy: int = 0
+    """The request that is on its way; 0 when none is."""
+    retry_at_ms: int = 0
+    failures: int = 0
+
+
+@dataclass(slots=True)
+class FetchingState:
+    """All of it, for one consumer."""
+
+    settings: FetcherSettings
+    topics: dict[str, Topic] = field(default_factory=dict)
+    sessions: dict[int, Session] = field(default_factory=dict)
+    requests: dict[int, tuple[int, Mapping[TopicPartition, FetchFrom]]] = field(default_factory=dict)
+    lookups: dict[int, Lookup] = field(default_factory=dict)
+    request_ids: int = 0
+    turn: int = 0
+    wake_at_ms: int | None = None
+    errors: list[ApiError] = field(default_factory=list)
+    milestone: bool = False
+    """A position has passed the end of a layout."""
+
+    def partitions(self) -> Iterator[Partition]:
+        """All partitions that are read."""
+        return (partition for topic in self.topics.values() for partition in topic.partitions.values())
+
+    def find(self, tp: TopicPartition) -> Partition | None:
+        """A partition, if it is read."""
+        topic = self.topics.get(tp.topic)
+        return None if topic is None else topic.partitions.get(tp.partition)
+
+    def partition(self, tp: TopicPartition) -> Partition:
+        """A partition that is read. Raises `ApiError` for another."""
+        partition = self.find(tp)
+        if partition is None:
+            raise ApiError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{tp} is not assigned to this consumer; assign it first"
+            )
+        return partition
+
+    @property
+    def reset_timestamp(self) -> int:
+        """The timestamp that `auto.offset.reset` stands for."""
+        return EARLIEST if self.settings.auto_offset_reset == "earliest" else LATEST
+
+    def new_id(self) -> int:
+        """An id for a request."""
+        self.request_ids += 1
+        return self.request_ids
+
+    def wake(self, at_ms: int) -> None:
+        """Drain again at `at_ms` at the latest."""
+        if self.wake_at_ms is None or at_ms < self.wake_at_ms:
+            self.wake_at_ms = at_ms
+
+    def backoff_ms(self, failures: int) -> int:
+        """How long to wait after so many failures in a row."""
+        return min(self.settings.retry_backoff_ms << min(failures - 1, 16), self.settings.retry_backoff_max_ms)
+
+    def ask_later(self, topic: Topic, now_ms: int) -> None:
+        """Refresh the topic's metadata after a while."""
+        topic.stale = True
+        topic.failures += 1
+        topic.ask_at_ms = now_ms + self.backoff_ms(topic.failures)
+
+    def mark_stale(self, partition: Partition, now_ms: int) -> None:
+        """Refresh the topic's metadata at once; ask the partition's leader again after a while."""
+        partition.topic.stale = True
+        partition.failures += 1
+        if partition.failures > 1:
+            partition.retry_at_ms = now_ms + self.backoff_ms(partition.failures - 1)

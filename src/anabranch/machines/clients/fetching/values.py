@@ -1,0 +1,125 @@
+"""What goes into the fetcher and comes out of it, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import COUNT_NOT_SAID, TopicPartition
+from anabranch.machines.lineage import Lineage
+
+EARLIEST, LATEST = -2, -1
+"""Timestamps that ask ListOffsets for the log start and the log end."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicView:
+    """A topic at one moment: its layouts, leaders and epochs, consistent with each other."""
+
+    name: str
+    topic_id: UUID
+    lineage: Lineage
+    leaders: Mapping[int, int]
+    """Partition to node, for every partition of the topic; -1 where none leads."""
+    epochs: Mapping[int, int]
+    elastic: bool
+    ordered: bool = True
+    """Whether gates apply: false where the topic or the consumer is configured without order."""
+
+    @property
+    def said(self) -> int:
+        """The partition count that a fetch request carries."""
+        return self.lineage.count if self.elastic else COUNT_NOT_SAID
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFrom:
+    """The part of a fetch request about one partition."""
+
+    offset: int
+    leader_epoch: int
+    size_max: int
+    topic_id: UUID
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Send a fetch to `node`; unchanged partitions of the session are left out."""
+
+    request_id: int
+    node: int
+    session_id: int
+    session_epoch: int
+    partitions: Mapping[TopicPartition, FetchFrom]
+    forgotten: Sequence[TopicPartition]
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Ask `node` for the offset at a timestamp, of each partition: (timestamp, leader epoch)."""
+
+    request_id: int
+    node: int
+    partitions: Mapping[TopicPartition, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResult:
+    """The broker's result for one fetched partition."""
+
+    error: ErrorCode
+    data: memoryview | None = None
+    high_watermark: int = -1
+    last_stable_offset: int = -1
+    log_start_offset: int = -1
+    aborted: Sequence[tuple[int, int]] = ()
+    """(producer id, first offset) of aborted transactions, for readers of committed records only."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetched:
+    """Whole record batches of one partition; `data` may end in a piece of one more."""
+
+    data: memoryview
+    next_offset: int
+    aborted: tuple[tuple[int, int], ...] = ()
+    """(producer id, first offset) of aborted transactions, whose records are to be left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deliverable:
+    """Records that may be handed out now: those of `fetched` at offsets `start` to `end`, `end` exclusive."""
+
+    topic: str
+    partition: int
+    fetched: Fetched
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class ConsumerWork:
+    """What the driver carries out now, field by field in this order; the requests may be answered in any order."""
+
+    fetches: list[Fetch] = field(default_factory=list)
+    """Report with `answered` or `lost`."""
+    lookups: list[Lookup] = field(default_factory=list)
+    """Report with `found` or `lost`."""
+    refresh: list[str] = field(default_factory=list)
+    """Topics whose metadata is to be asked for; report with `topic_known` or `topic_unknown`."""
+    wake_at_ms: int | None = None
+    """When to drain again if nothing happens before."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetcherSettings:
+    """The consumer's settings that decide what is fetched when, by Kafka's names."""
+
+    fetch_max_bytes: int = 50 * 1024 * 1024
+    max_partition_fetch_bytes: int = 8 * 1024 * 1024
+    auto_offset_reset: str = "latest"
+    retry_backoff_ms: int = 100
+    retry_backoff_max_ms: int = 1_000

@@ -1,0 +1,214 @@
+"""The batcher: report what happens, `drain` it, and carry out the work that comes back.
+
+A transactional producer sends to a partition only once its transaction holds that partition
+(`ProducerWork.add_partitions`), and is given its producer id and epoch by `producer_known`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from anabranch.base.errors import ApiError
+from anabranch.base.ids import NO_SEQUENCE
+from anabranch.machines.clients.sending import departing, outcomes, placing
+from anabranch.machines.clients.sending.state import Chunk, SendingState, Topic
+from anabranch.machines.clients.sending.values import (
+    BatcherSettings,
+    Encoded,
+    Placement,
+    ProduceResult,
+    ProducerWork,
+    Refused,
+    Rows,
+)
+
+
+class Batcher:
+    """Decides what a producer sends; see the package for the theory."""
+
+    def __init__(self, settings: BatcherSettings, rows_of: Callable[[list[Any]], Rows]) -> None:
+        self._settings = settings
+        self._rows_of = rows_of
+        self._state = SendingState(settings, new_epoch_needed=settings.enable_idempotence)
+        self._topics = self._state.topics
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def append(self, topic: str, record: object, size: int, now_ms: int) -> bool:
+        """Take one record of about `size` bytes; True when `drain` should be called for it."""
+        found = self._topics.get(topic)
+        if found is None:
+            found = self._topics[topic] = Topic(topic)
+        chunk = found.open
+        self._state.buffered_size += size
+        if chunk is not None:
+            chunk.rows.append(record)  # type: ignore[attr-defined]
+            chunk.size += size
+            if chunk.size < self._settings.batch_size:
+                return False
+            found.open = None
+            return True
+        settings = self._settings
+        chunk = Chunk(self._rows_of([record]), size, now_ms + settings.delivery_timeout_ms, now_ms + settings.linger_ms)
+        found.backlog.append(chunk)
+        if size < settings.batch_size and settings.linger_ms > 0:
+            found.open = chunk
+        return True
+
+    def append_rows(self, topic: str, rows: Rows, size: int, now_ms: int) -> None:
+        """Take rows that came together; they do not linger."""
+        found = self._topics.setdefault(topic, Topic(topic))
+        found.open = None
+        found.backlog.append(Chunk(rows, size, now_ms + self._settings.delivery_timeout_ms, now_ms))
+        self._state.buffered_size += size
+
+    def flush(self) -> None:
+        """End the lingering of all records taken so far."""
+        for topic in self._topics.values():
+            if topic.open is not None:
+                topic.open.ready_at_ms = 0
+                topic.open = None
+
+    def topic_known(self, name: str, placement: Placement, leaders: Mapping[int, int], now_ms: int) -> None:
+        """Learn a topic's placement and the leaders of its partitions."""
+        topic = self._topics.get(name)
+        if topic is not None:
+            placing.learn(self._state, topic, placement, leaders, now_ms)
+
+    def topic_unknown(self, name: str, error: ApiError, now_ms: int) -> None:
+        """Learn that metadata of a topic could not be had."""
+        topic = self._topics.get(name)
+        if topic is None:
+            return
+        topic.asked = False
+        topic.last_error = error
+        if error.retriable:
+            self._state.ask_later(topic, now_ms)
+        else:
+            outcomes.fail_unsent(self._state, topic, error)
+
+    def encoded(self, job: int, topic: str, parts: Sequence[Encoded], refused: Sequence[Refused] = ()) -> None:
+        """Learn the result of an `Encode`; it is dropped if the topic has moved to another placement meanwhile."""
+        placing.take_encoded(self._state, self._topics[topic], job, parts, refused)
+
+    def producer_known(self, producer_id: int, producer_epoch: int) -> None:
+        """Learn the producer id and epoch under which sequences start anew."""
+        state = self._state
+        assert not state.unresolved
+        state.producer_id, state.producer_epoch = producer_id, producer_epoch
+        state.new_epoch_needed = state.asked_for_producer = False
+        state.producer_failures = 0
+        for topic in self._topics.values():
+            for partition in topic.partitions.values():
+                partition.next_sequence, partition.acked_sequence = 0, NO_SEQUENCE
+                partition.rolling_back = False
+
+    def producer_unknown(self, error: ApiError, now_ms: int) -> None:
+        """Learn that a producer id could not be had."""
+        state = self._state
+        state.asked_for_producer = False
+        if error.retriable:
+            state.producer_failures += 1
+            state.ask_producer_at_ms = now_ms + state.backoff_ms(state.producer_failures)
+        else:
+            outcomes.stop(state, error)
+
+    def partitions_added(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """Learn that the transaction holds these partitions."""
+        added = set(partitions)
+        self._state.held |= added
+        self._state.asked_to_hold -= added
+
+    def partitions_missing(self, partitions: Iterable[tuple[str, int]], now_ms: int) -> None:
+        """Learn that one of these partitions does not exist: refresh their topics, then ask again."""
+        for name, number in partitions:
+            self._state.asked_to_hold.discard((name, number))
+            topic = self._topics[name]
+            topic.needs_metadata = True
+            if number in topic.partitions:
+                self._state.back_off(topic.partitions[number], now_ms)
+
+    def stop(self, error: ApiError) -> None:
+        """Learn that nothing can be sent any more, because of `error`."""
+        outcomes.stop(self._state, error)
+
+    def transaction_ended(self) -> None:
+        """Learn that the transaction is over: the next one holds nothing yet."""
+        assert not self.unresolved
+        self._state.held.clear()
+        self._state.asked_to_hold.clear()
+
+    def answered(self, request_id: int, results: Mapping[tuple[str, int], ProduceResult], now_ms: int) -> None:
+        """Learn the broker's result for each batch of a request; a batch without a result is uncertain."""
+        for batch in outcomes.take_request(self._state, request_id):
+            result = results.get((batch.topic, batch.partition))
+            if result is None:
+                outcomes.mark_uncertain(self._state, batch, now_ms)
+            else:
+                outcomes.judge(self._state, batch, result, now_ms)
+
+    def lost(self, request_id: int, now_ms: int) -> None:
+        """Learn that a request will not be answered: any of its batches may be in the log, or none."""
+        for batch in outcomes.take_request(self._state, request_id):
+            outcomes.mark_uncertain(self._state, batch, now_ms)
+            self._topics[batch.topic].needs_metadata = True
+
+    def not_sent(self, request_id: int, now_ms: int) -> None:
+        """Learn that a request never left: the connection could not be made."""
+        state = self._state
+        for batch in outcomes.take_request(state, request_id):
+            topic, partition = state.owner(batch)
+            if batch.maybe_appended:
+                outcomes.mark_uncertain(state, batch, now_ms)
+            else:
+                outcomes.take_back(batch, partition)
+                state.back_off(partition, now_ms)
+            topic.needs_metadata = True
+
+    def abandon(self, error: ApiError) -> int:
+        """Fail every record without an outcome; return their number."""
+        return outcomes.fail_all(self._state, error)
+
+    # -- what to do ---------------------------------------------------------------------------------------------------
+
+    def drain(self, now_ms: int) -> ProducerWork:
+        """Return everything to do at `now_ms`; nothing is returned twice."""
+        state = self._state
+        work = ProducerWork()
+        state.wake_at_ms = None
+        if state.fatal is None:
+            for topic in self._topics.values():
+                if not topic.idle:
+                    outcomes.expire(state, topic, now_ms)
+                    placing.advance(state, topic, now_ms, work)
+            work.init_producer = departing.init_producer(state, now_ms)
+            departing.send(state, now_ms, work)
+        work.outcomes, state.outcomes = state.outcomes, []
+        work.wake_at_ms = state.wake_at_ms
+        return work
+
+    @property
+    def unresolved(self) -> bool:
+        """Whether any batch is on the wire or uncertain."""
+        return self._state.unresolved
+
+    @property
+    def idle(self) -> bool:
+        """Whether every record taken has an outcome."""
+        return not self._state.outcomes and all(topic.idle for topic in self._topics.values())
+
+    @property
+    def new_epoch_needed(self) -> bool:
+        """Whether nothing more is sent before the producer has another epoch: sequences went astray."""
+        return self._state.new_epoch_needed
+
+    @property
+    def fatal(self) -> ApiError | None:
+        """Once set, nothing can be sent any more."""
+        return self._state.fatal
+
+    @property
+    def buffered_size(self) -> int:
+        """Bytes of records that have no outcome yet."""
+        return self._state.buffered_size
