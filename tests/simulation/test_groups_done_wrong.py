@@ -12,11 +12,10 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.clients.membership import strategies
 from anabranch.machines.clients.membership.consumer import ConsumerMember
-from anabranch.machines.groups import migration, offsets
+from anabranch.machines.groups import gates, migration, offsets
 from anabranch.machines.groups.consumer import heartbeat
 from anabranch.machines.groups.consumer.group import NOTHING, ConsumerGroup, Member
 from anabranch.machines.groups.consumer.step import Step
-from anabranch.machines.groups.coordinator import Coordinator
 from anabranch.machines.outcome import SetTimer
 from tests.simulation.groups import live
 
@@ -68,7 +67,7 @@ def moving_on() -> AbstractContextManager[object]:
 
 def overtaking() -> AbstractContextManager[object]:
     """Partitions are given though records that come before theirs are unread."""
-    return mock.patch.object(Coordinator, "_closed", return_value=frozenset())
+    return mock.patch.object(gates, "closed_partitions", return_value=frozenset())
 
 
 def uncooperative() -> AbstractContextManager[object]:

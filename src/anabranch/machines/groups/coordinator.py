@@ -11,9 +11,9 @@ Timers are named by tuples: ("session" | "rebalance" | "join" | "sync", group, m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
+from functools import partial
 from typing import Any, TypeVar
-from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.machines.groups import classic, migration, views
@@ -30,13 +30,13 @@ from anabranch.machines.groups.consumer.group import (
 )
 from anabranch.machines.groups.consumer.step import Live, Step
 from anabranch.machines.groups.consumer.target import subscriptions
+from anabranch.machines.groups.gates import gates_of
 from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.positions import Positions
 from anabranch.machines.groups.records import GroupMetadataKey, OffsetCommitKey, Record
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.settings import GroupSettings
-from anabranch.machines.lineage import BEYOND
 from anabranch.machines.outcome import Answer, CancelTimer, Outcome, Parked, SetTimer
 from anabranch.protocol.messages.consumer_group_describe import DescribedGroup as DescribedConsumerGroup
 from anabranch.protocol.messages.consumer_group_heartbeat import (
@@ -325,7 +325,7 @@ class Coordinator:
             image=self.image,
             regexes=self._regexes,
             settings=self.settings,
-            waits=self._waits(group, live, now_ms),
+            waits=gates_of(group, self.image, partial(self.offsets.current, group.group_id), live.owned_since, now_ms),
             now_ms=now_ms,
             draft=draft,
         )
@@ -336,44 +336,6 @@ class Coordinator:
         elif not step.records and step.group_id not in self.groups:
             self._lives.pop(step.group_id, None)
         return _Whole(step)
-
-    def _waits(self, group: ConsumerGroup, live: Live, now_ms: int) -> Callable[[UUID, int], bool]:
-        """Whether a partition waits for records of others that the group has not read (ordering.md, section 8).
-
-        A missing partition waits, too: a target that a member computed may be older than the metadata.
-        """
-        topics = self.image.by_id
-        closed: dict[UUID, frozenset[int]] = {}
-
-        def waits(topic_id: UUID, partition: int) -> bool:
-            topic = topics.get(topic_id)
-            if topic is None or not topic.has(partition):
-                return True
-            if topic_id not in closed:
-                closed[topic_id] = self._closed(group, live, topic_id, now_ms)
-            return partition in closed[topic_id]
-
-        return waits
-
-    def _closed(self, group: ConsumerGroup, live: Live, topic_id: UUID, now_ms: int) -> frozenset[int]:
-        topic = self.image.by_id.get(topic_id)
-        if topic is None or topic.lineage is None or not topic.lineage.current:
-            return frozenset()
-        positions = {}
-        for partition in (*topic.partitions, *topic.retiring):
-            committed = self.offsets.current(group.group_id, topic.name, partition)
-            if committed is not None:
-                positions[partition] = committed.offset
-            elif _reads_nothing(group, live, (topic_id, partition), now_ms):
-                positions[partition] = BEYOND
-            else:
-                positions[partition] = topic.log_start(partition)
-        gates = topic.lineage.gates(positions)
-        return frozenset(
-            partition
-            for partition, position in positions.items()
-            if not gates.may_deliver(partition, topic.lineage.layout_at(partition, position))
-        )
 
     def _remove(self, step: Step, member_ids: frozenset[str], whole: _Whole, *, forget: bool = True) -> None:
         """Take members out; if only classic members are left, the group is a classic one from now on."""
@@ -589,19 +551,6 @@ class Coordinator:
             ("consumer", group.state().value) if isinstance(group, ConsumerGroup) else ("classic", group.state.value)
             for group in self.groups.values()
         )
-
-
-def _reads_nothing(group: ConsumerGroup, live: Live, partition: tuple[UUID, int], now_ms: int) -> bool:
-    """Whether a partition's owner has had it for its rebalance timeout, and so has nothing to commit (ADR 0018)."""
-    member = group.members.get(group.holders.get(partition, ""))
-    if member is None:
-        live.silent.pop(partition, None)
-        return False
-    owner, since_ms = live.silent.get(partition, ("", now_ms))
-    if owner != member.member_id:
-        since_ms = now_ms
-    live.silent[partition] = member.member_id, since_ms
-    return now_ms - since_ms >= member.described.rebalance_timeout_ms
 
 
 class _Whole:

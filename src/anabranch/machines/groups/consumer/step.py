@@ -51,7 +51,7 @@ class Live:
     """Ids given with MEMBER_ID_REQUIRED to classic members that did not join yet, oldest first."""
     computation: Computation | None = None
     targets: Targets = field(default_factory=Targets)
-    silent: dict[tuple[UUID, int], tuple[str, int]] = field(default_factory=dict)
+    owned_since: dict[tuple[UUID, int], tuple[str, int]] = field(default_factory=dict)
     """Partitions that gates wait on and that have no committed offset: their owner, and since when it owns them."""
 
 
@@ -209,13 +209,11 @@ class Step:
 
     def forget_silence(self, member_id: str, *, but: Iterable[tuple[UUID, int]] = ()) -> None:
         """Drop the no-commit timers of partitions the member no longer owns."""
-        if self.live.silent:
+        owned_since = self.live.owned_since
+        if owned_since:
             kept = set(but)
-            self.live.silent = {
-                partition: (owner, since_ms)
-                for partition, (owner, since_ms) in self.live.silent.items()
-                if owner != member_id or partition in kept
-            }
+            for partition in [it for it, (owner, _) in owned_since.items() if owner == member_id and it not in kept]:
+                del owned_since[partition]
 
     def expect_target(self, computation: Computation) -> None:
         """Start the timeout of the chosen member with the first heartbeat that asks it for a target."""
