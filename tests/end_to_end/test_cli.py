@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from tests.support.broker import ROOT, BrokerProcess, running
+from tests.support.examples import python_examples
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +77,78 @@ def test_the_tour_of_the_readme(anabranch: Commands, tmp_path: Path) -> None:
         record = json.loads(line)
         seen.setdefault(record["key"], []).append(json.loads(record["value"])["number"])
     assert seen == {f"N{k}": [i for _ in range(2) for i in range(k, 1_000, 7)] for k in range(7)}
+
+
+def test_the_python_examples_of_the_readme_print_what_they_promise(broker: BrokerProcess, anabranch: Commands) -> None:
+    anabranch.run("topic", "create", "flights", "--partitions", 2)
+    clients, *_ = python_examples("README.md", f"127.0.0.1:{broker.port}")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", clients],
+        capture_output=True,
+        text=True,
+        env=anabranch.environment,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "partition: int32" in done.stdout
+    assert anabranch.json("topic", "describe", "flights")[0]["partitions"]
+    values = anabranch.run("consume", "flights", "--format", "value", "--until-end")[0].splitlines()
+    assert sorted(values) == [b"departed", b'{"delay": 2}', b'{"delay": 4}']
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "parquet"])
+def test_standard_input_may_have_any_format(anabranch: Commands, form: str) -> None:
+    table = pa.table({"k": ["a", "b"], "v": [1, 2]})
+    parquet = io.BytesIO()
+    pa.parquet.write_table(table, parquet)
+    given = {
+        "csv": b"k,v\na,1\nb,2\n",
+        "json": b'{"k": "a", "v": 1}\n{"k": "b", "v": 2}\n',
+        "parquet": parquet.getvalue(),
+    }
+    anabranch.run("topic", "create", f"stdin-{form}")
+    anabranch.run("produce", f"stdin-{form}", "--from", "-", "--format", form, "--key", "k", stdin=given[form])
+    out = anabranch.run("consume", f"stdin-{form}", "--format", "json", "--until-end")[0]
+    records = [json.loads(line) for line in out.splitlines()]
+    assert [(record["key"], json.loads(record["value"])) for record in records] == [
+        (row["k"], row) for row in table.to_pylist()
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_consume_leaves_its_group_when_it_is_interrupted_or_terminated(anabranch: Commands, number: int) -> None:
+    topic, group = f"signal-{number}", f"told-{number}"
+    anabranch.run("topic", "create", topic)
+    anabranch.run("produce", topic, "--from", "-", stdin=b'{"k": 1}\n')
+    command = [sys.executable, "-m", "anabranch.cli", "consume", topic, "--group", group, "--format", "value"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=anabranch.environment)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b'{"k": 1}\n'
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (0, b"1 records\n")
+    described = anabranch.json("group", "describe", group)[0]
+    assert (described["state"], described["members"]) == ("Empty", [])
+    assert [row["committed"] for row in described["offsets"]] == [1]
+
+
+def test_groups_are_listed_by_types_and_states_with_commas_or_one_by_one(anabranch: Commands) -> None:
+    anabranch.run("topic", "create", "listed")
+    anabranch.run("produce", "listed", "--from", "-", stdin=b'{"k": 1}\n')
+    for protocol in ("classic", "consumer"):
+        words = ("--group", f"listed-{protocol}", "--group-protocol", protocol, "--limit", 1)
+        anabranch.run("consume", "listed", *words)
+
+    def found(*words: str) -> set[str]:
+        names = {group["group_id"] for group in anabranch.json("group", "list", *words)}
+        return {name for name in names if name.startswith("listed-")}
+
+    both = {"listed-classic", "listed-consumer"}
+    assert found("--type", "classic,consumer", "--state", "stable, empty") == both
+    assert found("--type", "classic", "--type", "consumer") == both
+    assert found("--type", "classic") == {"listed-classic"}
+    assert found("--type", "consumer", "--state", "stable,assigning") == set()
 
 
 def test_every_format_of_consume(anabranch: Commands) -> None:

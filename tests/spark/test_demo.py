@@ -29,6 +29,7 @@ def test_the_demo_finds_no_difference() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "FutureWarning" not in done.stderr
     report = json.loads(done.stdout)
     (run,) = report["runs"]
     assert (run["rows"], run["differences"]) == (20_000, 0)

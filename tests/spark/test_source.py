@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from anabranch.client.sync import Admin, Producer
+from tests.support.examples import python_examples
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:pyspark"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -161,6 +161,23 @@ def test_a_task_yields_each_key_in_order(spark: SparkSession, address: str, flow
         yield pa.record_batch({"wrong": pa.array([wrong])})
 
     assert df.mapInArrow(disorder, "wrong long").agg({"wrong": "sum"}).collect()[0][0] == 0
+
+
+def test_the_example_of_the_readme_reads_the_topic(spark: SparkSession, address: str, checkpoint: str) -> None:
+    with Admin(bootstrap_servers=address) as admin:
+        admin.create_topics("flights")
+    with Producer(bootstrap_servers=address) as producer:
+        producer.send("flights", b"departed", key=b"N14228")
+    *_, example = python_examples("README.md", address)
+    names: dict[str, Any] = {"spark": spark}
+    exec(compile(example, "README.md", "exec"), names)
+    values: list[bytes] = []
+    query = names["flights"].writeStream.foreachBatch(
+        lambda batch, _: values.extend(bytes(r.value) for r in batch.collect())
+    )
+    running = query.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    running.awaitTermination(120)
+    assert values == [b"departed"]
 
 
 def test_columns_headers_and_filters(spark: SparkSession, address: str, flow: Flow) -> None:

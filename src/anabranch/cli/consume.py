@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
 import sys
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -69,17 +70,19 @@ def consume(
     ordering: Annotated[Ordering, typer.Option(help="key: across resizes too; none: as they come.")] = Ordering.KEY,
     servers: Servers = DEFAULT_SERVERS,
 ) -> None:
-    """Print a topic's records, every key in order, and go on with what comes until Ctrl-C.
+    """Print the records of a topic, every key in order, until Ctrl-C or SIGTERM.
 
-    In a group, reading goes on where the group has committed; --from says where it begins without that.
+    A group continues at its committed offsets; --from applies to partitions without one.
     """
     from anabranch.client.sync import Consumer
 
     if group is not None and partition is not None:
-        raise typer.BadParameter("a group's members are told which partitions to read; say --group or --partition")
+        raise typer.BadParameter("a group assigns partitions to its members: use --group or --partition, not both")
 
     printer = _PRINTERS[form]()
     printed = 0
+    # SIGTERM ends the loop as Ctrl-C does: the consumer commits, and leaves its group at once.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     wait_s = 0.1 if until_end else 0.5
     with Consumer(
         bootstrap_servers=servers,

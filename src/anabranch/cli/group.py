@@ -32,20 +32,29 @@ def _admin(servers: str) -> Admin:
 
 @app.command(name="list")
 def list_groups(
-    type_: Annotated[list[str] | None, typer.Option("--type", help="Only these: classic, consumer.")] = None,
-    state: Annotated[list[str] | None, typer.Option("--state", help="Only these: Stable, Empty, ...")] = None,
+    type_: Annotated[
+        list[str] | None, typer.Option("--type", help="Only groups of these types: classic,consumer.")
+    ] = None,
+    state: Annotated[
+        list[str] | None, typer.Option("--state", help="Only groups in these states: stable,empty, ...")
+    ] = None,
     servers: Servers = DEFAULT_SERVERS,
     as_json: AsJson = False,
 ) -> None:
     """List the groups."""
     with _admin(servers) as admin:
-        found = admin.list_groups(types=type_ or (), states=state or ())
+        found = admin.list_groups(types=_split(type_), states=_split(state))
     if as_json:
         print_json([group._asdict() for group in found])
     elif found:
         print_table(("group", "type", "state", "protocol"), found)
     else:
         note("There are no such groups. A consumer makes one: anabranch consume TOPIC --group NAME")
+
+
+def _split(given: list[str] | None) -> list[str]:
+    """Read an option that may be repeated and takes names with commas."""
+    return [name.strip() for text in given or () for name in text.split(",") if name.strip()]
 
 
 @app.command()

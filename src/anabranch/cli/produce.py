@@ -18,7 +18,8 @@ def produce(
     source: Annotated[str, typer.Option("--from", "-f", help="A CSV, JSON lines or Parquet file; - reads stdin.")],
     key: Annotated[str | None, typer.Option("--key", "-k", help="The column or field that is the key.")] = None,
     file_format: Annotated[
-        Format | None, typer.Option("--format", help="What the file holds, if its ending does not tell.")
+        Format | None,
+        typer.Option("--format", help="The file's format; by default from its ending, JSON lines for stdin."),
     ] = None,
     compression: Annotated[str, typer.Option(help="none, gzip, snappy, lz4 or zstd.")] = "none",
     limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Stop after so many rows.")] = None,

@@ -31,7 +31,6 @@ def local_session(name: str, cores: int = 2) -> SparkSession:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.execution.arrow.pyspark.enabled", "true")
-        .config("spark.executorEnv.PYTHONWARNINGS", "ignore::FutureWarning")
         .config("spark.log.level", "ERROR")
         .getOrCreate()
     )
