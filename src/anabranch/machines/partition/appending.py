@@ -78,6 +78,7 @@ class Verify:
 APPEND = Append()
 VERIFY = Verify()
 NOT_LEADER = Refuse(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+SURVIVOR_NOT_READY = Refuse(ErrorCode.NOT_LEADER_OR_FOLLOWER, remember=True)
 NOT_IN_TRANSACTION = "The partition is not part of a transaction that its producer has open."
 OUT_OF_SEQUENCE = "The batch does not follow the last one of its producer."
 
@@ -165,7 +166,7 @@ def _redirect(
         alias = redirected(header.producer_id, role.partition)
         table = survivor.table
         return _refuse_transaction(table, table.known(alias), header, held) or Redirect(survivor, alias)
-    return NOT_LEADER
+    return SURVIVOR_NOT_READY
 
 
 def _refuse_transaction(

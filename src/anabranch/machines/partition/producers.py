@@ -202,6 +202,10 @@ class ProducerTable:
         if len(self._awaited) > REFUSALS_REMEMBERED_MAX:
             del self._awaited[next(iter(self._awaited))]
 
+    def forget_refusal(self, producer_id: int) -> None:
+        """Expect no refused batch of this producer any more: it was appended elsewhere."""
+        self._awaited.pop(producer_id, None)
+
     def check_marker(self, producer_id: int, producer_epoch: int, coordinator_epoch: int) -> ErrorCode:
         """Decide about a transaction marker of the coordinator, before it is appended."""
         known = self._producers.get(producer_id)

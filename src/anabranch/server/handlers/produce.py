@@ -61,14 +61,15 @@ def handle_produce(
                 error_message=produced.message,
             )
             answers.append(answer)
-            if produced.unsynced is None:
-                if partition is not None and produced.error is ErrorCode.NONE and partition.log.flush_due:
-                    replicas.commit(partition)
-            elif request.acks == ALL_ACKS:
-                pending = pending or _Pending()
-                replicas.commit_then(produced.unsynced, pending.told_of(answer))
-            else:
-                replicas.commit(produced.unsynced)
+            for unsynced in produced.unsynced:
+                if request.acks == ALL_ACKS:
+                    pending = pending or _Pending()
+                    replicas.commit_then(unsynced, pending.told_of(answer))
+                else:
+                    replicas.commit(unsynced)
+            unwaited = not produced.unsynced and produced.error is ErrorCode.NONE
+            if unwaited and partition is not None and partition.log.flush_due:
+                replicas.commit(partition)
         topics.append(TopicProduceResponse(name=topic.name, partition_responses=answers))
     response = ProduceResponse(responses=topics)
     if request.acks == NO_ACKS:

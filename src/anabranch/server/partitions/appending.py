@@ -28,8 +28,8 @@ class Produced(NamedTuple):
     base_offset: int = -1
     log_append_time_ms: int = -1
     message: str | None = None
-    unsynced: Partition | None = None
-    """The partition whose log holds the records and has not synced them yet."""
+    unsynced: tuple[Partition, ...] = ()
+    """The partitions whose logs hold the records and have not synced them yet."""
 
 
 class ProducedBatch(NamedTuple):
@@ -71,14 +71,16 @@ class Appender:
         if isinstance(batches, Refuse):
             return Produced(batches.code, message=batches.message)
         first: Produced | None = None
+        unsynced: tuple[Partition, ...] = ()
         for position, header in batches:
-            batch = data[position : position + header.size]
-            produced = self._produce_one(ProducedBatch(partition, header, batch, count_said))
-            if produced.error is not ErrorCode.NONE:
+            batch = ProducedBatch(partition, header, data[position : position + header.size], count_said)
+            produced = self._produce_one(batch)
+            if produced.error is not ErrorCode.NONE or len(batches) == 1:
                 return produced
             first = first or produced
+            unsynced += produced.unsynced
         assert first is not None
-        return first
+        return first._replace(unsynced=tuple(dict.fromkeys(unsynced)))
 
     def _produce_one(self, batch: ProducedBatch) -> Produced:
         partition, header, _, count_said = batch
@@ -96,15 +98,21 @@ class Appender:
             decision = decide_append(role, table, ancestors, header, count_said, held)
         if decision is APPEND:
             assert isinstance(partition, Partition)
-            return self._append(batch, partition)
-        if isinstance(decision, Redirect):
-            return self._append(_redirected(batch, decision.producer_id), decision.to)
-        if isinstance(decision, Duplicate):
+            produced = self._append(batch, partition)
+        elif isinstance(decision, Redirect):
+            produced = self._append(_redirected(batch, decision.producer_id), decision.to)
+            if produced.error is ErrorCode.NONE:
+                partition.table.forget_refusal(header.producer_id)
+        elif isinstance(decision, Duplicate):
             return _again(decision.of, decision.ancestor or partition)
-        assert isinstance(decision, Refuse)
-        if decision.remember:
-            table.refused(header)
-        return Produced(decision.code, message=decision.message)
+        else:
+            assert isinstance(decision, Refuse)
+            if decision.remember:
+                table.refused(header)
+            return Produced(decision.code, message=decision.message)
+        if produced.error is not ErrorCode.NONE and produced.error.retriable:
+            partition.table.refused(header)
+        return produced
 
     def _resume_logs(self, partition: Partition | RemovedPartition, ancestors: Sequence[Partition]) -> Produced | None:
         """Have the logs that a decision reads take appends again after a failed sync; the answer if one cannot."""
@@ -143,9 +151,8 @@ class Appender:
         try:
             appended = target.append(wire, header, self._now_ms)
         except OSError as failure:
-            target.table.refused(header)
             return _storage_failed(target, failure)
-        return Produced(ErrorCode.NONE, appended.base_offset, append_time, unsynced=target if settings.fsync else None)
+        return Produced(ErrorCode.NONE, appended.base_offset, append_time, unsynced=(target,) if settings.fsync else ())
 
 
 def _redirected(batch: ProducedBatch, producer_id: int) -> ProducedBatch:
@@ -162,10 +169,8 @@ def _redirected(batch: ProducedBatch, producer_id: int) -> ProducedBatch:
 def _again(of: Remembered, holder: Partition | RemovedPartition) -> Produced:
     """The answer that the batch was given when it was appended; it must be as durable as that promised."""
     append_time = of.timestamp if holder.settings.log_append_time else -1
-    unsynced: Partition | None = None
-    if isinstance(holder, Partition) and holder.settings.fsync and of.last_offset >= holder.log.flushed:
-        unsynced = holder
-    return Produced(ErrorCode.NONE, of.base_offset, append_time, unsynced=unsynced)
+    unsynced = isinstance(holder, Partition) and holder.settings.fsync and of.last_offset >= holder.log.flushed
+    return Produced(ErrorCode.NONE, of.base_offset, append_time, unsynced=(holder,) if unsynced else ())
 
 
 def _storage_failed(partition: Partition, failure: OSError) -> Produced:

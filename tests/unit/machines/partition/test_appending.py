@@ -19,6 +19,7 @@ from anabranch.machines.partition.aborted import AbortedTransactions
 from anabranch.machines.partition.appending import (
     APPEND,
     NOT_LEADER,
+    SURVIVOR_NOT_READY,
     VERIFY,
     Append,
     Duplicate,
@@ -211,6 +212,7 @@ def test_every_combination_whatever_gives_one_outcome_and_changes_nothing() -> N
         "verify",
         "INVALID_TXN_STATE",
         "NOT_ENOUGH_REPLICAS, remembered",
+        "NOT_LEADER_OR_FOLLOWER, remembered",
     }
 
 
@@ -277,7 +279,7 @@ def test_a_repetition_of_what_was_redirected_is_answered_though_it_does_not_foll
 def test_a_batch_that_does_not_follow_is_refused_also_where_the_survivor_does_not_serve_yet() -> None:
     """Step 5 before 6."""
     assert named(decide(RETIRING, TABLES["gap"], ancestor=Replica(None))) == CODES["G"]
-    assert decide(RETIRING, TABLES["next"], ancestor=Replica(None)) == NOT_LEADER
+    assert decide(RETIRING, TABLES["next"], ancestor=Replica(None)) == SURVIVOR_NOT_READY
 
 
 def test_the_coordinator_is_not_asked_of_a_batch_that_does_not_follow() -> None:
@@ -290,7 +292,7 @@ def test_the_coordinator_is_not_asked_where_the_survivor_does_not_serve_yet() ->
     """Step 6 before 7."""
     for held in HELD:
         batch = Batch(is_transactional=True)
-        assert decide(RETIRING, TABLES["next"], batch, ancestor=Replica(None), held=held) == NOT_LEADER
+        assert decide(RETIRING, TABLES["next"], batch, ancestor=Replica(None), held=held) == SURVIVOR_NOT_READY
 
 
 def test_nothing_is_appended_that_no_transaction_holds() -> None:
@@ -317,8 +319,9 @@ def test_a_batch_is_redirected_under_an_id_that_keeps_its_sequence_apart() -> No
     ids=["no role", "the role of before", "retiring too", "another partition"],
 )
 def test_only_a_survivor_that_has_taken_its_role_is_redirected_to(taken: Leadership | None) -> None:
-    assert decide(RETIRING, TABLES["next"], ancestor=Replica(taken)) == NOT_LEADER
-    assert decide_append(RETIRING, TABLES["next"], (), Batch(), COUNT_NOT_SAID) == NOT_LEADER
+    assert decide(RETIRING, TABLES["next"], ancestor=Replica(taken)) == SURVIVOR_NOT_READY
+    assert decide_append(RETIRING, TABLES["next"], (), Batch(), COUNT_NOT_SAID) == SURVIVOR_NOT_READY
+    assert SURVIVOR_NOT_READY.remember, "the reason will pass"
 
 
 def test_the_survivor_is_the_ancestor_that_has_the_keys_now() -> None:

@@ -1,0 +1,128 @@
+"""The partitions of one topic on a real data directory, whose roles a test gives out as the controller would."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+from uuid import UUID
+
+from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import TopicPartition
+from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendStopReplica
+from anabranch.runtime.clock import Clock
+from anabranch.runtime.disk import Disk, File
+from anabranch.runtime.metrics import Metrics
+from anabranch.server.partitions.partition import Partition
+from anabranch.server.partitions.replicas import Replicas
+from anabranch.server.partitions.topic_settings import topic_settings
+from anabranch.storage.directory import DataDirectory
+
+TOPIC = "t"
+TOPIC_ID = UUID(int=1)
+NOW_MS = 1_000_000
+
+
+class RefusingDisk(Disk):
+    """A disk that writes, and syncs, until it is told not to."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.broken = False
+
+    def open(self, path: Path, *, create: bool = False) -> File:
+        file = super().open(path, create=create)
+        refusing = _RefusingFile(path, file.fd, self)
+        file.fd = -1
+        return refusing
+
+
+class _RefusingFile(File):
+    __slots__ = ("_disk",)
+
+    def __init__(self, path: Path, fd: int, disk: RefusingDisk) -> None:
+        super().__init__(path, fd)
+        self._disk = disk
+
+    def write(self, data: bytes | bytearray | memoryview, position: int) -> None:
+        if self._disk.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().write(data, position)
+
+    def sync(self) -> None:
+        if self._disk.broken:
+            raise OSError(errno.EIO, "Input/output error")
+        super().sync()
+
+
+class SetClock(Clock):
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.ms = NOW_MS
+
+    def now_ms(self) -> int:
+        return self.ms
+
+
+class LocalReplicas:
+    """Partitions of a topic that began with `initial`; `resize` does what the controller has leaders do."""
+
+    def __init__(self, path: Path, *, initial: int = 1, durability: str = "os", **configs: str) -> None:
+        self.initial, self.count, self.layout, self.epoch = initial, 0, -1, 0
+        self.runner = asyncio.Runner()
+        self.disk = RefusingDisk()
+        self.clock = SetClock()
+        self.configs = {name.replace("_", "."): value for name, value in configs.items()}
+        self._directory = DataDirectory(path / "data", self.disk)
+        self.replicas = Replicas(
+            self._directory,
+            disk=self.disk,
+            clock=self.clock,
+            metrics=Metrics(),
+            settings_of=lambda topic: topic_settings(self.configs, {}, durability),
+        )
+
+    def resize(self, count: int, *, survivors: bool = True) -> None:
+        """Give every partition its role in the next layout; without `survivors` stop after retiring ones are closed."""
+        before, self.count = self.count, count
+        self.layout += 1
+        self.epoch += 1
+        self._take(range(count, before), retiring=True)
+        if survivors:
+            self._take(range(count), retiring=False)
+
+    def _take(self, numbers: range, *, retiring: bool) -> None:
+        roles = tuple(Role(n, 1, self.epoch, self.layout, retiring, (1,), (1,)) for n in numbers)
+        order = SendLeaderAndIsr(1, 1, 1, TOPIC, TOPIC_ID, self.initial, self.count, roles)
+        errors = self.runner.run(self.replicas.take_roles(order))
+        assert all(error is ErrorCode.NONE for error in errors.values()), errors
+
+    def remove(self, number: int) -> None:
+        """Delete a retiring partition, as the reaper has it done."""
+        order = SendStopReplica(1, 1, 1, TOPIC, TOPIC_ID, ((number, self.epoch),))
+        assert self.runner.run(self.replicas.stop(order)) == {number: ErrorCode.NONE}
+
+    def __getitem__(self, number: int) -> Partition:
+        partition = self.replicas.get(TOPIC, number)
+        assert partition is not None
+        return partition
+
+    def sync(self, number: int) -> None:
+        """Make what a partition holds durable. OSError."""
+
+        async def commit() -> None:
+            await self.replicas.commit(self[number])
+
+        self.runner.run(commit())
+
+    def name(self, number: int) -> TopicPartition:
+        """The partition's name."""
+        return TopicPartition(TOPIC, number)
+
+    def close(self) -> None:
+        """Close the logs, and let another have the directory."""
+        self.disk.full = self.disk.broken = False
+        self.runner.run(self.replicas.close())
+        self.runner.close()
+        self._directory.release()
