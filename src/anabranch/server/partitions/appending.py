@@ -169,8 +169,10 @@ def _redirected(batch: ProducedBatch, producer_id: int) -> ProducedBatch:
 def _again(of: Remembered, holder: Partition | RemovedPartition) -> Produced:
     """The answer that the batch was given when it was appended; it must be as durable as that promised."""
     append_time = of.timestamp if holder.settings.log_append_time else -1
-    unsynced = isinstance(holder, Partition) and holder.settings.fsync and of.last_offset >= holder.log.flushed
-    return Produced(ErrorCode.NONE, of.base_offset, append_time, unsynced=(holder,) if unsynced else ())
+    unsynced: tuple[Partition, ...] = ()
+    if isinstance(holder, Partition) and holder.settings.fsync and of.last_offset >= holder.log.flushed:
+        unsynced = (holder,)
+    return Produced(ErrorCode.NONE, of.base_offset, append_time, unsynced=unsynced)
 
 
 def _storage_failed(partition: Partition, failure: OSError) -> Produced:
