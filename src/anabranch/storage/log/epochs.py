@@ -8,9 +8,16 @@ is begun again at the same log end by whoever leads.
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Iterable
+from pathlib import Path
 
+from anabranch.runtime.disk import Disk
+
+logger = logging.getLogger("anabranch.storage.log")
+
+FILE = "leader-epoch-checkpoint"
 NO_EPOCH = (-1, -1)
 
 
@@ -91,3 +98,45 @@ class LeaderEpochs:
             epoch, start = line.split(" ")
             entries.append((int(epoch), int(start)))
         return cls(entries)
+
+
+class EpochsFile:
+    """The file that holds a log's epochs, and how much of them it holds safely. Blocks; OSError."""
+
+    def __init__(self, disk: Disk, directory: Path) -> None:
+        self.written = False
+        """Whether the file has the epochs: then they survive the process."""
+        self.durable = False
+        """Whether the file with them is synced: then they survive a power loss."""
+        self._disk = disk
+        self._path = directory / FILE
+
+    def load(self) -> LeaderEpochs | None:
+        """Read the file; None where it is missing or torn."""
+        if not self._disk.exists(self._path):
+            return None
+        try:
+            return LeaderEpochs.from_bytes(self._disk.read(self._path))
+        except ValueError as error:
+            logger.warning("%s: %s; read from the batches instead", self._path, error)
+            return None
+
+    def outdated(self) -> None:
+        """Note that the epochs have changed."""
+        self.durable = self.written = False
+
+    def write(self, epochs: LeaderEpochs) -> None:
+        """Write the epochs so that a crash of the process loses neither them nor those before."""
+        self.durable = False
+        temporary = self._path.with_name(FILE + ".tmp")
+        file = self._disk.open(temporary, create=True)
+        file.truncate(0)
+        file.write(epochs.to_bytes(), 0)
+        self._disk.rename(temporary, self._path)
+        self.written = True
+
+    def sync(self, epochs: LeaderEpochs) -> None:
+        """Write the epochs so that a power loss loses neither them nor those before, if that is not done yet."""
+        if not self.durable:
+            self._disk.replace(self._path, epochs.to_bytes())
+            self.durable = self.written = True

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,17 +25,17 @@ from anabranch.records.batch import BatchHeader, headers, stamp
 from anabranch.runtime.disk import Disk, File
 from anabranch.storage.checkpoints import CheckpointError, Checkpoints
 from anabranch.storage.log.config import Durability, LogConfig
-from anabranch.storage.log.epochs import LeaderEpochs
+from anabranch.storage.log.epochs import EpochsFile, LeaderEpochs
 from anabranch.storage.log.errors import OfflineLogError, OffsetOutOfRangeError
 from anabranch.storage.log.recovery import recover, scan
 from anabranch.storage.log.segment import LOG_SUFFIX, LogSlice, Segment
+from anabranch.storage.log.segments import Segments
+from anabranch.storage.log.snapshots import Snapshots
 
 __all__ = ["Appended", "Flush", "LogSlice", "OfflineLogError", "OffsetOutOfRangeError", "PartitionLog"]
 
 logger = logging.getLogger("anabranch.storage.log")
 
-EPOCHS_FILE = "leader-epoch-checkpoint"
-SNAPSHOT_SUFFIX = ".snapshot"
 RELATIVE_OFFSET_MAX = (1 << 31) - 1
 RESUME_INTERVAL_MS = 1_000
 """After a failed sync, time between attempts to go on."""
@@ -89,10 +88,10 @@ class PartitionLog:
         self._disk = disk
         self._checkpoints = checkpoints
         self._shared = checkpoints is not None
-        self._segments: list[Segment] = []
+        self._segments = Segments()
         self._directory_durable = False
-        self._epochs_durable = False
-        self._epochs_written = False
+        self._epochs_file = EpochsFile(disk, directory)
+        self._snapshots = Snapshots(disk, directory)
         self._late_indexes: list[Segment] = []
         """Finished segments whose index is to be synced."""
         self._generation = 0
@@ -101,7 +100,6 @@ class PartitionLog:
         self._resume_at_ms = 0
         self._doubtful_end = -1
         """Where the log ended when a sync failed, until that is settled."""
-        self._open_for_reading: Segment | None = None
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -128,12 +126,12 @@ class PartitionLog:
         return log
 
     def _load(self, start_offset: int, visit: Callable[[BatchHeader], None]) -> None:
-        self._segments = []
+        self._segments = Segments()
         log_start, point = self._points.log_start(self._name), self._points.recovery_point(self._name)
         sound = self._load_epochs()
         loaded = self.epochs.entries
         self.epochs.truncate_from((start_offset if point is None else point) + 1)
-        self._segments, self.log_start, self.end = recover(
+        recovered, self.log_start, self.end = recover(
             self._disk,
             self.directory,
             log_start=log_start,
@@ -143,6 +141,7 @@ class PartitionLog:
             index_interval=self._config.index_interval_bytes,
             visit=visit,
         )
+        self._segments = Segments(recovered)
         if not self._segments:
             self._add_segment()
         self._late_indexes = [segment for segment in self._segments if segment.sealed and segment.index.unsynced]
@@ -152,25 +151,21 @@ class PartitionLog:
             self.epochs.start(loaded[-1][0], self.end)
         self.epochs.truncate_before(self.log_start)
         self.flushed = self.end
-        self._forget_snapshots_above(self.end)
+        self._snapshots.forget_above(self.end)
         self._directory_durable = point is not None
         # What began at the recovery point or after it may have been written without a sync.
-        settled = sound and (not loaded or loaded[-1][1] < (point or 0))
-        self._epochs_durable = settled and self.epochs.entries == loaded
-        self._epochs_written = self.epochs.entries == loaded and (sound or not loaded)
+        synced = sound and (not loaded or loaded[-1][1] < (point or 0))
+        self._epochs_file.durable = synced and self.epochs.entries == loaded
+        self._epochs_file.written = self.epochs.entries == loaded and (sound or not loaded)
 
     def _load_epochs(self) -> bool:
         """Read the epochs, from the batches if need be; whether the file tells them."""
-        path = self.directory / EPOCHS_FILE
-        names = self._disk.names(self.directory)
-        if EPOCHS_FILE in names:
-            try:
-                self.epochs = LeaderEpochs.from_bytes(self._disk.read(path))
-                return True
-            except ValueError as error:
-                logger.warning("%s: %s; read from the batches instead", path, error)
+        epochs = self._epochs_file.load()
+        if epochs is not None:
+            self.epochs = epochs
+            return True
         with contextlib.suppress(DecodeError):
-            for name in names:
+            for name in self._disk.names(self.directory):
                 if name.endswith(LOG_SUFFIX):
                     segment = Segment(self._disk, self.directory, int(name[: -len(LOG_SUFFIX)]), 0)
                     segment.load()
@@ -200,9 +195,7 @@ class PartitionLog:
         if not self._directory_durable:
             self._disk.sync_directory(self.directory.parent)
             self._directory_durable = True
-        if not self._epochs_durable:
-            self._disk.replace(self.directory / EPOCHS_FILE, self.epochs.to_bytes())
-            self._epochs_durable = self._epochs_written = True
+        self._epochs_file.sync(self.epochs)
         self._points.record(self._name, log_start=self.log_start, recovery_point=self._recovery_point)
 
     @property
@@ -220,10 +213,9 @@ class PartitionLog:
             self._segments[-1].seal()
             self.flush()
             self._note_checkpoint()
-            if not self._epochs_written:
-                self._save_epochs()
-        self._segments = []
-        self._open_for_reading = None
+            if not self._epochs_file.written:
+                self._epochs_file.write(self.epochs)
+        self._segments = Segments()
 
     def _note_checkpoint(self) -> None:
         """Record what a checkpoint would say, if that is news; save it if nobody else does."""
@@ -268,7 +260,7 @@ class PartitionLog:
             segment.first_append_ms = now_ms
         if leader_epoch > self.epochs.latest:
             self.epochs.start(leader_epoch, base)
-            self._epochs_durable = self._epochs_written = False
+            self._epochs_file.outdated()
         offset = base
         for position, each in found:
             following = offset + each.last_offset_delta + 1
@@ -311,7 +303,7 @@ class PartitionLog:
         files: list[File] = []
         directories: list[Path] = []
         late, self._late_indexes = self._late_indexes, []
-        unsynced = self._segments[self._segment_index(self.flushed) :]
+        unsynced = self._segments[self._segments.index_of(self.flushed) :]
         for segment in [*(segment for segment in late if segment not in unsynced), *unsynced]:
             index_due = segment.sealed and segment.index.unsynced
             if not segment.created or (segment.size and segment.end <= self.flushed and not index_due):
@@ -387,7 +379,7 @@ class PartitionLog:
                 raise self._failure
             self._resume_at_ms = now_ms + RESUME_INTERVAL_MS
         self._doubtful_end = max(self._doubtful_end, self.end)
-        first, epoch = self._segment_index(self.flushed), self.epochs.latest
+        first, epoch = self._segments.index_of(self.flushed), self.epochs.latest
         if self.high_watermark == self.flushed:
             self.truncate(self.flushed)
         else:
@@ -405,7 +397,7 @@ class PartitionLog:
 
     def _write_tail_again(self) -> None:
         """Make the kernel write the unsynced batches once more; cut the log where they are not sound any more."""
-        for segment in self._segments[self._segment_index(self.flushed) :]:
+        for segment in self._segments[self._segments.index_of(self.flushed) :]:
             if not segment.created:
                 continue
             sound = max(self.flushed, segment.base_offset)
@@ -434,61 +426,18 @@ class PartitionLog:
             raise OffsetOutOfRangeError(
                 f"Offset {offset} is not in {self.directory.name}, which has {self.log_start} to {self.end}."
             )
-        if offset >= limit:
-            return None
-        index = self._segment_index(offset)
-        segment = self._segments[index]
-        try:
-            position = segment.locate(offset)
-            stop = segment.size if limit >= segment.end else segment.locate(limit)
-            cut = min(stop, segment.cut(position, size_max))
-            if cut <= position < stop:
-                cut = min(stop, position + segment.header_at(position).size)
-        except DecodeError as error:
-            raise OfflineLogError(f"{segment.path}: {error}, where a sound batch is expected.") from error
-        if cut <= position:
-            return None
-        self._reading(segment)
-        return LogSlice(segment.file, position, cut - position)
+        return None if offset >= limit else self._segments.read(offset, size_max, limit)
 
     def slices(self) -> list[LogSlice]:
         """Find everything from the log's start to its end, one slice for each segment.
 
         They stay as they are whatever becomes of the log. Raises OfflineLogError when the log is damaged at its start.
         """
-        found: list[LogSlice] = []
-        for segment in self._segments:
-            if segment.size and segment.end > self.log_start:
-                try:
-                    position = segment.locate(max(self.log_start, segment.base_offset))
-                except DecodeError as error:
-                    raise OfflineLogError(f"{segment.path}: {error}, where a sound batch is expected.") from error
-                found.append(LogSlice(segment.file, position, segment.size - position))
-                if segment.sealed:
-                    segment.release()
-        return found
-
-    def _reading(self, segment: Segment) -> None:
-        """Of the segments that only readers open, keep one open."""
-        last = self._open_for_reading
-        if segment is not last and segment.sealed:
-            if last is not None:
-                last.release()
-            self._open_for_reading = segment
+        return self._segments.slices(self.log_start)
 
     def headers_from(self, offset: int) -> Iterator[BatchHeader]:
         """Read the headers of all batches that end at or behind `offset`, in order; OfflineLogError."""
-        for segment in self._segments[self._segment_index(offset) :]:
-            try:
-                for _, header in segment.walk(segment.locate(offset)):
-                    yield header
-            except DecodeError as error:
-                raise OfflineLogError(f"{segment.path}: {error}, where a sound batch is expected.") from error
-            if segment.sealed:
-                segment.release()
-
-    def _segment_index(self, offset: int) -> int:
-        return max(0, bisect_right(self._segments, offset, key=lambda segment: segment.base_offset) - 1)
+        return self._segments.headers_from(offset)
 
     # -- epochs and timestamps -----------------------------------------------------------------------------------
 
@@ -501,25 +450,13 @@ class PartitionLog:
             before = self.epochs.entries
             self.epochs.start(epoch, self.end)
             try:
-                self._save_epochs()
+                self._epochs_file.write(self.epochs)
             except OSError:
                 self.epochs = LeaderEpochs(before)
                 raise
         if durable:
             self.flush()
-            if not self._epochs_durable:
-                self._disk.replace(self.directory / EPOCHS_FILE, self.epochs.to_bytes())
-                self._epochs_durable = self._epochs_written = True
-
-    def _save_epochs(self) -> None:
-        """Write the epochs so that a crash of the process loses neither them nor those before."""
-        self._epochs_durable = False
-        temporary = self.directory / (EPOCHS_FILE + ".tmp")
-        file = self._disk.open(temporary, create=True)
-        file.truncate(0)
-        file.write(self.epochs.to_bytes(), 0)
-        self._disk.rename(temporary, self.directory / EPOCHS_FILE)
-        self._epochs_written = True
+            self._epochs_file.sync(self.epochs)
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """Answer OffsetForLeaderEpoch: the largest epoch not above `epoch`, and its end; (-1, -1) where unknown."""
@@ -527,27 +464,12 @@ class PartitionLog:
 
     def batch_for_timestamp(self, timestamp: int) -> LogSlice | None:
         """Find the first batch, below the high watermark, that has a record of `timestamp` or later."""
-        for segment in self._segments:
-            found = self._read_by_time(segment, timestamp)
-            if found is not None:
-                position, header = found
-                if header.base_offset >= self.high_watermark:
-                    return None
-                self._reading(segment)
-                return LogSlice(segment.file, position, header.size)
-        return None
+        return self._segments.batch_for_timestamp(timestamp, self.log_start, self.high_watermark)
 
     def batch_of_max_timestamp(self) -> LogSlice | None:
         """Find the first batch that has the largest timestamp in the log."""
-        found = [segment for segment in self._segments if segment.max_timestamp.offset >= self.log_start]
-        newest = max((segment.max_timestamp.timestamp for segment in found), default=None)
+        newest = self._segments.max_timestamp(self.log_start)
         return None if newest is None else self.batch_for_timestamp(newest)
-
-    def _read_by_time(self, segment: Segment, timestamp: int) -> tuple[int, BatchHeader] | None:
-        try:
-            return segment.batch_for_timestamp(timestamp, self.log_start)
-        except DecodeError as error:
-            raise OfflineLogError(f"{segment.path}: {error}, where a sound batch is expected.") from error
 
     # -- cutting -------------------------------------------------------------------------------------------------
 
@@ -583,12 +505,11 @@ class PartitionLog:
         before = self.epochs.entries
         self.epochs.truncate_before(self.log_start)
         if self.epochs.entries != before:
-            self._epochs_durable = self._epochs_written = False
+            self._epochs_file.outdated()
         return dropped
 
     def _remove(self, segment: Segment) -> None:
-        if segment is self._open_for_reading:
-            self._open_for_reading = None
+        self._segments.forget_open(segment)
         self._late_indexes = [other for other in self._late_indexes if other is not segment]
         self._disk.discard(segment.remove())
 
@@ -628,7 +549,7 @@ class PartitionLog:
 
         Blocks; after an OSError the cut may be half done, and can be done again.
         """
-        index = self._segment_index(offset)
+        index = self._segments.index_of(offset)
         segment = self._segments[index]
         position = segment.locate(offset) if segment.size else 0
         end = max(min(segment.end, offset), segment.base_offset)
@@ -653,10 +574,10 @@ class PartitionLog:
         elif position < segment.size or segment.sealed:
             segment.truncate(position, end)
             segment.file.sync()
-        self._forget_snapshots_above(end)
+        self._snapshots.forget_above(end)
         self._disk.sync_directory(self.directory)
         self.epochs.truncate_from(end + 1)
-        self._epochs_durable = self._epochs_written = False
+        self._epochs_file.outdated()
 
     # -- compaction ----------------------------------------------------------------------------------------------
 
@@ -686,7 +607,7 @@ class PartitionLog:
         segment.release()
         first = next(index for index, old in enumerate(self._segments) if old.base_offset == bases[0])
         self._segments[first : first + len(bases)] = [segment]
-        self._open_for_reading = None
+        self._segments.forget_open()
 
     # -- snapshots of producer state -----------------------------------------------------------------------------
 
@@ -695,31 +616,12 @@ class PartitionLog:
 
         Of others stays none, or the newest of a synced end: a power loss takes snapshots with the records they are of.
         """
-        self._disk.replace(self.directory / f"{self.end:020d}{SNAPSHOT_SUFFIX}", data)
-        others = [offset for offset in self._snapshot_offsets() if offset != self.end]
-        kept = None if only else max((offset for offset in others if offset <= self.flushed), default=None)
-        for offset in others:
-            if offset != kept:
-                self._disk.unlink(self.directory / f"{offset:020d}{SNAPSHOT_SUFFIX}")
+        self._snapshots.write(data, self.end, flushed=self.flushed, only=only)
 
     def has_snapshot_from(self, offset: int) -> bool:
         """Whether a snapshot tells everything about the records below `offset`, also after a power loss."""
-        return any(offset <= other <= self.flushed for other in self._snapshot_offsets())
+        return self._snapshots.cover(offset, flushed=self.flushed)
 
     def snapshots(self) -> Iterator[tuple[int, bytes]]:
         """Read the snapshots that fit the log, newest first, each with the offset it was written at."""
-        for offset in sorted(self._snapshot_offsets(), reverse=True):
-            if offset <= self.end:
-                yield offset, self._disk.read(self.directory / f"{offset:020d}{SNAPSHOT_SUFFIX}")
-
-    def _forget_snapshots_above(self, offset: int) -> None:
-        """Remove what was known of records that are no more, before there are others at their offsets."""
-        gone = [other for other in self._snapshot_offsets() if other > offset]
-        for other in gone:
-            self._disk.unlink(self.directory / f"{other:020d}{SNAPSHOT_SUFFIX}")
-        if gone:
-            self._disk.sync_directory(self.directory)
-
-    def _snapshot_offsets(self) -> list[int]:
-        names = self._disk.names(self.directory)
-        return [int(name[: -len(SNAPSHOT_SUFFIX)]) for name in names if name.endswith(SNAPSHOT_SUFFIX)]
+        return self._snapshots.newest_first(self.end)

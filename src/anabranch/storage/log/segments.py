@@ -1,0 +1,115 @@
+"""The segments of one log in the order of their offsets, and what is read of them.
+
+The last segment is the active one. Of the others, which only readers open, one at a time is kept open. Where a sound
+batch is expected and none is found, the log is damaged: OfflineLogError, with the file and the reason.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from anabranch.base.errors import DecodeError
+from anabranch.records.batch import BatchHeader
+from anabranch.storage.log.errors import OfflineLogError
+from anabranch.storage.log.segment import LogSlice, Segment
+
+
+def _base_offset(segment: Segment) -> int:
+    return segment.base_offset
+
+
+def _damaged(segment: Segment, error: DecodeError) -> OfflineLogError:
+    return OfflineLogError(f"{segment.path}: {error}, where a sound batch is expected.")
+
+
+class Segments(list[Segment]):
+    """A list of segments: at least one while the log is open, each beginning where the one before it ends."""
+
+    __slots__ = ("_open_for_reading",)
+
+    _open_for_reading: Segment | None
+
+    def __init__(self, segments: list[Segment] | None = None) -> None:
+        super().__init__(segments or [])
+        self._open_for_reading = None
+
+    def index_of(self, offset: int) -> int:
+        """The index of the segment that holds `offset`; the first one where all begin behind it."""
+        return max(0, bisect_right(self, offset, key=_base_offset) - 1)
+
+    def read(self, offset: int, size_max: int, limit: int) -> LogSlice | None:
+        """Find batches from the one that holds `offset` on, in one segment and below `limit`, a batch boundary.
+
+        At least one batch, and otherwise not more than `size_max` bytes. None when there is nothing.
+        """
+        segment = self[self.index_of(offset)]
+        try:
+            position = segment.locate(offset)
+            stop = segment.size if limit >= segment.end else segment.locate(limit)
+            cut = min(stop, segment.cut(position, size_max))
+            if cut <= position < stop:
+                cut = min(stop, position + segment.header_at(position).size)
+        except DecodeError as error:
+            raise _damaged(segment, error) from error
+        if cut <= position:
+            return None
+        self._keep_open(segment)
+        return LogSlice(segment.file, position, cut - position)
+
+    def slices(self, log_start: int) -> list[LogSlice]:
+        """Find everything from `log_start` on, one slice for each segment; they stay as they are."""
+        found: list[LogSlice] = []
+        for segment in self:
+            if segment.size and segment.end > log_start:
+                try:
+                    position = segment.locate(max(log_start, segment.base_offset))
+                except DecodeError as error:
+                    raise _damaged(segment, error) from error
+                found.append(LogSlice(segment.file, position, segment.size - position))
+                if segment.sealed:
+                    segment.release()
+        return found
+
+    def headers_from(self, offset: int) -> Iterator[BatchHeader]:
+        """Read the headers of all batches that end at or behind `offset`, in order."""
+        for segment in self[self.index_of(offset) :]:
+            try:
+                for _, header in segment.walk(segment.locate(offset)):
+                    yield header
+            except DecodeError as error:
+                raise _damaged(segment, error) from error
+            if segment.sealed:
+                segment.release()
+
+    def batch_for_timestamp(self, timestamp: int, log_start: int, limit: int) -> LogSlice | None:
+        """Find the first batch that has a record of `timestamp` or later; None when that one begins at `limit`."""
+        for segment in self:
+            try:
+                found = segment.batch_for_timestamp(timestamp, log_start)
+            except DecodeError as error:
+                raise _damaged(segment, error) from error
+            if found is not None:
+                position, header = found
+                if header.base_offset >= limit:
+                    return None
+                self._keep_open(segment)
+                return LogSlice(segment.file, position, header.size)
+        return None
+
+    def max_timestamp(self, log_start: int) -> int | None:
+        """The largest timestamp of the batches that do not end before `log_start`."""
+        found = [segment.max_timestamp for segment in self if segment.max_timestamp.offset >= log_start]
+        return max((largest.timestamp for largest in found), default=None)
+
+    def forget_open(self, segment: Segment | None = None) -> None:
+        """Keep no segment open for readers any more, or not this one."""
+        if segment is None or segment is self._open_for_reading:
+            self._open_for_reading = None
+
+    def _keep_open(self, segment: Segment) -> None:
+        last = self._open_for_reading
+        if segment is not last and segment.sealed:
+            if last is not None:
+                last.release()
+            self._open_for_reading = segment

@@ -1,0 +1,56 @@
+"""Snapshots of producer state beside a log's segments, each named by the log's end that it was taken at.
+
+A power loss takes the snapshots of unsynced records with the records: so besides the newest snapshot the newest one of
+a synced end is kept, until a later one is synced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from anabranch.runtime.disk import Disk
+
+SUFFIX = ".snapshot"
+
+
+class Snapshots:
+    """The snapshots in one log's directory. Every method blocks; OSError."""
+
+    def __init__(self, disk: Disk, directory: Path) -> None:
+        self._disk = disk
+        self._directory = directory
+
+    def write(self, data: bytes, end: int, *, flushed: int, only: bool) -> None:
+        """Keep a snapshot taken at `end`; of the others keep none, or, unless `only`, the newest up to `flushed`."""
+        self._disk.replace(self._path(end), data)
+        others = [offset for offset in self._offsets() if offset != end]
+        kept = None if only else max((offset for offset in others if offset <= flushed), default=None)
+        for offset in others:
+            if offset != kept:
+                self._disk.unlink(self._path(offset))
+
+    def cover(self, offset: int, *, flushed: int) -> bool:
+        """Whether a snapshot tells everything about the records below `offset`, also after a power loss."""
+        return any(offset <= other <= flushed for other in self._offsets())
+
+    def newest_first(self, end: int) -> Iterator[tuple[int, bytes]]:
+        """Read the snapshots taken at `end` or before, newest first, each with the offset it was taken at."""
+        for offset in sorted(self._offsets(), reverse=True):
+            if offset <= end:
+                yield offset, self._disk.read(self._path(offset))
+
+    def forget_above(self, offset: int) -> None:
+        """Remove the snapshots of records that were cut, before other records get their offsets."""
+        gone = [other for other in self._offsets() if other > offset]
+        for other in gone:
+            self._disk.unlink(self._path(other))
+        if gone:
+            self._disk.sync_directory(self._directory)
+
+    def _path(self, offset: int) -> Path:
+        return self._directory / f"{offset:020d}{SUFFIX}"
+
+    def _offsets(self) -> list[int]:
+        names = self._disk.names(self._directory)
+        return [int(name[: -len(SUFFIX)]) for name in names if name.endswith(SUFFIX)]
