@@ -14,6 +14,7 @@ from anabranch.protocol.messages.incremental_alter_configs import (
 )
 from anabranch.server.broker import Broker
 from anabranch.server.cluster.images import Images
+from anabranch.server.cluster.peers import LocalPeers
 from anabranch.server.settings import Settings
 from tests.support.wire import WireClient, batch
 
@@ -32,7 +33,7 @@ def test_an_image_follows_topics_through_their_lives(tmp_path: Path) -> None:
         settings = {"listeners": "127.0.0.1:0", "metrics.listener": "", "log.dirs": str(tmp_path), "durability": "os"}
         broker = Broker(Settings.of(settings))
         await broker.start()
-        images = Images(broker.context.controller, broker.context.replicas)
+        images = Images(broker.context.view, LocalPeers(broker.context.replicas, broker.context.view))
         client = await asyncio.to_thread(WireClient, broker.address.port)
         seen: list[Image] = [images.newest()]
 

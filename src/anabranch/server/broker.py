@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from anabranch.base.errors import AnabranchError
@@ -18,10 +20,14 @@ from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.metrics import Labels, Metrics, MetricsServer
+from anabranch.runtime.net.acceptor import ConnectionNumbers
+from anabranch.server.cluster.commands import Commands
 from anabranch.server.cluster.controller import Controller
+from anabranch.server.cluster.peers import LocalPeers
+from anabranch.server.cluster.view import ClusterView
 from anabranch.server.context import BrokerContext
 from anabranch.server.coordinators.group_metrics import describe as describe_groups
-from anabranch.server.coordinators.groups import Groups
+from anabranch.server.coordinators.groups import Groups, group_configs
 from anabranch.server.coordinators.markers import Markers
 from anabranch.server.coordinators.producer_ids import ProducerIds
 from anabranch.server.coordinators.transactions import Transactions
@@ -79,20 +85,43 @@ class Broker:
         metrics = Metrics()
         static = explicit(settings)
 
-        def settings_of(topic: str) -> TopicSettings:
-            return topic_settings(controller.state.configs.get(topic, {}), static, settings.durability)
-
-        replicas = Replicas(directory, disk=self._disk, clock=self._clock, metrics=metrics, settings_of=settings_of)
-        replicas.recovering = not clean
-        controller = Controller(store, replicas, self._clock)
-        groups = Groups(settings, controller=controller, replicas=replicas, clock=self._clock, new_id=self._chance.uuid)
-        transactions = Transactions(
+        view = ClusterView()
+        replicas = Replicas(
+            directory,
+            disk=self._disk,
+            clock=self._clock,
+            metrics=metrics,
+            settings_of=partial(_settings_of, view, static, settings.durability),
+            recovering=not clean,
+        )
+        peers = LocalPeers(replicas, view)
+        controller = Controller(store, peers, self._clock)
+        commands = Commands(
+            controller,
+            default_partition_count=settings.num_partitions,
+            broker_settings=static,
+            group_configs=group_configs(settings),
+        )
+        connections = ConnectionNumbers()
+        groups = Groups(
             settings,
-            controller=controller,
+            commands=commands,
+            view=view,
+            peers=peers,
             replicas=replicas,
             clock=self._clock,
             new_id=self._chance.uuid,
-            markers=Markers(replicas, self._clock, groups),
+            connections=connections,
+        )
+        markers = Markers(replicas, self._clock, groups)
+        transactions = Transactions(
+            settings,
+            commands=commands,
+            view=view,
+            peers=markers,
+            replicas=replicas,
+            clock=self._clock,
+            new_id=self._chance.uuid,
         )
         self.context = BrokerContext(
             settings=settings,
@@ -103,19 +132,21 @@ class Broker:
             chance=self._chance,
             metrics=metrics,
             replicas=replicas,
-            controller=controller,
+            view=view,
+            commands=commands,
             fetch_sessions=FetchSessions(settings.fetch_sessions_max, self._chance.below),
             producer_ids=ProducerIds(store),
             groups=groups,
             transactions=transactions,
+            markers=markers,
             coordinators={0: groups, 1: transactions},
         )
         self._directory = directory
         self._describe_in_metrics()
         describe_groups(groups, metrics)
         loop = asyncio.get_running_loop()
-        self._listener = Listener(self.context, loop)
-        groups.newest_connection = lambda: self._listener.newest
+        self._controller = controller
+        self._listener = Listener(self.context, loop, connections)
         port = self._listen()
         host = self.address.host
         self.address = self.context.address = Address(host, self.address.port or port)
@@ -124,7 +155,7 @@ class Broker:
         await controller.start(
             settings.node_id, settings.broker_rack or None, (f"PLAINTEXT://{self.address}",), unclean=lost
         )
-        replicas.recovering = False
+        replicas.end_recovery()
         await self._serve_metrics()
         self._listener.accept()
         for coordinators in self.context.coordinators.values():
@@ -180,7 +211,7 @@ class Broker:
         await self._listener.close(self.settings.controlled_shutdown_timeout_ms / 1000)
         if self._metrics_server is not None:
             await self._metrics_server.stop()
-        await self.context.controller.stop()
+        await self._controller.stop()
         sound = await self.context.replicas.close()
         if sound:
             self._disk.replace(self._directory.path / CLEAN_STOP_FILE, b"")
@@ -204,7 +235,7 @@ class Broker:
 
     async def _keep_up(self) -> None:
         await self.context.replicas.keep_up(self.settings.producer_id_expiration_ms)
-        await self.context.controller.inspect_all_retiring()
+        await self._controller.inspect_all_retiring()
 
     # -- metrics -----------------------------------------------------------------------------------------------------
 
@@ -217,13 +248,11 @@ class Broker:
             "Partitions whose log is damaged.",
             lambda: sum(partition.offline_reason is not None for partition in context.replicas),
         )
-        gauge(
-            "kafka_controller_kafkacontroller_globaltopiccount", "Topics.", lambda: len(context.controller.state.topics)
-        )
+        gauge("kafka_controller_kafkacontroller_globaltopiccount", "Topics.", lambda: context.view.topic_count)
         gauge(
             "anabranch_controller_resizing_topics",
             "Topics that are being resized.",
-            lambda: sum(topic.resize is not None for topic in context.controller.state.topics.values()),
+            lambda: context.view.resizing_count,
         )
         gauge(
             "anabranch_retiring_partitions",
@@ -253,3 +282,8 @@ class Broker:
         gauges("kafka_log_log_size_bytes", "Bytes of a partition's log.", lambda: per_partition("size"))
         gauges("kafka_log_log_logstartoffset", "Where a log starts.", lambda: per_partition("log_start"))
         gauges("kafka_log_log_logendoffset", "Where a log ends.", lambda: per_partition("end"))
+
+
+def _settings_of(view: ClusterView, broker_settings: Mapping[str, str], durability: str, topic: str) -> TopicSettings:
+    """Read the configs of a topic as the cluster knows them now."""
+    return topic_settings(view.configs(topic), broker_settings, durability)

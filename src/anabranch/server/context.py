@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 from anabranch.runtime.chance import Chance
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.metrics import Metrics
-from anabranch.server.cluster.controller import Controller
+from anabranch.server.cluster.commands import Commands
+from anabranch.server.cluster.view import ClusterView
 from anabranch.server.coordinators.groups import Groups
+from anabranch.server.coordinators.markers import Markers
 from anabranch.server.coordinators.producer_ids import ProducerIds
 from anabranch.server.coordinators.shard_set import Coordinators
 from anabranch.server.coordinators.transactions import Transactions
@@ -34,16 +36,15 @@ class BrokerContext:
     chance: Chance
     metrics: Metrics
     replicas: Replicas
-    controller: Controller
+    view: ClusterView
+    commands: Commands
     fetch_sessions: FetchSessions
     producer_ids: ProducerIds
     transactions: Transactions
+    markers: Markers
     groups: Groups
     coordinators: Mapping[int, Coordinators[Any, Any]]
     """By the `key_type` of FindCoordinator."""
-    metadata: dict[tuple[str, bool], object] = field(default_factory=dict)
-    """What Metadata answers about topics, made of the controller's state at `metadata_version`."""
-    metadata_version: int = -1
     parked: set[asyncio.Future[None]] = field(default_factory=set)
     """Fetches that wait for records: a stop ends their waiting."""
     stopping: bool = False

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.runtime.net import BufferPool, FrameChannel, FrameError, Landing
+from anabranch.runtime.net.channel import FrameChannel, FrameError
+from anabranch.runtime.net.pool import BufferPool, Landing
 
 
 class Slice:

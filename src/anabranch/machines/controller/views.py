@@ -6,6 +6,7 @@ step is durable, all are the new ones. Leader epochs are shown as they are at th
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
@@ -82,22 +83,27 @@ class Description:
 
 
 def topic_view(state: State, name: str) -> TopicView | None:
-    """The metadata of a topic; None for an unknown topic or one in deletion."""
+    """Return the Metadata view of a topic; None if the topic does not exist or is being deleted."""
     topic = state.topics.get(name)
     if topic is None or name in state.deleting:
         return None
+    return view_of(topic, state.partitions.get(name, {}), state.brokers.keys())
+
+
+def view_of(topic: Topic, nodes: Mapping[int, PartitionNode], live: Collection[int]) -> TopicView:
+    """Return the Metadata view of a topic from its partitions' state nodes and the ids of the `live` brokers."""
     layouts = topic.published
     count = layouts[-1].count
     return TopicView(
-        name=name,
+        name=topic.name,
         topic_id=topic.topic_id,
-        internal=name in INTERNAL_TOPICS,
+        internal=topic.name in INTERNAL_TOPICS,
         initial_partition_count=topic.initial_partition_count,
         undeleted_partition_count=count,
         layouts=layouts,
         partitions=tuple(
-            _partition_view(state, topic, partition, node, retiring=partition >= count)
-            for partition, node in _visible(state, topic)
+            _partition_view(topic, partition, nodes[partition], live, retiring=partition >= count)
+            for partition in visible_partitions(topic, nodes)
         ),
     )
 
@@ -170,30 +176,24 @@ def settled(state: State, accepted: Accepted) -> bool:
     return all(plan.confirmed(partition) for partition in topic.partitions)
 
 
-def visible_partitions(state: State, topic: Topic) -> list[int]:
-    """The partitions of a topic that the world may see, ascending: live ones, then retiring ones."""
-    siblings = state.partitions.get(topic.name, {})
+def visible_partitions(topic: Topic, nodes: Mapping[int, PartitionNode]) -> list[int]:
+    """Return the published partitions of a topic, ascending: live ones, then retiring ones."""
     hidden = set(topic.reaping)
     if topic.resize is not None:
         hidden |= topic.resize.assignment.keys()
-    return [p for p in sorted(topic.partitions.keys() - hidden) if p in siblings]
-
-
-def _visible(state: State, topic: Topic) -> list[tuple[int, PartitionNode]]:
-    siblings = state.partitions.get(topic.name, {})
-    return [(p, siblings[p]) for p in visible_partitions(state, topic)]
+    return [p for p in sorted(topic.partitions.keys() - hidden) if p in nodes]
 
 
 def _partition_view(
-    state: State, topic: Topic, partition: int, node: PartitionNode, *, retiring: bool
+    topic: Topic, partition: int, node: PartitionNode, live: Collection[int], *, retiring: bool
 ) -> PartitionView:
     replicas = topic.partitions[partition]
     return PartitionView(
         partition=partition,
-        leader=node.leader if node.leader in state.brokers else NO_LEADER,
+        leader=node.leader if node.leader in live else NO_LEADER,
         leader_epoch=node.leader_epoch,
         replicas=replicas,
         isr=node.isr,
-        offline_replicas=tuple(broker for broker in replicas if broker not in state.brokers),
+        offline_replicas=tuple(broker for broker in replicas if broker not in live),
         retiring=retiring,
     )

@@ -28,7 +28,7 @@ from anabranch.machines.controller.effects import (
     Validated,
     Wait,
 )
-from anabranch.machines.controller.nodes import BrokerNode, DeleteNode, PutNode, Record
+from anabranch.machines.controller.nodes import BrokerNode, DeleteNode, PutNode, Record, Topic
 from anabranch.machines.controller.reaper import decide_reap
 from anabranch.machines.controller.resize import decide_leader_and_isr_answered, decide_retry
 from anabranch.machines.controller.state import State, apply
@@ -38,7 +38,8 @@ from anabranch.machines.outcome import SetTimer
 from anabranch.runtime.clock import Clock, SteadyTime
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.timers import Timers
-from anabranch.server.partitions.replicas import Replicas
+from anabranch.server.cluster.feed import everything, update_after
+from anabranch.server.cluster.peers import Peers
 from anabranch.storage.interface import Create, Delete, MetadataStore, Operation, Set
 
 events = EventLogger("controller")
@@ -48,16 +49,12 @@ EFFECTS_MAX = 1_000_000
 
 
 class Controller:
-    """The controller of a cluster of one process."""
+    """The controller of a cluster: nothing else reads its state, everything else reads what it publishes."""
 
-    def __init__(self, store: MetadataStore, replicas: Replicas, clock: Clock) -> None:
+    def __init__(self, store: MetadataStore, peers: Peers, clock: Clock) -> None:
         self.state = State()
-        self.version = 0
-        """Grows with every change of the state: whoever derives something from the state caches by it."""
-        self.on_change: Callable[[], None] = lambda: None
-        """Called after every change of the state."""
         self._store = store
-        self._replicas = replicas
+        self._peers = peers
         self._turn = asyncio.Lock()
         self._effects: asyncio.Queue[Effect] = asyncio.Queue(EFFECTS_MAX)
         self._worker: asyncio.Task[None] | None = None
@@ -78,6 +75,7 @@ class Controller:
             for node in await self._store.subtree(path):
                 if node.data:
                     apply(self.state, PutNode(node.path, node.data))
+        self._peers.publish(everything(self.state, node_id))
         epoch = await self.submit(decide_elected)
         broker = BrokerNode(node_id, epoch, rack, endpoints)
         await self.submit(lambda state: decide_register_broker(state, broker, unclean=unclean))
@@ -118,14 +116,11 @@ class Controller:
                 else:
                     self._timers.cancel(timer.key)
             for effect in decision.effects:
-                if isinstance(effect, ApplyConfigs):
-                    self._replicas.apply_settings(effect.topic)
-                else:
-                    self._effects.put_nowait(effect)
+                self._effects.put_nowait(effect)
+            if decision.records:
+                self._peers.publish(update_after(self.state, decision.records))
         if decision.records:
-            self.version += 1
             self._wake()
-            self.on_change()
         return decision.reply
 
     async def command(self, decide: Callable[[State], Decision[CommandReply]], timeout_ms: int) -> Accepted | Validated:
@@ -208,15 +203,15 @@ class Controller:
         try:
             match effect:
                 case SendLeaderAndIsr():
-                    roles = await self._replicas.take_roles(effect)
+                    roles = await self._peers.take_roles(effect.broker_id, effect)
                     now_ms = self._now_ms()
                     await self.submit(lambda state: decide_leader_and_isr_answered(state, effect, roles, now_ms))
                 case SendStopReplica():
-                    stopped = await self._replicas.stop(effect)
+                    stopped = await self._peers.stop_replicas(effect.broker_id, effect)
                     now_ms = self._now_ms()
                     await self.submit(lambda state: decide_stop_replica_answered(state, effect, stopped, now_ms))
                 case ApplyConfigs() | PublishMetadata():
-                    pass  # Applied with the state: configs in `submit`, metadata because it is read from the state.
+                    pass  # Published with the change itself (`submit`).
                 case InspectRetiring(topics):
                     for topic in topics:
                         await self.inspect_retiring(topic)
@@ -235,24 +230,20 @@ class Controller:
         self._timers.set(("again", self._failures), self._now_ms() + RETRY_AFTER_FAILURE_MS)
 
     async def inspect_retiring(self, topic: str) -> None:
-        """Have the retiring partitions of a topic removed that are empty."""
-        ranges = self._replicas.retiring_ranges(topic)
+        """Remove the retiring partitions of a topic that are empty."""
+        ranges = await self._peers.retiring_ranges(topic)
         if ranges:
             await self.submit(lambda state: decide_reap(state, topic, ranges))
 
     def inspect_soon(self, topic: str) -> None:
-        """Have a topic's retiring partitions looked at: some may be empty now."""
-        if any(partition.retiring for partition in self._replicas.of(topic)):
+        """Inspect a topic's retiring partitions after the effects in the queue: some may be empty now."""
+        found = self.state.topics.get(topic)
+        if found is not None and _has_retiring(found):
             self._effects.put_nowait(InspectRetiring((topic,)))
 
-    def has_removed(self, topic: str, partition: int) -> bool:
-        """Whether the partition has retired and is no more, which clients need not know yet."""
-        found = self.state.topics.get(topic)
-        return found is not None and topic not in self.state.deleting and partition in found.removed
-
     async def inspect_all_retiring(self) -> None:
-        """The reaper's round."""
-        for topic in sorted({partition.name.topic for partition in self._replicas if partition.retiring}):
+        """Inspect the retiring partitions of every topic: the reaper's round."""
+        for topic in sorted(topic.name for topic in self.state.topics.values() if _has_retiring(topic)):
             await self.inspect_retiring(topic)
 
     def _on_timer(self, key: Hashable) -> None:
@@ -281,3 +272,7 @@ def _parents(path: str) -> list[str]:
     """The paths of the nodes above one, from the top; without the root, which no tree is without."""
     parts = path.split("/")[1:-1]
     return ["/" + "/".join(parts[: length + 1]) for length in range(len(parts))]
+
+
+def _has_retiring(topic: Topic) -> bool:
+    return len(topic.partitions) > topic.undeleted_partition_count

@@ -11,7 +11,10 @@ from uuid import UUID
 from anabranch.machines.controller.group_configs import HEARTBEAT_INTERVAL, SESSION_TIMEOUT, GroupConfig
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.collector import collector_paused
-from anabranch.server.cluster.controller import Controller
+from anabranch.runtime.net.acceptor import ConnectionNumbers
+from anabranch.server.cluster.commands import Commands
+from anabranch.server.cluster.peers import Peers
+from anabranch.server.cluster.view import ClusterUpdate, ClusterView
 from anabranch.server.coordinators.assignor_plug_ins import assignor_plug_ins
 from anabranch.server.coordinators.shard import RecordCodec
 from anabranch.server.coordinators.shard_set import Coordinators, coordinator_partition
@@ -38,10 +41,13 @@ class Groups(Coordinators["Coordinator", "Record"]):
         self,
         settings: Settings,
         *,
-        controller: Controller,
+        commands: Commands,
+        view: ClusterView,
+        peers: Peers,
         replicas: Replicas,
         clock: Clock,
         new_id: Callable[[], UUID],
+        connections: ConnectionNumbers,
     ) -> None:
         super().__init__(
             TOPIC,
@@ -53,7 +59,8 @@ class Groups(Coordinators["Coordinator", "Record"]):
             },
             make=self._make_coordinator,
             codec=_codec,
-            controller=controller,
+            commands=commands,
+            view=view,
             replicas=replicas,
             clock=clock,
             new_id=new_id,
@@ -66,23 +73,23 @@ class Groups(Coordinators["Coordinator", "Record"]):
         self._refreshing = False
         self._warm = False
         self._tickets = 0
-        self.newest_connection: Callable[[], int] = lambda: 0
-        """The number of the connection that was accepted last."""
+        self._peers = peers
+        self._connections = connections
         self._former: dict[int, int] = {}
         """By partition: up to which connection members have spoken to a machine that was thrown away."""
-        controller.on_change = self._on_change
+        view.watch(self._on_update)
 
     def ticket(self) -> int:
         """A ticket under which a request can be parked."""
         self._tickets += 1
         return self._tickets
 
-    def has_begun_anew(self, group_id: str, connection_id: int) -> bool:
+    def has_begun_anew(self, group_id: str, connection: int) -> bool:
         """Whether something may be on the way on a connection that was meant for an earlier coordinator (ADR 0016).
 
         It could come after what its sender has said since on a newer one, which this coordinator would not know.
         """
-        return connection_id <= self._former.get(coordinator_partition(group_id, self.count()), 0)
+        return connection <= self._former.get(coordinator_partition(group_id, self.count()), 0)
 
     def machines(self) -> Iterator[Coordinator]:
         """All machines, to be read; none where there is no topic. ApiError when one of them is not active."""
@@ -103,7 +110,7 @@ class Groups(Coordinators["Coordinator", "Record"]):
 
         if self._group_settings is None:
             self._group_settings = self._read_settings()
-        self._former[partition] = self.newest_connection() if partition in self._former else 0
+        self._former[partition] = self._connections.newest if partition in self._former else 0
         return Coordinator(self._group_settings)
 
     def _prepare(self, machine: Coordinator) -> None:
@@ -133,7 +140,7 @@ class Groups(Coordinators["Coordinator", "Record"]):
 
     def _configs_of(self, group_id: str) -> Mapping[str, str]:
         """A group's configs, within the bounds that the broker has now."""
-        found = self._controller.state.group_configs.get(group_id)
+        found = self._view.group_configs(group_id)
         if not found:
             return {}
         known = self.configs
@@ -149,11 +156,11 @@ class Groups(Coordinators["Coordinator", "Record"]):
         from anabranch.server.cluster.images import Images
 
         if self._images is None:
-            self._images = Images(self._controller, self._replicas)
+            self._images = Images(self._view, self._peers)
         return self._images
 
-    def _on_change(self) -> None:
-        """The metadata changed, perhaps several times in a row: look at it once, soon."""
+    def _on_update(self, update: ClusterUpdate) -> None:
+        """Refresh the image of every shard once, soon: updates often come several in a row."""
         if not self._refreshing and self._images is not None:
             self._refreshing = True
             asyncio.get_running_loop().call_soon(self._refresh)

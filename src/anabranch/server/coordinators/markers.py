@@ -33,14 +33,14 @@ events = EventLogger("markers")
 
 
 class Markers:
-    """Writes markers into the partitions of this broker; where groups live, through their coordinator."""
+    """The `MarkerPeers` of a cluster of one process; in a group partition the coordinator writes the marker."""
 
     def __init__(self, replicas: Replicas, clock: Clock, groups: Coordinators[Any, Any]) -> None:
         self._replicas = replicas
         self._clock = clock
         self._groups = groups
 
-    async def write(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+    async def write_markers(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
         """Write every marker into each of its partitions; they are durable when this is answered without an error."""
         return WriteTxnMarkersResponse(markers=[await self._write(marker) for marker in request.markers])
 

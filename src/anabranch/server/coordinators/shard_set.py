@@ -13,10 +13,11 @@ from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
-from anabranch.machines.controller.topics import CreateTopic, decide_create_topic
+from anabranch.machines.controller.topics import CreateTopic
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.events import EventLogger
-from anabranch.server.cluster.controller import Controller
+from anabranch.server.cluster.commands import Commands
+from anabranch.server.cluster.view import ClusterView
 from anabranch.server.coordinators.shard import Machine, RecordCodec, Shard, State
 from anabranch.server.partitions.replicas import Replicas
 
@@ -59,7 +60,8 @@ class Coordinators(Generic[MachineT, RecordT]):
         configs: Mapping[str, str],
         make: Callable[[int], MachineT],
         codec: Callable[[], RecordCodec[RecordT]],
-        controller: Controller,
+        commands: Commands,
+        view: ClusterView,
         replicas: Replicas,
         clock: Clock,
         new_id: Callable[[], UUID],
@@ -70,7 +72,8 @@ class Coordinators(Generic[MachineT, RecordT]):
         self._configs = configs
         self._make = make
         self._codec = codec
-        self._controller = controller
+        self._commands = commands
+        self._view = view
         self._replicas = replicas
         self._clock = clock
         self._new_id = new_id
@@ -87,7 +90,7 @@ class Coordinators(Generic[MachineT, RecordT]):
     @property
     def there(self) -> bool:
         """Whether the topic is there."""
-        return self._count > 0 or self.topic in self._controller.state.topics
+        return self._count > 0 or self._view.find(self.topic) is not None
 
     def of(self, key: str) -> Shard[MachineT, RecordT]:
         """The shard that coordinates `key`. ApiError when there is none yet."""
@@ -125,8 +128,8 @@ class Coordinators(Generic[MachineT, RecordT]):
                 return
             command = CreateTopic(self.topic, self._new_id(), self._partition_count, configs=self._configs)
             try:
-                await self._controller.command(lambda state: decide_create_topic(state, command), CREATE_TIMEOUT_MS)
-            except (ApiError, OSError) as error:
+                await self._commands.create_topic(command, CREATE_TIMEOUT_MS)
+            except ApiError as error:
                 events.error("internal topic not created", topic=self.topic, reason=error)
                 message = f"The topic {self.topic} could not be created: {error}"
                 raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, message) from error
@@ -145,7 +148,9 @@ class Coordinators(Generic[MachineT, RecordT]):
             shard.unload()
 
     async def _load_all(self) -> None:
-        count = self._controller.state.topics[self.topic].undeleted_partition_count
+        topic = self._view.find(self.topic)
+        assert topic is not None
+        count = topic.undeleted_partition_count
         left = dict.fromkeys(number for number in range(count) if self._replicas.get(self.topic, number) is not None)
         shards = {number: self._made(number) for number in left}
         self._shards, self._count = shards, count

@@ -21,8 +21,9 @@ from anabranch.protocol.messages.write_txn_markers import (
 )
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.events import EventLogger, Seldom
-from anabranch.server.cluster.controller import Controller
-from anabranch.server.coordinators.markers import Markers
+from anabranch.server.cluster.commands import Commands
+from anabranch.server.cluster.peers import MarkerPeers
+from anabranch.server.cluster.view import ClusterView
 from anabranch.server.coordinators.shard import RecordCodec
 from anabranch.server.coordinators.shard_set import Coordinators
 from anabranch.server.partitions.replicas import Replicas
@@ -47,11 +48,12 @@ class Transactions(Coordinators["Coordinator", "Record"]):
         self,
         settings: Settings,
         *,
-        controller: Controller,
+        commands: Commands,
+        view: ClusterView,
         replicas: Replicas,
         clock: Clock,
         new_id: Callable[[], UUID],
-        markers: Markers,
+        peers: MarkerPeers,
     ) -> None:
         super().__init__(
             TOPIC,
@@ -63,12 +65,13 @@ class Transactions(Coordinators["Coordinator", "Record"]):
             },
             make=self._make_coordinator,
             codec=_codec,
-            controller=controller,
+            commands=commands,
+            view=view,
             replicas=replicas,
             clock=clock,
             new_id=new_id,
         )
-        self.markers = markers
+        self._peers = peers
         self._broker_settings = settings
         self._deliveries: dict[WriteMarkers, asyncio.Task[None]] = {}
         self._warnings = Seldom(WARNING_INTERVAL_S)
@@ -128,13 +131,13 @@ class Transactions(Coordinators["Coordinator", "Record"]):
         delay_s = RETRY_S
         while True:
             request = _request(decided, left, shard.partition.leader_epoch)
-            response = await self.markers.write(request)
+            response = await self._peers.write_markers(request)
             left = [
                 TopicPartition(topic.name, result.partition_index)
                 for marker in response.markers
                 for topic in marker.topics
                 for result in topic.partitions
-                if not self._settled(decided, topic.name, result.partition_index, ErrorCode.of(result.error_code))
+                if not self._is_delivered(decided, topic.name, result.partition_index, ErrorCode.of(result.error_code))
             ]
             if not left:
                 break
@@ -150,7 +153,7 @@ class Transactions(Coordinators["Coordinator", "Record"]):
             delay_s = min(delay_s * 2, RETRY_MAX_S)
         shard.tell(lambda machine, now_ms: machine.markers_written(decided, now_ms))
 
-    def _settled(self, decided: WriteMarkers, topic: str, number: int, error: ErrorCode) -> bool:
+    def _is_delivered(self, decided: WriteMarkers, topic: str, number: int, error: ErrorCode) -> bool:
         if error in FENCED:
             events.error(
                 "marker refused: its partition knows of a later one",
@@ -159,9 +162,8 @@ class Transactions(Coordinators["Coordinator", "Record"]):
                 reason=error.name,
             )
         if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            state = self._controller.state
-            known = state.topics.get(topic)
-            return known is None or topic in state.deleting or number not in known.partitions
+            known = self._view.topic(topic)
+            return known is None or not known.exists(number)
         return error is ErrorCode.NONE or error in FENCED
 
 

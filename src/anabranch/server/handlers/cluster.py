@@ -38,25 +38,22 @@ COORDINATED = {0: "groups", 1: "transactions"}
 def handle_describe_cluster(
     broker: BrokerContext, request: DescribeClusterRequest, call: RequestContext
 ) -> DescribeClusterResponse:
-    """Who is there."""
-    settings = broker.settings
+    """Describe the live brokers and the controller."""
+    view = broker.view
     if request.endpoint_type != BROKERS:
         return DescribeClusterResponse(
             error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE,
             error_message="This is a broker's endpoint; controllers have none of their own.",
             cluster_id=broker.cluster_id,
         )
-    described = DescribeClusterBroker(
-        broker_id=settings.node_id,
-        host=broker.address.host,
-        port=broker.address.port,
-        rack=settings.broker_rack or None,
-    )
     return DescribeClusterResponse(
         endpoint_type=BROKERS,
         cluster_id=broker.cluster_id,
-        controller_id=settings.node_id,
-        brokers=[described],
+        controller_id=view.controller_id,
+        brokers=[
+            DescribeClusterBroker(broker_id=node_id, host=host, port=port, rack=rack)
+            for node_id, host, port, rack in view.brokers.values()
+        ],
         cluster_authorized_operations=UNKNOWN_OPERATIONS,
     )
 

@@ -14,11 +14,9 @@ from anabranch.machines.controller.configs import (
     ConfigSource,
     ConfigType,
     ReplaceConfigs,
-    decide_alter_configs,
-    decide_replace_configs,
     synonyms,
 )
-from anabranch.machines.controller.group_configs import AlterGroupConfigs, decide_alter_group_configs
+from anabranch.machines.controller.group_configs import AlterGroupConfigs
 from anabranch.protocol.messages.alter_configs import (
     AlterConfigsRequest,
     AlterConfigsResponse,
@@ -70,9 +68,8 @@ def _describe(
     broker: BrokerContext, asked: DescribeConfigsResource, request: DescribeConfigsRequest
 ) -> DescribeConfigsResult:
     result = DescribeConfigsResult(resource_type=asked.resource_type, resource_name=asked.resource_name, configs=[])
-    state = broker.controller.state
     if asked.resource_type == TOPIC:
-        if asked.resource_name not in state.topics or asked.resource_name in state.deleting:
+        if broker.view.topic(asked.resource_name) is None:
             result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             result.error_message = f"There is no topic {asked.resource_name!r}."
             return result
@@ -103,7 +100,7 @@ def _describe(
 def _topic_configs(
     broker: BrokerContext, topic: str, request: DescribeConfigsRequest
 ) -> list[DescribeConfigsResourceResult]:
-    overrides = broker.controller.state.configs.get(topic, {})
+    overrides = broker.view.configs(topic)
     found = []
     for config in TOPIC_CONFIGS.values():
         places = synonyms(config, overrides, broker.broker_settings)
@@ -125,7 +122,7 @@ def _topic_configs(
 def _group_configs(
     broker: BrokerContext, group: str, request: DescribeConfigsRequest
 ) -> list[DescribeConfigsResourceResult]:
-    overrides = broker.controller.state.group_configs.get(group, {})
+    overrides = broker.view.group_configs(group)
     found = []
     for config in broker.groups.configs.values():
         static = config.broker_setting in broker.broker_settings
@@ -179,32 +176,22 @@ async def handle_incremental_alter_configs(
         try:
             changes = [ConfigChange(it.name, _operation(it.config_operation), it.value) for it in resource.configs]
             if resource.resource_type == GROUP:
-                await _alter_group(broker, AlterGroupConfigs(resource.resource_name, changes, request.validate_only))
+                grouped = AlterGroupConfigs(resource.resource_name, changes, request.validate_only)
+                await broker.commands.alter_group_configs(grouped)
                 return AlterConfigsResourceResponse(resource_type=GROUP, resource_name=resource.resource_name)
             _refuse_resource(resource.resource_type)
             command = AlterConfigs(resource.resource_name, changes, request.validate_only)
-            await broker.controller.command(
-                lambda state: decide_alter_configs(state, command, broker.broker_settings), ALTER_TIMEOUT_MS
-            )
-        except (ApiError, OSError) as error:
-            code, message = _explained(error)
+            await broker.commands.alter_configs(command, ALTER_TIMEOUT_MS)
+        except ApiError as error:
             return AlterConfigsResourceResponse(
-                error_code=code,
-                error_message=message,
+                error_code=error.code,
+                error_message=error.message,
                 resource_type=resource.resource_type,
                 resource_name=resource.resource_name,
             )
         return AlterConfigsResourceResponse(resource_type=resource.resource_type, resource_name=resource.resource_name)
 
     return IncrementalAlterConfigsResponse(responses=[await alter(it) for it in request.resources])
-
-
-async def _alter_group(broker: BrokerContext, command: AlterGroupConfigs) -> None:
-    refused = await broker.controller.submit(
-        lambda state: decide_alter_group_configs(state, command, broker.groups.configs)
-    )
-    if refused is not None:
-        raise ApiError(refused.code, refused.message)
 
 
 async def handle_alter_configs(
@@ -217,12 +204,11 @@ async def handle_alter_configs(
             _refuse_resource(resource.resource_type)
             given = {it.name: it.value for it in resource.configs}
             command = ReplaceConfigs(resource.resource_name, given, request.validate_only)
-            await broker.controller.command(lambda state: decide_replace_configs(state, command), ALTER_TIMEOUT_MS)
-        except (ApiError, OSError) as error:
-            code, message = _explained(error)
+            await broker.commands.replace_configs(command, ALTER_TIMEOUT_MS)
+        except ApiError as error:
             return ReplacedResponse(
-                error_code=code,
-                error_message=message,
+                error_code=error.code,
+                error_message=error.message,
                 resource_type=resource.resource_type,
                 resource_name=resource.resource_name,
             )
@@ -248,23 +234,16 @@ def _operation(code: int) -> ConfigOperation:
         raise ApiError(ErrorCode.INVALID_REQUEST, f"There is no config operation {code}.") from None
 
 
-def _explained(error: ApiError | OSError) -> tuple[ErrorCode, str]:
-    if isinstance(error, ApiError):
-        return error.code, error.message
-    return ErrorCode.KAFKA_STORAGE_ERROR, str(error)
-
-
 def handle_list_config_resources(
     broker: BrokerContext, request: ListConfigResourcesRequest, call: RequestContext
 ) -> ListConfigResourcesResponse:
     """Name the resources that can have configs, of the types asked for; version 0 asks for client metrics alone."""
-    state = broker.controller.state
     names: dict[int, list[str]] = {
-        TOPIC: sorted(state.topics.keys() - state.deleting),
+        TOPIC: broker.view.topic_names(),
         BROKER: [str(broker.settings.node_id)],
         BROKER_LOGGER: [],
         CLIENT_METRICS: [],
-        GROUP: sorted(state.group_configs),
+        GROUP: broker.view.configured_groups(),
     }
     asked = list(request.resource_types) or list(names) if call.api_version else [CLIENT_METRICS]
     if any(kind not in names for kind in asked):

@@ -28,7 +28,7 @@ async def handle_delete_records(
         for topic in request.topics
     ]
     for topic in request.topics:
-        broker.controller.inspect_soon(topic.name)
+        broker.commands.inspect_retiring(topic.name)
     return DeleteRecordsResponse(topics=topics)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anabranch.base.errors import ErrorCode
-from anabranch.machines.controller.views import TopicView, topic_view
+from anabranch.machines.controller.views import TopicView
 from anabranch.protocol.messages.describe_topic_partitions import (
     Cursor,
     DescribeTopicPartitionsRequest,
@@ -21,9 +21,8 @@ def handle_describe_topic_partitions(
     broker: BrokerContext, request: DescribeTopicPartitionsRequest, call: RequestContext
 ) -> DescribeTopicPartitionsResponse:
     """Describe the topics that are asked for, or all, in the order of their names, from the cursor on."""
-    state = broker.controller.state
     everything = not request.topics
-    names = sorted(state.topics.keys() - state.deleting if everything else {topic.name for topic in request.topics})
+    names = broker.view.topic_names() if everything else sorted({topic.name for topic in request.topics})
     cursor, begin = request.cursor, 0
     if cursor is not None:
         begin = max(0, cursor.partition_index)
@@ -33,8 +32,8 @@ def handle_describe_topic_partitions(
     for name in names:
         if not left:
             return DescribeTopicPartitionsResponse(topics=found, next_cursor=Cursor(topic_name=name, partition_index=0))
-        view = topic_view(state, name)
-        if view is None:
+        topic = broker.view.topic(name)
+        if topic is None:
             found.append(
                 DescribeTopicPartitionsResponseTopic(
                     error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -43,6 +42,7 @@ def handle_describe_topic_partitions(
                 )
             )
             continue
+        view = topic.view
         first = begin if cursor is not None and name == cursor.topic_name else 0
         end = min(first + left, len(view.partitions))
         found.append(_described(view, first, end))

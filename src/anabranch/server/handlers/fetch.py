@@ -178,7 +178,7 @@ class _Fetch:
     def _locate(self, target: Target) -> tuple[Partition | None, ErrorCode]:
         name = target.topic
         if target.topic_id != NO_TOPIC_ID:
-            known = self._broker.controller.state.names.get(target.topic_id)
+            known = self._broker.view.name_of(target.topic_id)
             if known is None:
                 return None, ErrorCode.UNKNOWN_TOPIC_ID
             name = known

@@ -1,6 +1,6 @@
 """Metadata (API 3): brokers, topics, partitions, and how a topic came to its partition count.
 
-Half a layout is never shown (`views.topic_view`). Answers about a topic are made once per version of the metadata.
+Half a layout is never shown (`views.topic_view`). A topic is described once for each snapshot of it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Sequence
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, NO_TOPIC_ID
-from anabranch.machines.controller.topics import INTERNAL_TOPICS, CreateTopic, decide_create_topic
-from anabranch.machines.controller.views import TopicView, topic_view
+from anabranch.machines.controller.topics import INTERNAL_TOPICS, CreateTopic
+from anabranch.machines.controller.views import TopicView
 from anabranch.protocol.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
@@ -26,6 +26,8 @@ from anabranch.server.context import BrokerContext, RequestContext
 
 AUTO_CREATE_TIMEOUT_MS = 5_000
 UNKNOWN_OPERATIONS = -(2**31)
+_LINEAGE, _PLAIN = "metadata with lineage", "metadata"
+"""Under which a topic's snapshot keeps its descriptions."""
 
 
 def handle_metadata(
@@ -35,11 +37,11 @@ def handle_metadata(
     lineage = request.include_lineage
     everything = request.topics is None or (call.api_version == 0 and not request.topics)
     if everything or request.topics is None:
-        names = sorted(broker.controller.state.topics.keys() - broker.controller.state.deleting)
+        names = broker.view.topic_names()
         return _response(broker, [topic for name in names if (topic := _topic(broker, name, lineage)) is not None])
     allowed = request.allow_auto_topic_creation or call.api_version < 4
     if allowed and broker.settings.auto_create_topics_enable:
-        missing = [it.name for it in request.topics if it.name and broker.controller.state.topics.get(it.name) is None]
+        missing = [it.name for it in request.topics if it.name and broker.view.find(it.name) is None]
         if missing:
             return _create_and_answer(broker, request.topics, missing, lineage)
     return _response(broker, [_asked(broker, topic, lineage) for topic in request.topics])
@@ -58,29 +60,24 @@ async def _create_and_answer(
             return
         command = CreateTopic(name, broker.chance.uuid())
         try:
-            await broker.controller.command(
-                lambda state: decide_create_topic(state, command, broker.settings.num_partitions),
-                AUTO_CREATE_TIMEOUT_MS,
-            )
+            await broker.commands.create_topic(command, AUTO_CREATE_TIMEOUT_MS)
         except ApiError as error:
             if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                 refusals[name] = error.code
-        except OSError:
-            refusals[name] = ErrorCode.KAFKA_STORAGE_ERROR
 
     await asyncio.gather(*(create(name) for name in dict.fromkeys(missing)))
     return _response(broker, [_asked(broker, topic, lineage, refusals) for topic in topics])
 
 
 def _response(broker: BrokerContext, topics: list[MetadataResponseTopic]) -> MetadataResponse:
-    settings = broker.settings
-    described = MetadataResponseBroker(
-        node_id=settings.node_id, host=broker.address.host, port=broker.address.port, rack=settings.broker_rack or None
-    )
+    view = broker.view
     return MetadataResponse(
-        brokers=[described],
+        brokers=[
+            MetadataResponseBroker(node_id=node_id, host=host, port=port, rack=rack)
+            for node_id, host, port, rack in view.brokers.values()
+        ],
         cluster_id=broker.cluster_id,
-        controller_id=settings.node_id,
+        controller_id=view.controller_id,
         topics=topics,
         cluster_authorized_operations=UNKNOWN_OPERATIONS,
     )
@@ -90,7 +87,7 @@ def _asked(
     broker: BrokerContext, asked: MetadataRequestTopic, lineage: bool, refusals: dict[str, ErrorCode] | None = None
 ) -> MetadataResponseTopic:
     if asked.topic_id != NO_TOPIC_ID:
-        name = broker.controller.state.names.get(asked.topic_id)
+        name = broker.view.name_of(asked.topic_id)
         found = None if name is None else _topic(broker, name, lineage)
         if found is not None:
             return found
@@ -106,18 +103,14 @@ def _asked(
 
 
 def _topic(broker: BrokerContext, name: str, lineage: bool) -> MetadataResponseTopic | None:
-    """Describe a topic; its lineage only to who asked for it, since some clients do not skip tagged fields rightly."""
-    if broker.metadata_version != broker.controller.version:
-        broker.metadata.clear()
-        broker.metadata_version = broker.controller.version
-    cached = broker.metadata.get((name, lineage))
-    if isinstance(cached, MetadataResponseTopic):
-        return cached
-    view = topic_view(broker.controller.state, name)
-    if view is None:
+    """Describe a topic; its lineage only on request, because some clients do not skip tagged fields rightly."""
+    topic = broker.view.topic(name)
+    if topic is None:
         return None
-    made = _described(view, lineage)
-    broker.metadata[name, lineage] = made
+    key = _LINEAGE if lineage else _PLAIN
+    made = topic.derived.get(key)
+    if not isinstance(made, MetadataResponseTopic):
+        made = topic.derived[key] = _described(topic.view, lineage)
     return made
 
 

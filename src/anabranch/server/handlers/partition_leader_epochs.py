@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from anabranch.base.errors import ErrorCode
-from anabranch.machines.controller.views import leader_epochs
 from anabranch.protocol.messages.partition_leader_epochs_for_partitions import (
     LayoutLeaderEpoch,
     PartitionLeaderEpochsForPartitionsRequest,
@@ -30,13 +29,12 @@ def handle_partition_leader_epochs(
 
 
 def _answer(broker: BrokerContext, name: str, partition: int) -> PartitionLeaderEpochsForPartitionsResponsePartition:
-    state = broker.controller.state
-    topic = state.topics.get(name)
-    if topic is None or name in state.deleting:
+    topic = broker.view.topic(name)
+    if topic is None:
         return PartitionLeaderEpochsForPartitionsResponsePartition(
             partition=partition, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         )
-    found = leader_epochs(topic, partition)
+    found = topic.leader_epochs(partition)
     return PartitionLeaderEpochsForPartitionsResponsePartition(
         partition=partition,
         leader_epoch_after_creation=[

@@ -43,7 +43,7 @@ def handle_produce(
             partition = replicas.get(topic.name, data.index)
             if topic.name in INTERNAL_TOPICS:
                 produced = Produced(ErrorCode.INVALID_TOPIC_EXCEPTION, message="Only the broker writes to this topic.")
-            elif partition is None and not broker.controller.has_removed(topic.name, data.index):
+            elif partition is None and not broker.view.has_removed(topic.name, data.index):
                 produced = Produced(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             elif partition is not None and partition.offline_reason is not None:
                 produced = Produced(ErrorCode.KAFKA_STORAGE_ERROR, message=partition.offline_reason)

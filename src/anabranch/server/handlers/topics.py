@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
 from anabranch.machines.controller.configs import TOPIC_CONFIGS, ConfigSource, effective
-from anabranch.machines.controller.effects import Accepted, CommandReply, Decision, Validated
-from anabranch.machines.controller.resize import ResizeTopic, decide_resize_topic
-from anabranch.machines.controller.state import State
+from anabranch.machines.controller.effects import Accepted
+from anabranch.machines.controller.resize import ResizeTopic
 from anabranch.machines.controller.topics import (
     INTERNAL_TOPICS,
     CreateTopic,
     DeleteTopic,
-    decide_create_topic,
-    decide_delete_topic,
 )
 from anabranch.protocol.messages.create_partitions import (
     CreatePartitionsRequest,
@@ -75,11 +71,7 @@ async def handle_create_topics(
             validate_only=request.validate_only,
         )
         try:
-            reply = await _command(
-                broker,
-                lambda state: decide_create_topic(state, command, broker.settings.num_partitions),
-                request.timeout_ms,
-            )
+            reply = await broker.commands.create_topic(command, min(request.timeout_ms, TIMEOUT_MAX_MS))
         except ApiError as error:
             return CreatableTopicResult(
                 name=topic.name,
@@ -122,7 +114,7 @@ async def handle_delete_topics(
 
     async def delete(name: str | None, topic_id: UUID) -> DeletableTopicResult:
         by_id = topic_id != NO_TOPIC_ID
-        known = broker.controller.state.names.get(topic_id) if by_id else name
+        known = broker.view.name_of(topic_id) if by_id else name
         if by_id == (name is not None):
             return DeletableTopicResult(
                 name=name,
@@ -130,7 +122,7 @@ async def handle_delete_topics(
                 error_code=ErrorCode.INVALID_REQUEST,
                 error_message="Give either the topic's name or its id.",
             )
-        topic = None if known is None else broker.controller.state.topics.get(known)
+        topic = None if known is None else broker.view.find(known)
         if not broker.settings.delete_topic_enable:
             return DeletableTopicResult(
                 name=known,
@@ -147,7 +139,7 @@ async def handle_delete_topics(
             )
         command = DeleteTopic(topic_id=topic_id) if by_id else DeleteTopic(name=name)
         try:
-            await _command(broker, lambda state: decide_delete_topic(state, command), request.timeout_ms)
+            await broker.commands.delete_topic(command, min(request.timeout_ms, TIMEOUT_MAX_MS))
         except ApiError as error:
             return DeletableTopicResult(
                 name=known, topic_id=topic_id, error_code=error.code, error_message=error.message
@@ -171,21 +163,12 @@ async def handle_create_partitions(
         assignments = None if topic.assignments is None else [list(it.broker_ids) for it in topic.assignments]
         command = ResizeTopic(topic.name, topic.count, assignments, request.validate_only)
         try:
-            await _command(broker, lambda state: decide_resize_topic(state, command), request.timeout_ms)
+            await broker.commands.resize_topic(command, min(request.timeout_ms, TIMEOUT_MAX_MS))
         except ApiError as error:
             return CreatePartitionsTopicResult(name=topic.name, error_code=error.code, error_message=error.message)
         return CreatePartitionsTopicResult(name=topic.name)
 
     return CreatePartitionsResponse(results=list(await asyncio.gather(*(resize(it) for it in request.topics))))
-
-
-async def _command(
-    broker: BrokerContext, decide: Callable[[State], Decision[CommandReply]], timeout_ms: int
-) -> Accepted | Validated:
-    try:
-        return await broker.controller.command(decide, min(timeout_ms, TIMEOUT_MAX_MS))
-    except OSError as error:
-        raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
 
 
 def _twice(names: object) -> set[str]:

@@ -96,7 +96,7 @@ def handle_add_partitions_to_txn(
 
 def _may_hold(broker: BrokerContext, name: TopicPartition) -> bool:
     """Whether a partition is there, or was: who does not know yet that it was removed is redirected (ADR 0013)."""
-    return broker.replicas.get(*name) is not None or broker.controller.has_removed(*name)
+    return broker.replicas.get(*name) is not None or broker.view.has_removed(*name)
 
 
 def handle_add_offsets_to_txn(
@@ -174,7 +174,7 @@ async def handle_write_txn_markers(
 ) -> WriteTxnMarkersResponse:
     """End transactions in partitions: how an operator ends one that its coordinator does not know of any more."""
     events.warning("markers written for a client", peer=call.peer, markers=len(request.markers))
-    return await broker.transactions.markers.write(request)
+    return await broker.markers.write_markers(request)
 
 
 async def handle_describe_transactions(

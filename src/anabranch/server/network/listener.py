@@ -20,7 +20,9 @@ from anabranch.protocol.frames import RequestHeader, UnsupportedVersionError, de
 from anabranch.protocol.registry import API
 from anabranch.runtime.events import EventLogger, Seldom
 from anabranch.runtime.metrics import Counter, Histogram
-from anabranch.runtime.net import Acceptor, BufferPool, FrameChannel, Landing, Part
+from anabranch.runtime.net.acceptor import Acceptor, ConnectionNumbers
+from anabranch.runtime.net.channel import FrameChannel, Part
+from anabranch.runtime.net.pool import BufferPool, Landing
 from anabranch.server.context import ANONYMOUS, BrokerContext, CloseConnectionError, RequestContext
 from anabranch.server.handlers import ENDPOINTS
 from anabranch.server.handlers.api_versions import supported
@@ -216,7 +218,7 @@ class Connection:
 class Listener:
     """Accepts connections, bounds their number and memory, closes those that are idle or stalled."""
 
-    def __init__(self, broker: BrokerContext, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, broker: BrokerContext, loop: asyncio.AbstractEventLoop, numbers: ConnectionNumbers) -> None:
         settings = broker.settings
         self.broker = broker
         self.loop = loop
@@ -226,7 +228,7 @@ class Listener:
         self._connections: dict[int, Connection] = {}
         self._metrics: dict[int, _ApiMetrics] = {}
         self._acceptor: Acceptor | None = None
-        self._number = 0
+        self._numbers = numbers
         self._sweep: asyncio.TimerHandle | None = None
         self._refused = Seldom(WARNING_INTERVAL_S)
         self._accept_failed = Seldom(WARNING_INTERVAL_S)
@@ -258,11 +260,6 @@ class Listener:
             found = self._metrics[api_key] = _ApiMetrics(self.broker, API[api_key].name)
         return found
 
-    @property
-    def newest(self) -> int:
-        """The number of the connection that was accepted last."""
-        return self._number
-
     def _on_connected(self, sock: socket.socket, address: tuple[str, int]) -> None:
         peer = f"{address[0]}:{address[1]}"
         settings = self.broker.settings
@@ -282,10 +279,9 @@ class Listener:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.socket_send_buffer_bytes)
         if settings.socket_receive_buffer_bytes > 0:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, settings.socket_receive_buffer_bytes)
-        self._number += 1
         self._accepted.add()
-        connection = Connection(self, sock, peer, self._number)
-        self._connections[self._number] = connection
+        connection = Connection(self, sock, peer, self._numbers.take())
+        self._connections[connection.number] = connection
         connection.channel.start()
 
     def _on_accept_error(self, error: OSError) -> None:

@@ -51,8 +51,12 @@ class Replicas:
         clock: Clock,
         metrics: Metrics,
         settings_of: Callable[[str], TopicSettings],
+        recovering: bool = False,
     ) -> None:
-        """Open nothing yet. CheckpointError when what says where logs start is damaged; OSError."""
+        """Open nothing yet. CheckpointError when what says where logs start is damaged; OSError.
+
+        `recovering`: the last stop was not clean, so that logs are checked when they are opened.
+        """
         self._directory = directory
         self._disk = disk
         self._clock = clock
@@ -63,8 +67,7 @@ class Replicas:
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._threads = ThreadPoolExecutor(RECOVERY_THREADS, thread_name_prefix="log")
         self.commits = GroupCommit()
-        self.recovering = False
-        """Whether the last stop was not clean, so that logs are checked when they are opened."""
+        self._recovering = recovering
 
     def get(self, topic: str, partition: int) -> Partition | None:
         """The partition, if it lives here."""
@@ -146,7 +149,7 @@ class Replicas:
         names = [TopicPartition(order.topic, role.partition) for role in roles]
         loop = asyncio.get_running_loop()
         opened: Sequence[PartitionLog | OSError | OfflineLogError]
-        if self.recovering:
+        if self._recovering:
             opened = await asyncio.gather(
                 *(
                     loop.run_in_executor(self._threads, self._open, name, role, settings)
@@ -326,6 +329,10 @@ class Replicas:
             partition.settings = settings
             partition.log.config = settings.log
             partition.changed()
+
+    def end_recovery(self) -> None:
+        """Open logs without checking them from now on: those from before the start are open."""
+        self._recovering = False
 
     def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
         """The log starts and ends of a topic's retiring partitions, without those where a transaction is open."""

@@ -16,6 +16,8 @@ from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.metrics import Metrics
 from anabranch.server.cluster.controller import Controller
+from anabranch.server.cluster.peers import LocalPeers
+from anabranch.server.cluster.view import ClusterView
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.server.partitions.topic_settings import topic_settings
 from anabranch.storage.directory import DataDirectory
@@ -48,7 +50,9 @@ class World:
             metrics=Metrics(),
             settings_of=lambda topic: topic_settings({}, {}, "os"),
         )
-        controller = Controller(MemoryMetadataStore(self.tree, lambda: self.pause()), replicas, clock)
+        self.view = ClusterView()
+        store = MemoryMetadataStore(self.tree, lambda: self.pause())
+        controller = Controller(store, LocalPeers(replicas, self.view), clock)
         await controller.start(1, None, ("PLAINTEXT://localhost:9092",), unclean=False)
         return controller
 
@@ -113,7 +117,7 @@ def test_a_step_that_the_store_refuses_changes_nothing(tmp_path: Path) -> None:
     async def story() -> None:
         world = World(tmp_path)
         controller = await world.start()
-        version = controller.version
+        version = world.view.version
 
         async def refuse() -> None:
             raise OSError(errno.ENOSPC, "no space")
@@ -121,7 +125,7 @@ def test_a_step_that_the_store_refuses_changes_nothing(tmp_path: Path) -> None:
         world.pause = refuse
         with pytest.raises(OSError, match="no space"):
             await create(controller, "a")
-        assert (controller.version, controller.state.topics.keys()) == (version, set())
+        assert (world.view.version, controller.state.topics.keys()) == (version, set())
         world.pause = _no_pause
         await create(controller, "a")
         await controller.stop()

@@ -1,4 +1,4 @@
-"""Sockets: length-prefixed frames in, scattered parts out, without a copy where the kernel allows it.
+"""Channels: length-prefixed frames in, scattered parts out, without a copy where the kernel allows it.
 
 A `FrameChannel` owns one non-blocking socket. Bytes land in one buffer shared by all channels of a loop; frames that
 are whole there are handed over in place. A frame that is not goes into a buffer of its own from a bounded pool, and
@@ -10,15 +10,15 @@ socket is full, and whoever does not read its answers is not read either (the ha
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-LANDING_SIZE = 256 * 1024
+from anabranch.runtime.net.pool import BufferPool, Landing
+
 READ_TURN_SIZE_MAX = 2 * 1024 * 1024
 """What one channel may receive before the other channels have their turn."""
 WRITE_TURN_SIZE_MAX = 4 * 1024 * 1024
@@ -28,9 +28,6 @@ GATHERED_PARTS_MAX = 64
 """Answers to frames that came in one piece are sent together, up to so many parts."""
 LARGE_FRAME_SIZE = 64 * 1024
 """After a frame of this size the next length is read alone, so that the next frame lands in its own buffer."""
-POOL_IDLE_SIZE_MAX = 32 * 1024 * 1024
-POOL_IDLE_BUFFER_SIZE_MAX = 8 * 1024 * 1024
-ACCEPTS_PER_TURN_MAX = 64
 
 _LENGTH = struct.Struct(">i")
 
@@ -54,77 +51,6 @@ _IN_MEMORY = (bytes, bytearray, memoryview)
 
 class FrameError(ValueError):
     """A length that no frame may have."""
-
-
-class BufferPool:
-    """Receive buffers, bounded together (`queued.max.request.bytes`) and used again, because fresh pages are slow.
-
-    A channel may take a buffer for the frame it has begun while anything is left of the limit, so the limit is passed
-    by at most one frame; the others wait between two frames, in turn, until buffers come back.
-    """
-
-    def __init__(self, size_max: int) -> None:
-        self.size_max = size_max
-        self.in_use = 0
-        self._idle: dict[int, list[bytearray]] = {}
-        self._idle_size = 0
-        self._waiting: deque[Callable[[], None]] = deque()
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether a channel that stands between two frames must wait."""
-        return self.in_use >= self.size_max
-
-    @property
-    def waiting(self) -> int:
-        """Channels that wait for memory."""
-        return len(self._waiting)
-
-    def take(self, size: int) -> bytearray:
-        """Give a buffer of at least `size` bytes."""
-        rounded = _rounded(size)
-        self.in_use += rounded
-        idle = self._idle.get(rounded)
-        if idle:
-            self._idle_size -= rounded
-            return idle.pop()
-        return bytearray(rounded)
-
-    def give(self, buffer: bytearray) -> None:
-        """Take a buffer back, and let those go on who wait for memory."""
-        size = len(buffer)
-        self.in_use -= size
-        assert self.in_use >= 0
-        if size <= POOL_IDLE_BUFFER_SIZE_MAX and self._idle_size + size <= POOL_IDLE_SIZE_MAX:
-            self._idle.setdefault(size, []).append(buffer)
-            self._idle_size += size
-        for _ in range(len(self._waiting)):
-            if self.exhausted:
-                break
-            self._waiting.popleft()()
-
-    def wait(self, resume: Callable[[], None]) -> None:
-        """Call `resume` once when memory is free again, in the order of asking."""
-        self._waiting.append(resume)
-
-    def forget(self, resume: Callable[[], None]) -> None:
-        """Take back a `wait`."""
-        with contextlib.suppress(ValueError):
-            self._waiting.remove(resume)
-
-
-def _rounded(size: int) -> int:
-    """Up to a power of two below 1 MiB, then to the next whole MiB: few sizes, so that buffers fit again."""
-    if size <= 1 << 20:
-        return max(4096, 1 << (size - 1).bit_length())
-    return -(-size // (1 << 20)) << 20
-
-
-class Landing:
-    """The buffer that all channels of a loop receive into first."""
-
-    def __init__(self, size: int = LANDING_SIZE) -> None:
-        self.view = memoryview(bytearray(size))
 
 
 class FrameHandler(Protocol):
@@ -453,64 +379,3 @@ class _RestOfFile:
         self.fd = whole.fd
         self.position = whole.position + sent
         self.size = whole.size - sent
-
-
-class Acceptor:
-    """A listening socket: hands over every connection that arrives."""
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        host: str,
-        port: int,
-        on_connected: Callable[[socket.socket, tuple[str, int]], None],
-        on_error: Callable[[OSError], None],
-    ) -> None:
-        """Bind and listen. OSError where the address cannot be had."""
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        self._loop = loop
-        self._on_connected = on_connected
-        self._on_error = on_error
-        self._sock = socket.socket(family, kind, protocol)
-        try:
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._sock.setblocking(False)
-            self._sock.bind(address)
-            self._sock.listen(1024)
-        except OSError:
-            self._sock.close()
-            raise
-        self.port: int = self._sock.getsockname()[1]
-
-    def start(self) -> None:
-        """Begin to hand over connections."""
-        self._loop.add_reader(self._sock.fileno(), self._on_readable)
-
-    def _on_readable(self) -> None:
-        for _ in range(ACCEPTS_PER_TURN_MAX):
-            try:
-                sock, address = self._sock.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                # Out of descriptors: the connection stays in the backlog, so rest a moment instead of spinning.
-                self._loop.remove_reader(self._sock.fileno())
-                self._loop.call_later(0.1, self._again)
-                self._on_error(error)
-                return
-            sock.setblocking(False)
-            with contextlib.suppress(OSError):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._on_connected(sock, (str(address[0]), int(address[1])))
-
-    def _again(self) -> None:
-        if self._sock.fileno() >= 0:
-            self._loop.add_reader(self._sock.fileno(), self._on_readable)
-
-    def close(self) -> None:
-        """Stop listening."""
-        if self._sock.fileno() >= 0:
-            self._loop.remove_reader(self._sock.fileno())
-            self._sock.close()

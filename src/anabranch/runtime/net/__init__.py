@@ -1,0 +1,1 @@
+"""Sockets: connections accepted, frames in, scattered parts out."""

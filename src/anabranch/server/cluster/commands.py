@@ -1,0 +1,89 @@
+"""What a request may have the controller change: one method for each command, with what the broker adds to it.
+
+Every method raises ApiError: the refusal, REQUEST_TIMED_OUT for a change that is accepted and takes longer than
+`timeout_ms`, KAFKA_STORAGE_ERROR when the metadata store refuses (then nothing has changed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.machines.controller.configs import (
+    AlterConfigs,
+    ReplaceConfigs,
+    decide_alter_configs,
+    decide_replace_configs,
+)
+from anabranch.machines.controller.effects import Accepted, CommandReply, Decision, Validated
+from anabranch.machines.controller.group_configs import AlterGroupConfigs, GroupConfig, decide_alter_group_configs
+from anabranch.machines.controller.resize import ResizeTopic, decide_resize_topic
+from anabranch.machines.controller.state import State
+from anabranch.machines.controller.topics import CreateTopic, DeleteTopic, decide_create_topic, decide_delete_topic
+from anabranch.server.cluster.controller import Controller
+
+
+class Commands:
+    """The commands of the controller in this process."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        *,
+        default_partition_count: int,
+        broker_settings: Mapping[str, str],
+        group_configs: Mapping[str, GroupConfig],
+    ) -> None:
+        """`broker_settings` are those that differ from their defaults; `group_configs` what a group can have."""
+        self._controller = controller
+        self._default_partition_count = default_partition_count
+        self._broker_settings = broker_settings
+        self._group_configs = group_configs
+
+    async def create_topic(self, command: CreateTopic, timeout_ms: int) -> Accepted | Validated:
+        """Make a topic; without a count of its own it gets the broker's."""
+        default_count = self._default_partition_count
+        return await self._carry_out(lambda state: decide_create_topic(state, command, default_count), timeout_ms)
+
+    async def delete_topic(self, command: DeleteTopic, timeout_ms: int) -> Accepted | Validated:
+        """Delete a topic."""
+        return await self._carry_out(lambda state: decide_delete_topic(state, command), timeout_ms)
+
+    async def resize_topic(self, command: ResizeTopic, timeout_ms: int) -> Accepted | Validated:
+        """Give a topic more partitions, or fewer."""
+        return await self._carry_out(lambda state: decide_resize_topic(state, command), timeout_ms)
+
+    async def alter_configs(self, command: AlterConfigs, timeout_ms: int) -> Accepted | Validated:
+        """Change some config overrides of a topic; they apply to its logs at once."""
+        settings = self._broker_settings
+        return await self._carry_out(lambda state: decide_alter_configs(state, command, settings), timeout_ms)
+
+    async def replace_configs(self, command: ReplaceConfigs, timeout_ms: int) -> Accepted | Validated:
+        """Replace all config overrides of a topic."""
+        return await self._carry_out(lambda state: decide_replace_configs(state, command), timeout_ms)
+
+    async def alter_group_configs(self, command: AlterGroupConfigs) -> None:
+        """Change some configs of a group."""
+        known = self._group_configs
+        try:
+            refused = await self._controller.submit(lambda state: decide_alter_group_configs(state, command, known))
+        except OSError as error:
+            raise _storage_error(error) from error
+        if refused is not None:
+            raise ApiError(refused.code, refused.message)
+
+    def inspect_retiring(self, topic: str) -> None:
+        """Remove the retiring partitions of a topic that are empty now, soon."""
+        self._controller.inspect_soon(topic)
+
+    async def _carry_out(
+        self, decide: Callable[[State], Decision[CommandReply]], timeout_ms: int
+    ) -> Accepted | Validated:
+        try:
+            return await self._controller.command(decide, timeout_ms)
+        except OSError as error:
+            raise _storage_error(error) from error
+
+
+def _storage_error(error: OSError) -> ApiError:
+    return ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))

@@ -1,0 +1,59 @@
+"""What a change of the controller's state means to everybody who has a view of the cluster. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from anabranch.machines.controller import nodes
+from anabranch.machines.controller.nodes import Confirmed, DeleteNode, PutNode, Record, Stopped
+from anabranch.machines.controller.state import State
+from anabranch.server.cluster.view import ClusterUpdate, TopicSnapshot
+
+
+def everything(state: State, controller_id: int) -> ClusterUpdate:
+    """The update that makes an empty view know all of the state."""
+    return ClusterUpdate(
+        topics={name: _snapshot(state, name) for name in state.topics},
+        brokers=dict(state.brokers),
+        configs=dict(state.configs),
+        group_configs=dict(state.group_configs),
+        controller_id=controller_id,
+    )
+
+
+def update_after(state: State, records: Iterable[Record]) -> ClusterUpdate:
+    """The update for these records, which the state has applied. A topic whose leaders confirmed roles is in it."""
+    topics: dict[str, None] = {}
+    configs: dict[str, None] = {}
+    groups: dict[str, None] = {}
+    brokers = False
+    for record in records:
+        match record:
+            case PutNode(path) | DeleteNode(path):
+                match path.split("/")[1:]:
+                    case ["brokers", "topics", name, *_] | ["admin", "delete_topics", name]:
+                        topics[name] = None
+                    case ["brokers", "ids", _]:
+                        brokers = True
+                    case ["config", "topics", name]:
+                        configs[name] = None
+                    case ["config", "groups", name]:
+                        groups[nodes.group_of(name)] = None
+            case Confirmed(name) | Stopped(name):
+                topics[name] = None
+    if brokers:  # A partition without a live leader is published without one.
+        topics.update(dict.fromkeys(state.topics))
+    return ClusterUpdate(
+        topics={name: _snapshot(state, name) for name in topics},
+        brokers=dict(state.brokers) if brokers else None,
+        configs={name: state.configs.get(name, {}) for name in configs},
+        group_configs={name: state.group_configs.get(name, {}) for name in groups},
+    )
+
+
+def _snapshot(state: State, name: str) -> TopicSnapshot | None:
+    topic = state.topics.get(name)
+    if topic is None:
+        return None
+    partitions = dict(state.partitions.get(name, {}))
+    return TopicSnapshot(topic, partitions, frozenset(state.brokers), deleting=name in state.deleting)

@@ -1,0 +1,93 @@
+"""How a broker speaks to the brokers of its cluster, itself included: the controller's orders, and what leaders know.
+
+Every method is about partitions that some broker leads. Here all of them are led by this process, so that orders are
+carried out at once and answers are never late. Over the wire an order may be answered late, twice or never, and what
+another leader knows is asked for and cached: what is not known yet is missing in the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from anabranch.base.errors import ErrorCode
+from anabranch.machines.controller.effects import SendLeaderAndIsr, SendStopReplica
+from anabranch.machines.controller.reaper import LogRange
+from anabranch.protocol.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from anabranch.server.cluster.view import ClusterUpdate, ClusterView
+from anabranch.server.partitions.replicas import Replicas
+
+
+class Peers(Protocol):
+    """What the controller asks of brokers, and the group coordinators of leaders."""
+
+    async def take_roles(self, broker: int, order: SendLeaderAndIsr) -> Mapping[int, ErrorCode]:
+        """Have a broker carry out a LeaderAndIsr; an error code for each partition. OSError."""
+
+    async def stop_replicas(self, broker: int, order: SendStopReplica) -> Mapping[int, ErrorCode]:
+        """Have a broker carry out a StopReplica; an error code for each partition. OSError."""
+
+    def publish(self, update: ClusterUpdate) -> None:
+        """Give every broker's view this update, after those that were published before."""
+
+    async def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
+        """The log starts and ends of a topic's retiring partitions that have no open transaction."""
+
+    def epoch_ends(self, topic: str, epochs: Mapping[int, int]) -> Mapping[int, int]:
+        """The end offset of a leader epoch, given by partition; a partition whose end is not known now is missing."""
+
+    def log_start(self, topic: str, partition: int) -> int:
+        """The first offset of a partition's log; 0 where it is not known now."""
+
+
+class MarkerPeers(Protocol):
+    """What the transaction coordinators ask of leaders.
+
+    Apart from `Peers`, because a leader of `__consumer_offsets` has its group coordinator write the marker, and group
+    coordinators use `Peers` themselves.
+    """
+
+    async def write_markers(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+        """Write markers into the partitions they name, durably; an error code for each partition."""
+
+
+class LocalPeers:
+    """The `Peers` of a cluster of one process."""
+
+    def __init__(self, replicas: Replicas, view: ClusterView) -> None:
+        self._replicas = replicas
+        self._view = view
+
+    async def take_roles(self, broker: int, order: SendLeaderAndIsr) -> Mapping[int, ErrorCode]:
+        """As `Peers.take_roles`."""
+        return await self._replicas.take_roles(order)
+
+    async def stop_replicas(self, broker: int, order: SendStopReplica) -> Mapping[int, ErrorCode]:
+        """As `Peers.stop_replicas`."""
+        return await self._replicas.stop(order)
+
+    def publish(self, update: ClusterUpdate) -> None:
+        """As `Peers.publish`; the configs of topics apply to their logs when this returns."""
+        self._view.update(update)
+        for topic in update.configs:
+            self._replicas.apply_settings(topic)
+
+    async def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
+        """As `Peers.retiring_ranges`."""
+        return self._replicas.retiring_ranges(topic)
+
+    def epoch_ends(self, topic: str, epochs: Mapping[int, int]) -> Mapping[int, int]:
+        """As `Peers.epoch_ends`; a partition is missing while its log could not be opened."""
+        found: dict[int, int] = {}
+        for number, epoch in epochs.items():
+            partition = self._replicas.get(topic, number)
+            if partition is not None:
+                end = partition.log.end_offset_for_epoch(epoch)[1]
+                if end >= 0:
+                    found[number] = end
+        return found
+
+    def log_start(self, topic: str, partition: int) -> int:
+        """As `Peers.log_start`."""
+        found = self._replicas.get(topic, partition)
+        return 0 if found is None else found.log.log_start

@@ -1,0 +1,212 @@
+"""What this broker knows of its cluster: topics, leaders, brokers and configs, as the controller published them last.
+
+The controller publishes a `ClusterUpdate` after every change of its state; the view takes it in one step and then
+calls its observers in the order in which they began to watch. The rule: handlers and coordinators read nothing else
+about the cluster, and a snapshot they hold never changes. In this process the view is as new as the controller's
+state; over the wire it may lag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+from uuid import UUID
+
+from anabranch.machines.controller.nodes import BrokerNode, PartitionNode, Topic
+from anabranch.machines.controller.views import LeaderEpochs, TopicView, leader_epochs, view_of, visible_partitions
+from anabranch.machines.lineage import Layout
+from anabranch.server.settings import parse_address
+
+NO_CONTROLLER = -1
+NO_CONFIGS: Mapping[str, str] = {}
+
+
+class BrokerEndpoint(NamedTuple):
+    """A live broker, and where clients find it."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None
+
+
+@dataclass(frozen=True)
+class TopicSnapshot:
+    """One topic as it was published. While a resize runs, its layouts and partitions are those from before."""
+
+    topic: Topic
+    nodes: Mapping[int, PartitionNode]
+    """The state of every partition that has one."""
+    live_brokers: Collection[int]
+    deleting: bool = False
+    derived: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
+    """What readers made of this snapshot and want to keep for as long as it lives, by a key of theirs."""
+
+    @property
+    def name(self) -> str:
+        """The topic's name."""
+        return self.topic.name
+
+    @property
+    def topic_id(self) -> UUID:
+        """The topic's id."""
+        return self.topic.topic_id
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The published layouts, oldest first."""
+        return self.topic.published
+
+    @property
+    def undeleted_partition_count(self) -> int:
+        """The partition count of the last published layout."""
+        return self.topic.published[-1].count
+
+    @property
+    def resizing(self) -> bool:
+        """Whether a resize runs."""
+        return self.topic.resize is not None
+
+    @cached_property
+    def view(self) -> TopicView:
+        """The topic as Metadata describes it."""
+        return view_of(self.topic, self.nodes, self.live_brokers)
+
+    @property
+    def visible_partitions(self) -> list[int]:
+        """The published partitions, ascending: live ones, then retiring ones."""
+        return visible_partitions(self.topic, self.nodes)
+
+    def exists(self, partition: int) -> bool:
+        """Whether the partition exists, published or not."""
+        return partition in self.topic.partitions
+
+    def leader_epochs(self, partition: int) -> LeaderEpochs:
+        """The leader epochs that ended when the partition was made or retired; also of a removed partition."""
+        return leader_epochs(self.topic, partition)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterUpdate:
+    """What the controller publishes after a change; what is not named has not changed."""
+
+    topics: Mapping[str, TopicSnapshot | None] = field(default_factory=dict)
+    """None for a topic that does not exist any more."""
+    brokers: Mapping[int, BrokerNode] | None = None
+    """All live brokers, if any of them came, went or changed."""
+    configs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """All overrides of each topic named; empty if it has none."""
+    group_configs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """All configs of each group named; empty if it has none."""
+    controller_id: int | None = None
+
+
+Observer = Callable[[ClusterUpdate], None]
+
+
+class ClusterView:
+    """The topics, brokers and configs of the cluster; empty until the first update."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        """Grows by one with every update."""
+        self.controller_id = NO_CONTROLLER
+        self.brokers: Mapping[int, BrokerEndpoint] = {}
+        """The live brokers that clients can reach, by node id, ascending."""
+        self._topics: dict[str, TopicSnapshot] = {}
+        self._names: dict[UUID, str] = {}
+        self._configs: dict[str, Mapping[str, str]] = {}
+        self._group_configs: dict[str, Mapping[str, str]] = {}
+        self._observers: list[Observer] = []
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> TopicSnapshot | None:
+        """The topic; None if it does not exist or is being deleted."""
+        found = self._topics.get(name)
+        return None if found is None or found.deleting else found
+
+    def find(self, name: str) -> TopicSnapshot | None:
+        """The topic, also while it is being deleted; None if it does not exist."""
+        return self._topics.get(name)
+
+    def topics(self) -> Iterator[TopicSnapshot]:
+        """All topics but those that are being deleted."""
+        return (topic for topic in self._topics.values() if not topic.deleting)
+
+    def topic_names(self) -> list[str]:
+        """The names of `topics`, sorted."""
+        return sorted(topic.name for topic in self.topics())
+
+    @property
+    def topic_count(self) -> int:
+        """How many topics exist, those that are being deleted included."""
+        return len(self._topics)
+
+    @property
+    def resizing_count(self) -> int:
+        """How many topics are being resized."""
+        return sum(topic.resizing for topic in self._topics.values())
+
+    def name_of(self, topic_id: UUID) -> str | None:
+        """The name of the topic with this id, also while it is being deleted."""
+        return self._names.get(topic_id)
+
+    def has_removed(self, topic: str, partition: int) -> bool:
+        """Whether the partition retired and was removed, which a client may not know yet."""
+        found = self.topic(topic)
+        return found is not None and partition in found.topic.removed
+
+    def configs(self, topic: str) -> Mapping[str, str]:
+        """The config overrides of a topic."""
+        return self._configs.get(topic, NO_CONFIGS)
+
+    def group_configs(self, group: str) -> Mapping[str, str]:
+        """The configs of a group that differ from the broker's settings."""
+        return self._group_configs.get(group, NO_CONFIGS)
+
+    def configured_groups(self) -> list[str]:
+        """The groups that have configs of their own, sorted."""
+        return sorted(self._group_configs)
+
+    # -- changing ----------------------------------------------------------------------------------------------------
+
+    def watch(self, observer: Observer) -> None:
+        """Call `observer` with every update from now on, after the view has taken it; it must not raise."""
+        self._observers.append(observer)
+
+    def update(self, update: ClusterUpdate) -> None:
+        """Take an update, then tell the observers."""
+        for name, topic in update.topics.items():
+            before = self._topics.get(name)
+            if before is not None:
+                self._names.pop(before.topic_id, None)
+            if topic is not None:
+                self._topics[name] = topic
+                self._names[topic.topic_id] = name
+            elif before is not None:
+                del self._topics[name]
+        if update.brokers is not None:
+            self.brokers = {id_: _endpoint(node) for id_, node in sorted(update.brokers.items()) if node.endpoints}
+        if update.controller_id is not None:
+            self.controller_id = update.controller_id
+        _replace(self._configs, update.configs)
+        _replace(self._group_configs, update.group_configs)
+        self.version += 1
+        for observer in self._observers:
+            observer(update)
+
+
+def _endpoint(node: BrokerNode) -> BrokerEndpoint:
+    address = parse_address(node.endpoints[0])
+    return BrokerEndpoint(node.broker_id, address.host, address.port, node.rack)
+
+
+def _replace(configs: dict[str, Mapping[str, str]], changed: Mapping[str, Mapping[str, str]]) -> None:
+    for name, overrides in changed.items():
+        if overrides:
+            configs[name] = overrides
+        else:
+            configs.pop(name, None)
