@@ -44,7 +44,7 @@ layers: $(READY)
 	$(BIN)/lint-imports --no-logo
 
 kernels: $(READY)
-	$(BIN)/python -c "from anabranch.records.columns import warm; warm()"
+	$(BIN)/python -m anabranch.records.arrow.warm
 
 peers: $(READY)
 	@$(BIN)/python -m tests.support.peers

@@ -16,8 +16,9 @@ from time import thread_time
 import numpy as np
 import pyarrow as pa
 
+from anabranch.records.arrow.decode import decode_all
+from anabranch.records.arrow.encode import encode_partitioned, encode_records, hash_keys
 from anabranch.records.batch import stamp
-from anabranch.records.columns import decode_all, encode_partitioned, encode_records, hash_keys
 from benchmarks.harness import Bar, Result, Scale, compare
 
 BATCH_SIZE = 16 * 1024

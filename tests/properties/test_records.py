@@ -12,18 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anabranch.base.errors import DecodeError
-from anabranch.records import columns
+from anabranch.records.arrow import decode as decoding
+from anabranch.records.arrow import encode as encoding
+from anabranch.records.arrow.decode import COLUMN_TYPES, decode, decode_all
+from anabranch.records.arrow.encode import encode_partitioned, encode_records, hash_keys
+from anabranch.records.arrow.warm import warm
 from anabranch.records.batch import headers
-from anabranch.records.columns import (
-    COLUMN_TYPES,
-    Compression,
-    decode,
-    decode_all,
-    encode_partitioned,
-    encode_records,
-    hash_keys,
-    warm,
-)
+from anabranch.records.compression import Compression
 from anabranch.records.hashing import murmur2, placement_hash, range_hash
 from tests.properties import record_model as model
 from tests.properties.record_model import Batch, Row
@@ -43,7 +38,8 @@ def _warm() -> Iterator[None]:
     """Kernels write to memory that ends at a fence, and read from such memory in `survives`."""
     warm()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns, "_shelf", FencedShelf())
+        for module in (decoding, encoding):
+            patch.setattr(module, "shelf", FencedShelf())
         yield
 
 

@@ -32,7 +32,7 @@ def fenced_copy(data: bytes | bytearray | memoryview) -> NDArray[np.uint8]:
 
 
 class FencedShelf:
-    """Lends exactly as much as was asked for (`records.columns` takes its memory from such a shelf)."""
+    """Lends exactly as much as was asked for (`records.arrow` takes its memory from such a shelf)."""
 
     def take(self, size: int) -> NDArray[np.uint8]:
         """Lend `size` bytes up to a fence."""

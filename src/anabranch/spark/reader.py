@@ -26,8 +26,9 @@ from anabranch.base.ids import TopicPartition
 from anabranch.base.limits import SEQUENCE_OFFSET_BITS
 from anabranch.client.cluster.metadata import Cluster, TopicInfo
 from anabranch.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from anabranch.records.arrow.decode import decode
+from anabranch.records.arrow.memory import as_column, as_numbers
 from anabranch.records.batch import HEADER_SIZE, parse_header
-from anabranch.records.columns import as_column, as_numbers, decode
 from anabranch.spark.options import Options
 from anabranch.spark.plan import WHOLE, DataLossError, Loss, Read, Task
 from anabranch.spark.snapshot import lane_settings

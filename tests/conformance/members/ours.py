@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 from anabranch.client import AnabranchError, RebalanceListener, SubscriptionPattern, TopicPartition
 from anabranch.client.sync import Consumer
-from anabranch.records.columns import decode, encode_records
+from anabranch.records.arrow.decode import decode
+from anabranch.records.arrow.encode import encode_records
 from tests.conformance.members.worker import METADATA_MS, POLL_S, At, Got, Member
 
 # Loads the compiled kernels before there is a session that could end meanwhile.

@@ -6,7 +6,8 @@ import threading
 
 import pyarrow as pa
 
-from anabranch.records.columns import decode, encode_partitioned
+from anabranch.records.arrow.decode import decode
+from anabranch.records.arrow.encode import encode_partitioned
 
 ROUNDS = 100
 PATTERN = 0xA5

@@ -20,9 +20,14 @@ from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaBuild
 
 from anabranch.base.errors import DecodeError
 from anabranch.records import batch as b
-from anabranch.records import columns, kernels
-from anabranch.records.columns import decode, encode_partitioned, encode_records, hash_keys
+from anabranch.records.arrow import slabs
+from anabranch.records.arrow.decode import COLUMN_TYPES, COLUMNS_DEFAULT, decode, decode_all
+from anabranch.records.arrow.encode import encode_partitioned, encode_records, hash_keys
+from anabranch.records.arrow.warm import warm
 from anabranch.records.compression import Compression
+from anabranch.records.kernels import crc32c
+from anabranch.records.kernels.decode import decode_records
+from anabranch.records.kernels.encode import encode_batches
 
 RECORDS = [
     (b"N14228", b"2013-01-01T05:15 UA1545 +2", 1_356_998_400_000, [("carrier", b"UA"), ("cancelled", None)]),
@@ -35,7 +40,7 @@ RECORDS = [
 
 @pytest.fixture(scope="module", autouse=True)
 def _warm() -> None:
-    columns.warm()
+    warm()
 
 
 def as_tuples(records: pa.RecordBatch) -> list[tuple]:
@@ -83,7 +88,7 @@ def test_header_keys_that_are_no_text_are_replaced() -> None:
 def test_the_schema_is_that_of_the_columns() -> None:
     decoded = decode(encode_records(RECORDS), columns=("value", "key_hash"))
     assert decoded.records.schema == pa.schema({"value": pa.binary(), "key_hash": pa.int32()})
-    assert decode(b"").records.schema.names == list(columns.COLUMNS_DEFAULT)
+    assert decode(b"").records.schema.names == list(COLUMNS_DEFAULT)
     with pytest.raises(ValueError, match="no column 'valeu'"):
         decode(b"", columns=("valeu",))
 
@@ -94,7 +99,7 @@ def test_a_column_without_nulls_has_no_bitmap() -> None:
 
 
 def test_buffers_are_aligned_as_arrow_wants_them() -> None:
-    records = decode(encode_records(RECORDS), columns=tuple(columns.COLUMN_TYPES)).records
+    records = decode(encode_records(RECORDS), columns=tuple(COLUMN_TYPES)).records
     for name in ("offset", "timestamp", "key", "value", "key_hash", "leader_epoch"):
         assert all(buffer.address % 64 == 0 for buffer in records.column(name).buffers() if buffer is not None)
 
@@ -133,7 +138,7 @@ def test_checksums_of_the_kernels_are_those_of_the_library() -> None:
 def test_without_the_processors_instruction_checksums_are_computed_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kernels, "CHECKS_CRC", False)
+    monkeypatch.setattr(crc32c, "CHECKS_CRC", False)
     data = encode_records(RECORDS)
     b.check(data, 0, b.parse_header(data))
     assert decode(data).records.num_rows == len(RECORDS)
@@ -161,7 +166,7 @@ def test_batches_out_of_order_do_not_keep_a_reader_for_ever() -> None:
     with pytest.raises(DecodeError, match="comes after"):
         decode(data, decoded_size_max=100)
     with pytest.raises(DecodeError, match="comes after"):
-        list(columns.decode_all(data, decoded_size_max=100))
+        list(decode_all(data, decoded_size_max=100))
 
 
 def test_old_formats_are_refused_in_words() -> None:
@@ -276,7 +281,7 @@ def test_many_bombs_at_once_stop_at_the_bound_of_the_whole() -> None:
     decoded = decode(bombs, decoded_size_max=20 << 20)
     assert not decoded.complete
     assert decoded.records.num_rows == decoded.next_offset == 4
-    assert sum(piece.records.num_rows for piece in columns.decode_all(bombs, decoded_size_max=20 << 20)) == 100
+    assert sum(piece.records.num_rows for piece in decode_all(bombs, decoded_size_max=20 << 20)) == 100
 
 
 def test_a_frame_that_lies_about_its_size_is_refused() -> None:
@@ -300,7 +305,7 @@ def test_results_outlive_the_input_and_other_results() -> None:
 
 
 def test_memory_that_nobody_refers_to_is_used_again() -> None:
-    shelf = columns._Shelf()
+    shelf = slabs.Shelf()
     first = shelf.take(100_000)
     view = memoryview(first[10:20])
     address = first.ctypes.data
@@ -312,15 +317,15 @@ def test_memory_that_nobody_refers_to_is_used_again() -> None:
 
 
 def test_a_shelf_keeps_no_more_than_its_bound() -> None:
-    shelf = columns._Shelf()
+    shelf = slabs.Shelf()
     lent = [shelf.take(16 << 20) for _ in range(8)]
     lent.clear()
     gc.collect()
-    assert sum(map(len, shelf._slabs)) <= columns._SHELF_SIZE_MAX
+    assert sum(map(len, shelf._slabs)) <= slabs._SHELF_SIZE_MAX
 
 
 def test_no_memory_is_lent_to_two_threads_at_once() -> None:
-    shelf = columns._Shelf()
+    shelf = slabs.Shelf()
     wrong = []
 
     def work(number: int) -> None:
@@ -361,7 +366,7 @@ def test_nothing_to_encode_is_no_batch() -> None:
         ({"timestamps": np.zeros(3, np.int64)}, ValueError),
         ({"partitions": np.zeros(3, np.int32)}, ValueError),
         ({"partitions": np.array([0, -1], np.int32)}, ValueError),
-        ({"headers": pa.array([[], []], columns.COLUMN_TYPES["headers"]).slice(1)}, ValueError),
+        ({"headers": pa.array([[], []], COLUMN_TYPES["headers"]).slice(1)}, ValueError),
         ({"headers": pa.array(["a", "b"])}, TypeError),
         ({"headers": pa.array([[{"key": None, "value": b""}], []])}, ValueError),
         ({"headers": pa.array([[{"key": None, "value": b""}, {"key": "a", "value": b""}], []])}, ValueError),
@@ -396,14 +401,14 @@ def test_every_row_may_become_a_batch_of_its_own() -> None:
 
 def test_kernels_are_not_compiled_when_they_are_imported() -> None:
     # A fresh interpreter would prove it too, but the dispatchers say it cheaper: they compile by signature, on call.
-    assert all(len(kernel.signatures) == 1 for kernel in (kernels.decode_records, kernels.encode_batches))
+    assert all(len(kernel.signatures) == 1 for kernel in (decode_records, encode_batches))
 
 
 def test_any_processor_reads_and_writes_the_same() -> None:
     code = """
-from anabranch.records import kernels
+from anabranch.records.kernels import crc32c, memory
 from tests.unit.records.test_columns import written_and_read
-assert not (kernels.CHECKS_CRC or kernels.FOLDS_CRC or kernels.SQUEEZES)
+assert not (crc32c.CHECKS_CRC or crc32c.FOLDS_CRC or memory.SQUEEZES)
 print(written_and_read())
 """
     environment = {**os.environ, "NUMBA_CPU_NAME": "generic"}
@@ -413,7 +418,7 @@ print(written_and_read())
 
 def written_and_read() -> str:
     data = encode_records(RECORDS)
-    return f"{bytes(data).hex()} {decode(data, columns=tuple(columns.COLUMN_TYPES)).records.to_pylist()}"
+    return f"{bytes(data).hex()} {decode(data, columns=tuple(COLUMN_TYPES)).records.to_pylist()}"
 
 
 def test_decoding_touches_no_memory_that_other_threads_may_have() -> None:

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2 as peer_murmur2
 
+from anabranch.records.arrow.decode import decode
+from anabranch.records.arrow.encode import encode_records, hash_keys
 from anabranch.records.batch import stamp
-from anabranch.records.columns import decode, encode_records, hash_keys
 from anabranch.records.hashing import fmix64, murmur2, placement_hash, range_hash
 
 

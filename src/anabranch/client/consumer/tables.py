@@ -14,7 +14,8 @@ from anabranch.base.limits import SEQUENCE_OFFSET_BITS
 from anabranch.client.consumer.consumer import Record
 from anabranch.machines.clients.fetching import Deliverable
 from anabranch.machines.lineage import Lineage, sequence_cuts
-from anabranch.records.columns import COLUMN_TYPES, as_column, as_numbers, decode_all
+from anabranch.records.arrow.decode import COLUMN_TYPES, decode_all
+from anabranch.records.arrow.memory import as_column, as_numbers
 
 TYPES = {
     "topic": pa.dictionary(pa.int32(), pa.string()),

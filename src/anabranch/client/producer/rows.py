@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from anabranch.records.columns import EncodedBatch
+    from anabranch.records.arrow.encode import EncodedBatch
 
 Header = tuple[str, bytes | None]
 Chance = Callable[[], int]
@@ -218,7 +218,7 @@ def _encode_columns(
 
 
 def _batches(columns: Columns, partitions: NDArray[np.int32], settings: EncodeSettings) -> list[EncodedBatch]:
-    from anabranch.records.columns import encode_partitioned
+    from anabranch.records.arrow.encode import encode_partitioned
 
     return encode_partitioned(
         columns.keys,
@@ -244,7 +244,7 @@ def _partitions(columns: Columns, placement: Placement, settings: EncodeSettings
     """The partition of every row; rows without a key share a random hash for about a batch."""
     import numpy as np
 
-    from anabranch.records.columns import hash_keys
+    from anabranch.records.arrow.encode import hash_keys
 
     count = columns.record_count
     keys = columns.keys

@@ -23,7 +23,7 @@ assert (row["topic"], row["partition"], row["offset"], row["key"]) == ("flights"
 READ_BY_SPARK = """
 import sys
 from anabranch.records.batch import build
-from anabranch.records.columns import decode
+from anabranch.records.arrow.decode import decode
 from anabranch.spark.plan import Read
 from anabranch.spark.reader import _Columns
 

@@ -12,7 +12,7 @@ from anabranch.client.producer.columns import columns_of
 from anabranch.client.producer.rows import ColumnNames, Columns, EncodeSettings, Outgoing, Records, encode_rows
 from anabranch.machines.clients.sending import Encoded, Placement, Refused
 from anabranch.machines.placement import place
-from anabranch.records.columns import decode
+from anabranch.records.arrow.decode import decode
 from anabranch.records.compression import Compression
 from anabranch.records.hashing import placement_hash
 

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.records.compiled import PREFIX
+from anabranch.records.kernels.compiled import PREFIX
 
 COUNT_BATCHES = """
 import struct
 import numpy as np
-from anabranch.records.kernels import count_batches
+from anabranch.records.kernels.plan import count_batches
 data = np.frombuffer((struct.pack(">qi", 0, 70 - 12) + bytes(58)) * 2, np.uint8)
 print(count_batches(data.ctypes.data, len(data)), bool(count_batches.stats.cache_hits))
 """
-"""Two batches of 70 bytes; were headers longer than that, the first would be malformed, and the count end there."""
+"""Two batches of 70 bytes; with lengths read from the wrong end, not one would be whole."""
 
 
 class Copy:
@@ -64,15 +64,15 @@ def test_a_change_in_another_module_is_compiled_and_old_code_removed(copy: Copy)
     assert copy.run(COUNT_BATCHES) == "2 False"
     assert copy.run(COUNT_BATCHES) == "2 True"
     old_directories = copy.directories()
-    copy.edit("batch.py", "\nHEADER_SIZE = 61\n", "\nHEADER_SIZE = 71\n")
-    assert copy.run(COUNT_BATCHES) == "1 False"
-    assert copy.run(COUNT_BATCHES) == "1 True"
+    copy.edit("kernels/memory.py", "\nbe32 = _reader(32, big=True,", "\nbe32 = _reader(32, big=False,")
+    assert copy.run(COUNT_BATCHES) == "0 False"
+    assert copy.run(COUNT_BATCHES) == "0 True"
     (directory,) = copy.directories()
     assert [directory] != old_directories
 
 
 def test_a_package_that_cannot_be_written_has_its_code_in_the_users_cache(copy: Copy) -> None:
-    (copy.records / "__pycache__").write_text("in the way, for root may write to any directory")
+    (copy.records / "kernels" / "__pycache__").write_text("in the way, for root may write to any directory")
     assert copy.run(COUNT_BATCHES) == "2 False"
     assert copy.run(COUNT_BATCHES) == "2 True"
     (directory,) = copy.directories()

@@ -98,7 +98,7 @@ class _KeyedBySources:
         return os.path.join(super().get_cache_path(), PREFIX + self.get_source_stamp())  # type: ignore[misc]
 
     def get_source_stamp(self) -> str:
-        return digest(os.path.dirname(__file__))
+        return digest(os.path.dirname(os.path.dirname(__file__)))
 
     def ensure_cache_path(self) -> None:
         _make(self.get_cache_path())

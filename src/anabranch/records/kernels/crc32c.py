@@ -1,0 +1,202 @@
+"""CRC-32C within kernels: with the processor's instruction, and by folding where the processor can.
+
+Three ways, the first that fits: 256 bytes at a time by multiplication without carries (x86-64 with AVX-512 and
+VPCLMULQDQ), three pieces at a time by the CRC instruction, eight bytes at a time. Without the instruction CHECKS_CRC is
+False, and callers take checksums with the `crc32c` library. docs/adr/0023-crc-within-the-kernels.md has the figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+from crc32c import crc32c
+from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
+from numba import types
+from numba.core import cgutils, config
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from anabranch.records.kernels.compiled import inlined
+from anabranch.records.kernels.memory import MASK_32, PROCESSOR, declare, i64, prefetch_to_read, u8, u32
+
+CRC_FROM = 21
+_FOLDED_AHEAD = 2048
+_POLYNOMIAL = 0x1_1EDC_6F41
+_CRC_FEATURE = {"x86_64": "sse4.2", "aarch64": "crc"}.get(PROCESSOR, "")
+CHECKS_CRC = bool(get_host_cpu_features().get(_CRC_FEATURE)) and getattr(config, "CPU_NAME", None) is None
+"""Whether kernels can compute checksums: the processor has an instruction for it, and code is compiled for it."""
+FOLDS_CRC = CHECKS_CRC and PROCESSOR == "x86_64" and all(map(get_host_cpu_features().get, ("avx512f", "vpclmulqdq")))
+"""Whether they multiply without carries, 64 bytes at a time, to that end."""
+
+
+def _crc_step(bits: int) -> Callable[[int, int], int]:
+    """Make a function that takes a CRC-32C over `bits` more, with the processor's own instruction."""
+
+    def step(_: Any, crc: Any, data: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            byte, word, wide = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+            if not CHECKS_CRC:  # Never called then, but compiled.
+                return arguments[0]
+            name, state, data_type = {
+                ("x86_64", 64): ("llvm.x86.sse42.crc32.64.64", wide, wide),
+                ("x86_64", 8): ("llvm.x86.sse42.crc32.32.8", word, byte),
+                ("aarch64", 64): ("llvm.aarch64.crc32cx", word, wide),
+                ("aarch64", 8): ("llvm.aarch64.crc32cb", word, word),
+            }[PROCESSOR, bits]
+            function = declare(builder.module, ir.FunctionType(state, (state, data_type)), name)
+            crc, data = arguments
+            if state is not wide:
+                crc = builder.trunc(crc, state)
+            if data_type is not wide:
+                data = builder.trunc(data, data_type)
+            crc = builder.call(function, (crc, data))
+            return crc if state is wide else builder.zext(crc, wide)
+
+        return types.int64(types.int64, types.int64), generate
+
+    return cast(Callable[[int, int], int], intrinsic(step))
+
+
+def _power(exponent: int) -> int:
+    """x to the `exponent`, modulo the polynomial of CRC-32C, as a factor for numbers whose first bit is the lowest."""
+    value = 1
+    for _ in range(exponent):
+        value = (value << 1) ^ (_POLYNOMIAL if value >> 31 else 0)
+    return int(f"{value:032b}"[::-1], 2) << 1
+
+
+def _fold_lines(_: Any, crc: Any, at: Any, lines: Any) -> Any:
+    """Take a CRC-32C over `lines` times 256 bytes, at least one time, by multiplication without carries.
+
+    Sixteen lanes of 16 bytes are each taken 256 bytes further, at which they are congruent to themselves times a power
+    of x, and added to what is there. What is left in the end is folded into one lane, and that taken the usual way.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        wide, byte = ir.IntType(64), ir.IntType(8)
+        if not FOLDS_CRC:  # Never called then, but compiled.
+            return arguments[0]
+        kind = ir.VectorType(wide, 8)
+        multiply = declare(builder.module, ir.FunctionType(kind, (kind, kind, byte)), "llvm.x86.pclmulqdq.512")
+
+        def factors(*distances: int) -> Any:
+            """What takes each of four lanes so many bytes further; 0 drops the lane."""
+            pairs = ((_power(8 * d + 32), _power(8 * d - 32)) if d else (0, 0) for d in distances)
+            return ir.Constant(kind, [factor for pair in pairs for factor in pair])
+
+        def moved(lanes: Any, by: Any) -> Any:
+            low, high = (builder.call(multiply, (lanes, by, ir.Constant(byte, which))) for which in (0x00, 0x11))
+            return builder.xor(low, high)
+
+        def loaded(address: Any, place: int) -> Any:
+            pointer = builder.inttoptr(builder.add(address, ir.Constant(wide, 64 * place)), kind.as_pointer())
+            return builder.load(pointer, align=1)
+
+        crc, first, lines = arguments
+        lanes = [cast(Any, cgutils).alloca_once(builder, kind) for _ in range(4)]
+        for place, lane in enumerate(lanes):
+            value = loaded(first, place)
+            if place == 0:
+                begin = builder.insert_element(ir.Constant(kind, None), crc, ir.Constant(ir.IntType(32), 0))
+                value = builder.xor(value, begin)
+            builder.store(value, lane)
+        pointer, word = byte.as_pointer(), ir.IntType(32)
+        prefetch = declare(
+            builder.module, ir.FunctionType(ir.VoidType(), (pointer, word, word, word)), "llvm.prefetch.p0"
+        )
+        further = factors(256, 256, 256, 256)
+        one = ir.Constant(wide, 1)
+        with cgutils.for_range_slice(builder, one, lines, one, intp=wide) as (line, _):
+            address = builder.add(first, builder.shl(line, ir.Constant(wide, 8)))
+            for place, lane in enumerate(lanes):
+                ahead = builder.inttoptr(builder.add(address, ir.Constant(wide, _FOLDED_AHEAD + 64 * place)), pointer)
+                builder.call(prefetch, (ahead, *(ir.Constant(word, number) for number in (0, 3, 1))))
+                builder.store(builder.xor(moved(builder.load(lane), further), loaded(address, place)), lane)
+        rest = builder.load(lanes[0])
+        for lane in lanes[1:]:
+            rest = builder.xor(moved(rest, factors(64, 64, 64, 64)), builder.load(lane))
+        ends = moved(rest, factors(48, 32, 16, 0))
+        crc = ir.Constant(wide, 0)
+        step = declare(builder.module, ir.FunctionType(wide, (wide, wide)), "llvm.x86.sse42.crc32.64.64")
+        for half in range(2):
+            word = builder.extract_element(rest, ir.Constant(ir.IntType(32), 6 + half))
+            for lane in range(3):
+                place = ir.Constant(ir.IntType(32), 2 * lane + half)
+                word = builder.xor(word, builder.extract_element(ends, place))
+            crc = builder.call(step, (crc, word))
+        return crc
+
+    return types.int64(types.int64, types.int64, types.int64), generate
+
+
+_crc_lines = cast(Callable[[int, int, int], int], intrinsic(_fold_lines))
+_crc_8 = _crc_step(8)
+_crc_64 = _crc_step(64)
+_LONG, _SHORT = 1024, 128
+
+
+def _zeros_table(size: int) -> NDArray[np.uint32]:
+    """What `size` bytes of zeros make of a CRC, by each of its four bytes: the CRC is linear in its bits."""
+    bits = [crc32c(bytes(size), MASK_32 ^ 1 << bit) ^ MASK_32 for bit in range(32)]
+    table = np.zeros((4, 256), np.uint32)
+    for bit, effect in enumerate(bits):
+        chosen = np.arange(256) >> (bit & 7) & 1 == 1
+        table[bit >> 3, chosen] ^= np.uint32(effect)
+    return table
+
+
+CRC_TABLES = np.stack([_zeros_table(_LONG), _zeros_table(_SHORT)])
+"""How to join checksums of neighbouring pieces: a kernel that checks them is given the address."""
+
+
+@inlined
+def _crc_shift(tables: int, crc: int) -> int:
+    """The CRC behind as many bytes of zeros as the table is for."""
+    return (
+        u32(tables + 4 * (crc & 0xFF))
+        ^ u32(tables + 1024 + 4 * ((crc >> 8) & 0xFF))
+        ^ u32(tables + 2048 + 4 * ((crc >> 16) & 0xFF))
+        ^ u32(tables + 3072 + 4 * (crc >> 24))
+    )
+
+
+@inlined
+def _crc_thirds(crc: int, at: int, third: int, tables: int) -> int:
+    """Take a CRC over three pieces at once, because the instruction takes three times as long as it occupies."""
+    second, last = 0, 0
+    for line in range(at, at + third, 64):
+        for place in range(line, line + 64, 8):
+            crc = _crc_64(crc, i64(place))
+            second = _crc_64(second, i64(place + third))
+            last = _crc_64(last, i64(place + 2 * third))
+        if third == _LONG:
+            prefetch_to_read(line + 3 * third)
+            prefetch_to_read(line + 4 * third)
+            prefetch_to_read(line + 5 * third)
+    return _crc_shift(tables, _crc_shift(tables, crc) ^ second) ^ last
+
+
+@inlined
+def take_crc(at: int, end: int, tables: int) -> int:
+    """The CRC-32C of the bytes from `at` to `end`."""
+    crc = MASK_32
+    if FOLDS_CRC and end - at >= 256:
+        lines = (end - at) >> 8
+        crc = _crc_lines(crc, at, lines)
+        at += lines << 8
+    while end - at >= 3 * _LONG:
+        crc = _crc_thirds(crc, at, _LONG, tables)
+        at += 3 * _LONG
+    while end - at >= 3 * _SHORT:
+        crc = _crc_thirds(crc, at, _SHORT, tables + 4096)
+        at += 3 * _SHORT
+    while end - at >= 8:
+        crc = _crc_64(crc, i64(at))
+        at += 8
+    while at < end:
+        crc = _crc_8(crc, u8(at))
+        at += 1
+    return crc ^ MASK_32
