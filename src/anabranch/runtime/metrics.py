@@ -1,24 +1,29 @@
-"""Numbers about a broker, kept in process and told in the Prometheus text format.
+"""Metrics of one process: counters, histograms and gauges in memory, served over HTTP in the Prometheus formats.
 
-Counters and histograms are plain attributes that hot paths add to; whatever can be asked for when somebody looks is a
-gauge, a function called at that time. Names follow Kafka's MBeans, lower case and with Prometheus' units and suffixes.
+Counters and histograms are plain attributes that hot paths add to; a gauge is a function called at every scrape. Names
+follow Kafka's MBeans, lower case and with Prometheus' units and suffixes. Exposition is prometheus-client's work
+(`exposition`), in threads of its own and imported with the first request: a broker that nobody scrapes neither loads
+nor starts any of it. Values are read on the event loop, one metric a step, so that a scrape never holds the loop up.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 Labels = Mapping[str, str]
 Sample = tuple[Labels, float]
+Buckets = tuple[Labels, list[tuple[str, int]], float]
+"""Labels, cumulative counts by upper bound (`le`), and the sum of the values."""
 
 LATENCY_BOUNDS_S = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 )  # fmt: skip
-HTTP_REQUEST_SIZE_MAX = 8192
-HTTP_TIMEOUT_S = 10.0
 
 
 class Counter:
@@ -35,7 +40,7 @@ class Counter:
 
 
 class Histogram:
-    """How often a value fell below each bound."""
+    """Counts of values by upper bound."""
 
     __slots__ = ("_bounds", "_counts", "total")
 
@@ -49,20 +54,24 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self.total += value
 
-    @property
-    def count(self) -> int:
-        """How many values were counted."""
-        return sum(self._counts)
-
-    def lines(self, name: str, labels: Labels) -> Iterator[str]:
-        """The cumulative buckets, the sum and the count."""
+    def buckets(self) -> list[tuple[str, int]]:
+        """The cumulative counts by upper bound, as text; the last bound is +Inf."""
         seen = 0
+        buckets: list[tuple[str, int]] = []
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
             seen += count
-            le = "+Inf" if bound == float("inf") else f"{bound:g}"
-            yield f"{name}_bucket{_braces({**labels, 'le': le})} {seen}"
-        yield f"{name}_sum{_braces(labels)} {self.total:.9g}"
-        yield f"{name}_count{_braces(labels)} {seen}"
+            buckets.append(("+Inf" if bound == float("inf") else f"{bound:g}", seen))
+        return buckets
+
+
+class Family(NamedTuple):
+    """All samples of one metric at a time."""
+
+    kind: Literal["counter", "gauge", "histogram"]
+    name: str
+    doc: str
+    samples: Sequence[Sample] | Sequence[Buckets]
+    """`Buckets` of a histogram, else `Sample`."""
 
 
 class Metrics:
@@ -75,21 +84,21 @@ class Metrics:
         self._help: dict[str, str] = {}
 
     def counter(self, name: str, doc: str, **labels: str) -> Counter:
-        """The counter of that name and those labels, made on first use. `name` ends in `_total`."""
+        """Return the counter of that name and those labels, made on first use. `name` ends in `_total`."""
         self._help[name] = doc
         return self._counters.setdefault(name, {}).setdefault(tuple(labels.items()), Counter())
 
     def histogram(self, name: str, doc: str, **labels: str) -> Histogram:
-        """The histogram of that name and those labels, made on first use. `name` ends in its unit."""
+        """Return the histogram of that name and those labels, made on first use. `name` ends in its unit."""
         self._help[name] = doc
         return self._histograms.setdefault(name, {}).setdefault(tuple(labels.items()), Histogram())
 
     def gauge(self, name: str, doc: str, read: Callable[[], float]) -> None:
-        """Ask `read` whenever somebody looks."""
+        """Call `read` at every scrape."""
         self.gauges(name, doc, lambda: [({}, read())])
 
     def gauges(self, name: str, doc: str, read: Callable[[], Iterable[Sample]]) -> None:
-        """Ask `read` for labelled samples whenever somebody looks."""
+        """Call `read` for labelled samples at every scrape."""
         self._help[name] = doc
         self._gauges[name] = read
 
@@ -103,71 +112,71 @@ class Metrics:
             for key in [key for key in histograms if gone <= set(key)]:
                 del histograms[key]
 
-    def text(self) -> str:
-        """Everything, in the Prometheus text format."""
-        lines: list[str] = []
-        for name, counters in self._counters.items():
-            lines += self._title(name, "counter")
-            lines += [f"{name}{_braces(dict(key))} {counter.value:.15g}" for key, counter in counters.items()]
-        for name, histograms in self._histograms.items():
-            lines += self._title(name, "histogram")
-            for key, histogram in histograms.items():
-                lines += histogram.lines(name, dict(key))
-        for name, read in self._gauges.items():
-            lines += self._title(name, "gauge")
-            lines += [f"{name}{_braces(labels)} {value:.15g}" for labels, value in read()]
-        return "\n".join(lines) + "\n"
-
-    def _title(self, name: str, kind: str) -> list[str]:
-        return [f"# HELP {name} {self._help[name]}", f"# TYPE {name} {kind}"]
-
-
-def _braces(labels: Labels) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    async def families(self) -> list[Family]:
+        """Read every metric, on the loop; other work of the loop runs between any two."""
+        found: list[Family] = []
+        for name, counters in list(self._counters.items()):
+            values = [(dict(key), counter.value) for key, counter in counters.items()]
+            found.append(Family("counter", name, self._help[name], values))
+            await asyncio.sleep(0)
+        for name, histograms in list(self._histograms.items()):
+            buckets = [(dict(key), histogram.buckets(), histogram.total) for key, histogram in histograms.items()]
+            found.append(Family("histogram", name, self._help[name], buckets))
+            await asyncio.sleep(0)
+        for name, read in list(self._gauges.items()):
+            found.append(Family("gauge", name, self._help[name], list(read())))
+            await asyncio.sleep(0)
+        return found
 
 
 class MetricsServer:
-    """Answers `GET /metrics`, and nothing else, over HTTP/1.1; one answer per connection."""
+    """Serves `GET /metrics`: listens on the loop, and starts an HTTP server in a thread with the first connection."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._server: asyncio.Server | None = None
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._stopped = False
         self.port = 0
 
     async def start(self, host: str, port: int) -> None:
-        """Listen. OSError where the address cannot be had."""
-        self._server = await asyncio.start_server(self._serve, host, port, limit=HTTP_REQUEST_SIZE_MAX)
-        self.port = int(self._server.sockets[0].getsockname()[1])
+        """Listen on every address of `host`; port 0 takes a free one. OSError where one cannot be had."""
+        loop = asyncio.get_running_loop()
+        self.port = port
+        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        try:
+            for family, address in dict.fromkeys((family, str(address[0])) for family, *_, address in found):
+                listening = socket.create_server((address, self.port), family=family)
+                self._sockets.append(listening)
+                listening.setblocking(False)
+                self.port = int(listening.getsockname()[1])
+        except OSError:
+            await self.stop()
+            raise
+        for listening in self._sockets:
+            loop.add_reader(listening.fileno(), self._start_http, loop, listening)
+
+    def _start_http(self, loop: asyncio.AbstractEventLoop, listening: socket.socket) -> None:
+        loop.remove_reader(listening.fileno())
+        thread = threading.Thread(target=self._serve, args=(loop, listening), name="metrics", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _serve(self, loop: asyncio.AbstractEventLoop, listening: socket.socket) -> None:
+        from anabranch.runtime.exposition import HttpServer
+
+        server = HttpServer(listening, self._metrics, loop)
+        while not self._stopped:
+            server.handle_request()
 
     async def stop(self) -> None:
         """Stop listening."""
-        if self._server is not None:
-            self._server.close()
-            await self._server.wait_closed()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
-            async with asyncio.timeout(HTTP_TIMEOUT_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-                method, path = (*head.split(b"\r\n", 1)[0].split(b" "), b"", b"")[:2]
-                if method not in (b"GET", b"HEAD"):
-                    status, body = "405 Method Not Allowed", ""
-                elif path.split(b"?", 1)[0] not in (b"/metrics", b"/"):
-                    status, body = "404 Not Found", "metrics are at /metrics\n"
-                else:
-                    status, body = "200 OK", self._metrics.text()
-                content = body.encode()
-                writer.write(
-                    f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
-                    f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n".encode()
-                )
-                if method != b"HEAD":
-                    writer.write(content)
-                await writer.drain()
-        writer.close()
+        self._stopped = True
+        for listening in self._sockets:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+            with contextlib.suppress(OSError):
+                listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for connections
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join)
+        for listening in self._sockets:
+            listening.close()

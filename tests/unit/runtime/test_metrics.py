@@ -1,0 +1,220 @@
+"""Counters in memory, prometheus-client's text of them, and the HTTP server beside the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from anabranch.runtime import exposition
+from anabranch.runtime.exposition import LoopCollector
+from anabranch.runtime.metrics import Metrics, MetricsServer
+
+T = TypeVar("T")
+
+
+def some_metrics() -> Metrics:
+    metrics = Metrics()
+    metrics.counter("bytes_in_total", "Bytes.", topic='odd "\\\n').add(3)
+    metrics.counter("bytes_in_total", "Bytes.", topic="t", partition="0").add(0.5)
+    times = metrics.histogram("time_seconds", "Time.", request="Fetch")
+    for value in (0.0001, 0.003, 99.0):
+        times.observe(value)
+    metrics.gauge("topics", "Topics.", lambda: 2)
+    metrics.gauges("sizes", "Sizes.", lambda: [({"state": "live"}, 1.0), ({"state": "gone"}, float("inf"))])
+    return metrics
+
+
+async def text(metrics: Metrics) -> str:
+    collector = LoopCollector(metrics, asyncio.get_running_loop())
+    return (await asyncio.to_thread(generate_latest, collector)).decode()
+
+
+def test_the_text_names_every_metric_with_its_labels_and_values() -> None:
+    lines = asyncio.run(text(some_metrics())).splitlines()
+    assert lines[:4] == [
+        "# HELP bytes_in_total Bytes.",
+        "# TYPE bytes_in_total counter",
+        'bytes_in_total{topic="odd \\"\\\\\\n"} 3.0',
+        'bytes_in_total{partition="0",topic="t"} 0.5',
+    ]
+    assert lines[4:7] == [
+        "# HELP time_seconds Time.",
+        "# TYPE time_seconds histogram",
+        'time_seconds_bucket{le="0.0001",request="Fetch"} 1.0',
+    ]
+    assert lines[22:26] == [
+        'time_seconds_bucket{le="30",request="Fetch"} 2.0',
+        'time_seconds_bucket{le="+Inf",request="Fetch"} 3.0',
+        'time_seconds_sum{request="Fetch"} 99.0031',
+        'time_seconds_count{request="Fetch"} 3.0',
+    ]
+    assert lines[26:] == [
+        "# HELP topics Topics.",
+        "# TYPE topics gauge",
+        "topics 2.0",
+        "# HELP sizes Sizes.",
+        "# TYPE sizes gauge",
+        'sizes{state="live"} 1.0',
+        'sizes{state="gone"} +Inf',
+    ]
+
+
+def test_the_text_is_read_back_as_it_was() -> None:
+    families = text_string_to_metric_families(asyncio.run(text(some_metrics())))
+    samples = {(sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples}
+    assert samples["bytes_in_total", 'odd "\\\n'] == 3
+    assert samples["time_seconds_count", "Fetch"] == 3
+    assert samples["sizes", "gone"] == float("inf")
+
+
+def test_what_is_forgotten_is_not_exposed() -> None:
+    metrics = some_metrics()
+    metrics.forget(topic="t")
+    exposed = asyncio.run(text(metrics))
+    assert 'topic="t"' not in exposed
+    assert 'topic="odd' in exposed
+
+
+def serving(metrics: Metrics, use: Callable[[int], T]) -> T:
+    """Serve metrics, and use the port in another thread."""
+
+    async def run() -> T:
+        server = MetricsServer(metrics)
+        await server.start("127.0.0.1", 0)
+        try:
+            return await asyncio.to_thread(use, server.port)
+        finally:
+            await server.stop()
+
+    return asyncio.run(run())
+
+
+def get(port: int, path: str = "/metrics", **headers: str) -> tuple[str, bytes]:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return answer.headers["Content-Type"], answer.read()
+
+
+def test_a_request_gets_the_format_that_it_accepts() -> None:
+    def use(port: int) -> None:
+        kind, body = get(port)
+        assert kind == "text/plain; version=0.0.4; charset=utf-8"
+        assert b"topics 2.0\n" in body
+        assert get(port, "/")[1] == body
+        kind, other = get(port, Accept="application/openmetrics-text;version=1.0.0")
+        assert kind.startswith("application/openmetrics-text")
+        assert other.endswith(b"# EOF\n")
+        assert gzip.decompress(get(port, **{"Accept-Encoding": "gzip"})[1]) == body
+
+    serving(some_metrics(), use)
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/elsewhere", 404), ("POST", "/metrics", 405)])
+def test_nothing_else_is_served(method: str, path: str, status: int) -> None:
+    def use(port: int) -> None:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=10)
+        with refused.value:
+            assert refused.value.status == status
+
+    serving(some_metrics(), use)
+
+
+def test_connections_that_send_nothing_keep_others_out_only_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition._Handler, "timeout", 0.5)
+
+    def use(port: int) -> None:
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(exposition.REQUESTS_MAX + 1)]
+        for connection in silent:
+            connection.settimeout(10)
+            assert connection.recv(1) == b"", "closed at the limit, or after the timeout"
+            connection.close()
+        assert get(port)[1]
+
+    serving(some_metrics(), use)
+
+
+def test_the_loop_goes_on_between_any_two_metrics() -> None:
+    metrics = Metrics()
+    reads: list[int] = []
+    steps = 0
+    for number in range(20):
+        metrics.gauge(f"gauge_{number}", "A gauge.", lambda: reads.append(steps) or 0.0)  # type: ignore[func-returns-value]
+
+    async def run() -> None:
+        nonlocal steps
+        reading = asyncio.create_task(metrics.families())
+        while not reading.done():
+            steps += 1
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert len(set(reads)) == 20
+
+
+def test_values_are_read_in_the_thread_of_the_loop() -> None:
+    metrics = Metrics()
+    threads: list[int] = []
+    metrics.gauge("thread", "A thread.", lambda: threads.append(threading.get_ident()) or 0.0)  # type: ignore[func-returns-value]
+    serving(metrics, get)
+    assert threads == [threading.get_ident()]
+
+
+def test_a_loop_that_gives_no_values_is_answered_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition, "TIMEOUT_S", 0.05)
+    metrics = Metrics()
+    metrics.gauge("slow", "Blocks the loop.", lambda: time.sleep(0.5) or 0.0)  # type: ignore[func-returns-value]
+
+    def use(port: int) -> None:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            get(port)
+        with refused.value:
+            assert refused.value.status == 503
+
+    serving(metrics, use)
+
+
+def test_a_taken_port_is_an_oserror_and_nothing_is_left_open() -> None:
+    async def run() -> None:
+        first, second = MetricsServer(Metrics()), MetricsServer(Metrics())
+        await first.start("127.0.0.1", 0)
+        with pytest.raises(OSError):
+            await second.start("127.0.0.1", first.port)
+        await first.stop()
+        await second.start("localhost", first.port)
+        await second.stop()
+
+    asyncio.run(run())
+
+
+def test_prometheus_client_is_imported_with_the_first_request() -> None:
+    script = """
+import asyncio, sys, urllib.request
+from anabranch.runtime.metrics import Metrics, MetricsServer
+
+async def run():
+    server = MetricsServer(Metrics())
+    await server.start("127.0.0.1", 0)
+    print("prometheus_client" in sys.modules)
+    await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{server.port}/metrics")
+    print("prometheus_client" in sys.modules)
+    await server.stop()
+
+asyncio.run(run())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout.split(), done.stderr) == (["False", "True"], "")
