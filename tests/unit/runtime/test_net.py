@@ -13,6 +13,7 @@ import pytest
 
 from anabranch.runtime.net.channel import FrameChannel, FrameError
 from anabranch.runtime.net.pool import BufferPool, Landing
+from anabranch.runtime.net.transport import PlainTransport
 
 
 class Slice:
@@ -33,7 +34,7 @@ class Peer:
         self.pool = pool or BufferPool(1 << 24)
         self.channel = FrameChannel(
             asyncio.get_running_loop(),
-            ours,
+            PlainTransport(ours),
             self,
             pool=self.pool,
             landing=Landing(landing),

@@ -21,6 +21,7 @@ from anabranch.base.limits import RESPONSE_SIZE_MAX
 from anabranch.protocol.frames import decode_response, encode_request, response_correlation_id
 from anabranch.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from anabranch.protocol.registry import Api, api_of
+from anabranch.runtime.net.transport import connect
 
 RECEIVE_BUFFER_SIZE = 256 * 1024
 _LENGTH_SIZE = 4
@@ -70,11 +71,10 @@ class Connection(asyncio.BufferedProtocol):
     @classmethod
     async def open(cls, host: str, port: int, *, client_id: str, timeout_ms: int) -> Connection:
         """Connect and agree on versions."""
-        loop = asyncio.get_running_loop()
         name = f"{host}:{port}"
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                _, connection = await loop.create_connection(lambda: cls(name, client_id), host, port)
+                connection = await connect(lambda: cls(name, client_id), host, port)
         except TimeoutError:
             text = f"no connection to {name} within {timeout_ms} ms. Check the address, and that a broker runs there."
             raise ConnectError(text) from None

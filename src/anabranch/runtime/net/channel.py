@@ -1,16 +1,15 @@
 """Channels: length-prefixed frames in, scattered parts out, without a copy where the kernel allows it.
 
-A `FrameChannel` owns one non-blocking socket. Bytes land in one buffer shared by all channels of a loop; frames that
+A `FrameChannel` owns one transport. Bytes land in one buffer shared by all channels of a loop; frames that
 are whole there are handed over in place. A frame that is not goes into a buffer of its own from a bounded pool, and
 the rest of it is received straight into that buffer. The rule: a frame's memory belongs to its handler only until the
-handler returns. Parts are sent with `sendmsg`, file slices with `sendfile`; a writer is registered only while the
-socket is full, and whoever does not read its answers is not read either (the handler pauses the channel).
+handler returns. Parts are sent together, file slices by the kernel where the transport can; a writer is registered only
+while the transport is full, and a peer that does not read its answers is not read either (the handler pauses it).
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import struct
 from collections import deque
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from anabranch.runtime.net.pool import BufferPool, Landing
+from anabranch.runtime.net.transport import Transport
 
 READ_TURN_SIZE_MAX = 2 * 1024 * 1024
 """What one channel may receive before the other channels have their turn."""
@@ -60,29 +60,28 @@ class FrameHandler(Protocol):
         """Handle one frame, without its length. The memory is only valid during the call."""
 
     def on_drained(self) -> None:
-        """Everything written has been handed to the kernel, after some of it had to wait."""
+        """Everything written has been taken by the transport, after some of it had to wait."""
 
     def on_closed(self, error: Exception | None) -> None:
         """The channel is closed: by the peer (None), by a `FrameError`, by an `OSError`."""
 
 
 class FrameChannel:
-    """One connected socket that carries frames of `int32 length, bytes`."""
+    """One connected transport that carries frames of `int32 length, bytes`."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        sock: socket.socket,
+        transport: Transport,
         handler: FrameHandler,
         *,
         pool: BufferPool,
         landing: Landing,
         frame_size_max: int,
     ) -> None:
-        sock.setblocking(False)
         self._loop = loop
-        self._sock = sock
-        self._fd = sock.fileno()
+        self._transport = transport
+        self._fd = transport.fd
         self._handler = handler
         self._pool = pool
         self._landing = landing
@@ -114,7 +113,7 @@ class FrameChannel:
 
     @property
     def unsent(self) -> int:
-        """Bytes written that the kernel would not take."""
+        """Bytes written that the transport has not taken."""
         return self._unsent if self._writing else 0
 
     @property
@@ -163,7 +162,7 @@ class FrameChannel:
         try:
             while turn > 0 and self._reading:
                 if self._frame is not None:
-                    got = self._sock.recv_into(self._frame[self._filled :])
+                    got = self._transport.receive_into(self._frame[self._filled :])
                     if got == 0:
                         self.close()
                         return
@@ -183,7 +182,7 @@ class FrameChannel:
                 if head:
                     view[:head] = self._head
                 asked = (4 if self._large else len(view)) - head
-                got = self._sock.recv_into(view[head : head + asked])
+                got = self._transport.receive_into(view[head : head + asked])
                 if got == 0:
                     self.close()
                     return
@@ -297,7 +296,7 @@ class FrameChannel:
             while out and turn > 0:
                 first = out[0]
                 if not isinstance(first, _IN_MEMORY):
-                    sent = os.sendfile(self._fd, first.fd, first.position, min(first.size, turn))
+                    sent = self._transport.send_file(first.fd, first.position, min(first.size, turn))
                     if sent == 0:
                         raise OSError("a file ends before the slice of it that was to be sent")
                     if sent == first.size:
@@ -335,7 +334,8 @@ class FrameChannel:
             if len(batch) == PARTS_PER_CALL_MAX:
                 break
             batch.append(part)
-        sent = left = self._sock.send(batch[0], more) if len(batch) == 1 else self._sock.sendmsg(batch, (), more)
+        transport = self._transport
+        sent = left = transport.send(batch[0], more) if len(batch) == 1 else transport.send_parts(batch, more)
         for part in batch:
             if left < len(part):
                 if left:
@@ -348,7 +348,7 @@ class FrameChannel:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def close(self, error: Exception | None = None) -> None:
-        """Close the socket at once; what was not sent is lost."""
+        """Close the transport at once; what was not sent is lost."""
         if self.closed:
             return
         self.closed = True
@@ -365,7 +365,7 @@ class FrameChannel:
             self._pool.give(self._buffer)
             self._frame = self._buffer = None
         self._give_kept()
-        self._sock.close()
+        self._transport.close()
         self._handler.on_closed(error)
 
 

@@ -1,0 +1,260 @@
+"""One client's connection: frames in, requests handled, answers out in the order of the requests.
+
+The rule: a peer whose bytes are not a request is closed, with one WARNING that names it and the reason; no other
+connection notices. While too many requests wait for their answer, or the peer does not read its answers, no request is
+begun (`admission.may_begin`), so that a connection holds a bounded amount of memory. The answer of a request that has
+begun is awaited even if its connection closes: its handler sees the cancellation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from anabranch.base.errors import DecodeError, ErrorCode
+from anabranch.protocol.frames import RequestHeader, UnsupportedVersionError, decode_request, encode_response
+from anabranch.protocol.registry import API
+from anabranch.runtime.events import EventLogger
+from anabranch.runtime.metrics import Counter, Histogram, Metrics
+from anabranch.runtime.net.channel import FrameChannel, Part
+from anabranch.runtime.net.pool import BufferPool, Landing
+from anabranch.runtime.net.transport import Transport
+from anabranch.server.context import ANONYMOUS, BrokerContext, CloseConnectionError, RequestContext
+from anabranch.server.handlers import Endpoint
+from anabranch.server.handlers.api_versions import supported
+from anabranch.server.network.admission import Activity, may_begin
+
+events = EventLogger("listener")
+API_VERSIONS = 18
+BROKERS_ONLY = frozenset({4, 5, 6})
+"""LeaderAndIsr, StopReplica, UpdateMetadata: spoken between controller and brokers, which are one process here."""
+
+
+@dataclass(slots=True)
+class Service:
+    """What all connections of a listener share."""
+
+    broker: BrokerContext
+    loop: asyncio.AbstractEventLoop
+    endpoints: Mapping[int, Endpoint]
+    metrics: Metrics
+    pool: BufferPool
+    frame_size_max: int
+    landing: Landing = field(default_factory=Landing)
+    closing: bool = False
+    """Whether no further request is begun."""
+    api_metrics: dict[int, ApiMetrics] = field(default_factory=dict)
+
+    def metrics_of(self, api_key: int) -> ApiMetrics:
+        """The metrics of one API."""
+        found = self.api_metrics.get(api_key)
+        if found is None:
+            found = self.api_metrics[api_key] = ApiMetrics(self.metrics, API[api_key].name)
+        return found
+
+
+class _Place:
+    """The place of one request's answer in the order of answers."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self) -> None:
+        self.parts: Sequence[Part] | None = None
+        """The encoded answer; None until there is one."""
+
+
+class ApiMetrics:
+    """What is counted for each API."""
+
+    def __init__(self, metrics: Metrics, name: str) -> None:
+        self.requests: Counter = metrics.counter(
+            "kafka_network_requestmetrics_requests_total", "Requests received.", request=name
+        )
+        self.time: Histogram = metrics.histogram(
+            "kafka_network_requestmetrics_totaltime_seconds", "From a request's last byte to its answer.", request=name
+        )
+
+
+class Connection:
+    """One client's connection."""
+
+    def __init__(
+        self,
+        service: Service,
+        transport: Transport,
+        peer: str,
+        number: int,
+        on_closed: Callable[[Connection], None],
+    ) -> None:
+        """`number` is larger than that of every earlier connection; `on_closed` is called once."""
+        self.peer = peer
+        self.number = number
+        self._service = service
+        self._broker = service.broker
+        self._loop = service.loop
+        self._forget = on_closed
+        self._places: deque[_Place] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._full = False
+        self.channel = FrameChannel(
+            service.loop,
+            transport,
+            self,
+            pool=service.pool,
+            landing=service.landing,
+            frame_size_max=service.frame_size_max,
+        )
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request waits for its answer, or an answer to be sent."""
+        return bool(self._places) or self.channel.unsent > 0
+
+    @property
+    def activity(self) -> Activity:
+        """What admission judges it by."""
+        channel = self.channel
+        held_since = channel.held_since if channel.holds_memory else None
+        return Activity(channel.progress_at, held_since, channel.unsent, self.busy)
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def on_frame(self, frame: memoryview) -> None:
+        """Decode one request and handle it up to its first await."""
+        began = perf_counter()
+        try:
+            header, request = decode_request(frame)
+        except UnsupportedVersionError as error:
+            self._refuse(error)
+            return
+        except DecodeError as error:
+            self.violate(str(error))
+            return
+        except Exception as error:  # ours: this connection ends, the others go on
+            events.error("request not decoded", exception=error, peer=self.peer)
+            self.channel.close()
+            return
+        endpoint = self._service.endpoints.get(header.api_key)
+        if endpoint is None:
+            self.violate(f"API key {header.api_key} is not served")
+            return
+        metrics = self._service.metrics_of(header.api_key)
+        metrics.requests.value += 1
+        call = RequestContext(ANONYMOUS, header.client_id, self.peer, self.number, header.api_version)
+        try:
+            answer = endpoint.handler(self._broker, request, call)
+            if hasattr(answer, "__await__"):
+                self._await(answer, header, metrics, began)
+                return
+            if answer is None:
+                return
+            self._send(encode_response(answer, header.api_key, header.api_version, header.correlation_id))
+        except CloseConnectionError as error:
+            events.debug("connection closed", peer=self.peer, reason=error)
+            self.channel.close()
+            return
+        except Exception as error:  # ours: this connection ends, the others go on
+            self._fail(header, error)
+            return
+        metrics.time.observe(perf_counter() - began)
+
+    def _refuse(self, error: UnsupportedVersionError) -> None:
+        key, version, correlation_id, _ = error.header
+        if key == API_VERSIONS:
+            answer = supported(ErrorCode.UNSUPPORTED_VERSION)
+            self._send(encode_response(answer, API_VERSIONS, 0, correlation_id))
+        elif key in BROKERS_ONLY and version in API[key].versions:
+            events.warning("request refused", peer=self.peer, reason=f"{API[key].name} is for brokers among themselves")
+            answer = API[key].response(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+            self._send(encode_response(answer, key, version, correlation_id))
+        else:
+            self.violate(str(error))
+
+    def _await(self, answer: Awaitable[Any], header: RequestHeader, metrics: ApiMetrics, began: float) -> None:
+        place = _Place()
+        self._places.append(place)
+        self._hold_back()
+        task = self._loop.create_task(self._finish(answer, place, header, metrics, began))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _finish(
+        self, answer: Awaitable[Any], place: _Place, header: RequestHeader, metrics: ApiMetrics, began: float
+    ) -> None:
+        try:
+            message = await answer
+            place.parts = encode_response(message, header.api_key, header.api_version, header.correlation_id)
+        except Exception as error:  # ours: this connection ends, the others go on
+            self._fail(header, error)
+            return
+        self._flush()
+        metrics.time.observe(perf_counter() - began)
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def _send(self, parts: Sequence[Part]) -> None:
+        if self._places:
+            place = _Place()
+            place.parts = parts
+            self._places.append(place)
+        else:
+            self.channel.write(parts)
+        self._hold_back()
+
+    def _flush(self) -> None:
+        places = self._places
+        while places and (parts := places[0].parts) is not None:
+            places.popleft()
+            self.channel.write(parts)
+        self._go_on()
+
+    def _hold_back(self) -> None:
+        if not self._full and not may_begin(len(self._places), self.channel.unsent):
+            self._full = True
+            self.channel.pause()
+
+    def _go_on(self) -> None:
+        if self._full and may_begin(len(self._places), self.channel.unsent):
+            self._full = False
+            if not self._service.closing:
+                self.channel.resume()
+        elif not self._full and self.channel.unsent:
+            self._hold_back()
+
+    def on_drained(self) -> None:
+        """The peer has read its answers: go on with its requests."""
+        self._go_on()
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def violate(self, reason: str) -> None:
+        """Close a connection whose peer does not speak the protocol."""
+        if not self.channel.closed:
+            events.warning("connection closed", peer=self.peer, reason=reason)
+            self.channel.close()
+
+    def _fail(self, header: RequestHeader, error: Exception) -> None:
+        if not self.channel.closed:
+            events.error("request failed", exception=error, peer=self.peer, api=API[header.api_key].name)
+            self.channel.close()
+
+    def on_closed(self, error: Exception | None) -> None:
+        """The channel is closed: cancel the requests in progress."""
+        if isinstance(error, OSError):
+            events.debug("connection lost", peer=self.peer, reason=error)
+        elif error is not None:
+            events.warning("connection closed", peer=self.peer, reason=error)
+        self._places.clear()
+        if self._tasks:
+            # One loop turn later, because a task that has not begun would drop its handler's coroutine unawaited.
+            self._loop.call_soon(_cancel, tuple(self._tasks))
+        self._forget(self)
+
+
+def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()

@@ -1,0 +1,57 @@
+"""What the listener decides about connections, case by case."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from anabranch.base.limits import IN_FLIGHT_PER_CONNECTION_MAX
+from anabranch.server.network.admission import Activity, Admission, Verdict, may_begin
+
+NOW = 1_000.0
+ADMISSION = Admission(connections_max=2, idle_max_ms=60_000, stalled_max_ms=5_000)
+RECENT, LONG_AGO = NOW - 1, NOW - 61
+
+
+def test_connections_are_taken_up_to_the_maximum() -> None:
+    assert [ADMISSION.takes(number) for number in range(4)] == [True, True, False, False]
+    assert not Admission(connections_max=0, idle_max_ms=1, stalled_max_ms=1).takes(0)
+
+
+@pytest.mark.parametrize(
+    ("activity", "contended", "verdict"),
+    [
+        (Activity(RECENT, None, 0, False), False, Verdict.KEEP),
+        (Activity(LONG_AGO, None, 0, False), False, Verdict.IDLE),
+        (Activity(LONG_AGO, None, 0, False), True, Verdict.IDLE),
+        (Activity(LONG_AGO, None, 0, True), False, Verdict.KEEP),  # its request waits for its answer
+        (Activity(LONG_AGO, LONG_AGO, 0, False), False, Verdict.SILENT),  # in the middle of a request
+        (Activity(LONG_AGO, None, 9, True), False, Verdict.SILENT),  # in the middle of an answer
+        (Activity(RECENT, LONG_AGO, 0, False), False, Verdict.KEEP),  # slow, but it disturbs no other connection
+        (Activity(RECENT, LONG_AGO, 0, False), True, Verdict.STALLED),
+        (Activity(LONG_AGO, LONG_AGO, 0, True), True, Verdict.STALLED),
+        (Activity(RECENT, NOW - 4, 0, False), True, Verdict.KEEP),
+    ],
+)
+def test_a_connection_is_judged(activity: Activity, contended: bool, verdict: Verdict) -> None:
+    assert ADMISSION.judge(activity, NOW, contended=contended) is verdict
+
+
+def test_every_connection_is_judged_and_one_that_moves_without_being_in_the_way_is_kept() -> None:
+    for progress, held, unsent, busy, contended in product(
+        (RECENT, LONG_AGO), (None, RECENT, LONG_AGO), (0, 1), (False, True), (False, True)
+    ):
+        verdict = ADMISSION.judge(Activity(progress, held, unsent, busy), NOW, contended=contended)
+        assert isinstance(verdict, Verdict)
+        if progress == RECENT and (held != LONG_AGO or not contended):
+            assert verdict is Verdict.KEEP
+        if verdict is Verdict.STALLED:
+            assert contended
+
+
+def test_a_request_begins_while_few_wait_and_the_peer_reads() -> None:
+    assert may_begin(0, 0)
+    assert may_begin(IN_FLIGHT_PER_CONNECTION_MAX - 1, 0)
+    assert not may_begin(IN_FLIGHT_PER_CONNECTION_MAX, 0)
+    assert not may_begin(0, 1)

@@ -1,0 +1,217 @@
+"""One connection over a real socket pair: answers in the order of requests, and what becomes of them when it closes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, cast
+
+import pytest
+
+from anabranch.base.limits import IN_FLIGHT_PER_CONNECTION_MAX
+from anabranch.protocol.frames import encode_request
+from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from anabranch.runtime.metrics import Metrics
+from anabranch.runtime.net.pool import BufferPool
+from anabranch.runtime.net.transport import PlainTransport
+from anabranch.server.context import ANONYMOUS, BrokerContext, CloseConnectionError, RequestContext
+from anabranch.server.handlers import Endpoint, Handler, Operation
+from anabranch.server.network.connection import Connection, Service
+
+HEARTBEAT = 12
+VERSION = 4
+NONSENSE = struct.pack(">i", 8) + b"\x7f\xff\x00\x00\x00\x00\x00\x00"
+
+
+def heartbeat(number: int) -> bytes:
+    """A request of which the generation and the correlation id are `number`."""
+    request = HeartbeatRequest(group_id="g", generation_id=number, member_id="m")
+    return b"".join(bytes(part) for part in encode_request(request, VERSION, number, "a client"))
+
+
+class Client:
+    """The other end of a connection whose only API is served by `handler`."""
+
+    def __init__(self, handler: Handler) -> None:
+        self.sock, ours = socket.socketpair()
+        self.sock.setblocking(False)
+        self.closed: list[Connection] = []
+        service = Service(
+            broker=cast(BrokerContext, None),
+            loop=asyncio.get_running_loop(),
+            endpoints={HEARTBEAT: Endpoint(handler, Operation.READ)},
+            metrics=Metrics(),
+            pool=BufferPool(1 << 24),
+            frame_size_max=1 << 20,
+        )
+        self.connection = Connection(service, PlainTransport(ours), "peer:1", 7, self.closed.append)
+        self.connection.channel.start()
+
+    async def send(self, *frames: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self.sock, b"".join(frames))
+
+    async def answers(self, count: int) -> list[int]:
+        """The correlation ids of the next answers."""
+        loop, found = asyncio.get_running_loop(), []
+        for _ in range(count):
+            (size,) = struct.unpack(">i", await loop.sock_recv(self.sock, 4))
+            found.append(struct.unpack(">i", (await loop.sock_recv(self.sock, size))[:4])[0])
+        return found
+
+
+def run(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a story; a coroutine that was never awaited fails it."""
+
+    async def limited() -> None:
+        async with asyncio.timeout(10):
+            await story()
+
+    asyncio.run(limited())
+    gc.collect()
+
+
+async def until(true: Callable[[], object]) -> None:
+    while not true():
+        await asyncio.sleep(0.001)
+
+
+def test_a_handler_is_told_who_asks() -> None:
+    seen: list[RequestContext] = []
+
+    def handle(broker: BrokerContext, request: HeartbeatRequest, call: RequestContext) -> HeartbeatResponse:
+        seen.append(call)
+        return HeartbeatResponse()
+
+    async def story() -> None:
+        client = Client(handle)
+        await client.send(heartbeat(1))
+        assert await client.answers(1) == [1]
+        assert seen == [RequestContext(ANONYMOUS, "a client", "peer:1", 7, VERSION)]
+        client.sock.close()
+        await until(lambda: client.closed)
+
+    run(story)
+
+
+def test_answers_keep_the_order_of_requests_whenever_they_are_ready() -> None:
+    async def story() -> None:
+        waiting: dict[int, asyncio.Future[HeartbeatResponse]] = {}
+
+        def handle(
+            broker: BrokerContext, request: HeartbeatRequest, call: RequestContext
+        ) -> HeartbeatResponse | Awaitable[HeartbeatResponse]:
+            if request.generation_id % 2:
+                return HeartbeatResponse()
+            waiting[request.generation_id] = asyncio.get_running_loop().create_future()
+            return waiting[request.generation_id]
+
+        client = Client(handle)
+        await client.send(*(heartbeat(number) for number in range(1, 6)))
+        await until(lambda: len(waiting) == 2)
+        waiting[4].set_result(HeartbeatResponse())
+        assert await client.answers(1) == [1]
+        waiting[2].set_result(HeartbeatResponse())
+        assert await client.answers(4) == [2, 3, 4, 5]
+        client.sock.close()
+        await until(lambda: client.closed)
+
+    run(story)
+
+
+def test_no_more_requests_begin_than_may_wait() -> None:
+    async def story() -> None:
+        begun: list[asyncio.Future[HeartbeatResponse]] = []
+
+        def handle(
+            broker: BrokerContext, request: HeartbeatRequest, call: RequestContext
+        ) -> Awaitable[HeartbeatResponse]:
+            begun.append(asyncio.get_running_loop().create_future())
+            return begun[-1]
+
+        client = Client(handle)
+        most = IN_FLIGHT_PER_CONNECTION_MAX
+        await client.send(*(heartbeat(number) for number in range(most + 2)))
+        await until(lambda: len(begun) == most)
+        await asyncio.sleep(0.01)
+        assert len(begun) == most
+        begun[0].set_result(HeartbeatResponse())
+        await until(lambda: len(begun) == most + 1)
+        client.sock.close()
+        for answer in begun:  # While as many wait as may, the connection is not read, and its end not seen.
+            if not answer.done():
+                answer.set_result(HeartbeatResponse())
+        await until(lambda: client.closed)
+
+    run(story)
+
+
+@pytest.mark.parametrize("hang_up", ["nonsense in the same packet", "hanging up"])
+def test_an_answer_that_is_being_made_when_the_connection_closes_is_awaited_and_cancelled(hang_up: str) -> None:
+    async def story() -> None:
+        parked: list[asyncio.Future[None]] = []
+        ended: list[str] = []
+
+        async def answer() -> HeartbeatResponse:
+            parked.append(asyncio.get_running_loop().create_future())
+            try:
+                await parked[-1]
+            except asyncio.CancelledError:
+                ended.append("cancelled")
+                raise
+            return HeartbeatResponse()
+
+        def handle(
+            broker: BrokerContext, request: HeartbeatRequest, call: RequestContext
+        ) -> Awaitable[HeartbeatResponse]:
+            return answer()
+
+        client = Client(handle)
+        if hang_up == "hanging up":
+            await client.send(heartbeat(1))
+            await until(lambda: parked)
+            client.sock.close()
+        else:
+            await client.send(heartbeat(1), NONSENSE)
+        await until(lambda: client.closed)
+        await until(lambda: ended)
+        assert ended == ["cancelled"]
+        assert parked[0].cancelled()
+        assert not client.connection.busy
+        client.sock.close()
+
+    run(story)
+
+
+def test_a_future_that_a_handler_gave_is_cancelled_when_the_connection_closes() -> None:
+    async def story() -> None:
+        given: list[asyncio.Future[HeartbeatResponse]] = []
+
+        def handle(
+            broker: BrokerContext, request: HeartbeatRequest, call: RequestContext
+        ) -> Awaitable[HeartbeatResponse]:
+            given.append(asyncio.get_running_loop().create_future())
+            return given[-1]
+
+        client = Client(handle)
+        await client.send(heartbeat(1), NONSENSE)
+        await until(lambda: client.closed and given[0].cancelled())
+        client.sock.close()
+
+    run(story)
+
+
+def test_a_handler_may_have_the_connection_closed() -> None:
+    async def story() -> None:
+        def handle(broker: BrokerContext, request: HeartbeatRequest, call: RequestContext) -> HeartbeatResponse:
+            raise CloseConnectionError("as asked")
+
+        client = Client(handle)
+        await client.send(heartbeat(1))
+        await until(lambda: client.closed)
+        assert await asyncio.get_running_loop().sock_recv(client.sock, 1) == b""
+        client.sock.close()
+
+    run(story)
