@@ -6,6 +6,7 @@ A seed that fails prints the command that tells its whole story.
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 import traceback
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.simulation.groups_world import World
+
+logging.getLogger("anabranch").addHandler(logging.NullHandler())
 
 CHUNK = 20
 PROGRESS_EVERY = 500

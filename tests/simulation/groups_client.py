@@ -159,6 +159,8 @@ class Client:
         """What the coordinator had down for it when it gave the last answer that was read."""
         self.assigning: frozenset[Owned] = frozenset()
         self.positions: dict[Owned, int] = {}
+        self._begun: dict[Owned, int] = {}
+        """Where it has begun to read: who was given no record commits nothing."""
         self.stamps: dict[Owned, UUID] = {}
         """Ids of topics that are known by name, as they were when the partition was given."""
         self._ids: dict[str, UUID] = {}
@@ -184,7 +186,7 @@ class Client:
             )
         self.request_timeout_ms = chance.choice((800, 1_500, 5_000))
         self.is_slow = chance.random() < 0.3
-        self.shard = world.shard_of(group)
+        self.broker = world.broker_of(group)
         self._channels: dict[str, Connection] = {}
         self._paused = False
         self._deferred: list[Callable[[], None]] = []
@@ -406,7 +408,7 @@ class Client:
                 delay_ms = self.world.chance.choice((5, 1_000))
                 self._in(delay_ms, lambda: on_error(ConnectError("nobody there")))
                 return
-            connection = self._channels[channel] = Connection(self.world, self.name, self.shard)
+            connection = self._channels[channel] = Connection(self.world, self.name, self.broker)
         connection.send(
             request,
             self._version_of(request),
@@ -485,7 +487,8 @@ class Client:
         self._polling = False
         self.machine.poll_ended(self.world.now_ms)
         for owned in sorted(self.positions):
-            self.positions[owned] += chance.randint(0, 3)
+            if (self._id_of(owned), owned.partition) not in self.world.silent:
+                self.positions[owned] += chance.randint(0, 3)
         if chance.random() < 0.3:
             self._commit(lambda: None)
         ms = chance.randint(1, 3_000 if self.is_slow else 200)
@@ -545,6 +548,7 @@ class Client:
             case Revoke(partitions) | Lost(partitions):
                 for owned in partitions:
                     self.positions.pop(owned, None)
+                    self._begun.pop(owned, None)
             case _:
                 pass
         self.world.say("%s did %s", self.name, type(event).__name__)
@@ -588,7 +592,7 @@ class Client:
                                 owned.topic_id == topic.topic_id if not self.is_classic else owned.topic == topic.name
                             )
                             if same and owned.partition == part.partition_index and not part.error_code:
-                                self.positions[owned] = max(part.committed_offset, 0)
+                                self._began(owned, part.committed_offset)
             self._in(100, self._fetch)
 
         self._request(
@@ -599,9 +603,22 @@ class Client:
             lambda _: self._in(200, self._fetch),
         )
 
+    def _began(self, owned: Owned, committed: int) -> None:
+        """Begin where the group stands, or else at the log start."""
+        topic = self.world.image.by_id.get(self._id_of(owned))
+        start = 0 if topic is None else topic.log_start(owned.partition)
+        self.positions[owned] = self._begun[owned] = start if committed < 0 else committed
+
+    def _id_of(self, owned: Owned) -> UUID:
+        return self._stamp(owned) if self.is_classic else owned.topic_id
+
     def _commit(self, then: Callable[[], None], attempts: int = 3) -> None:
         """Commit what is held; go on when it is done, or cannot be."""
-        known = {owned: offset for owned, offset in self.positions.items() if owned in self.machine.owned}
+        known = {
+            owned: offset
+            for owned, offset in self.positions.items()
+            if owned in self.machine.owned and offset > self._begun[owned]
+        }
         if not known or not self.machine.is_member:
             then()
             return

@@ -7,6 +7,7 @@ after what was sent on the new one, and its answers are lost. So requests come t
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,14 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch.client.cluster.connection import DisconnectedError
 from anabranch.codec import decode, encode
-from anabranch.machines.groups.caller import Caller
-from anabranch.machines.outcome import Parked
-from anabranch.protocol.messages.offset_commit import OffsetCommitRequest
-from anabranch.protocol.messages.offset_fetch import OffsetFetchRequest
 from anabranch.protocol.registry import Api, api_of
+from anabranch.server.context import CloseConnectionError
 
 if TYPE_CHECKING:
-    from tests.simulation.groups_shard import Shard
+    from tests.simulation.groups_shard import Broker
     from tests.simulation.groups_world import World
 
 OnReply = Callable[[Any, Any], None]
@@ -46,20 +44,21 @@ class Call:
     version: int
     request: Any
     answer: bytes | None = None
-    is_parked: bool = False
+    task: asyncio.Task[Any] | None = None
+    """Of a handler that waits."""
     note: Any = None
     """What the rules want the receiver to know about the answer."""
 
 
 class Connection:
-    """One connection of one client to the broker of a shard."""
+    """One connection of one client to a broker."""
 
-    def __init__(self, world: World, client_id: str, shard: Shard) -> None:
+    def __init__(self, world: World, client_id: str, broker: Broker) -> None:
         self.world = world
         self.client_id = client_id
-        self.shard = shard
+        self.broker = broker
         self.number = world.next_connection()
-        self.broker_life = shard.broker_life
+        self.life = broker.lives
         self.is_open = True
         self._flights: dict[int, _Flight] = {}
         self._correlations = self._arrived = 0
@@ -92,7 +91,10 @@ class Connection:
             return
         self.is_open = False
         self.world.connections.remove(self)
-        self._last_heard = self.world.chance.randint(self._arrived, self._correlations)
+        chance = self.world.chance
+        self._last_heard = chance.randint(self._arrived, self._correlations)
+        if chance.random() < 0.7:  # or the broker does not hear of it for long
+            self.world.at(max(self._up_at, self.world.now_ms) + self.world.delay_ms(), self._hung_up)
         self.world.say("%s closes connection %d: %s", self.client_id, self.number, reason)
         flights, self._flights = self._flights, {}
         for flight in flights.values():
@@ -122,36 +124,38 @@ class Connection:
     # -- the broker's end ----------------------------------------------------------------------------------------------
 
     def _arrive(self, correlation: int, api: Api, version: int, data: bytes) -> None:
-        if correlation > self._last_heard or self.broker_life != self.shard.broker_life:
+        if correlation > self._last_heard or self.life != self.broker.lives:
             return
         world = self.world
         self._arrived = correlation
         world.rules.counts["late"] += not self.is_open
         request = decode(api.request, data, version)
-        if self.number <= self.shard.former and not isinstance(request, OffsetCommitRequest | OffsetFetchRequest):
-            self.close("the coordinator has begun anew")
-            return
         call = Call(self, correlation, api, version, request)
         self._calls.append(call)
-        ticket = world.ticket(call)
-        caller = Caller(self.client_id, "/host", version, world.fresh_id(), self.number)
         world.say(
             "%s v%d from %s on %d%s", request, version, self.client_id, self.number, "" if self.is_open else " (late)"
         )
-        reply = self.shard.handle(request, version, caller, ticket)
-        if isinstance(reply, Parked):
-            world.say("  parked %s", ticket)
-            call.is_parked = True
-            return
-        world.answer(ticket, reply)
+        try:
+            call.task = self.broker.handle(
+                request, version, self.client_id, self.number, lambda reply: self._answered(call, reply)
+            )
+        except CloseConnectionError as error:
+            self.close(str(error))
 
-    def answered(self, call: Call, reply: Any, note: Any) -> None:
+    def _hung_up(self) -> None:
+        """The broker learns that the connection is closed, and forgets the requests in progress."""
+        if self.life == self.broker.lives:
+            for call in self._calls:
+                if call.task is not None:
+                    call.task.cancel()
+
+    def _answered(self, call: Call, reply: Any) -> None:
         """Answers go out in the order of the requests."""
+        world = self.world
+        world.say("  answer to %s: %s", self.client_id, reply)
         call.answer = b"".join(bytes(part) for part in encode(reply, call.version))
-        call.note = note
+        call.note = world.rules.told(reply)
         while self._calls and self._calls[0].answer is not None:
             first = self._calls.popleft()
-            self._down_at = max(self._down_at, self.world.now_ms + self.world.delay_ms())
-            self.world.at(
-                self._down_at, self._hear, first.correlation, first.api, first.version, first.answer, first.note
-            )
+            self._down_at = max(self._down_at, world.now_ms + world.delay_ms())
+            world.at(self._down_at, self._hear, first.correlation, first.api, first.version, first.answer, first.note)

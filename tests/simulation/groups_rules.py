@@ -8,9 +8,10 @@ for nothing that it commits counts either.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
@@ -26,10 +27,9 @@ from anabranch.machines.groups.consumer.group import (
 from anabranch.machines.groups.consumer.target import client_assignor, offers_of, subscription
 from anabranch.machines.groups.coordinator import Coordinator
 from anabranch.machines.groups.image import Image, TopicImage
-from anabranch.machines.groups.records import ConsumerGroupTargetAssignmentMetadataKey, OffsetCommitKey, Record
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.lineage import BEYOND
-from anabranch.machines.outcome import Outcome, Parked
+from anabranch.machines.outcome import Outcome
 from anabranch.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
@@ -43,7 +43,7 @@ from anabranch.protocol.messages.offset_delete import OffsetDeleteRequest
 from anabranch.protocol.messages.offset_fetch import OffsetFetchResponseGroup
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 from tests.simulation.groups_client import Client, Standing
-from tests.simulation.groups_shard import Cause, Seen, Shard, see
+from tests.simulation.groups_shard import Broker, Cause, Seen, see
 
 if TYPE_CHECKING:
     from tests.simulation.groups_world import World
@@ -63,11 +63,27 @@ STRICT = frozenset(
     }
 )
 """Errors after which nothing may have changed."""
+TIMER_SLACK_MS = 50
 Partition = tuple[UUID, int]
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+_ABSENT: Any = object()
+
+
+@dataclass(slots=True)
+class _Decided:
+    """A reply that was decided upon what the log holds below `end`."""
+
+    reply: Any
+    broker: Broker
+    end: int
+    note: Any
+    is_void: bool = False
+    """The log has lost what the reply is based upon."""
 
 
 class Rules:
-    """Looks over the shoulders of all shards and clients."""
+    """Looks over the shoulders of all brokers and clients."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -87,21 +103,32 @@ class Rules:
         self._held: dict[tuple[str, UUID, int], tuple[str, int]] = {}
         """Who holds a partition, and since when."""
         self._owners_seen: dict[str, object] = {}
+        self._decided: dict[int, _Decided] = {}
+        """By the reply's identity: replies that nobody was told yet."""
+        self._tickets: dict[int, Any] = {}
+        """The requests that are parked."""
+        self._undo: dict[Broker, deque[tuple[int, list[Callable[[], None]]]]] = {}
+        """How to forget what was decided and is not durable, by where the log ended then."""
+        self._changes: list[Callable[[], None]] = []
         self._regexes = Regexes(1_000)
         self.counts: Counter[str] = Counter()
 
     # -- the coordinator's side ----------------------------------------------------------------------------------------
 
-    def after_step(self, shard: Shard, cause: Cause, before: dict[str, Seen], outcome: Outcome[Any, Any]) -> None:
+    def after_step(self, broker: Broker, cause: Cause, before: dict[str, Seen], outcome: Outcome[Any, Any]) -> None:
         """Look at everything that a decision has touched."""
-        machine = shard.machine
+        machine = broker.machine
         assert machine is not None
+        self._changes = []
+        if cause.ticket is not None:
+            self._tickets[cause.ticket] = cause.request
         self._refused(cause, outcome)
         self._listen(cause, outcome, None if cause.group is None else before[cause.group].kind)
+        self._begin_anew(cause, outcome)
         for group_id, seen in before.items():
             group = machine.groups.get(group_id)
             now = see(group)
-            self._members_gone(shard, cause, group_id, seen, now)
+            self._members_gone(cause, group_id, seen, now)
             self._left_behind(group_id, seen, now, outcome)
             self._epochs(group_id, seen, now, cause)
             changed = bool(outcome.records) or cause.kind in ("topics", "loaded")
@@ -111,7 +138,10 @@ class Rules:
                 self._granted(machine, group, seen)
                 self._hold(group)
             if changed or isinstance(group, ClassicGroup) or self.world.chance.random() < 0.1:
-                shard.check_durable(group_id)
+                broker.check_stored(machine, group_id)
+            if isinstance(group, ConsumerGroup):
+                self._overdue(group)
+                self._silence(machine, group)
             if now.epoch != seen.epoch:
                 self.counts["epochs"] += 1
             if seen.kind is not now.kind and seen.kind is not None and now.kind is not None:
@@ -119,6 +149,61 @@ class Rules:
             self.check_owners(group_id)
         self._told_what_is(machine, cause, outcome)
         self._positions(machine, cause, outcome)
+        if cause.key == ("expire",):
+            self._expired(broker, machine)
+        if self._changes and broker.log.end > broker.log.high_watermark:
+            self._undo.setdefault(broker, deque()).append((broker.log.end, self._changes))
+        self._decide(broker, cause.request, outcome.reply)
+        for answer in outcome.answers:
+            self._decide(broker, self._tickets.pop(answer.ticket), answer.reply)
+
+    def _change(self, mapping: MutableMapping[Key, Value], key: Key, value: Value) -> None:
+        """Note something that does not count if the log loses what was decided; `_ABSENT` takes the key out."""
+        former = mapping.get(key, _ABSENT)
+
+        def put(value: Value) -> None:
+            if value is _ABSENT:
+                mapping.pop(key, None)
+            else:
+                mapping[key] = value
+
+        put(value)
+        self._changes.append(lambda: put(former))
+
+    # -- what is durable, and who is told ------------------------------------------------------------------------------
+
+    def durable(self, broker: Broker) -> None:
+        """A broker's high watermark has moved."""
+        undo = self._undo.get(broker)
+        while undo and undo[0][0] <= broker.log.high_watermark:
+            undo.popleft()
+
+    def cut(self, broker: Broker, end: int) -> None:
+        """A log has lost what it held from `end` on: nothing of it counts, and nobody may be told."""
+        self.counts["cuts"] += 1
+        undo = self._undo.get(broker)
+        while undo and undo[-1][0] > end:
+            self.counts["undone"] += 1
+            for change in reversed(undo.pop()[1]):
+                change()
+        for decided in self._decided.values():
+            if decided.broker is broker and decided.end > end:
+                decided.is_void = True
+        self._owners_seen.clear()
+
+    def _decide(self, broker: Broker, request: Any, reply: Any) -> None:
+        if (request is not None and hasattr(reply, "error_code")) or isinstance(reply, OffsetCommitResponse):
+            note = self._note(broker, request, reply)
+            self._decided[id(reply)] = _Decided(reply, broker, broker.log.end, note)
+
+    def told(self, reply: Any) -> Any:
+        """A reply leaves its broker: what it was decided upon is durable. Answers what its client is to remember."""
+        decided = self._decided.pop(id(reply), None)
+        if decided is None:
+            return None
+        assert not decided.is_void, f"the log has lost what {reply} is based upon"
+        assert decided.broker.log.high_watermark >= decided.end, f"{reply} is based upon what is not durable yet"
+        return decided.note
 
     def _refused(self, cause: Cause, outcome: Outcome[Any, Any]) -> None:
         error = ErrorCode.of(getattr(outcome.reply, "error_code", 0))
@@ -147,16 +232,16 @@ class Rules:
         ):
             self._heard_ms[group_id, request.member_id] = now_ms
         for answer in outcome.answers:
-            call = self.world.calls.get(answer.ticket)
-            if call is not None and not answer.reply.error_code:
-                member_id = getattr(answer.reply, "member_id", "") or call.request.member_id
-                self._heard_ms[call.request.group_id, member_id] = now_ms
+            asked = self._tickets[answer.ticket]
+            if not answer.reply.error_code:
+                member_id = getattr(answer.reply, "member_id", "") or asked.member_id
+                self._heard_ms[asked.group_id, member_id] = now_ms
 
-    def _members_gone(self, shard: Shard, cause: Cause, group_id: str, before: Seen, now: Seen) -> None:
+    def _members_gone(self, cause: Cause, group_id: str, before: Seen, now: Seen) -> None:
         now_ms = self.world.now_ms
         for member_id, member in before.members.items():
             if member_id not in now.members:
-                self._assert_rightly(shard, cause, group_id, before, member_id, member)
+                self._assert_rightly(cause, group_id, before, member_id, member)
                 self._forget(group_id, member_id, cause.kind)
             elif before.kind is not now.kind:
                 self._heard_ms[group_id, member_id] = now_ms
@@ -165,18 +250,16 @@ class Rules:
                 self._heard_ms[group_id, member_id] = now_ms
             if now.kind is ConsumerGroup and member.state is MemberState.UNREVOKED_PARTITIONS:
                 known = before.members.get(member_id)
-                if known is None or before.kind is not now.kind or known.state is not member.state:
+                if before.kind is not now.kind or known is None or known.revoking != member.revoking:
                     self._revoking_ms[group_id, member_id] = now_ms
 
     def _forget(self, group_id: str, member_id: str, why: str) -> None:
-        self.incarnations[group_id, member_id] += 1
+        self._change(self.incarnations, (group_id, member_id), self.incarnations[group_id, member_id] + 1)
         self._revoking_ms.pop((group_id, member_id), None)
         self.counts["removed"] += 1
         self.world.say("  %s forgets %s (%s)", group_id, member_id, why)
 
-    def _assert_rightly(
-        self, shard: Shard, cause: Cause, group_id: str, before: Seen, member_id: str, member: Any
-    ) -> None:
+    def _assert_rightly(self, cause: Cause, group_id: str, before: Seen, member_id: str, member: Any) -> None:
         """A member that is no more had it coming."""
         now_ms, request = self.world.now_ms, cause.request
         silent_ms = now_ms - self._heard_ms[group_id, member_id]
@@ -241,7 +324,8 @@ class Rules:
         if before.kind is not ConsumerGroup or group.target_epoch != before.target_epoch:
             installs = isinstance(cause.request, ConsumerGroupInstallAssignmentRequest)
             last = client_assignor(offers_of(member.described) for member in group.members.values())
-            self._client_side[group.group_id] = installs and (last is not None or group.target_epoch != group.epoch)
+            by_member = installs and (last is not None or group.target_epoch != group.epoch)
+            self._change(self._client_side, group.group_id, by_member)
             self.counts["installed" if installs else "assigned"] += 1
 
     def _consistent(self, machine: Coordinator, group: ConsumerGroup) -> None:
@@ -298,9 +382,13 @@ class Rules:
                 assert topic is not None and topic.has(number), (known, member)
                 assert self._may_deliver(group, topic, number), (known, member, topic)
                 self.counts["gated"] += topic.lineage is not None and topic.lineage.current > 0
+                self.counts["silent"] += not self._may_deliver(group, topic, number, trusting=False)
 
-    def _may_deliver(self, group: ConsumerGroup, topic: TopicImage, partition: int) -> bool:
-        """Whether all that comes before the next record of a partition has been read, as far as anybody can know."""
+    def _may_deliver(self, group: ConsumerGroup, topic: TopicImage, partition: int, *, trusting: bool = True) -> bool:
+        """Whether all that comes before the next record of a partition has been read, as far as anybody can know.
+
+        `trusting`: an owner that has committed nothing of a partition for long has nothing to read there.
+        """
         if topic.lineage is None:
             return True
         positions = {}
@@ -309,8 +397,8 @@ class Rules:
             if topic_id == topic.topic_id:
                 positions[number] = offset
             else:
-                silent = number != partition and self._reads_nothing(group, (topic.topic_id, number))
-                positions[number] = BEYOND if silent else 0
+                silent = trusting and number != partition and self._reads_nothing(group, (topic.topic_id, number))
+                positions[number] = BEYOND if silent else topic.log_start(number)
         layout = topic.lineage.layout_at(partition, positions[partition])
         return topic.lineage.may_deliver(partition, layout, positions)
 
@@ -320,8 +408,26 @@ class Rules:
         member = group.members.get(owner)
         return member is not None and self.world.now_ms - since_ms >= member.described.rebalance_timeout_ms
 
+    def _begin_anew(self, cause: Cause, outcome: Outcome[Any, Any]) -> None:
+        """A member that joins has let go of everything: what it keeps it has only from now on."""
+        request, reply = cause.request, outcome.reply
+        if isinstance(request, ConsumerGroupHeartbeatRequest) and request.member_epoch == 0 and not reply.error_code:
+            for held, (owner, _) in self._held.items():
+                if held[0] == request.group_id and owner == reply.member_id:
+                    self._held[held] = owner, self.world.now_ms
+
+    def _silence(self, machine: Coordinator, group: ConsumerGroup) -> None:
+        """That an owner commits nothing of a partition counts from when it was given it, and joined, the last time."""
+        live = machine._lives.get(group.group_id)
+        for partition, (owner, since_ms) in () if live is None else live.owned_since.items():
+            if group.holders.get(partition) == owner:
+                _, held_ms = self._held.get((group.group_id, *partition), (owner, 0))
+                assert since_ms >= held_ms, f"{partition}: the silence of {owner} is counted from before it had it"
+
     def _hold(self, group: ConsumerGroup) -> None:
         """Remember who holds what, and since when."""
+        for held in [held for held in self._held if held[0] == group.group_id and held[1:] not in group.holders]:
+            del self._held[held]
         for partition, owner in group.holders.items():
             key = (group.group_id, *partition)
             if self._held.get(key, ("", 0))[0] != owner:
@@ -344,51 +450,60 @@ class Rules:
                 }
                 assert told == set(_each(member.assigned)), (reply, member)
                 assert not told & waits and waits <= set(_each(group.target(member.member_id))), (reply, member)
+                self._waits_rightly(machine, group, member, waits)
         elif isinstance(reply, SyncGroupResponse) and isinstance(group, ClassicGroup):
             assert bytes(reply.assignment) == group.members[request.member_id].assignment
 
-    def not_told(self, shard: Shard, append: Callable[[], None], records: Iterable[Record]) -> None:
-        """Records are in the log, though the log said that it refused them: they count, too."""
-        before = {group_id: set(group.members) for group_id, group in shard.durable.groups.items()}
-        append()
-        for group_id, members in before.items():
-            group = shard.durable.groups.get(group_id)
-            for member_id in members - (group.members.keys() if group is not None else set()):
-                self._forget(group_id, member_id, "and nobody is told")
-        for key, value in records:
-            if isinstance(key, ConsumerGroupTargetAssignmentMetadataKey):
-                self._client_side[key.group_id] = True
-            elif isinstance(key, OffsetCommitKey):
-                at = (key.group, key.topic, key.partition)
-                if value is None:
-                    self.committed.pop(at, None)
-                else:
-                    self.committed[at] = value.topic_id, value.offset
-                    self._committers[at] = "", False
-                    self._committed_ms[at] = self.world.now_ms
+    def _waits_rightly(self, machine: Coordinator, group: ConsumerGroup, member: Member, waits: set[Partition]) -> None:
+        """A partition that nobody holds is given at once, unless records of its keys are unread elsewhere."""
+        if member.state is not MemberState.UNRELEASED_PARTITIONS:
+            return
+        for topic_id, number in waits:
+            topic = machine.image.by_id.get(topic_id)
+            if topic is not None and topic.has(number) and (topic_id, number) not in group.holders:
+                self.counts["waits"] += 1
+                assert not self._may_deliver(group, topic, number, trusting=False), (member, topic, number)
+
+    def _overdue(self, group: ConsumerGroup) -> None:
+        """A member that does not let go is not waited for beyond its rebalance timeout."""
+        for member_id, member in group.members.items():
+            if member.state is MemberState.UNREVOKED_PARTITIONS:
+                waited_ms = self.world.now_ms - self._revoking_ms[group.group_id, member_id]
+                timeout_ms = member.described.rebalance_timeout_ms
+                assert waited_ms <= timeout_ms + TIMER_SLACK_MS, f"{member} is waited for since {waited_ms} ms"
 
     # -- loading -------------------------------------------------------------------------------------------------------
 
-    def before_stop(self, shard: Shard) -> None:
+    def before_stop(self, broker: Broker) -> None:
         """A machine is about to be thrown away: remember what it had."""
-        assert shard.machine is not None or not shard.timers
-        if shard.machine is not None:
-            shard.lost = {group_id: see(group) for group_id, group in shard.machine.groups.items()}
+        if broker.machine is not None:
+            broker.lost = {group_id: see(group) for group_id, group in broker.machine.groups.items()}
 
-    def after_load(self, shard: Shard) -> None:
+    def after_load(self, broker: Broker, machine: Coordinator) -> None:
         """Sessions begin anew; members of classic generations that were not stored are no more."""
-        machine = shard.machine
-        assert machine is not None
-        for group_id, before in shard.lost.items():
+        self.counts["loads"] += 1
+        self._changes = []
+        broker.expired_ms = self.world.now_ms
+        for group_id, before in broker.lost.items():
             now = see(machine.groups.get(group_id))
             for member_id in before.members:
                 if member_id not in now.members:
                     self._forget(group_id, member_id, "lost")
+        broker.lost = {}
         for group_id, group in machine.groups.items():
             for member_id, member in group.members.items():
                 self._heard_ms[group_id, member_id] = self.world.now_ms
                 if isinstance(member, Member) and member.state is MemberState.UNREVOKED_PARTITIONS:
                     self._revoking_ms[group_id, member_id] = self.world.now_ms
+
+    def check_machine(self, broker: Broker, machine: Coordinator) -> None:
+        """What must hold at any time."""
+        self._check_positions(broker, machine)
+        late_ms = self.world.now_ms - broker.expired_ms - self.world.settings.offsets_retention_check_interval_ms
+        assert late_ms <= TIMER_SLACK_MS, f"{broker} looks for positions that nobody uses {late_ms} ms late"
+        for group in machine.groups.values():
+            if isinstance(group, ConsumerGroup):
+                self._overdue(group)
 
     # -- the clients' side ---------------------------------------------------------------------------------------------
 
@@ -405,20 +520,21 @@ class Rules:
         elif leaves:
             client.has_given_up = True
 
-    def note(self, shard: Shard, request: Any, reply: Any) -> Any:
+    def _note(self, broker: Broker, request: Any, reply: Any) -> Any:
         """What a client is to remember of an answer: who it is, what the coordinator has down for it, topics' ids."""
         answers = ConsumerGroupHeartbeatResponse | JoinGroupResponse | SyncGroupResponse | HeartbeatResponse
-        if not isinstance(reply, answers) or reply.error_code or shard.machine is None:
+        machine = broker.machine
+        if not isinstance(reply, answers) or reply.error_code or machine is None:
             return None
         if isinstance(reply, ConsumerGroupHeartbeatResponse) and reply.member_epoch < 0:
             return None
         member_id = getattr(reply, "member_id", "") or request.member_id
         standing = Standing(member_id, self.incarnations[request.group_id, member_id])
-        group = shard.machine.groups.get(request.group_id)
+        group = machine.groups.get(request.group_id)
         if isinstance(reply, ConsumerGroupHeartbeatResponse) and isinstance(group, ConsumerGroup):
             member = group.members.get(member_id)
             return standing, None if member is None else frozenset(_each(member.assigned)), {}
-        return standing, None, {topic.name: topic.topic_id for topic in shard.machine.image.by_name.values()}
+        return standing, None, {topic.name: topic.topic_id for topic in machine.image.by_name.values()}
 
     def after_reply(self, client: Client, request: Any, reply: Any) -> None:
         """What a member thinks it is to have is what the coordinator had down for it."""
@@ -444,17 +560,17 @@ class Rules:
 
     def check_owners(self, group_id: str) -> None:
         """No partition is owned twice; what is owned is what the coordinator has down."""
-        shard = self.world.shard_of(group_id)
+        broker = self.world.broker_of(group_id)
         clients = list(self.world.clients_of(group_id))
         seen = (
-            shard.end,
-            shard.durable.image.version,
+            broker.log.end,
+            broker.fold.image.version,
             [(client.name, client.machine.owned, client.assigning, client.is_void) for client in clients],
         )
         if self._owners_seen.get(group_id) == seen:
             return
         self._owners_seen[group_id] = seen
-        group = shard.durable.groups.get(group_id)
+        group = broker.fold.groups.get(group_id)
         owners: dict[Partition, Client] = {}
         for client in clients:
             holds = client.holds
@@ -464,7 +580,7 @@ class Rules:
                 assert partition not in owners, f"{partition} is owned by {owners[partition].name} and {client.name}"
                 owners[partition] = client
                 # To a classic client a partition of a topic that is gone has a name that means nothing any more.
-                exists = not client.is_classic or partition[0] in shard.durable.image.by_id
+                exists = not client.is_classic or partition[0] in broker.fold.image.by_id
                 if isinstance(group, ConsumerGroup) and exists:
                     holder = group.holders.get(partition)
                     assert holder == client.standing.member_id, (
@@ -485,7 +601,8 @@ class Rules:
         for record in outcome.records:
             if type(record.key).__name__ == "OffsetCommitKey" and record.value is None:
                 key = (record.key.group, record.key.topic, record.key.partition)
-                topic_id, _ = self.committed.pop(key)
+                topic_id, _ = self.committed[key]
+                self._change(self.committed, key, _ABSENT)
                 topic = machine.image.by_name.get(key[1])
                 gone = topic is None or topic.topic_id != topic_id
                 old = self.world.now_ms - self._committed_ms[key] >= self.world.theme.retention_ms
@@ -515,15 +632,13 @@ class Rules:
             last, last_by_id = self._committers[key]
             if last_by_id and last != request.member_id and self.world.is_open(cause.caller.connection):
                 assert part.committed_offset >= before[1], f"{key} goes back from {before} by {request}"
-        self.committed[key] = topic_id, part.committed_offset
-        self._committers[key] = committer
-        self._committed_ms[key] = self.world.now_ms
+        self._change(self.committed, key, (topic_id, part.committed_offset))
+        self._change(self._committers, key, committer)
+        self._change(self._committed_ms, key, self.world.now_ms)
         self.counts["commits"] += 1
 
-    def after_fetch(self, shard: Shard, answer: OffsetFetchResponseGroup) -> None:
+    def after_fetch(self, machine: Coordinator, answer: OffsetFetchResponseGroup) -> None:
         """What is read is what was acknowledged last."""
-        machine = shard.machine
-        assert machine is not None
         for topic in answer.topics:
             name = topic.name or machine.image.name_of(topic.topic_id)
             known = machine.image.by_name.get(name)
@@ -534,16 +649,32 @@ class Rules:
                 expected = offset if topic_id == known.topic_id else -1
                 assert part.committed_offset == expected, (answer, self.committed)
 
-    def check_positions(self, shard: Shard) -> None:
+    def _check_positions(self, broker: Broker, machine: Coordinator) -> None:
         """Nothing that was acknowledged is lost."""
-        machine = shard.machine
-        assert machine is not None
         for (group_id, name, partition), (topic_id, offset) in self.committed.items():
-            if self.world.shard_of(group_id) is shard:
+            if self.world.broker_of(group_id) is broker:
                 topic = machine.image.by_name.get(name)
                 if topic is not None and topic.topic_id == topic_id:
                     position = machine.positions.get(group_id, name, partition)
                     assert position is not None and position.offset == offset, (group_id, name, partition, position)
+
+    def _expired(self, broker: Broker, machine: Coordinator) -> None:
+        """Positions that nobody has used for the retention time are gone after a check."""
+        oldest_ms = self.world.now_ms - self.world.settings.offsets_retention_ms
+        broker.expired_ms = self.world.now_ms
+        for (group_id, name, partition), (topic_id, _) in self.committed.items():
+            topic = machine.image.by_name.get(name)
+            used_ms = self._committed_ms[group_id, name, partition]
+            if self.world.broker_of(group_id) is not broker or topic is None or topic.topic_id != topic_id:
+                continue
+            group = machine.groups.get(group_id)
+            if isinstance(group, ClassicGroup):
+                used_ms = max(used_ms, group.state_changed_ms)
+                if group.members and subscribed_topics(group) is None:
+                    continue
+            if used_ms <= oldest_ms:
+                known = self._read_by(machine, group_id)
+                assert name in known, f"{group_id} reads {known}, and still has a position in {name}-{partition}"
 
 
 def _each(assignment: Assignment | Iterable[tuple[UUID, Iterable[int]]]) -> Iterator[Partition]:
@@ -552,4 +683,4 @@ def _each(assignment: Assignment | Iterable[tuple[UUID, Iterable[int]]]) -> Iter
             yield topic_id, number
 
 
-__all__ = ["Parked", "Rules"]
+__all__ = ["Rules"]

@@ -1,68 +1,46 @@
-"""Coordinator shards on a log that is a list of encoded records: decide, append, apply, answer; crash, load, compact.
+"""A broker with one coordinator shard: the handlers, the `Shard` and the `Partition` that ship, over a false log.
 
-Records are durable when they are appended. Beside the machine stands `durable`, which is told nothing but the records:
-after every step what is durable of the machine must equal it, so no decision changes durable state but by records.
+`WatchedShard` and `WatchedCoordinator` change nothing: they show every decision to the rules. Beside the machine stands
+`fold`, which is told nothing but the records in the log: after every step what is stored of the machine must equal it,
+so no decision changes what is stored but by records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
 
-from anabranch.base.errors import ErrorCode
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.ids import TopicPartition
+from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.classic import ClassicGroup, State
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.coordinator import Coordinator
-from anabranch.machines.groups.image import Image
-from anabranch.machines.groups.records import Record, decode_record, encode_record
-from anabranch.machines.groups.settings import GroupSettings
-from anabranch.machines.outcome import CancelTimer, Outcome, Parked, SetTimer
-from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
-from anabranch.protocol.messages.consumer_group_install_assignment import ConsumerGroupInstallAssignmentRequest
-from anabranch.protocol.messages.consumer_group_prepare_assignment import ConsumerGroupPrepareAssignmentRequest
-from anabranch.protocol.messages.heartbeat import HeartbeatRequest
-from anabranch.protocol.messages.join_group import JoinGroupRequest
-from anabranch.protocol.messages.leave_group import LeaveGroupRequest
-from anabranch.protocol.messages.offset_commit import (
-    OffsetCommitRequest,
-    OffsetCommitResponse,
-    OffsetCommitResponsePartition,
-    OffsetCommitResponseTopic,
-)
-from anabranch.protocol.messages.offset_fetch import (
-    OffsetFetchRequest,
-    OffsetFetchResponse,
-    OffsetFetchResponseGroup,
-)
-from anabranch.protocol.messages.sync_group import SyncGroupRequest
+from anabranch.machines.groups.records import Record
+from anabranch.machines.outcome import Outcome
+from anabranch.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponseGroup
 from anabranch.protocol.registry import api_of
+from anabranch.runtime.clock import Clock
+from anabranch.runtime.metrics import Counter
+from anabranch.server.context import CloseConnectionError, RequestContext
+from anabranch.server.coordinators import shard as shards
+from anabranch.server.coordinators.groups import TOPIC, _codec
+from anabranch.server.coordinators.shard import Shard
+from anabranch.server.handlers import ENDPOINTS
+from anabranch.server.partitions.partition import Partition
+from anabranch.server.partitions.topic_settings import topic_settings
+from tests.simulation.groups_log import Batch, FalseLog
 
 if TYPE_CHECKING:
     from tests.simulation.groups_world import World
 
-LOAD_STEP_MS = 40
-
-
-class Entry(NamedTuple):
-    """A record in the log, and as it is read."""
-
-    offset: int
-    key: bytes
-    value: bytes | None
-    record: Record
-
-
-class Status(Enum):
-    """What a shard can do, and how it answers where it can do nothing."""
-
-    ACTIVE = ErrorCode.NONE
-    LOADING = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-    FAILED = ErrorCode.COORDINATOR_NOT_AVAILABLE
-    DOWN = ErrorCode.NOT_COORDINATOR
-    """Its broker is not there: nobody answers."""
+SETTINGS = topic_settings({"cleanup.policy": "compact"}, {}, "fsync")
+OFFSETS_TOPIC_ID = UUID(int=1)
 
 
 class Cause(NamedTuple):
@@ -75,6 +53,7 @@ class Cause(NamedTuple):
     request: Any = None
     key: Any = None
     caller: Caller | None = None
+    ticket: int | None = None
 
 
 @dataclass(slots=True)
@@ -109,243 +88,336 @@ def see(group: ConsumerGroup | ClassicGroup | None) -> Seen:
     )
 
 
-class Shard:
-    """One partition of `__consumer_offsets`, on a broker of its own."""
+class Step(NamedTuple):
+    """A decision."""
 
-    def __init__(self, world: World, number: int, settings: GroupSettings, image: Image) -> None:
+    cause: Cause
+    before: dict[str, Seen]
+    outcome: Outcome[Any, Record]
+
+
+# -- watching ----------------------------------------------------------------------------------------------------------
+
+
+def _watched(name: str, cause_of: Callable[..., Cause]) -> Callable[..., Outcome[Any, Record]]:
+    def decide(self: WatchedCoordinator, *given: Any) -> Outcome[Any, Record]:
+        cause = cause_of(*given)
+        touched = list(self.groups) if cause.group is None else [cause.group]
+        before = {group_id: see(self.groups.get(group_id)) for group_id in touched}
+        outcome = getattr(Coordinator, name)(self, *given)
+        self.step = Step(cause, before, outcome)
+        return outcome  # type: ignore[no-any-return]
+
+    return decide
+
+
+def _of_request(request: Any, caller: Caller, *given: int) -> Cause:
+    return Cause("request", request.group_id, request, caller=caller, ticket=given[0] if len(given) > 1 else None)
+
+
+def _of_timer(key: Any, now_ms: int) -> Cause:
+    return Cause("timer", None if len(key) == 1 else key[1], key=key)
+
+
+class WatchedCoordinator(Coordinator):
+    """Takes down what it was asked for, what its groups were before, and what it decided."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__(broker.world.settings)
+        self.broker = broker
+        self.step: Step | None = None
+
+    consumer_group_heartbeat = _watched("consumer_group_heartbeat", _of_request)
+    prepare_assignment = _watched("prepare_assignment", _of_request)
+    install_assignment = _watched("install_assignment", _of_request)
+    join_group = _watched("join_group", _of_request)
+    sync_group = _watched("sync_group", _of_request)
+    heartbeat = _watched("heartbeat", _of_request)
+    leave_group = _watched("leave_group", _of_request)
+    offset_commit = _watched("offset_commit", _of_request)
+    offset_delete = _watched("offset_delete", lambda request, now_ms: Cause("admin", request.group_id, request))
+    delete_group = _watched("delete_group", lambda group_id, now_ms: Cause("admin", group_id))
+    on_timer = _watched("on_timer", _of_timer)
+    topics_changed = _watched("topics_changed", lambda image, now_ms: Cause("topics"))
+    decide_loaded = _watched("loaded", lambda now_ms: Cause("loaded"))
+
+    def loaded(self, now_ms: int) -> Outcome[None, Record]:
+        broker = self.broker
+        assert_stored_equal(self, broker.fold)
+        broker.fold.image = self.image
+        broker.world.rules.after_load(broker, self)
+        return self.decide_loaded(now_ms)
+
+    def apply(self, record: Record, *, producer_id: int = -1) -> None:
+        try:
+            super().apply(record, producer_id=producer_id)
+        except Exception as error:
+            self.broker.world.failed_with(error)
+            raise
+
+    def offset_fetch(self, *given: Any) -> OffsetFetchResponseGroup:
+        answer = super().offset_fetch(*given)
+        self.broker.world.rules.after_fetch(self, answer)
+        return answer
+
+
+class WatchedShard(Shard[Coordinator, Record]):
+    """Has the rules look at every decision when it is carried out. What the shell copes with and must not happen ends
+    the simulation: errors in deciding and applying."""
+
+    broker: Broker
+
+    def ask(self, decide: Callable[[Coordinator, int], Outcome[Any, Record]]) -> Any:
+        broker, world = self.broker, self.broker.world
+        if broker.shard is not self:  # Its process is dead, and thawed at the end of the simulation to be cancelled.
+            raise ApiError(ErrorCode.NOT_COORDINATOR)
+        try:
+            machine = self._machine
+            assert machine is None or isinstance(machine, WatchedCoordinator)
+            if machine is not None:
+                machine.step = None
+            reply = super().ask(decide)
+            assert machine is not None
+            if machine.step is not None:
+                cause, _, outcome = machine.step
+                if cause.kind == "timer":
+                    world.say("%s: timer %s", broker, cause.key)
+                for record in outcome.records:
+                    world.say("    %s", record)
+                world.rules.after_step(broker, *machine.step)
+        except ApiError:
+            raise
+        except Exception as error:
+            world.failed_with(error)
+            raise
+        return reply
+
+    def _stop(self, state: shards.State) -> None:
+        if self.broker.shard is self:
+            self.broker.world.say("%s: stops, %s", self.broker, state)
+            self.broker.world.rules.before_stop(self.broker)
+        super()._stop(state)
+
+
+# -- the broker --------------------------------------------------------------------------------------------------------
+
+
+class WorldClock(Clock):
+    """The world's time."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def now_ms(self) -> int:
+        return self._world.now_ms
+
+    monotonic_ms = now_ms
+
+
+class Groups:
+    """What the handlers ask of a broker's group coordinators, of which there is one."""
+
+    consumer_protocol = True
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def of(self, group_id: str) -> Shard[Coordinator, Record]:
+        assert self._broker.shard is not None
+        return self._broker.shard
+
+    def has_begun_anew(self, group_id: str, connection: int) -> bool:
+        return connection <= self._broker.former
+
+    def ticket(self) -> int:
+        return self._broker.world.next_ticket()
+
+
+class Broker:
+    """One partition of `__consumer_offsets`, on a broker of its own, which can crash and come back."""
+
+    def __init__(self, world: World, number: int) -> None:
         self.world = world
         self.number = number
-        self.settings = settings
-        self.entries: list[Entry] = []
-        self.end = 0
-        self.clean_to = 0
-        """Everything below was clean after the last compaction: older tombstones may go with the next one."""
-        self.machine: Coordinator | None = Coordinator(settings, image)
-        self.durable = Coordinator(settings, image)
-        self.status = Status.ACTIVE
-        self.life = 0
-        """Counts machines: a timer of an earlier one does not ring."""
-        self.broker_life = 0
-        """Counts brokers: connections to an earlier one are dead."""
-        self.former = 0
-        """Connections up to this one may bring what was meant for an earlier machine of the same broker."""
-        self.timers: dict[Hashable, int] = {}
-        self.refuse_append = False
-        """The disk takes no more: the next append fails."""
+        self.log = FalseLog(self._appended, self._cut)
+        self.fold = Coordinator(world.settings, world.image)
+        self.shard: WatchedShard | None = None
+        """None while the broker is down."""
+        self.lives = 0
+        """Counts processes: connections to an earlier one are dead."""
+        self.former = -1
+        """Connections up to this one may bring what was meant for an earlier machine of the same process."""
+        self.fails_sync = False
+        """The next sync fails."""
+        self.expired_ms = 0
+        """When the machine last looked for positions that nobody uses, or was loaded."""
         self.lost: dict[str, Seen] = {}
         """The groups of the last machine when it was thrown away."""
-        self._reading: tuple[Coordinator, int, list[Entry] | None] | None = None
-        self._act(Cause("loaded"), lambda machine: machine.loaded(world.now_ms))
+        chance = SimpleNamespace(uuid=world.fresh_id)
+        self._context: Any = SimpleNamespace(groups=Groups(self), chance=chance)
+        self.start(0)
 
-    # -- the shell -----------------------------------------------------------------------------------------------------
+    @property
+    def machine(self) -> WatchedCoordinator | None:
+        """The machine that decides, if there is one."""
+        if self.shard is None or not self.shard.active:
+            return None
+        machine = self.shard.machine
+        assert isinstance(machine, WatchedCoordinator)
+        return machine
 
-    def submit(self, cause: Cause, decide: Callable[[Coordinator], Outcome[Any, Record]]) -> Any:
-        """Decide, append, apply, set timers, answer; an error code where that cannot be."""
-        if self.status is not Status.ACTIVE:
-            return self.status.value
-        return self._act(cause, decide)
+    # -- its lives -----------------------------------------------------------------------------------------------------
 
-    def _act(self, cause: Cause, decide: Callable[[Coordinator], Outcome[Any, Record]]) -> Any:
-        machine, world = self.machine, self.world
-        assert machine is not None
-        touched = list(machine.groups) if cause.group is None else [cause.group]
-        before = {group_id: see(machine.groups.get(group_id)) for group_id in touched}
-        outcome = decide(machine)
-        encoded = [encode_record(record) for record in outcome.records]
-        if encoded and self.refuse_append:
-            self.refuse_append = False
-            world.say("%s: the log refuses %d records", self, len(encoded))
-            if world.chance.random() < 0.5:  # they are in the log all the same, but nobody is told
-                world.rules.not_told(self, lambda: self._append(encoded), outcome.records)
-            self.fail()
-            return Status.FAILED.value
-        self._append(encoded)
-        for record in outcome.records:
-            machine.apply(record)
-        for timer in outcome.timers:
-            match timer:
-                case SetTimer(key, at_ms):
-                    self._set_timer(key, at_ms)
-                case CancelTimer(key):
-                    self.timers.pop(key, None)
-        if encoded:
-            for record in outcome.records:
-                world.say("    %s", record)
-        world.rules.after_step(self, cause, before, outcome)
-        for answer in outcome.answers:
-            world.answer(answer.ticket, answer.reply)
-        return outcome.reply
+    def start(self, load_in_ms: int) -> None:
+        """Run a process. Its shard waits a while for its turn to be loaded."""
+        self.process = self.world.loop.process(str(self))
+        self.former = -1
+        count = Counter()
+        partition = Partition(
+            TopicPartition(TOPIC, self.number),
+            OFFSETS_TOPIC_ID,
+            self.log,  # type: ignore[arg-type]
+            SETTINGS,
+            bytes_in=count,
+            bytes_out=count,
+            messages_in=count,
+        )
+        partition.leadership = Leadership(OFFSETS_TOPIC_ID, 0, 0, 0, 1, 1, retiring=False)
+        self.shard = WatchedShard(
+            partition, self._make, _codec(), commit=self._commit, clock=WorldClock(self.world), prepare=self._prepare
+        )
+        self.shard.broker = self
+        self.world.after(load_in_ms, self._load, self.lives)
 
-    def _append(self, encoded: list[tuple[bytes, bytes | None]]) -> None:
-        for key, value in encoded:
-            record = _decoded(key, value)
-            self.entries.append(Entry(self.end, key, value, record))
-            self.end += 1
-            self.durable.apply(record)
+    def _load(self, life: int) -> None:
+        if life == self.lives and self.shard is not None:
+            self.process.call(self.shard.load_soon)
 
-    def _set_timer(self, key: Hashable, at_ms: int) -> None:
-        self.timers[key] = at_ms
-        self.world.at(max(at_ms, self.world.now_ms), self._ring, key, at_ms, self.life)
+    def _make(self) -> Coordinator:
+        self.former = self.world.newest_connection if self.former >= 0 else 0
+        self.world.say("%s: loads %d records", self, sum(len(batch.entries) for batch in self.log.batches))
+        return WatchedCoordinator(self)
 
-    def _ring(self, key: Hashable, at_ms: int, life: int) -> None:
-        if life == self.life and self.timers.get(key) == at_ms:
-            del self.timers[key]
-            group = key[0] if isinstance(key, tuple) else None
-            assert isinstance(key, tuple)
-            group = None if len(key) == 1 else key[1]
-            self.world.say("%s: timer %s", self, key)
-            self._act(Cause("timer", group, key=key), lambda machine: machine.on_timer(key, self.world.now_ms))
+    def _prepare(self, machine: Coordinator) -> None:
+        machine.image = self.world.image
+
+    def crash(self) -> None:
+        """The broker dies: what is on the way to it is lost with its connections, and some of what is not synced."""
+        if self.shard is None:
+            return
+        world = self.world
+        world.say("%s: crashes", self)
+        world.rules.before_stop(self)
+        self.process.kill()
+        self.lives += 1
+        self.shard = None
+        world.cut_off(self)
+        unsynced = [batch.end for batch in self.log.batches if batch.end > self.log.flushed]
+        self.log.lose_power(world.chance.choice([self.log.flushed, *unsynced, self.log.end]))
+        world.after(world.chance.randint(10, 5_000), self.start, world.chance.choice((0, 0, 200, 1_500)))
+
+    def tell_topics(self) -> None:
+        """The metadata changed: tell the machine, as `Groups` does."""
+        shard, image = self.shard, self.world.image
+        if shard is not None and shard.active and shard.machine.image is not image:
+            self.fold.image = image
+            self.process.call(shard.tell, lambda machine, now_ms: machine.topics_changed(image, now_ms))
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def handle(self, request: Any, version: int, caller: Caller, ticket: int) -> Any:
-        """The reply to a request, or `Parked`."""
-        caller = caller._replace(version=version)
-        group = group_of(request)
-        cause = Cause("request", group, request, caller=caller)
-        if isinstance(request, OffsetFetchRequest):
-            if self.status is not Status.ACTIVE:
-                return error_response(request, self.status.value)
-            return self._fetch(request, version)
-        now_ms = self.world.now_ms
-        decide: Callable[[Coordinator], Outcome[Any, Record]]
-        match request:
-            case ConsumerGroupHeartbeatRequest():
-                decide = lambda machine: machine.consumer_group_heartbeat(request, caller, now_ms)  # noqa: E731
-            case ConsumerGroupPrepareAssignmentRequest():
-                decide = lambda machine: machine.prepare_assignment(request, caller, now_ms)  # noqa: E731
-            case ConsumerGroupInstallAssignmentRequest():
-                decide = lambda machine: machine.install_assignment(request, caller, now_ms)  # noqa: E731
-            case JoinGroupRequest():
-                decide = lambda machine: machine.join_group(request, caller, ticket, now_ms)  # noqa: E731
-            case SyncGroupRequest():
-                decide = lambda machine: machine.sync_group(request, caller, ticket, now_ms)  # noqa: E731
-            case HeartbeatRequest():
-                decide = lambda machine: machine.heartbeat(request, caller, now_ms)  # noqa: E731
-            case LeaveGroupRequest():
-                decide = lambda machine: machine.leave_group(request, caller, now_ms)  # noqa: E731
-            case OffsetCommitRequest():
-                decide = lambda machine: machine.offset_commit(request, caller, now_ms)  # noqa: E731
-            case _:
-                raise AssertionError(request)
-        reply = self.submit(cause, decide)
-        return error_response(request, reply) if isinstance(reply, ErrorCode) else reply
+    def handle(
+        self, request: Any, version: int, client_id: str, connection: int, on_reply: Callable[[Any], None]
+    ) -> asyncio.Task[Any] | None:
+        """Have a handler answer, now or when the task ends that is given back. CloseConnectionError."""
+        handler = ENDPOINTS[api_of(type(request)).key].handler
+        context = RequestContext("User:ANONYMOUS", client_id, "host:1", connection, version)
+        answer: Any = self.process.call(handler, self._context, request, context)
+        if not hasattr(answer, "__await__"):
+            on_reply(answer)
+            return None
 
-    def _fetch(self, request: OffsetFetchRequest, version: int) -> OffsetFetchResponse:
-        machine = self.machine
-        assert machine is not None
-        answers = [
-            machine.offset_fetch(asked, request.require_stable, version, self.world.now_ms) for asked in request.groups
-        ]
-        for answer in answers:
-            self.world.rules.after_fetch(self, answer)
-        return OffsetFetchResponse(groups=answers)
+        def answered(task: asyncio.Task[Any]) -> None:
+            if not task.cancelled():
+                on_reply(task.result())
 
-    # -- failing and loading -------------------------------------------------------------------------------------------
+        task: asyncio.Task[Any] = self.process.create_task(answer)
+        task.add_done_callback(answered)
+        return task
 
-    def fail(self) -> None:
-        """The machine is thrown away, its broker goes on: connections stay, those who wait are told."""
-        self.world.say("%s: fails", self)
-        self._stop(Status.FAILED)
-        self.world.answer_parked(self)
-        self.world.after(self.world.chance.randint(10, 1_000), self._load_again, self.life)
+    def administrate(self, request: Any, version: int, on_reply: Callable[[Any], None] = lambda reply: None) -> None:
+        """Take a request of somebody who is no member, on a connection of his own."""
+        if self.shard is not None:
+            self.handle(request, version, "admin", 1 << 40, on_reply)
 
-    def crash(self) -> None:
-        """The broker dies: what is on the way to it is lost with its connections."""
-        self.world.say("%s: crashes", self)
-        self._stop(Status.DOWN)
-        self.broker_life += 1
-        self.world.cut_off(self)
-        self.world.after(self.world.chance.randint(10, 5_000), self._load, self.life)
+    # -- the log -------------------------------------------------------------------------------------------------------
 
-    def _stop(self, status: Status) -> None:
-        self.world.rules.before_stop(self)
-        self.status = status
-        self.life += 1
-        self.machine = None
-        self._reading = None
-        self.timers.clear()
+    def _commit(self, partition: Partition) -> asyncio.Future[None]:
+        world = self.world
+        future: asyncio.Future[None] = world.loop.create_future()
+        ms = world.chance.randint(0, 2)
+        if world.chance.random() < world.slow_syncs:
+            ms = world.chance.randint(20, 800)
+        world.after(ms, self._synced, partition, self.log.begin_sync(), future, self.lives)
+        return future
 
-    def _load_again(self, life: int) -> None:
-        if life == self.life:
-            self.former = self.world.newest_connection
-            self._load(life)
-
-    def _load(self, life: int) -> None:
-        if life == self.life:
-            self.status = Status.LOADING
-            self.world.say("%s: loads %d records", self, len(self.entries))
-            # The files that are being read stay what they were, or are opened one after the other, perhaps compacted.
-            files = list(self.entries) if self.world.chance.random() < 0.3 else None
-            self._reading = Coordinator(self.settings), 0, files
-            self._read_on(life)
-
-    def _read_on(self, life: int) -> None:
-        if life != self.life:
+    def _synced(self, partition: Partition, begun: tuple[int, int], future: asyncio.Future[None], life: int) -> None:
+        if life != self.lives:
             return
-        assert self._reading is not None
-        machine, position, files = self._reading
-        ahead = [entry for entry in (self.entries if files is None else files) if entry.offset >= position]
-        count = self.world.chance.randint(1, max(1, len(ahead)))
-        for entry in ahead[:count]:
-            machine.apply(_decoded(entry.key, entry.value))
-        if count < len(ahead):
-            self._reading = machine, ahead[count].offset, files
-            if self.world.chance.random() < 0.3:
-                self.compact()
-            self.world.after(self.world.chance.randint(0, LOAD_STEP_MS), self._read_on, life)
+        if self.fails_sync:
+            self.fails_sync = False
+            self.world.say("%s: a sync fails", self)
+            self.log.failure = OSError(5, "the disk does not write")
+        if self.log.failure is not None:
+            self.process.call(future.set_exception, self.log.failure)
             return
-        self._reading = None
-        assert_durable_equal(machine, self.durable)
-        machine.image = self.durable.image = self.world.image
-        self.machine, self.status = machine, Status.ACTIVE
-        self.world.rules.after_load(self)
-        self._act(Cause("loaded"), lambda machine: machine.loaded(self.world.now_ms))
+        self.log.synced(begun)
+        self.world.rules.durable(self)
+        self.process.call(partition.flushed)
+        self.process.call(future.set_result, None)
 
-    # -- compaction ----------------------------------------------------------------------------------------------------
+    def _appended(self, batch: Batch) -> None:
+        for entry in batch.entries:
+            self.fold.apply(entry.record)
+
+    def _cut(self, end: int) -> None:
+        self.world.say("%s: its log is cut to %d", self, end)
+        self.fold = self._folded(lambda offset, last: True)
+        self.world.rules.cut(self, end)
 
     def compact(self) -> None:
-        """Clean the log up to somewhere: of each key the last record stays, and tombstones go a turn later."""
-        end = self.world.chance.randint(0, self.end)
-        last = {entry.key: entry.offset for entry in self.entries if entry.offset < end}
-        before = len(self.entries)
-        forget_below = 0 if self._reading is not None else self.clean_to
-        self.entries = [
-            entry
-            for entry in self.entries
-            if entry.offset >= end
-            or (last[entry.key] == entry.offset and not (entry.value is None and entry.offset < forget_below))
-        ]
-        self.clean_to = max(self.clean_to, end)
-        self.world.say("%s: compacts up to %d, %d of %d records stay", self, end, len(self.entries), before)
+        """Clean the log up to somewhere."""
+        end = self.world.chance.randint(0, self.log.end)
+        stay = self.log.compact(end)
+        self.world.say("%s: compacts up to %d, %d records stay", self, end, stay)
+
+    # -- comparing -----------------------------------------------------------------------------------------------------
+
+    def _folded(self, keep: Callable[[int, bool], bool]) -> Coordinator:
+        """Fold the records of the log whose offset, and whether they are the last of their key, `keep` wants."""
+        entries = list(self.log.entries)
+        last = {entry.key: entry.offset for entry in entries}
+        machine = Coordinator(self.world.settings, self.world.image)
+        for entry in entries:
+            if keep(entry.offset, last[entry.key] == entry.offset):
+                machine.apply(entry.record)
+        return machine
 
     def check_replay(self) -> None:
         """Replay equals live: of the log as it stands, as if it were compacted, and as if it were meanwhile."""
-        last = {entry.key: entry.offset for entry in self.entries}
-        overtaken = self.world.chance.randint(0, self.end)
-        for compacted_from in (0, overtaken, self.end):
-            machine = Coordinator(self.settings, self.world.image)
-            for entry in self.entries:
-                if entry.offset < compacted_from or last[entry.key] == entry.offset:
-                    machine.apply(entry.record)
-            assert_durable_equal(machine, self.durable)
+        overtaken = self.world.chance.randint(0, self.log.end)
+        for begin in (0, overtaken, self.log.end):
+            machine = self._folded(lambda offset, last, begin=begin: offset < begin or last)  # type: ignore[misc]
+            assert_stored_equal(machine, self.fold)
 
-    def check_durable(self, group_id: str) -> None:
-        """What is durable of a group is what its records say."""
-        assert self.machine is not None
-        assert_same_group(self.machine.groups.get(group_id), self.durable.groups.get(group_id), live=True)
+    def check_stored(self, machine: Coordinator, group_id: str) -> None:
+        """What is stored of a group is what its records say."""
+        assert_same_group(machine.groups.get(group_id), self.fold.groups.get(group_id), live=True)
 
     def __str__(self) -> str:
-        return f"shard {self.number}"
+        return f"broker {self.number}"
 
 
-def _decoded(key: bytes, value: bytes | None) -> Record:
-    record = decode_record(key, value)
-    assert record is not None
-    return record
-
-
-def assert_durable_equal(one: Coordinator, other: Coordinator) -> None:
+def assert_stored_equal(one: Coordinator, other: Coordinator) -> None:
     """Two machines that have read the same records are the same."""
     assert one.positions == other.positions
     for group_id in one.groups.keys() | other.groups.keys():
@@ -355,7 +427,7 @@ def assert_durable_equal(one: Coordinator, other: Coordinator) -> None:
 def assert_same_group(
     one: ConsumerGroup | ClassicGroup | None, other: ConsumerGroup | ClassicGroup | None, *, live: bool = False
 ) -> None:
-    """The same durable state; `live`: the first one may have more that is not durable."""
+    """The same stored state; `live`: the first one may have more that is not stored."""
     if live and isinstance(one, ClassicGroup):
         if not one.is_stored:
             assert other is None, (one, other)
@@ -395,31 +467,4 @@ def group_of(request: Any) -> str:
     return group_id
 
 
-def error_response(request: Any, error: ErrorCode) -> Any:
-    """How the handlers answer for a shard that does not."""
-    match request:
-        case OffsetCommitRequest():
-            return OffsetCommitResponse(
-                topics=[
-                    OffsetCommitResponseTopic(
-                        name=topic.name,
-                        topic_id=topic.topic_id,
-                        partitions=[
-                            OffsetCommitResponsePartition(partition_index=part.partition_index, error_code=error)
-                            for part in topic.partitions
-                        ],
-                    )
-                    for topic in request.topics
-                ]
-            )
-        case OffsetFetchRequest():
-            return OffsetFetchResponse(
-                groups=[OffsetFetchResponseGroup(group_id=asked.group_id, error_code=error) for asked in request.groups]
-            )
-        case JoinGroupRequest():
-            return api_of(type(request)).response(error_code=error, member_id=request.member_id, protocol_name="")
-        case _:
-            return api_of(type(request)).response(error_code=error)
-
-
-__all__ = ["Cause", "Entry", "Parked", "Seen", "Shard", "Status", "group_of", "see"]
+__all__ = ["Broker", "Cause", "CloseConnectionError", "Seen", "WatchedCoordinator", "see"]

@@ -1,25 +1,23 @@
 """A world for groups: coordinator shards, consumers of both protocols, topics, a network, and faults, out of one seed.
 
-Real code: the coordinator with all its machines, the members' machines, the records and the messages, encoded. The
-shells of both, the log, the network, the applications and the time are imitated (`groups_shard`, `groups_client`,
-`groups_network`). What must hold after every step is in `groups_rules`; after quiet time every group must converge.
+Real code: the coordinator with all its machines, the shard that runs it, its partition and the handlers, the members'
+machines, the records and the messages, encoded. Time (`virtual_time`), the log (`groups_log`), the network
+(`groups_network`), the members' shell and the applications (`groups_client`) are imitated. What must hold after every
+step is in `groups_rules`; after quiet time every group must converge.
 """
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 from uuid import UUID
 
-from anabranch.base.errors import ErrorCode
 from anabranch.codec.declaration import is_declared, schema_of
 from anabranch.machines.clients.membership.steps import Owned, Subscription
-from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.classic import State
 from anabranch.machines.groups.consumer.group import ConsumerGroup, GroupState
 from anabranch.machines.groups.image import Image, TopicImage
@@ -28,6 +26,7 @@ from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.lineage import Lineage
 from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from anabranch.protocol.messages.consumer_group_heartbeat import TopicPartitions as BeatPartitions
+from anabranch.protocol.messages.delete_groups import DeleteGroupsRequest
 from anabranch.protocol.messages.heartbeat import HeartbeatRequest
 from anabranch.protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
 from anabranch.protocol.messages.offset_commit import (
@@ -41,9 +40,10 @@ from anabranch.protocol.messages.offset_delete import (
     OffsetDeleteRequestTopic,
 )
 from tests.simulation.groups_client import Client, SimAssignor
-from tests.simulation.groups_network import Call, Connection
+from tests.simulation.groups_network import Connection
 from tests.simulation.groups_rules import Rules
-from tests.simulation.groups_shard import Cause, Shard, Status, error_response
+from tests.simulation.groups_shard import Broker
+from tests.simulation.virtual_time import VirtualLoop
 
 NAMES = ("a", "b", "ab", "c")
 PATTERNS = ("a.*", ".*b", "[a-c]", ".*")
@@ -52,6 +52,7 @@ BEGIN_MS = 1_000_000
 QUIET_MAX_MS = 240_000
 CHECK_EVERY_MS = 500
 LOGS_EVERY_MS = 10_000
+STEPS_MAX = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,15 @@ class Theme:
     initial_delay_ms: int
     faults: float
     """How bad the network is."""
+    slow_syncs: float
+    """The share of syncs that take long."""
     crashes: int
     topics: int
     """Weights of what happens."""
     ordered: float
     """The share of topics that keep keys in order when they are resized: some of their partitions wait for others."""
+    silence: float
+    """The share of partitions without records."""
     metadata_age_ms: int
     """How old what clients know of topics may be."""
     retention_ms: int
@@ -113,9 +118,11 @@ class Theme:
             poll_interval_ms=chance.choice((4_000, 8_000, 20_000)),
             initial_delay_ms=chance.choice((0, 500, 3_000)),
             faults=chance.choice((0.0, 1.0, 1.0, 2.0)),
+            slow_syncs=chance.choice((0.0, 0.02, 0.1)),
             crashes=chance.choice((0, 3, 8)),
             topics=chance.choice((0, 6, 15)),
             ordered=chance.choice((0.0, 0.6)),
+            silence=chance.choice((0.0, 0.2)),
             metadata_age_ms=2_500,
             retention_ms=chance.choice((20_000, 7 * 24 * 3_600_000)),
         )
@@ -129,10 +136,9 @@ class World:
         self.seed = seed
         self.chance = random.Random(seed)
         self.theme = replace(Theme.of(self.chance), **changed)
-        self.now_ms = BEGIN_MS
+        self.loop = VirtualLoop(seed, steps_max=STEPS_MAX)
         self.transcript: list[str] | None = [] if show else None
-        self._events: list[tuple[int, int, Callable[..., object], tuple[Any, ...]]] = []
-        self._order = 0
+        self._disturbed_until_ms = 0
         self.newest_connection = 0
         self._tickets = 0
         self._names = 0
@@ -141,7 +147,10 @@ class World:
         self.wrong_assignors = self.chance.choice((0.0, 0.2))
         self.slow_assignors = self.chance.choice((0.0, 0.2))
         self.stuck = self.chance.choice((0.0, 0.02))
-        self.calls: dict[int, Call] = {}
+        self.slow_syncs = self.theme.slow_syncs
+        self.silent: set[tuple[UUID, int]] = set()
+        """Partitions without records."""
+        self._log_starts: dict[tuple[UUID, int], int] = {}
         self.connections: list[Connection] = []
         self.clients: list[Client] = []
         self._unreachable: dict[str, int] = {}
@@ -162,14 +171,21 @@ class World:
             group_configs=lambda group_id: self.group_configs.get(group_id, {}),
         )
         self.groups = [f"g{number}" for number in range(self.theme.groups)]
-        self.shards = [Shard(self, number, self.settings, self.image) for number in range(min(2, len(self.groups)))]
+        self.brokers = [Broker(self, number) for number in range(min(2, len(self.groups)))]
+        self.run_until(self.now_ms)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
+    @property
+    def now_ms(self) -> int:
+        """The time."""
+        return BEGIN_MS + round(self.loop.time() * 1000)
+
     def at(self, at_ms: int, do: Callable[..., object], *given: Any) -> None:
         """Let something happen then."""
-        self._order += 1
-        heapq.heappush(self._events, (at_ms, self._order, do, given))
+        if getattr(do, "__func__", None) in _DISTURBING:
+            self._disturbed_until_ms = max(self._disturbed_until_ms, at_ms)
+        self.loop.call_at((at_ms - BEGIN_MS) / 1000, do, *given, context=self.loop.outside)
 
     def after(self, ms: int, do: Callable[..., object], *given: Any) -> None:
         """Let something happen so much later."""
@@ -177,11 +193,16 @@ class World:
 
     def run_until(self, at_ms: int) -> None:
         """Let time pass."""
-        events = self._events
-        while events and events[0][0] <= at_ms:
-            self.now_ms, _, do, given = heapq.heappop(events)
-            do(*given)
-        self.now_ms = at_ms
+        self.at(at_ms, self.loop.stop)
+        self.loop.run_forever()
+
+    def failed_with(self, error: Exception) -> None:
+        """End the simulation with an error that some shell would cope with."""
+        self.loop.failure = self.loop.failure or error
+
+    def end(self) -> None:
+        """Close the loop."""
+        self.loop.end()
 
     @property
     def lived_ms(self) -> int:
@@ -208,9 +229,8 @@ class World:
         self._names += 1
         return f"{self.chance.randrange(1 << 16):04x}-{self._names}"
 
-    def ticket(self, call: Call) -> int:
+    def next_ticket(self) -> int:
         self._tickets += 1
-        self.calls[self._tickets] = call
         return self._tickets
 
     # -- the network ---------------------------------------------------------------------------------------------------
@@ -224,29 +244,12 @@ class World:
 
     def reaches(self, client: Client) -> bool:
         """Whether a client can connect to its coordinator now."""
-        return client.shard.status is not Status.DOWN and self._unreachable.get(client.name, 0) <= self.now_ms
+        return client.broker.shard is not None and self._unreachable.get(client.name, 0) <= self.now_ms
 
-    def answer(self, ticket: int, reply: Any) -> None:
-        """A request has its answer."""
-        call = self.calls.pop(ticket)
-        shard = call.connection.shard
-        note = self.rules.note(shard, call.request, reply)
-        self.say("  answer to %s: %s", call.connection.client_id, reply)
-        call.connection.answered(call, reply, note)
-
-    def answer_parked(self, shard: Shard) -> None:
-        """Who waits for a machine that is no more is told so."""
-        for ticket, call in list(self.calls.items()):
-            if call.is_parked and call.connection.shard is shard:
-                self.answer(ticket, error_response(call.request, shard.status.value))
-
-    def cut_off(self, shard: Shard) -> None:
+    def cut_off(self, broker: Broker) -> None:
         """A broker is gone: its connections are, too."""
-        for ticket, call in list(self.calls.items()):
-            if call.connection.shard is shard:
-                del self.calls[ticket]
         for connection in list(self.connections):
-            if connection.shard is shard:
+            if connection.broker is broker:
                 self.after(self.delay_ms(), connection.close, "the broker is gone")
 
     # -- topics --------------------------------------------------------------------------------------------------------
@@ -260,7 +263,18 @@ class World:
         topic_id = UUID(int=self._topic_ids << 96 | ord(name[0]))
         count = self.chance.randint(1, 5)
         lineage = Lineage.flat(count) if self.chance.random() < self.theme.ordered else None
-        self._put_topic(TopicImage(topic_id, name, tuple(range(count)), (), lineage))
+        for number in range(PARTITIONS_MAX):
+            if self.chance.random() < self.theme.silence:
+                self.silent.add((topic_id, number))
+        self._put_topic(self._topic(topic_id, name, range(count), (), lineage))
+
+    def _topic(
+        self, topic_id: UUID, name: str, live: Iterable[int], retiring: Iterable[int], lineage: Lineage | None
+    ) -> TopicImage:
+        starts = self._log_starts
+        return TopicImage(
+            topic_id, name, tuple(live), tuple(retiring), lineage, lambda number: starts.get((topic_id, number), 0)
+        )
 
     def _resize(self, topic: TopicImage, count: int) -> None:
         """Another partition count rules: retiring partitions come back first, and those that go are read to the end."""
@@ -269,7 +283,7 @@ class World:
         if lineage is not None:
             ends = {number: self.chance.randint(0, 9) + _last_end(lineage, number) for number in range(topic.size)}
             lineage = Lineage(lineage.initial, (*lineage.counts, count), (*lineage.ends, ends))
-        self._put_topic(TopicImage(topic.topic_id, topic.name, tuple(range(count)), tuple(range(count, size)), lineage))
+        self._put_topic(self._topic(topic.topic_id, topic.name, range(count), range(count, size), lineage))
 
     def _reap(self, topic: TopicImage) -> None:
         """The last of the retiring partitions is empty, and goes."""
@@ -278,7 +292,7 @@ class World:
         if lineage is not None:
             ends = tuple({number: end for number, end in ends.items() if number != gone} for ends in lineage.ends)
             lineage = Lineage(lineage.initial, lineage.counts, ends)
-        self._put_topic(TopicImage(topic.topic_id, topic.name, topic.partitions, tuple(retiring), lineage))
+        self._put_topic(self._topic(topic.topic_id, topic.name, topic.partitions, retiring, lineage))
 
     def _put_topic(self, topic: TopicImage) -> None:
         self._set_image({**self.image.by_name, topic.name: topic})
@@ -290,20 +304,13 @@ class World:
             "topics: %s",
             " ".join(f"{t.name}={len(t.partitions)}+{len(t.retiring)}" for t in self.image.by_name.values()),
         )
-        for shard in getattr(self, "shards", ()):
-            self.after(self.chance.choice((0, 0, 300, 1_500)), self._tell_topics, shard)
-
-    def _tell_topics(self, shard: Shard) -> None:
-        machine = shard.machine
-        if machine is not None and machine.image is not self.image:
-            image = self.image
-            shard.submit(Cause("topics"), lambda machine: machine.topics_changed(image, self.now_ms))
-            shard.durable.image = image
+        for broker in getattr(self, "brokers", ()):
+            self.after(self.chance.choice((0, 0, 300, 1_500)), broker.tell_topics)
 
     # -- who is there --------------------------------------------------------------------------------------------------
 
-    def shard_of(self, group_id: str) -> Shard:
-        return self.shards[self.groups.index(group_id) % len(self.shards)]
+    def broker_of(self, group_id: str) -> Broker:
+        return self.brokers[self.groups.index(group_id) % len(self.brokers)]
 
     def clients_of(self, group_id: str) -> Iterator[Client]:
         """The processes that are, by name, of a group."""
@@ -446,17 +453,17 @@ class World:
                     connection.stall(ms, up=False)
 
     def crash(self) -> None:
-        shard = self.chance.choice(self.shards)
-        if self.chance.random() < 0.6:
-            shard.crash()
-        elif shard.status is Status.ACTIVE:
-            if self.chance.random() < 0.5:
-                shard.refuse_append = True
-            else:
-                shard.fail()
+        broker = self.chance.choice(self.brokers)
+        happens = self.chance.random()
+        if happens < 0.6:
+            broker.crash()
+        elif happens < 0.8:
+            broker.log.refuses = True
+        else:
+            broker.fails_sync = True
 
     def compact(self) -> None:
-        self.chance.choice(self.shards).compact()
+        self.chance.choice(self.brokers).compact()
 
     def change_topics(self) -> None:
         """Topics come, go, come again, grow and shrink."""
@@ -468,7 +475,7 @@ class World:
             return
         count = len(topic.partitions)
         least = 1 if topic.lineage is None else topic.lineage.initial
-        match chance.choice(("grow", "grow", "shrink", "shrink", "reap", "delete", "again")):
+        match chance.choice(("grow", "grow", "shrink", "shrink", "reap", "delete", "again", "forget")):
             case "grow" if topic.size < PARTITIONS_MAX:
                 self._resize(topic, count + chance.randint(1, 3))
             case "shrink" if count > least:
@@ -479,6 +486,10 @@ class World:
                 self._set_image({other: known for other, known in self.image.by_name.items() if other != name})
             case "again":
                 self._new_topic(name)
+            case "forget" if topic.lineage is not None:
+                number = chance.randrange(topic.size)
+                self._log_starts[topic.topic_id, number] = _last_end(topic.lineage, number)
+                self.say("%s-%d starts at %d", name, number, topic.log_start(number))
             case _:
                 pass
 
@@ -494,42 +505,39 @@ class World:
     def expel(self) -> None:
         """An administrator takes a member out."""
         group_id = self.chance.choice(self.groups)
-        shard = self.shard_of(group_id)
-        group = None if shard.machine is None else shard.machine.groups.get(group_id)
+        broker = self.broker_of(group_id)
+        group = None if broker.machine is None else broker.machine.groups.get(group_id)
         if group is not None and group.members:
             identity = MemberIdentity(member_id=self.chance.choice(sorted(group.members)))
             request = LeaveGroupRequest(group_id=group_id, members=[identity])
             self.say("an administrator says %s", request)
-            shard.handle(request, 5, Caller("admin", "/host", 5), 0)
+            broker.administrate(request, 5)
 
     def forget_offsets(self) -> None:
         """An administrator deletes what a group has committed of a topic that nobody reads."""
         group_id, name = self.chance.choice(self.groups), self.chance.choice(NAMES)
         parts = [OffsetDeleteRequestPartition(partition_index=number) for number in range(PARTITIONS_MAX)]
         request = OffsetDeleteRequest(group_id=group_id, topics=[OffsetDeleteRequestTopic(name=name, partitions=parts)])
-        cause = Cause("admin", group_id, request)
-        self.shard_of(group_id).submit(cause, lambda machine: machine.offset_delete(request, self.now_ms))
+        self.broker_of(group_id).administrate(request, 0)
 
     def delete_group(self) -> None:
         group_id = self.chance.choice(self.groups)
-        shard = self.shard_of(group_id)
-        if shard.machine is not None:
-            there = self.chance.random()
-            group = shard.machine.groups.get(group_id)
-            if there < 0.7 and group is not None and group.members:
+        broker = self.broker_of(group_id)
+        if broker.machine is not None:
+            group = broker.machine.groups.get(group_id)
+            if self.chance.random() < 0.7 and group is not None and group.members:
                 return
-            code = shard.submit(Cause("admin", group_id), lambda machine: machine.delete_group(group_id, self.now_ms))
-            self.say("delete %s: %s", group_id, code)
-            assert code is not ErrorCode.NONE or group is None or not group.members
+            self.say("an administrator deletes %s", group_id)
+            broker.administrate(DeleteGroupsRequest(groups_names=[group_id]), 2)
 
     def stranger(self) -> None:
         """Somebody who is no member, or not any more, says something: it changes nothing."""
         chance = self.chance
         group_id = chance.choice(self.groups)
-        shard = self.shard_of(group_id)
-        if shard.machine is None:
+        broker = self.broker_of(group_id)
+        if broker.machine is None:
             return
-        group = shard.machine.groups.get(group_id)
+        group = broker.machine.groups.get(group_id)
         member_id, epoch = "stranger", chance.choice((1, 5, 1 << 30))
         if group is not None and group.members and chance.random() < 0.7:
             member_id = chance.choice(sorted(group.members))
@@ -559,20 +567,29 @@ class World:
             )
         )
         version = 9 if isinstance(request, OffsetCommitRequest) else 1
-        records = shard.end
+        end = broker.log.end
         self.say("a stranger says %s", request)
-        reply = shard.handle(request, version, Caller("stranger", "/host", version, "x", 1 << 40), 0)
-        self.say("  answer to a stranger: %s", reply)
-        assert shard.end == records, (request, reply)
-        if isinstance(request, OffsetCommitRequest):
-            assert all(part.error_code for topic in reply.topics for part in topic.partitions), (request, reply)
-        else:
-            assert reply.error_code, (request, reply)
+
+        def answered(reply: Any) -> None:
+            self.say("  answer to a stranger: %s", reply)
+            if isinstance(request, OffsetCommitRequest):
+                assert all(part.error_code for topic in reply.topics for part in topic.partitions), (request, reply)
+            else:
+                assert reply.error_code, (request, reply)
+
+        broker.handle(request, version, "stranger", 1 << 40, answered)
+        assert broker.log.end == end, request
 
     # -- a life --------------------------------------------------------------------------------------------------------
 
     def live(self) -> None:
         """A life with incidents, then quiet; then everything is checked."""
+        try:
+            self._live()
+        finally:
+            self.end()
+
+    def _live(self) -> None:
         for group_id in self.groups:
             for _ in range(self.chance.randint(1, self.theme.clients)):
                 self.start(group_id)
@@ -584,9 +601,8 @@ class World:
         self.heal()
         deadline_ms = self.now_ms + QUIET_MAX_MS
         # What is under way may yet arrive, who is yet to begin begins, and clients hear what topics there are.
-        late = [at_ms for at_ms, _, do, _ in self._events if getattr(do, "__func__", None) in _DISTURBING]
-        late += [connection.stalled_until_ms for connection in self.connections]
-        self.run_until(max([self.now_ms + self.theme.metadata_age_ms, *late]))
+        late = [connection.stalled_until_ms for connection in self.connections]
+        self.run_until(max([self.now_ms + self.theme.metadata_age_ms, self._disturbed_until_ms, *late]))
         while (missing := self.missing()) is not None:
             assert self.now_ms < deadline_ms, missing
             self.run_until(self.now_ms + CHECK_EVERY_MS)
@@ -597,21 +613,21 @@ class World:
         self._check_logs()
 
     def _check_logs(self) -> None:
-        for shard in self.shards:
-            shard.check_replay()
-            if shard.machine is not None:
-                self.rules.check_positions(shard)
+        for broker in self.brokers:
+            broker.check_replay()
+            if broker.machine is not None:
+                self.rules.check_machine(broker, broker.machine)
 
     def heal(self) -> None:
         """From now on nothing happens."""
         self.say("quiet")
         self._incidents = False
         self._unreachable.clear()
-        self.wrong_assignors = self.slow_assignors = self.stuck = 0.0
+        self.wrong_assignors = self.slow_assignors = self.stuck = self.slow_syncs = 0.0
         self.assignor_data = b"well"
-        for shard in self.shards:
-            shard.refuse_append = False
-            self._tell_topics(shard)
+        for broker in self.brokers:
+            broker.log.refuses = broker.fails_sync = False
+            self.after(0, broker.tell_topics)
         for client in list(self.clients):
             client.resume()
             namesakes = [one for one in self.clients_of(client.group) if one.instance == client.instance]
@@ -632,10 +648,10 @@ class World:
         return None
 
     def _missing_in(self, group_id: str) -> str | None:
-        shard = self.shard_of(group_id)
-        if shard.machine is None:
-            return f"{shard} is not there"
-        group = shard.machine.groups.get(group_id)
+        machine = self.broker_of(group_id).machine
+        if machine is None:
+            return f"{self.broker_of(group_id)} is not there"
+        group = machine.groups.get(group_id)
         clients = [client for client in self.clients_of(group_id) if not client.has_nothing_to_read]
         for client in clients:
             if not client.is_in or client.is_leaving or client.stuck_until_ms > self.now_ms:

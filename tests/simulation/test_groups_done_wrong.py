@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -16,10 +17,15 @@ from anabranch.machines.groups import gates, migration, offsets
 from anabranch.machines.groups.consumer import heartbeat
 from anabranch.machines.groups.consumer.group import NOTHING, ConsumerGroup, Member
 from anabranch.machines.groups.consumer.step import Step
+from anabranch.machines.groups.coordinator import Coordinator
+from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.outcome import SetTimer
+from anabranch.runtime.timers import Timers
+from anabranch.server.coordinators.shard import Shard
 from tests.simulation.groups import live
 
 SEEDS_MAX = 60
+RESTLESS = {"topics": 15, "pace_ms": 300, "crashes": 0, "faults": 0.0, "length_ms": 50_000}
 
 
 def believing() -> AbstractContextManager[object]:
@@ -79,6 +85,56 @@ def uncooperative() -> AbstractContextManager[object]:
     return mock.patch.object(strategies, "_cooperative", cooperative)
 
 
+def waiting_forever() -> AbstractContextManager[object]:
+    """After a fail-over nobody is expected to let go in time any more."""
+    loaded = Coordinator.loaded
+
+    def load(self: Coordinator, now_ms: int) -> Any:
+        with mock.patch.object(Step, "expect_within_rebalance_timeout"):
+            return loaded(self, now_ms)
+
+    return mock.patch.object(Coordinator, "loaded", load)
+
+
+def remembering() -> AbstractContextManager[object]:
+    """How long an owner has committed nothing of a partition counts on when it has had to give it away meanwhile."""
+    return mock.patch.object(Step, "forget_silence")
+
+
+def starting_at_zero() -> AbstractContextManager[object]:
+    """A partition of which nothing is committed is taken to be unread from offset 0, though its log starts later."""
+    closed = gates.closed_partitions
+
+    def from_zero(group: ConsumerGroup, topic: TopicImage, *given: Any) -> frozenset[int]:
+        return closed(group, replace(topic, log_start=lambda number: 0), *given)
+
+    return mock.patch.object(gates, "closed_partitions", from_zero)
+
+
+def hoarding() -> AbstractContextManager[object]:
+    """Positions are kept though nobody has used them for the retention time."""
+    return mock.patch.object(offsets.Offsets, "expired", return_value=([], False))
+
+
+def answering_early() -> AbstractContextManager[object]:
+    """The shard gives replies that are based upon what is not durable."""
+    return mock.patch.object(Shard, "_when_durable", lambda self, reply: reply)
+
+
+def trusting_its_log() -> AbstractContextManager[object]:
+    """The shard goes on with a machine that has applied what the log has lost."""
+
+    def fail(self: Any, *_: object) -> None:
+        self._committing = None
+
+    return mock.patch.object(Shard, "_fail", fail)
+
+
+def sleeping() -> AbstractContextManager[object]:
+    """No timer rings."""
+    return mock.patch.object(Timers, "_wake")
+
+
 def lives(**changed: Any) -> None:
     for seed in range(SEEDS_MAX):
         live(seed, **changed)
@@ -92,9 +148,16 @@ def lives(**changed: Any) -> None:
         (hasty, {}),
         (trusting, {}),
         (impatient, {}),
-        (moving_on, {"classic": 0.5, "strategies": (("cooperative-sticky",),)}),
+        (moving_on, {**RESTLESS, "classic": 0.5, "strategies": (("cooperative-sticky",),), "clients": 6}),
         (overtaking, {"ordered": 1.0, "topics": 15, "classic": 0.0}),
         (uncooperative, {"classic": 1.0, "strategies": (("cooperative-sticky",),)}),
+        (waiting_forever, {"crashes": 15, "classic": 0.0, "poll_interval_ms": 4_000, "session_timeout_ms": 16_000}),
+        (remembering, {**RESTLESS, "ordered": 1.0, "silence": 0.5, "classic": 0.0, "poll_interval_ms": 4_000}),
+        (starting_at_zero, {"ordered": 1.0, "topics": 15, "silence": 0.5, "classic": 0.0}),
+        (hoarding, {"retention_ms": 20_000}),
+        (answering_early, {"slow_syncs": 0.1}),
+        (trusting_its_log, {"crashes": 15}),
+        (sleeping, {}),
     ],
 )
 def test_a_group_that_does_it_wrong_is_found_out(

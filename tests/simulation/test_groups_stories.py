@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
+
+import pytest
 
 from anabranch.machines.clients.membership.steps import Owned, Revoke, Send, Subscription
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
@@ -35,9 +38,15 @@ class QuietWorld(World):
             self.run_until(self.now_ms + 10)
 
 
-def test_a_group_has_not_converged_while_an_application_has_yet_to_let_go_of_a_partition() -> None:
-    """A cooperative group needs a second generation when the first one has taken a partition from somebody."""
+@pytest.fixture
+def world() -> Iterator[QuietWorld]:
     world = QuietWorld()
+    yield world
+    world.end()
+
+
+def test_a_group_has_not_converged_while_an_application_has_yet_to_let_go_of_a_partition(world: QuietWorld) -> None:
+    """A cooperative group needs a second generation when the first one has taken a partition from somebody."""
     first = world.start()
     world.converge()
     assert first.machine.owned == {A0, A1}
@@ -56,8 +65,9 @@ def test_a_group_has_not_converged_while_an_application_has_yet_to_let_go_of_a_p
     assert len(first.machine.owned) == len(second.machine.owned) == 1
 
 
-def test_an_answer_that_a_leaving_member_ignores_does_not_move_what_it_holds_to_a_new_topic_of_that_name() -> None:
-    world = QuietWorld()
+def test_an_answer_that_a_leaving_member_ignores_does_not_move_what_it_holds_to_a_new_topic_of_that_name(
+    world: QuietWorld,
+) -> None:
     client = world.start()
     world.converge()
     former = world.image.by_name["a"].topic_id

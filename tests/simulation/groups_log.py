@@ -1,0 +1,174 @@
+"""A coordinator's log without a disk: what `Partition` and `Shard` ask of a partition log, and faults.
+
+Batches are appended at once and durable when a sync of them is done. A sync may be late, or fail; after one that failed
+the log takes nothing until it is settled, which cuts what was not synced. A power loss keeps some of it, in order.
+Nothing below the high watermark is ever lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from anabranch.machines.groups.records import Record, decode_record
+from anabranch.records.batch import BatchHeader
+from anabranch.records.key_values import decode_pairs, encode_pairs
+
+
+class Entry(NamedTuple):
+    """One record."""
+
+    offset: int
+    key: bytes
+    value: bytes | None
+    record: Record
+
+
+class Batch(NamedTuple):
+    """What was appended at once, or what compaction has left of it."""
+
+    end: int
+    data: bytes
+    entries: tuple[Entry, ...]
+
+
+class Appended(NamedTuple):
+    """Where a batch lies."""
+
+    base_offset: int
+    last_offset: int
+
+
+class Slice(NamedTuple):
+    """Bytes of the log."""
+
+    data: bytes
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def view(self) -> memoryview:
+        return memoryview(self.data)
+
+
+class FalseLog:
+    """The log of one partition."""
+
+    flush_due = False
+    log_start = 0
+    directory = Path("log")
+
+    def __init__(self, on_append: Callable[[Batch], None], on_cut: Callable[[int], None]) -> None:
+        """`on_append` is told of every batch, `on_cut` where the log ends after it lost some."""
+        self.batches: list[Batch] = []
+        self.end = 0
+        self.flushed = 0
+        self.refuses = False
+        """The next append fails: the disk is full."""
+        self.on_truncate: Callable[[int], None] = lambda end: None
+        self.before_delete: Callable[[int], None] = lambda end: None
+        self._on_append = on_append
+        self._on_cut = on_cut
+        self.failure: OSError | None = None
+        """Of the last sync, until the log is settled."""
+        self._cuts = 0
+        self._clean_to = 0
+        """Everything below was clean after the last compaction: older tombstones may go with the next one."""
+
+    # -- as a partition log --------------------------------------------------------------------------------------------
+
+    @property
+    def high_watermark(self) -> int:
+        return self.flushed
+
+    def append(self, data: bytearray | memoryview, leader_epoch: int, now_ms: int, header: BatchHeader) -> Appended:
+        if self.failure is not None:
+            raise self.failure
+        if self.refuses:
+            self.refuses = False
+            raise OSError(28, "the disk is full")
+        base = self.end
+        entries = []
+        for index, (key, value) in enumerate(decode_pairs(memoryview(data), header)):
+            assert key is not None
+            record = decode_record(key, value)
+            assert record is not None
+            entries.append(Entry(base + index, key, value, record))
+        self.end = base + len(entries)
+        self.batches.append(Batch(self.end, bytes(data), tuple(entries)))
+        self._on_append(self.batches[-1])
+        return Appended(base, self.end - 1)
+
+    def settle(self, now_ms: int) -> None:
+        if self.failure is not None:
+            self.failure = None
+            before = self.end
+            self._cut(self.flushed)
+            if self.end < before:
+                self.on_truncate(self.end)
+
+    def slices(self) -> list[Slice]:
+        return [Slice(b"".join(batch.data for batch in self.batches))]
+
+    def snapshots(self) -> Iterator[tuple[int, bytes]]:
+        return iter(())
+
+    def headers_from(self, offset: int) -> Iterator[BatchHeader]:
+        return iter(())
+
+    # -- its disk ------------------------------------------------------------------------------------------------------
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """All records, in order."""
+        return (entry for batch in self.batches for entry in batch.entries)
+
+    def begin_sync(self) -> tuple[int, int]:
+        """What a sync that begins now makes durable, for `synced`."""
+        return self.end, self._cuts
+
+    def synced(self, begun: tuple[int, int]) -> None:
+        """A sync is done; of what was cut meanwhile it says nothing."""
+        end, cuts = begun
+        if cuts == self._cuts:
+            self.flushed = max(self.flushed, end)
+
+    def lose_power(self, end: int) -> None:
+        """Of what was not synced only what lies below `end` is on the disk. What is, is found sound and synced."""
+        assert end >= self.flushed
+        self.failure = None
+        self._cut(end)
+        self.flushed = self.end
+        self.on_truncate = self.before_delete = lambda end: None
+
+    def _cut(self, end: int) -> None:
+        before = self.end
+        while self.batches and self.batches[-1].end > end:
+            self.batches.pop()
+            self.end = self.batches[-1].end if self.batches else 0
+        if before > end:
+            self.end = max(self.end, end)
+            self._cuts += 1
+            self._on_cut(self.end)
+
+    def compact(self, end: int) -> int:
+        """Of each key below `end` keep the last record; tombstones go a turn later. Answers how many records stay."""
+        end = min(end, self.flushed)
+        last = {entry.key: entry.offset for entry in self.entries if entry.offset < end}
+        batches = []
+        for batch in self.batches:
+            kept = tuple(
+                entry
+                for entry in batch.entries
+                if entry.offset >= end
+                or (last[entry.key] == entry.offset and not (entry.value is None and entry.offset < self._clean_to))
+            )
+            if len(kept) == len(batch.entries):
+                batches.append(batch)
+            elif kept:
+                data = encode_pairs([(entry.key, entry.value) for entry in kept], 0)
+                batches.append(Batch(batch.end, bytes(data), kept))
+        self.batches = batches
+        self._clean_to = max(self._clean_to, end)
+        return sum(len(batch.entries) for batch in batches)
