@@ -33,6 +33,7 @@ from anabranch.server.coordinators.producer_ids import ProducerIds
 from anabranch.server.coordinators.transactions import Transactions
 from anabranch.server.network.listener import Listener
 from anabranch.server.partitions.fetch_sessions import FetchSessions
+from anabranch.server.partitions.fetching import Fetches
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.server.partitions.topic_settings import TopicSettings, topic_settings
 from anabranch.server.settings import Address, Settings, explicit
@@ -134,7 +135,12 @@ class Broker:
             replicas=replicas,
             view=view,
             commands=commands,
-            fetch_sessions=FetchSessions(settings.fetch_sessions_max, self._chance.below),
+            fetches=Fetches(
+                replicas,
+                FetchSessions(settings.fetch_sessions_max, self._chance.below),
+                view.name_of,
+                size_max=settings.fetch_max_bytes,
+            ),
             producer_ids=ProducerIds(store),
             groups=groups,
             transactions=transactions,
@@ -259,11 +265,13 @@ class Broker:
             "Partitions that take no more appends and are still read.",
             lambda: sum(partition.retiring for partition in context.replicas),
         )
-        gauge("kafka_server_fetchsessioncache_numfetchsessions", "Fetch sessions.", lambda: len(context.fetch_sessions))
+        gauge(
+            "kafka_server_fetchsessioncache_numfetchsessions", "Fetch sessions.", lambda: len(context.fetches.sessions)
+        )
         gauge(
             "kafka_server_fetchsessioncache_evictions",
             "Fetch sessions evicted.",
-            lambda: context.fetch_sessions.evictions,
+            lambda: context.fetches.sessions.evictions,
         )
         gauge(
             "anabranch_transactions_completing",

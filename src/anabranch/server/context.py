@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from anabranch.runtime.chance import Chance
@@ -17,7 +16,7 @@ from anabranch.server.coordinators.markers import Markers
 from anabranch.server.coordinators.producer_ids import ProducerIds
 from anabranch.server.coordinators.shard_set import Coordinators
 from anabranch.server.coordinators.transactions import Transactions
-from anabranch.server.partitions.fetch_sessions import FetchSessions
+from anabranch.server.partitions.fetching import Fetches
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.server.settings import Address, Settings
 
@@ -38,25 +37,19 @@ class BrokerContext:
     replicas: Replicas
     view: ClusterView
     commands: Commands
-    fetch_sessions: FetchSessions
+    fetches: Fetches
     producer_ids: ProducerIds
     transactions: Transactions
     markers: Markers
     groups: Groups
     coordinators: Mapping[int, Coordinators[Any, Any]]
     """By the `key_type` of FindCoordinator."""
-    parked: set[asyncio.Future[None]] = field(default_factory=set)
-    """Fetches that wait for records: a stop ends their waiting."""
-    stopping: bool = False
 
     def stop_waiting(self) -> None:
         """Have every waiting fetch answered with what there is, now and from now on."""
-        self.stopping = True
         for coordinators in self.coordinators.values():
             coordinators.unload()
-        for waiting in self.parked:
-            if not waiting.done():
-                waiting.set_result(None)
+        self.fetches.stop()
 
 
 ANONYMOUS = "User:ANONYMOUS"

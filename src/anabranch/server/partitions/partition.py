@@ -176,6 +176,11 @@ class Partition:
         """Stop calling `watcher`."""
         self._watchers.pop(watcher, None)
 
+    @property
+    def watchers(self) -> int:
+        """How many watch."""
+        return len(self._watchers)
+
     def changed(self) -> None:
         """Tell everyone who waits."""
         if self._watchers:

@@ -1,0 +1,233 @@
+"""Fetches: read what is there, or wait for it without polling.
+
+A fetch that finds too little watches its partitions and reads again those that changed, until its budget is reached,
+its time is over, or the broker stops. Records, errors and offsets that the reader's session has been sent before are
+not answered again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+from uuid import UUID
+
+from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import NO_TOPIC_ID
+from anabranch.machines.controller.leadership import refuse_read
+from anabranch.machines.partition.aborted import AbortedTransaction
+from anabranch.machines.partition.fetching import FetchBudget
+from anabranch.records.batch import headers
+from anabranch.server.partitions.fetch_sessions import Context, FetchSessions, Target
+from anabranch.server.partitions.partition import Partition
+from anabranch.server.partitions.replicas import Replicas
+from anabranch.storage.log.log import OfflineLogError, OffsetOutOfRangeError
+from anabranch.storage.log.segment import LogSlice
+
+TopicNames = Callable[[UUID], str | None]
+"""Finds the name of the topic that has an id."""
+
+
+class EpochEnd(NamedTuple):
+    """Where the newest leader epoch that leader and reader may share ended at the leader."""
+
+    epoch: int
+    end_offset: int
+
+
+@dataclass(slots=True)
+class PartitionRead:
+    """What was found for one target."""
+
+    target: Target
+    partition: Partition | None
+    error: ErrorCode = ErrorCode.NONE
+    high_watermark: int = -1
+    last_stable_offset: int = -1
+    log_start: int = -1
+    found: LogSlice | None = None
+    aborted: Sequence[AbortedTransaction] = ()
+    """The aborted transactions that have records in what was found; only readers of committed records are told."""
+    diverging: EpochEnd | None = None
+    """Set where the reader's log is not a prefix of the leader's; nothing is found then."""
+
+    @property
+    def size(self) -> int:
+        """Bytes found."""
+        return 0 if self.found is None else self.found.size
+
+    @property
+    def urgent(self) -> bool:
+        """Whether the reader must hear of it at once."""
+        return self.error is not ErrorCode.NONE or self.diverging is not None
+
+
+class Fetches:
+    """The fetches of one broker: their sessions, and those that wait."""
+
+    def __init__(self, replicas: Replicas, sessions: FetchSessions, topic_names: TopicNames, *, size_max: int) -> None:
+        """`size_max`: the most bytes of one answer, unless a single batch is larger."""
+        self.sessions = sessions
+        self.size_max = size_max
+        self.stopping = False
+        self.waiting: set[asyncio.Future[None]] = set()
+        self._replicas = replicas
+        self._topic_names = topic_names
+
+    def stop(self) -> None:
+        """Have every waiting fetch answered with what there is, now and from now on."""
+        self.stopping = True
+        for waiting in self.waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+
+    def locate(self, target: Target) -> Partition | ErrorCode:
+        """Find the partition that a target names by topic name or id, or why nothing can be read from it."""
+        name = target.topic
+        if target.topic_id != NO_TOPIC_ID:
+            known = self._topic_names(target.topic_id)
+            if known is None:
+                return ErrorCode.UNKNOWN_TOPIC_ID
+            name = known
+        partition = self._replicas.get(name, target.partition)
+        if partition is None:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if target.topic_id not in (NO_TOPIC_ID, partition.topic_id):
+            return ErrorCode.INCONSISTENT_TOPIC_ID
+        return partition
+
+
+class Fetch:
+    """One fetch on its way to its answer."""
+
+    __slots__ = ("_budget", "_fetches", "_reads", "committed", "context")
+
+    def __init__(self, fetches: Fetches, context: Context, budget: FetchBudget, *, committed: bool) -> None:
+        """Read what is there. `committed`: only records of committed transactions are wanted (READ_COMMITTED)."""
+        self.context = context
+        self.committed = committed
+        self._fetches = fetches
+        self._budget = budget
+        self._reads = [self._read(target) for target in context.targets]
+
+    @property
+    def complete(self) -> bool:
+        """Whether there is no reason to wait."""
+        return self._budget.reached or not self._reads or self._fetches.stopping
+
+    def _read(self, target: Target) -> PartitionRead:
+        read = self._read_from(target)
+        if read.urgent:
+            self._budget.urgent = True
+        return read
+
+    def _read_from(self, target: Target) -> PartitionRead:
+        partition = self._fetches.locate(target)
+        if isinstance(partition, ErrorCode):
+            return PartitionRead(target, None, partition)
+        role, log = partition.leadership, partition.log
+        if role is None or partition.offline_reason is not None:
+            return PartitionRead(target, None, partition.unavailable())
+        error = refuse_read(role, target.undeleted_partition_count, target.leader_epoch)
+        if error is not ErrorCode.NONE:
+            return PartitionRead(target, partition, error)
+        high_watermark, stable = log.high_watermark, partition.last_stable_offset
+        read = PartitionRead(target, partition, ErrorCode.NONE, high_watermark, stable, log.log_start)
+        if target.last_fetched_epoch >= 0:
+            epoch, end = log.end_offset_for_epoch(target.last_fetched_epoch)
+            if epoch < target.last_fetched_epoch or end < target.offset:
+                read.diverging = EpochEnd(epoch, end)
+                return read
+        room = self._budget.room(target.size_max)
+        if room is None:
+            return read
+        limit = stable if self.committed else high_watermark
+        try:
+            found = log.read(target.offset, room, end=limit)
+        except OffsetOutOfRangeError:
+            read.error = ErrorCode.OFFSET_OUT_OF_RANGE
+            return read
+        except OfflineLogError as damage:
+            partition.abandon(str(damage))
+            return PartitionRead(target, None, ErrorCode.KAFKA_STORAGE_ERROR)
+        except OSError as failure:
+            partition.storage_failed(failure)
+            return PartitionRead(target, None, ErrorCode.KAFKA_STORAGE_ERROR)
+        if found is not None and self._budget.take(found.size):
+            read.found = found
+            if self.committed:
+                read.aborted = _aborted_in(partition, target.offset, limit, found)
+        return read
+
+    async def wait(self, wait_max_ms: int) -> None:
+        """Wait until complete, or for as long as the reader allows."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        changed: set[int] = set()
+
+        def read_again() -> None:
+            indexes = sorted(changed)
+            changed.clear()
+            if done.done():
+                return
+            for index in indexes:
+                before = self._reads[index]
+                self._budget.give_back(before.size)
+                self._reads[index] = self._read(before.target)
+            if self.complete:
+                done.set_result(None)
+
+        def on_change(index: int) -> None:
+            if not changed:
+                loop.call_soon(read_again)
+            changed.add(index)
+
+        watchers: list[tuple[Partition, Callable[[], None]]] = []
+        for index, read in enumerate(self._reads):
+            if read.partition is not None:
+                watcher: Callable[[], None] = partial(on_change, index)
+                read.partition.watch(watcher)
+                watchers.append((read.partition, watcher))
+        timer = loop.call_later(wait_max_ms / 1000, _finish, done)
+        self._fetches.waiting.add(done)
+        try:
+            await done
+        finally:
+            self._fetches.waiting.discard(done)
+            timer.cancel()
+            for partition, watcher in watchers:
+                partition.unwatch(watcher)
+
+    def answer(self) -> Iterator[PartitionRead]:
+        """Give what is to be answered, once: of an incremental session, only what its reader was not sent before."""
+        session, incremental = self.context.session, self.context.incremental
+        for read in self._reads:
+            target = read.target
+            news = target.has_news(
+                size=read.size, error=read.error, high_watermark=read.high_watermark, log_start=read.log_start
+            )
+            if incremental and not news and not read.urgent:
+                continue
+            if session is not None and read.size:
+                session.to_the_back(target)
+            if read.partition is not None and read.found is not None:
+                read.partition.bytes_out.add(read.found.size)
+            yield read
+
+
+def _aborted_in(partition: Partition, start: int, limit: int, found: LogSlice) -> list[AbortedTransaction]:
+    """Find the aborted transactions that have records in what was found, from `start` on and below `limit`."""
+    lines = partition.table.aborted.between(start, limit)
+    if lines:
+        end = limit
+        for _, header in headers(found.view()):
+            end = header.next_offset
+        lines = [line for line in lines if line.first_offset < end]
+    return lines
+
+
+def _finish(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)

@@ -1,0 +1,276 @@
+"""Fetches: what is read at once, what is waited for, and what ends the waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import NO_TOPIC_ID
+from anabranch.machines.partition.aborted import AbortedTransaction
+from anabranch.machines.partition.fetching import FetchBudget
+from anabranch.records.batch import TRANSACTIONAL, end_transaction_marker, parse_header
+from anabranch.server.partitions.fetch_sessions import FetchSessions, Target
+from anabranch.server.partitions.fetching import EpochEnd, Fetch, Fetches, PartitionRead
+from tests.support.batches import make_batch
+from tests.support.replicas import NOW_MS, TOPIC, TOPIC_ID, LocalReplicas
+
+OK = ErrorCode.NONE
+SIZE = len(make_batch())
+LONG_MS = 60_000
+
+
+class World:
+    """Two partitions, and their readers."""
+
+    def __init__(self, path: Path, *, durability: str = "os") -> None:
+        self.local = LocalReplicas(path, initial=2, durability=durability)
+        self.local.resize(2)
+        ids = iter(range(100))
+        sessions = FetchSessions(10, lambda bound: next(ids))
+        self.fetches = Fetches(self.local.replicas, sessions, {TOPIC_ID: TOPIC}.get, size_max=10 * SIZE)
+
+    def append(self, partition: int = 0, *, producer_id: int = -1, sequence: int = -1) -> None:
+        identity = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": sequence}
+        attributes = TRANSACTIONAL if producer_id >= 0 else 0
+        data = make_batch(attributes=attributes, **(identity if producer_id >= 0 else {}))
+        self.local[partition].append(data, parse_header(data), NOW_MS)
+
+    def abort(self, partition: int, producer_id: int) -> None:
+        marker = end_transaction_marker(producer_id, 0, commit=False, coordinator_epoch=0, timestamp_ms=NOW_MS)
+        self.local[partition].append(marker, parse_header(marker), NOW_MS)
+
+    def fetch(
+        self,
+        *targets: Target,
+        session: tuple[int, int] = (0, -1),
+        size_min: int = 1,
+        size_max: int = 1 << 20,
+        committed: bool = False,
+    ) -> Fetch:
+        context = self.fetches.sessions.begin(*session, targets, (), uses_topic_ids=False, now_ms=NOW_MS)
+        assert not isinstance(context, ErrorCode)
+        return Fetch(self.fetches, context, FetchBudget(size_min, size_max, self.fetches.size_max), committed=committed)
+
+    def read(self, *targets: Target, committed: bool = False, size_max: int = 1 << 20) -> list[PartitionRead]:
+        return list(self.fetch(*targets, committed=committed, size_max=size_max).answer())
+
+    def waited(self, fetch: Fetch, *events: Callable[[], object], wait_max_ms: int = LONG_MS) -> list[PartitionRead]:
+        """What the fetch answers, after these events, one in each turn of the loop."""
+
+        async def run() -> None:
+            waiting = asyncio.ensure_future(fetch.wait(wait_max_ms))
+            for event in events:
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                assert not waiting.done()
+                event()
+            await waiting
+
+        self.local.runner.run(run())
+        return list(fetch.answer())
+
+    def watched(self) -> bool:
+        return any(self.local[number].watchers for number in (0, 1))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    assert not made.watched()
+    assert not made.fetches.waiting
+    made.local.close()
+
+
+def target(partition: int = 0, offset: int = 0, *, size_max: int = 1 << 20, topic_id: UUID = NO_TOPIC_ID) -> Target:
+    return Target(TOPIC if topic_id == NO_TOPIC_ID else "", topic_id, partition, offset, size_max)
+
+
+def sizes(reads: list[PartitionRead]) -> dict[int, int]:
+    """Batches found of each partition."""
+    return {read.target.partition: read.size // SIZE for read in reads}
+
+
+def test_what_is_there_is_read_at_once(world: World) -> None:
+    world.append(0)
+    world.append(0)
+    world.append(1)
+    fetch = world.fetch(target(0), target(1))
+    assert fetch.complete
+    assert sizes(list(fetch.answer())) == {0: 2, 1: 1}
+    assert sizes(world.read(target(0, 1))) == {0: 1}
+
+
+def test_offsets_are_told_beside_the_records(world: World) -> None:
+    world.append(0)
+    (read,) = world.read(target(0, 1))
+    assert (read.high_watermark, read.last_stable_offset, read.log_start, read.size) == (1, 1, 0, 0)
+
+
+def test_the_limits_of_answer_and_partition_hold_beyond_the_first_batch(world: World) -> None:
+    for _ in range(6):
+        world.append(0)
+        world.append(1)
+    assert sizes(world.read(target(0, size_max=3 * SIZE), target(1))) == {0: 3, 1: 6}
+    assert sizes(world.read(target(0), target(1), size_max=8 * SIZE)) == {0: 6, 1: 2}
+    assert sizes(world.read(target(0), target(1), size_max=1)) == {0: 1, 1: 0}
+    assert sizes(world.read(target(0), target(1))) == {0: 6, 1: 4}, "what the broker allows"
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        (target(7), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (target(0, topic_id=UUID(int=9)), ErrorCode.UNKNOWN_TOPIC_ID),
+        (target(0, 5), ErrorCode.OFFSET_OUT_OF_RANGE),
+        (replace(target(0), leader_epoch=0), ErrorCode.FENCED_LEADER_EPOCH),
+        (replace(target(0), leader_epoch=2), ErrorCode.UNKNOWN_LEADER_EPOCH),
+        (replace(target(0), undeleted_partition_count=3), ErrorCode.INVALID_PARTITION_METADATA),
+    ],
+)
+def test_an_error_is_answered_at_once(world: World, asked: Target, error: ErrorCode) -> None:
+    fetch = world.fetch(target(1), asked, size_min=1_000)
+    assert fetch.complete
+    assert [read.error for read in fetch.answer()] == [OK, error]
+
+
+def test_a_topic_is_found_by_its_id_and_another_one_of_its_name_is_not_it(world: World) -> None:
+    world.append(0)
+    assert sizes(world.read(target(0, topic_id=TOPIC_ID))) == {0: 1}
+    world.local[0].topic_id = UUID(int=9)
+    (read,) = world.read(target(0, topic_id=TOPIC_ID))
+    assert read.error is ErrorCode.INCONSISTENT_TOPIC_ID
+
+
+def test_partitions_that_cannot_be_read_say_why(world: World) -> None:
+    world.local[0].leadership = None
+    world.local[1].abandon("damaged")
+    errors = [read.error for read in world.read(target(0), target(1))]
+    assert errors == [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.KAFKA_STORAGE_ERROR]
+
+
+def test_a_reader_whose_log_diverges_is_told_where(world: World) -> None:
+    world.append(0)
+    world.local.resize(2)
+    world.append(0)
+    asked = replace(target(0, 2), last_fetched_epoch=1)
+    fetch = world.fetch(asked, size_min=1_000)
+    assert fetch.complete
+    (read,) = fetch.answer()
+    assert (read.diverging, read.size, read.error) == (EpochEnd(1, 1), 0, OK)
+    (read,) = world.read(replace(target(0, 1), last_fetched_epoch=1))
+    assert (read.diverging, read.size) == (None, SIZE)
+
+
+def test_readers_of_committed_records_stop_at_an_open_transaction_and_hear_of_aborted_ones(world: World) -> None:
+    world.append(0)
+    world.append(0, producer_id=7, sequence=0)
+    world.append(0)
+    assert sizes(world.read(target(0))) == {0: 3}
+    assert sizes(world.read(target(0), committed=True)) == {0: 1}
+    world.abort(0, 7)
+    (read,) = world.read(target(0), committed=True)
+    assert read.aborted == [AbortedTransaction(7, 1, 3, 4)]
+    (read,) = world.read(target(0, size_max=SIZE), committed=True)
+    assert (read.size, read.aborted) == (SIZE, []), "none of its records is among those found"
+    (read,) = world.read(target(0))
+    assert read.aborted == ()
+
+
+def test_a_fetch_waits_until_there_is_enough(world: World) -> None:
+    fetch = world.fetch(target(0), target(1), size_min=3 * SIZE)
+    assert not fetch.complete
+    reads = world.waited(fetch, world.append, lambda: world.append(1), world.append)
+    assert sizes(reads) == {0: 2, 1: 1}
+
+
+def test_many_changes_of_one_turn_are_read_once(world: World) -> None:
+    fetch = world.fetch(target(0), size_min=1)
+    assert sizes(world.waited(fetch, lambda: [world.append() for _ in range(5)])) == {0: 5}
+
+
+def test_a_fetch_waits_no_longer_than_its_reader_allows(world: World) -> None:
+    assert sizes(world.waited(world.fetch(target(0)), wait_max_ms=1)) == {0: 0}
+
+
+def test_a_partition_that_is_lost_ends_the_waiting(world: World) -> None:
+    fetch = world.fetch(target(0), target(1))
+    (_, read) = world.waited(fetch, lambda: world.local[1].abandon("damaged"))
+    assert read.error is ErrorCode.KAFKA_STORAGE_ERROR
+
+
+def test_a_resize_ends_the_waiting_of_those_who_said_the_old_count(world: World) -> None:
+    fetch = world.fetch(replace(target(0), undeleted_partition_count=2))
+
+    def resize() -> None:
+        partition = world.local[0]
+        assert partition.leadership is not None
+        partition.leadership = replace(partition.leadership, undeleted_partition_count=3)
+        partition.changed()
+
+    (read,) = world.waited(fetch, resize)
+    assert read.error is ErrorCode.INVALID_PARTITION_METADATA
+
+
+def test_a_stop_ends_all_waiting_now_and_from_now_on(world: World) -> None:
+    fetch = world.fetch(target(0))
+    assert sizes(world.waited(fetch, world.fetches.stop)) == {0: 0}
+    assert world.fetch(target(0)).complete
+
+
+def test_a_fetch_of_nothing_does_not_wait(world: World) -> None:
+    assert world.fetch().complete
+
+
+def test_a_waiting_fetch_that_is_given_up_watches_nothing(world: World) -> None:
+    async def run() -> None:
+        waiting = asyncio.ensure_future(world.fetch(target(0)).wait(LONG_MS))
+        await asyncio.sleep(0)
+        assert world.watched()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    world.local.runner.run(run())
+
+
+def test_where_records_are_synced_first_a_reader_waits_for_the_sync(tmp_path: Path) -> None:
+    world = World(tmp_path, durability="fsync")
+    fetch = world.fetch(target(0))
+    reads = world.waited(fetch, world.append, lambda: world.local.replicas.commit(world.local[0]))
+    assert sizes(reads) == {0: 1}
+    world.local.close()
+
+
+def test_a_session_answers_only_what_its_reader_was_not_sent(world: World) -> None:
+    world.append(0)
+    made = world.fetch(target(0), target(1), session=(0, 0))
+    assert sizes(list(made.answer())) == {0: 1, 1: 0}
+    number = made.context.session_id
+    fetch = world.fetch(target(0, 1), session=(number, 1))
+    assert list(fetch.answer()) == []
+    world.append(1)
+    fetch = world.fetch(session=(number, 2))
+    assert sizes(list(fetch.answer())) == {1: 1}
+    assert [each.partition for each in world.fetch(session=(number, 3)).context.targets] == [0, 1], "1 is at the back"
+
+
+def test_bytes_are_counted_when_they_are_answered(world: World) -> None:
+    counted: list[float] = []
+
+    class Counter:
+        def add(self, amount: float = 1) -> None:
+            counted.append(amount)
+
+    world.local[0].bytes_out = Counter()
+    world.append(0)
+    fetch = world.fetch(target(0))
+    assert counted == []
+    list(fetch.answer())
+    assert counted == [SIZE]
