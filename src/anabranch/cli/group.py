@@ -294,11 +294,11 @@ def validate_regex(
     as_json: AsJson = False,
 ) -> None:
     """Say whether a pattern can be subscribed to, and which topics it matches as a whole."""
-    from anabranch.client.consumer.patterns import compiled
+    from anabranch.base.patterns import compile_pattern
 
-    matcher = compiled(pattern)
+    matches = compile_pattern(pattern)
     with _admin(servers) as admin:
-        matched = [name for name in admin.list_topics() if matcher(name)]
+        matched = [name for name in admin.list_topics() if matches(name)]
     if as_json:
         print_json({"pattern": pattern, "valid": True, "topics": matched})
     elif matched:

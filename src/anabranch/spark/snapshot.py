@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
-import re2
-
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
+from anabranch.base.patterns import compile_pattern
 from anabranch.client.admin.admin import Admin
 from anabranch.client.cluster.connection import LaneSettings
 from anabranch.client.cluster.metadata import Cluster, offsets_request
@@ -107,10 +106,10 @@ class Looker:
             self._names = options.topics
             infos = await self._cluster.topics(self._names)
         else:
-            pattern = _compiled(options.pattern)
+            matches = _matcher(options.pattern)
             infos = await self._cluster.topics()
             seen = ((name, info) for name, info in infos.items() if not isinstance(info, ApiError))
-            self._names = tuple(sorted(name for name, info in seen if not info.is_internal and pattern.fullmatch(name)))
+            self._names = tuple(sorted(name for name, info in seen if not info.is_internal and matches(name)))
         for name, view in list(self._views.items()):
             info = infos.get(name)
             known = (view.topic_id, view.epochs, view.leaders)
@@ -209,11 +208,11 @@ def _is_start(name: str) -> bool:
     return name.startswith("starting")
 
 
-def _compiled(pattern: str) -> Any:
+def _matcher(pattern: str) -> Callable[[str], bool]:
     try:
-        return re2.compile(pattern)
-    except re2.error as error:
-        raise OptionError(f"subscribePattern is not a regular expression of RE2: {error}") from None
+        return compile_pattern(pattern)
+    except ApiError as error:
+        raise OptionError(f"subscribePattern: {error.message}") from None
 
 
 def _mentioned(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from anabranch.spark.options import EARLIEST, LATEST, Bound, OptionError, for_batch, for_stream, parse
+from anabranch.spark.snapshot import Looker
 
 LEAST = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "flights"}
 
@@ -101,3 +102,13 @@ def test_a_stream_has_no_end_and_a_batch_does_not_begin_there() -> None:
     with pytest.raises(OptionError, match="nothing to read"):
         for_batch(parse({**LEAST, "endingOffsets": "earliest"}))
     assert for_stream(parse({**LEAST, "startingOffsets": "latest"})).start == Bound(LATEST)
+
+
+def test_a_pattern_that_is_not_re2_is_refused_with_the_engines_reason_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    looker = Looker(parse({"bootstrap.servers": "127.0.0.1:1", "subscribePattern": "flights-("}))
+    try:
+        with pytest.raises(OptionError, match=r"^subscribePattern: 'flights-\(' is not an RE2 .*: missing \)"):
+            looker.look()
+    finally:
+        looker.close()
+    assert capfd.readouterr().err == ""

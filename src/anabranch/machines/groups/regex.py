@@ -6,9 +6,10 @@ once for each version of the metadata.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.patterns import compile_pattern
 from anabranch.machines.groups.image import Image
 
 MEMORY_MAX = 1 << 20
@@ -21,7 +22,7 @@ class Regexes:
 
     def __init__(self, length_max: int) -> None:
         self._length_max = length_max
-        self._compiled: dict[str, Any] = {}
+        self._compiled: dict[str, Callable[[str], bool]] = {}
         self._matches: dict[str, frozenset[str]] = {}
         self._version = -1
 
@@ -36,15 +37,15 @@ class Regexes:
             self._version = image.version
         found = self._matches.get(pattern)
         if found is None:
-            compiled = self._compile(pattern)
+            matches = self._compile(pattern)
             found = self._matches[pattern] = frozenset(
-                name for name in image.by_name if not name.startswith("__") and compiled.fullmatch(name)
+                name for name in image.by_name if not name.startswith("__") and matches(name)
             )
             if len(self._matches) > REMEMBERED_MAX:
                 del self._matches[next(iter(self._matches))]
         return found
 
-    def _compile(self, pattern: str) -> Any:
+    def _compile(self, pattern: str) -> Callable[[str], bool]:
         compiled = self._compiled.get(pattern)
         if compiled is not None:
             return compiled
@@ -53,19 +54,7 @@ class Regexes:
                 ErrorCode.INVALID_REGULAR_EXPRESSION,
                 f"The regular expression has {len(pattern)} characters; {self._length_max} are allowed.",
             )
-        import re2
-
-        options = re2.Options()
-        options.log_errors = False
-        options.max_mem = MEMORY_MAX
-        try:
-            compiled = re2.compile(pattern, options=options)
-        except re2.error as error:
-            reason = error.args[0] if error.args else error
-            reason = reason.decode(errors="replace") if isinstance(reason, bytes) else reason
-            raise ApiError(
-                ErrorCode.INVALID_REGULAR_EXPRESSION, f"'{pattern}' is not a regular expression of RE2: {reason}"
-            ) from None
+        compiled = compile_pattern(pattern, memory_max=MEMORY_MAX)
         if len(self._compiled) >= REMEMBERED_MAX:
             del self._compiled[next(iter(self._compiled))]
         self._compiled[pattern] = compiled

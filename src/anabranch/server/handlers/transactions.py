@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
+from anabranch.base.patterns import compile_pattern
 from anabranch.machines.controller.topics import INTERNAL_TOPICS
 from anabranch.machines.outcome import Outcome
 from anabranch.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
@@ -228,18 +229,13 @@ def handle_list_transactions(
 
 
 def _pattern(pattern: str) -> Callable[[str], bool] | None:
-    """What tells whether a name matches; None where the pattern is none."""
+    """Return the test whether a name matches, which is true for every name if empty; None if the pattern is invalid."""
     if not pattern:
         return lambda name: True
-    import re2  # only for this
-
-    options = re2.Options()
-    options.log_errors = False
     try:
-        compiled = re2.compile(pattern, options)
-    except re2.error:
+        return compile_pattern(pattern)
+    except ApiError:
         return None
-    return lambda name: compiled.fullmatch(name) is not None
 
 
 def handle_describe_producers(
