@@ -1,7 +1,7 @@
 """Running one broker, without the rest of the command line, whose libraries take half a second to import.
 
-`options_of` understands the options of `anabranch serve` when they are written plainly; whatever it does not
-understand is left to the whole command line, which explains it.
+`OPTIONS` declares the options of `anabranch serve`, for both ways to read them: `options_of` reads them as long as
+nothing needs explaining; the whole command line, which has typer's help and checks, reads everything else.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from anabranch.base.errors import AnabranchError
 from anabranch.server import settings as table
@@ -28,7 +29,7 @@ SWITCH_INTERVAL_S = 0.001
 
 @dataclass(slots=True)
 class Options:
-    """What was said on the command line."""
+    """The options of one command line, by the fields that `OPTIONS` names."""
 
     config: Path | None = None
     given: list[str] = field(default_factory=list)
@@ -36,28 +37,41 @@ class Options:
     listen: str | None = None
 
 
+class Option(NamedTuple):
+    """One option of `anabranch serve`."""
+
+    name: str
+    field: Literal["config", "given", "data", "listen"]
+    """Its field of `Options`."""
+    kind: Literal["path", "text", "texts"]
+    help: str
+
+
+OPTIONS = (
+    Option("--config", "config", "path", "A properties file with settings."),
+    Option("--set", "given", "texts", "A setting, as name=value; may be repeated."),
+    Option("--data", "data", "path", "The data directory (log.dirs)."),
+    Option("--listen", "listen", "text", "HOST:PORT to listen on (listeners)."),
+)
+_BY_NAME = {option.name: option for option in OPTIONS}
+
+
 def options_of(arguments: Sequence[str]) -> Options | None:
-    """Read `serve --name value ...`; None where it is something else, or needs explaining."""
+    """Read `serve --name value ...`; None for another command, or where something needs explaining."""
     if not arguments or arguments[0] != "serve":
         return None
     options = Options()
     rest = iter(arguments[1:])
     for argument in rest:
         name, equals, value = argument.partition("=")
-        if name not in ("--config", "--set", "--data", "--listen"):
-            return None
+        option = _BY_NAME.get(name)
         found = value if equals else next(rest, None)
-        if found is None:
+        if option is None or found is None:
             return None
-        match name:
-            case "--config":
-                options.config = Path(found)
-            case "--set":
-                options.given.append(found)
-            case "--data":
-                options.data = Path(found)
-            case "--listen":
-                options.listen = found
+        if option.kind == "texts":
+            getattr(options, option.field).append(found)
+        else:
+            setattr(options, option.field, Path(found) if option.kind == "path" else found)
     return options
 
 
