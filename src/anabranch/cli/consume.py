@@ -77,7 +77,7 @@ def consume(
     from anabranch.client.sync import Consumer
 
     if group is not None and partition is not None:
-        raise typer.BadParameter("a group assigns partitions to its members: use --group or --partition, not both")
+        raise typer.BadParameter("use --group or --partition, not both: a group assigns partitions to its members")
 
     printer = _PRINTERS[form]()
     printed = 0
