@@ -91,6 +91,28 @@ def test_a_port_in_use_is_refused_with_a_sentence(tmp_path: Path) -> None:
         assert f"Metrics cannot be served on 127.0.0.1:{port}" in found.stderr
 
 
+def test_a_second_broker_serves_without_metrics_when_their_port_is_taken_unless_it_was_chosen(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path / "second")
+    del broker.settings["metrics.listener"]
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # Something else may have taken the port, which is as good.
+            stack.enter_context(socket.create_server(("127.0.0.1", 9464)))
+        broker.start()
+        try:
+            (warning,) = broker.said("warning", "metrics not served")
+            assert warning["listener"] == "127.0.0.1:9464"
+            assert warning["reason"]
+            assert broker.metrics_port == 0
+            with WireClient(broker.port) as client:
+                client.create("t")
+        finally:
+            assert broker.stop() == 0
+        chosen = ("--listen", "127.0.0.1:0", "--set", "metrics.listener=127.0.0.1:9464")
+        found = serve("--data", str(tmp_path / "third"), *chosen)
+        assert found.returncode == 1
+        assert "Metrics cannot be served on 127.0.0.1:9464" in found.stderr
+
+
 def test_a_wrong_setting_is_explained_and_every_setting_is_listed(tmp_path: Path) -> None:
     found = serve("--set", "num.partition=3")
     assert found.returncode == 2

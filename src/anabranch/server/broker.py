@@ -36,7 +36,7 @@ from anabranch.server.partitions.fetch_sessions import FetchSessions
 from anabranch.server.partitions.fetching import Fetches
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.server.partitions.topic_settings import TopicSettings, topic_settings
-from anabranch.server.settings import Address, Settings, explicit
+from anabranch.server.settings import DEFAULT_METRICS_LISTENER, Address, Settings, explicit
 from anabranch.storage.directory import METADATA_FILE, DataDirectory, Identity
 from anabranch.storage.metadata.embedded import EmbeddedMetadataStore
 
@@ -76,27 +76,52 @@ class Broker:
     async def start(self) -> None:
         """Be ready to serve when this returns. AnabranchError says in a sentence why it cannot be."""
         settings = self.settings
-        directory = DataDirectory(settings.log_dirs.absolute(), self._disk)
+        directory = self._directory = DataDirectory(settings.log_dirs.absolute(), self._disk)
         self._closing.callback(directory.release)
         new_id = urlsafe_b64encode(self._chance.uuid().bytes).decode().rstrip("=")
         identity = directory.identity(Identity(new_id, settings.node_id))
         clean = self._disk.exists(directory.path / CLEAN_STOP_FILE)
         store = await EmbeddedMetadataStore.open(directory.path / METADATA_FILE)
         self._closing.push_async_callback(store.close)
+        self._assemble(directory, store, identity.cluster_id, clean=clean)
+        context, controller = self.context, self._controller
+        port = self._listen()
+        self.address = context.address = Address(self.address.host, self.address.port or port)
+        lost = not clean and self._may_have_lost_records(directory)
+        self._disk.unlink(directory.path / CLEAN_STOP_FILE)
+        await controller.start(
+            settings.node_id, settings.broker_rack or None, (f"PLAINTEXT://{self.address}",), unclean=lost
+        )
+        context.replicas.end_recovery()
+        await self._serve_metrics()
+        self._listener.accept()
+        for coordinators in context.coordinators.values():
+            coordinators.start()
+        self._upkeep = [
+            asyncio.create_task(self._every(settings.log_retention_check_interval_ms, self._keep_up)),
+            asyncio.create_task(self._every(settings.reaper_interval_ms, controller.inspect_all_retiring)),
+        ]
+        if not clean and len(context.replicas):
+            events.info("logs checked after a stop that was not clean", partitions=len(context.replicas))
+
+    def _assemble(
+        self, directory: DataDirectory, store: EmbeddedMetadataStore, cluster_id: str, *, clean: bool
+    ) -> None:
+        """Make the parts, each of those that were made before it."""
+        settings, clock, chance = self.settings, self._clock, self._chance
         metrics = Metrics()
         static = explicit(settings)
-
         view = ClusterView()
         replicas = Replicas(
             directory,
             disk=self._disk,
-            clock=self._clock,
+            clock=clock,
             metrics=metrics,
             settings_of=partial(_settings_of, view, static, settings.durability),
             recovering=not clean,
         )
         peers = LocalPeers(replicas, view)
-        controller = Controller(store, peers, self._clock)
+        controller = self._controller = Controller(store, peers, clock)
         commands = Commands(
             controller,
             default_partition_count=settings.num_partitions,
@@ -110,34 +135,34 @@ class Broker:
             view=view,
             peers=peers,
             replicas=replicas,
-            clock=self._clock,
-            new_id=self._chance.uuid,
+            clock=clock,
+            new_id=chance.uuid,
             connections=connections,
         )
-        markers = Markers(replicas, self._clock, groups)
+        markers = Markers(replicas, clock, groups)
         transactions = Transactions(
             settings,
             commands=commands,
             view=view,
             peers=markers,
             replicas=replicas,
-            clock=self._clock,
-            new_id=self._chance.uuid,
+            clock=clock,
+            new_id=chance.uuid,
         )
         self.context = BrokerContext(
             settings=settings,
-            cluster_id=identity.cluster_id,
+            cluster_id=cluster_id,
             broker_settings=static,
             address=self.address,
-            clock=self._clock,
-            chance=self._chance,
+            clock=clock,
+            chance=chance,
             metrics=metrics,
             replicas=replicas,
             view=view,
             commands=commands,
             fetches=Fetches(
                 replicas,
-                FetchSessions(settings.fetch_sessions_max, self._chance.below),
+                FetchSessions(settings.fetch_sessions_max, chance.below),
                 view.name_of,
                 size_max=settings.fetch_max_bytes,
             ),
@@ -147,31 +172,9 @@ class Broker:
             markers=markers,
             coordinators={0: groups, 1: transactions},
         )
-        self._directory = directory
         self._describe_in_metrics()
         describe_groups(groups, metrics)
-        loop = asyncio.get_running_loop()
-        self._controller = controller
-        self._listener = Listener(self.context, loop, connections)
-        port = self._listen()
-        host = self.address.host
-        self.address = self.context.address = Address(host, self.address.port or port)
-        lost = not clean and self._may_have_lost_records(directory)
-        self._disk.unlink(directory.path / CLEAN_STOP_FILE)
-        await controller.start(
-            settings.node_id, settings.broker_rack or None, (f"PLAINTEXT://{self.address}",), unclean=lost
-        )
-        replicas.end_recovery()
-        await self._serve_metrics()
-        self._listener.accept()
-        for coordinators in self.context.coordinators.values():
-            coordinators.start()
-        self._upkeep = [
-            asyncio.create_task(self._every(settings.log_retention_check_interval_ms, self._keep_up)),
-            asyncio.create_task(self._every(settings.reaper_interval_ms, controller.inspect_all_retiring)),
-        ]
-        if not clean and len(replicas):
-            events.info("logs checked after a stop that was not clean", partitions=len(replicas))
+        self._listener = Listener(self.context, asyncio.get_running_loop(), connections)
 
     def _listen(self) -> int:
         address = self.settings.listeners
@@ -191,9 +194,13 @@ class Broker:
         try:
             await server.start(address.host, address.port)
         except OSError as error:
+            reason = error.strerror or str(error)
+            if address is DEFAULT_METRICS_LISTENER:  # Perhaps of another broker on this host: no reason not to serve.
+                events.warning("metrics not served", listener=address, reason=reason)
+                return
             raise StartError(
-                f"Metrics cannot be served on {address}: {error.strerror or error}. Set metrics.listener to another "
-                "address, or to nothing to do without."
+                f"Metrics cannot be served on {address}: {reason}. Set metrics.listener to another address, or to "
+                "nothing to do without."
             ) from error
         self._metrics_server, self.metrics_port = server, server.port
 

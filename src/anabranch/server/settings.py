@@ -146,6 +146,8 @@ def _kind(parse: Parser) -> str:
     return "string"
 
 
+DEFAULT_METRICS_LISTENER = Address("127.0.0.1", 9464)
+"""This very object stands for a metrics listener that was not chosen: one that was given is another, if equal."""
 COMPRESSION = Choice(("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"))
 CLEANUP = Words(("delete", "compact"))
 TIMESTAMP_TYPE = Choice(("CreateTime", "LogAppendTime"))
@@ -476,8 +478,9 @@ class Settings:
     metrics_listener: Address | None = setting(
         "metrics.listener",
         _parse_optional_address,
-        Address("127.0.0.1", 9464),
-        "Where metrics are served over HTTP in the Prometheus format; empty turns them off, port 0 takes a free one.",
+        DEFAULT_METRICS_LISTENER,
+        "Where metrics are served over HTTP in the Prometheus format; empty turns them off, port 0 takes a free one. "
+        "When the default is taken, the broker serves without metrics.",
     )
     log_format: str = setting("log.format", Choice(("logfmt", "json")), "logfmt", "The form of the broker's own log.")
     log_level: str = setting(
