@@ -29,7 +29,7 @@ from anabranch.protocol.registry import api_of
 from anabranch.records.key_values import Pair, encode_pairs
 from anabranch.runtime.disk import Disk
 from anabranch.storage.log.config import Durability, LogConfig
-from anabranch.storage.log.log import PartitionLog
+from anabranch.storage.log.log import LocalLog
 from benchmarks.broker import both
 from benchmarks.harness import Bar, Result, Round, Scale, compare
 from benchmarks.peers.anabranch import Anabranch
@@ -94,7 +94,7 @@ def frame(message: Any, version: int) -> bytes:
 def _write_positions(path: Path, records: int, per_batch: int) -> None:
     """Append the positions of many groups, each in a partition of its own, to a broker's log that is closed."""
     config = LogConfig(durability=Durability.OS, segment_bytes=100 << 20, compact=True)
-    log = PartitionLog.open(path, config, disk=Disk())
+    log = LocalLog.open(path, config, disk=Disk())
     epoch, pairs = log.epochs.latest, list[Pair]()
     for number in range(records):
         group, topic, partition = f"group-{number // 100:06}", f"topic-{number % 100 // 10:04}", number % 10

@@ -20,7 +20,7 @@ from pathlib import Path
 from anabranch.records.batch import HEADER_SIZE, build
 from anabranch.runtime.disk import Disk
 from anabranch.storage.log.config import Durability, LogConfig
-from anabranch.storage.log.log import PartitionLog
+from anabranch.storage.log.log import LocalLog
 from anabranch.storage.log.recovery import scan
 from benchmarks.harness import Bar, Result, Scale, compare
 
@@ -93,7 +93,7 @@ def create(scale: Scale) -> Iterable[Result]:
         with _directory() as directory:
             began = time.perf_counter()
             for number in range(count):
-                PartitionLog.open(directory / f"t-{number}", CONFIG, disk=Disk()).start_epoch(0)
+                LocalLog.open(directory / f"t-{number}", CONFIG, disk=Disk()).start_epoch(0)
             return time.perf_counter() - began
 
     def directories() -> float:
@@ -129,7 +129,7 @@ def _batch(size: int) -> bytearray:
 
 def _append(directory: Path, size: int, count: int) -> float:
     batch = _batch(size)
-    log = PartitionLog.open(directory / "t-0", CONFIG, disk=Disk())
+    log = LocalLog.open(directory / "t-0", CONFIG, disk=Disk())
     began = time.perf_counter()
     for _ in range(count):
         log.append(batch, 0, 0)
@@ -152,8 +152,8 @@ def _write(directory: Path, size: int, count: int) -> float:
         path.unlink()
 
 
-def _filled(path: Path, size: int, batch_size: int) -> PartitionLog:
-    log = PartitionLog.open(path, CONFIG, disk=Disk())
+def _filled(path: Path, size: int, batch_size: int) -> LocalLog:
+    log = LocalLog.open(path, CONFIG, disk=Disk())
     batch = _batch(batch_size)
     for _ in range(size // batch_size):
         log.append(batch, 0, 0)
@@ -172,7 +172,7 @@ def _drained(send: Callable[[socket.socket], None]) -> float:
         return time.perf_counter() - began
 
 
-def _send_slices(log: PartitionLog, to: socket.socket) -> None:
+def _send_slices(log: LocalLog, to: socket.socket) -> None:
     offset = log.log_start
     while (part := log.read(offset, MIB)) is not None:
         _send(to, part.fd, part.position, part.size)

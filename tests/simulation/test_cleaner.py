@@ -12,7 +12,7 @@ from anabranch.records.compression import Compression
 from anabranch.storage.log import cleaner
 from anabranch.storage.log.cleaner import Cleaned, Cleaning
 from anabranch.storage.log.config import Durability, LogConfig
-from anabranch.storage.log.log import PartitionLog
+from anabranch.storage.log.log import LocalLog
 from tests.support.batches import make_keyed_batch
 from tests.support.disks import FaultyDisk
 
@@ -51,7 +51,7 @@ class History:
         self.open()
 
     def open(self) -> None:
-        self.log = PartitionLog.open(HERE, self.config, disk=self.disk)
+        self.log = LocalLog.open(HERE, self.config, disk=self.disk)
         self.cleaning = self.cleaned = None
 
     def step(self) -> None:
@@ -193,7 +193,7 @@ def test_compaction_keeps_the_newest_of_each_key_whatever_happens() -> None:
 def test_only_the_newest_are_left_in_the_end(codec: Compression) -> None:
     disk = FaultyDisk(1)
     config = LogConfig(durability=Durability.OS, segment_bytes=2_000, compact=True, delete_retention_ms=0)
-    log = PartitionLog.open(HERE, config, disk=disk)
+    log = LocalLog.open(HERE, config, disk=disk)
     for number in range(300):
         rows: list[tuple[bytes | None, bytes | None]] = [(b"k%d" % (number % 5), b"%d" % number), (b"gone", None)]
         log.append(make_keyed_batch(rows, compression=codec, producer_id=7, base_sequence=2 * number), 0, number)
@@ -219,5 +219,5 @@ def test_only_the_newest_are_left_in_the_end(codec: Compression) -> None:
             offset = header.next_offset
     assert len(found) >= 5
     assert len(bases) < 150
-    reopened = PartitionLog.open(HERE, config, disk=disk)
+    reopened = LocalLog.open(HERE, config, disk=disk)
     assert (reopened.end, reopened.size) == (log.end, log.size)

@@ -11,7 +11,7 @@ import pytest
 from anabranch.records.batch import headers
 from anabranch.storage.checkpoints import Checkpoints
 from anabranch.storage.log.config import Durability, LogConfig
-from anabranch.storage.log.log import Flush, PartitionLog
+from anabranch.storage.log.log import Flush, LocalLog
 from tests.support.batches import make_batch
 from tests.support.disks import FaultyDisk
 
@@ -48,14 +48,14 @@ class History:
 
     def open(self) -> None:
         self.checkpoints = Checkpoints(self.disk, DATA) if self.shared else None
-        self.log = PartitionLog.open(
+        self.log = LocalLog.open(
             DATA / "t-0",
             self.config,
             disk=self.disk,
             start_offset=self.start_offset,
             checkpoints=self.checkpoints,
         )
-        self.log.on_truncate = self.forget_from
+        self.log.observe(self)
         self.flush = None
 
     def step(self) -> None:
@@ -140,7 +140,8 @@ class History:
     def change_durability(self) -> None:
         before = self.log.high_watermark
         other = Durability.OS if self.config.durability is Durability.FSYNC else Durability.FSYNC
-        self.config = self.log.config = dataclasses.replace(self.config, durability=other)
+        self.config = dataclasses.replace(self.config, durability=other)
+        self.log.configure(self.config)
         assert self.log.high_watermark >= before
 
     def checkpoint(self) -> None:
@@ -206,6 +207,15 @@ class History:
         assert self.log.log_start >= start
         self.forget_from(self.log.end)
         self.log.start_epoch(self.epoch)
+
+    def log_cut(self, end: int) -> None:
+        self.forget_from(end)
+
+    def before_delete(self, start: int) -> None:
+        pass
+
+    def high_watermark_moved(self) -> None:
+        pass
 
     def forget_from(self, end: int) -> None:
         self.batches = {base: batch for base, batch in self.batches.items() if base < end}

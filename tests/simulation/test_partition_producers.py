@@ -18,7 +18,7 @@ from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.removed import RemovedPartitions
 from anabranch.server.partitions.topic_settings import topic_settings
 from anabranch.storage.log.config import Durability
-from anabranch.storage.log.log import PartitionLog
+from anabranch.storage.log.log import LocalLog
 from tests.support.batches import make_batch
 from tests.support.disks import FaultyDisk
 
@@ -52,7 +52,7 @@ class History:
         self.open()
 
     def open(self, start_offset: int = 0) -> None:
-        log = PartitionLog.open(DATA / str(NAME), self.settings.log, disk=self.disk, start_offset=start_offset)
+        log = LocalLog.open(DATA / str(NAME), self.settings.log, disk=self.disk, start_offset=start_offset)
         amount = Metrics().counter("amount", "Anything.")
         self.partition = Partition(
             NAME, TOPIC, log, self.settings, bytes_in=amount, bytes_out=amount, messages_in=amount

@@ -16,7 +16,7 @@ from anabranch.records.batch import BatchHeader
 from anabranch.runtime.disk import Disk
 from anabranch.storage.checkpoints import Checkpoints
 from anabranch.storage.log.config import LogConfig
-from anabranch.storage.log.log import PartitionLog
+from anabranch.storage.log.log import LocalLog
 
 META_FILE = "meta.properties"
 LOCK_FILE = ".lock"
@@ -107,9 +107,9 @@ class DataDirectory:
         *,
         start_offset: int = 0,
         visit: Callable[[BatchHeader], None] | None = None,
-    ) -> PartitionLog:
-        """Open a partition's log, as `PartitionLog.open`; its checkpoints are kept here, with everyone's."""
-        return PartitionLog.open(
+    ) -> LocalLog:
+        """Open a partition's log, as `LocalLog.open`; its checkpoints are kept here, with everyone's."""
+        return LocalLog.open(
             self.log_path(partition),
             config,
             disk=self._disk,

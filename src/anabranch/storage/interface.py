@@ -1,5 +1,8 @@
 """The interfaces of the two stores, all that the server knows of them (storage.md).
 
+`PartitionLog` holds one partition's records. Appending gives offsets at once and durability later, in order; what is
+near is read at once, what must be fetched is handed back as an awaitable, which never blocks the event loop.
+
 `MetadataStore` is a tree of small versioned nodes, as ZooKeeper has it. A node has bytes, a version that starts at 0
 and grows by one with every `set`, and children. A change may be made conditional on the version that was read. An
 ephemeral node has no children, and goes when the session that made it ends. A watch is called once, after a change is
@@ -8,12 +11,216 @@ durable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from anabranch.base.errors import AnabranchError
+from anabranch.records.batch import BatchHeader
+from anabranch.runtime.net.channel import FileSlice
+from anabranch.runtime.syncs import Told
+from anabranch.storage.log.config import LogConfig
+from anabranch.storage.log.epochs import LeaderEpochs
+from anabranch.storage.log.errors import OfflineLogError, OffsetOutOfRangeError
+
+__all__ = ["OfflineLogError", "OffsetOutOfRangeError"]
+
+T = TypeVar("T")
+
+
+class Appended(NamedTuple):
+    """The offsets that an append was given."""
+
+    base_offset: int
+    last_offset: int
+
+
+class Slice:
+    """Whole record batches of a log; they stay as they are, whatever becomes of the log, while the slice lives."""
+
+    __slots__ = ("size",)
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        """Bytes."""
+
+    def __len__(self) -> int:
+        return self.size
+
+    def view(self) -> memoryview:
+        """Give the bytes."""
+        raise NotImplementedError
+
+    @property
+    def wire(self) -> memoryview | FileSlice:
+        """What a response is to send: the bytes, or where in an open file they are."""
+        return self.view()
+
+
+class FetchedSlice(Slice):
+    """Batches that were fetched into memory."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        super().__init__(len(data))
+        self._data = memoryview(data)
+
+    def view(self) -> memoryview:
+        """Give the bytes."""
+        return self._data
+
+
+class LogObserver(Protocol):
+    """Told by a log what happens to its records; in the thread that called the log, without awaiting."""
+
+    def log_cut(self, end: int) -> None:
+        """The log ends at `end` now: unsynced records had to be cut after a failed sync."""
+
+    def before_delete(self, start: int) -> None:
+        """The records below `start` are about to be deleted. May block; an OSError keeps the records."""
+
+    def high_watermark_moved(self) -> None:
+        """A sync that `commit` or `commit_then` asked for has moved the high watermark."""
+
+
+class Unobserved:
+    """The observer of a log that has no other; nothing happens."""
+
+    def log_cut(self, end: int) -> None:
+        """Do nothing."""
+
+    def before_delete(self, start: int) -> None:
+        """Do nothing."""
+
+    def high_watermark_moved(self) -> None:
+        """Do nothing."""
+
+
+class PartitionLog(Protocol):
+    """The records of one partition, in batches as they came from the wire.
+
+        log start <= flushed <= high watermark <= end
+
+    Everything is called in the event loop, and nothing there waits for a disk or a network, but for what says that it
+    blocks. OfflineLogError where the log is damaged.
+    """
+
+    epochs: LeaderEpochs
+    """Which leader epoch began at which offset; to be read."""
+
+    @property
+    def log_start(self) -> int:
+        """The offset of the first record that may be read."""
+
+    @property
+    def end(self) -> int:
+        """The offset that the next record is given."""
+
+    @property
+    def flushed(self) -> int:
+        """The offset below which records survive a power loss."""
+
+    @property
+    def high_watermark(self) -> int:
+        """The offset below which records may be read: `flushed`, or `end` where durability is left to the system."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all batches."""
+
+    @property
+    def flush_due(self) -> bool:
+        """Whether it is time for a `commit` although no request waits for one."""
+
+    def observe(self, observer: LogObserver) -> None:
+        """Tell `observer` of the log's changes; there is one."""
+
+    def configure(self, config: LogConfig) -> None:
+        """Go on with other settings."""
+
+    # Appending.
+
+    def resume(self, now_ms: int) -> None:
+        """Take appends again after a failed sync: cut what is in doubt. OSError while the log takes none."""
+
+    def append(
+        self, data: bytearray | memoryview, leader_epoch: int, now_ms: int, header: BatchHeader | None = None
+    ) -> Appended:
+        """Append whole, checked batches; offsets and the epoch are stamped into `data`.
+
+        `header` is that of a single batch, if the caller has read it. OSError, with the log unchanged, where the log
+        takes no appends.
+        """
+
+    def commit_then(self, done: Told) -> None:
+        """Make all that was appended durable, and call `done` with the OSError that prevents it, or None."""
+
+    def commit(self) -> asyncio.Future[None]:
+        """As `commit_then`, as a future of the caller's own."""
+
+    def start_epoch(self, epoch: int) -> None:
+        """End the current leader epoch at the log's end and begin `epoch` there. OSError; then nothing has changed."""
+
+    # Reading.
+
+    def read(self, offset: int, size_max: int, *, end: int | None = None) -> Slice | Awaitable[Slice | None] | None:
+        """Find the batches from the one that holds `offset` on, at least one, and otherwise not more than `size_max`.
+
+        Nothing at or above `end` (default: the high watermark), which is a batch boundary, is given; None when there
+        is nothing. OffsetOutOfRangeError.
+        """
+
+    def slices(self) -> Sequence[Slice] | Awaitable[Sequence[Slice]]:
+        """Find everything from the log's start to its end, in order."""
+
+    def batch_for_timestamp(self, timestamp: int) -> Slice | Awaitable[Slice | None] | None:
+        """Find the first batch, below the high watermark, that has a record of `timestamp` or later."""
+
+    def batch_of_max_timestamp(self) -> Slice | Awaitable[Slice | None] | None:
+        """Find the first batch that has the largest timestamp in the log."""
+
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        """Answer OffsetForLeaderEpoch: the largest epoch not above `epoch`, and its end; (-1, -1) where unknown."""
+
+    # Deleting.
+
+    def delete_before(self, offset: int) -> Awaitable[None] | None:
+        """Move the log start to `offset`, durably; None when that is done. OSError, OffsetOutOfRangeError."""
+
+    def retain(self, now_ms: int) -> int:
+        """Delete what is past its retention; return the bytes deleted. Blocks; OSError."""
+
+    # What is kept beside the records: the state of their producers.
+
+    def headers_from(self, offset: int) -> Iterator[BatchHeader]:
+        """Read the headers of all batches that end at or behind `offset`, in order. Blocks; OSError."""
+
+    def snapshots(self) -> Iterator[tuple[int, bytes]]:
+        """Read the snapshots that fit the log, newest first, each with the end it was taken at. Blocks; OSError."""
+
+    def write_snapshot(self, data: bytes, *, only: bool = False) -> None:
+        """Keep a snapshot of what follows from the log up to its end; with `only`, no other. Blocks; OSError."""
+
+    def has_snapshot_from(self, offset: int) -> bool:
+        """Whether a snapshot tells everything about the records below `offset`, also after a power loss. Blocks."""
+
+    def flush(self) -> None:
+        """Make all that was appended durable. Blocks; OSError."""
+
+    def checkpoint(self) -> None:
+        """Note durably how far a recovery need not check the log again. Blocks; OSError."""
+
+    def close(self) -> None:
+        """Make all that was appended durable and let the log go. Blocks; OSError."""
+
+
+async def fetched(found: T | Awaitable[T]) -> T:
+    """Wait for what a log handed back, where that must be fetched."""
+    return await found if isinstance(found, Awaitable) else found
+
 
 ANY_VERSION = -1
 

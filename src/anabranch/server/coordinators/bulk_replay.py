@@ -18,7 +18,7 @@ from anabranch.records.batch import LENGTH_END, BatchHeader, parse_end_transacti
 from anabranch.records.bulk_scan import Spans, Walked, spans, walk
 from anabranch.records.compression import Compression
 from anabranch.server.coordinators.replay import WINDOW_SIZE, Held
-from anabranch.storage.log.segment import LogSlice
+from anabranch.storage.interface import Slice
 
 
 class Index(Protocol):
@@ -79,7 +79,7 @@ class BulkReplay:
         """Markers, and what aborted transactions have written."""
         self._held: dict[tuple[int, bytes], Held] = {}
 
-    def scan(self, slices: Sequence[LogSlice]) -> Iterator[None]:
+    def scan(self, slices: Sequence[Slice]) -> Iterator[None]:
         """Fold all batches, a window at a time. DecodeError where one is malformed; UnsuitedError."""
         for piece in slices:
             view, position = piece.view(), 0

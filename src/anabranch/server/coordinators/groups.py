@@ -211,5 +211,5 @@ def _codec() -> RecordCodec[Record]:
         decode_record,
         make_index=make_index,
         adopt=adopt,
-        settle=lambda coordinator: coordinator.positions.read_some(POSITIONS_STEP),
+        catch_up=lambda coordinator: coordinator.positions.read_some(POSITIONS_STEP),
     )

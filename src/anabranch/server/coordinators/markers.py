@@ -107,7 +107,7 @@ class Markers:
         now_ms = self._clock.now_ms()
         log, emptied = partition.log, False
         try:
-            log.settle(now_ms)
+            log.resume(now_ms)
             if _due(partition, producer_id, marker.producer_epoch):
                 emptied = partition.retiring and log.log_start == log.end
                 batch = end_transaction_marker(
@@ -124,7 +124,9 @@ class Markers:
                     await asyncio.shield(durable)
             if emptied:
                 # Everything before the marker was deleted, and so it may go too: the partition can be removed.
-                log.delete_before(log.high_watermark)
+                deleted = log.delete_before(log.high_watermark)
+                if deleted is not None:
+                    await deleted
                 partition.changed()
         except OSError as failure:
             partition.storage_failed(failure)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from anabranch.base.errors import DecodeError
 from anabranch.records.batch import LENGTH_END, check, headers, parse_end_transaction_marker
 from anabranch.records.key_values import decode_pairs
-from anabranch.storage.log.segment import LogSlice
+from anabranch.storage.interface import Slice
 
 WINDOW_SIZE = 1 << 20
 """Bytes of a log that are read before others get their turn."""
@@ -40,7 +40,7 @@ class Replay:
         """By producer, the offset and value of what his open transaction has written."""
         self.records = 0
 
-    def scan(self, slices: Sequence[LogSlice]) -> Iterator[None]:
+    def scan(self, slices: Sequence[Slice]) -> Iterator[None]:
         """Fold all batches, a window at a time. DecodeError where one is malformed, or has a wrong checksum."""
         for piece in slices:
             view, position = piece.view(), 0

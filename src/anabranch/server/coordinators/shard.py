@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from enum import Enum
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
@@ -27,8 +27,7 @@ from anabranch.runtime.events import EventLogger
 from anabranch.runtime.timers import Timers
 from anabranch.server.coordinators.replay import BULK_FROM_SIZE, Replay
 from anabranch.server.partitions.partition import Partition
-from anabranch.storage.log.errors import OfflineLogError
-from anabranch.storage.log.segment import LogSlice
+from anabranch.storage.interface import OfflineLogError, Slice, fetched
 
 if TYPE_CHECKING:  # It needs NumPy, which a broker does without until a log is large.
     from anabranch.server.coordinators.bulk_replay import BulkReplay
@@ -39,7 +38,7 @@ RELOAD_DELAY_MS = 1_000
 RELOAD_DELAY_MAX_MS = 30_000
 _RELOAD = object()
 """The key of the timer that ends the delay."""
-SETTLE_PAUSE_S = 0.01
+CATCH_UP_PAUSE_S = 0.01
 """Between two steps of what loading left for later."""
 APPLY_STEP = 2_000
 """Records that are applied before others get their turn."""
@@ -77,7 +76,7 @@ class RecordCodec(NamedTuple, Generic[RecordT]):
     """Make a `bulk_replay.Index` of records that a machine need not apply when it is loaded from a large log."""
     adopt: Callable[[Any, Any], None] | None = None
     """Give that index to the machine."""
-    settle: Callable[[Any], bool] | None = None
+    catch_up: Callable[[Any], bool] | None = None
     """Have the machine apply a millisecond's worth of what the index has left; whether there is more."""
 
 
@@ -146,7 +145,7 @@ class Shard(Generic[MachineT, RecordT]):
         self._timers = Timers(self.now_ms, self._on_timer)
         self._failures = 0
         self._loading: asyncio.Task[None] | None = None
-        self._settling: asyncio.Task[None] | None = None
+        self._catching_up: asyncio.Task[None] | None = None
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -168,7 +167,7 @@ class Shard(Generic[MachineT, RecordT]):
 
         Raises ApiError where the shard is not active or the log refuses the records; the future fails with it too.
         """
-        self._settle_log()
+        self._resume_log()
         machine, now_ms = self.machine, self.now_ms()
         return self._perform(decide(machine, now_ms), now_ms)
 
@@ -191,7 +190,7 @@ class Shard(Generic[MachineT, RecordT]):
         self, producer_id: int, producer_epoch: int, *, committed: bool, coordinator_epoch: int
     ) -> None:
         """Append the marker that ends a producer's transaction in this partition. ApiError as for `ask`."""
-        self._settle_log()
+        self._resume_log()
         machine, now_ms = self.machine, self.now_ms()
         marker = end_transaction_marker(
             producer_id,
@@ -206,10 +205,10 @@ class Shard(Generic[MachineT, RecordT]):
         if done is not None:
             await done
 
-    def _settle_log(self) -> None:
+    def _resume_log(self) -> None:
         """After a failed sync, have the log decide what is left of it before anything is decided upon that."""
         try:
-            self.partition.log.settle(self._clock.now_ms())
+            self.partition.log.resume(self._clock.now_ms())
         except OSError as failure:
             self._refused_by_disk(failure)
 
@@ -386,15 +385,15 @@ class Shard(Generic[MachineT, RecordT]):
         self._decide_alone(lambda machine, now_ms: machine.loaded(now_ms))
         if self.active:
             self._failures = 0
-        if self._codec.settle is not None:
-            settled = self._settled(machine, self._codec.settle)
-            self._settling = asyncio.get_running_loop().create_task(settled, name=f"settle {self.partition.name}")
+        if self._codec.catch_up is not None:
+            work = self._catch_up(machine, self._codec.catch_up)
+            self._catching_up = asyncio.get_running_loop().create_task(work, name=f"catch up {self.partition.name}")
 
-    async def _settled(self, machine: MachineT, settle: Callable[[MachineT], bool]) -> None:
-        """Do what loading left for later, a little at a time, for as long as it is this machine's time."""
+    async def _catch_up(self, machine: MachineT, step: Callable[[MachineT], bool]) -> None:
+        """Apply what loading left for later, a step at a time, while the shard has this machine."""
         try:
-            while self._machine is machine and settle(machine):
-                await asyncio.sleep(SETTLE_PAUSE_S)
+            while self._machine is machine and step(machine):
+                await asyncio.sleep(CATCH_UP_PAUSE_S)
         except Exception as error:
             self._fail("what was loaded is not sound", error)
 
@@ -402,9 +401,9 @@ class Shard(Generic[MachineT, RecordT]):
         partition = self.partition
         if partition.offline_reason is not None:
             raise OSError(0, partition.offline_reason)
-        partition.log.settle(self._clock.now_ms())
+        partition.log.resume(self._clock.now_ms())
         machine, codec = self._make(), self._codec
-        slices = partition.log.slices()
+        slices = await fetched(partition.log.slices())
         replay: Replay | BulkReplay | None = None
         if sum(len(piece) for piece in slices) >= BULK_FROM_SIZE:
             replay = await self._in_bulk(machine, slices)
@@ -425,7 +424,7 @@ class Shard(Generic[MachineT, RecordT]):
         self.records_loaded = replay.records
         return machine
 
-    async def _in_bulk(self, machine: MachineT, slices: list[LogSlice]) -> BulkReplay | None:
+    async def _in_bulk(self, machine: MachineT, slices: Sequence[Slice]) -> BulkReplay | None:
         """Read a large log; None if it cannot be read in this way."""
         bulk = await asyncio.get_running_loop().run_in_executor(
             None, import_module, "anabranch.server.coordinators.bulk_replay"

@@ -12,7 +12,7 @@ from anabranch.protocol.messages.delete_records import (
     DeleteRecordsTopicResult,
 )
 from anabranch.server.context import BrokerContext, RequestContext
-from anabranch.storage.log.log import OffsetOutOfRangeError
+from anabranch.storage.interface import OffsetOutOfRangeError
 
 TO_HIGH_WATERMARK = -1
 
@@ -23,7 +23,7 @@ async def handle_delete_records(
     """Delete what lies before each offset; a retiring partition that is empty now is removed soon after."""
     topics = [
         DeleteRecordsTopicResult(
-            name=topic.name, partitions=[_delete(broker, topic.name, asked) for asked in topic.partitions]
+            name=topic.name, partitions=[await _delete(broker, topic.name, asked) for asked in topic.partitions]
         )
         for topic in request.topics
     ]
@@ -32,7 +32,7 @@ async def handle_delete_records(
     return DeleteRecordsResponse(topics=topics)
 
 
-def _delete(broker: BrokerContext, topic: str, asked: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+async def _delete(broker: BrokerContext, topic: str, asked: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
     if topic in INTERNAL_TOPICS:
         return DeleteRecordsPartitionResult(
             partition_index=asked.partition_index,
@@ -47,7 +47,9 @@ def _delete(broker: BrokerContext, topic: str, asked: DeleteRecordsPartition) ->
     offset = log.high_watermark if asked.offset == TO_HIGH_WATERMARK else asked.offset
     try:
         if offset > log.log_start:
-            log.delete_before(offset)
+            deleted = log.delete_before(offset)
+            if deleted is not None:
+                await deleted
             partition.changed()
         elif offset < 0:
             raise OffsetOutOfRangeError(f"Offset {offset} is below 0.")

@@ -41,7 +41,7 @@ def handle_fetch(
         return FetchResponse(error_code=context, session_id=0)
     budget = FetchBudget(request.min_bytes, request.max_bytes, fetches.size_max)
     fetch = Fetch(fetches, context, budget, committed=request.isolation_level == READ_COMMITTED)
-    if fetch.complete or request.max_wait_ms <= 0:
+    if fetch.complete or (request.max_wait_ms <= 0 and not fetch.coming):
         return _response(fetch, broker.settings.node_id)
     return _waited(fetch, request.max_wait_ms, broker.settings.node_id)
 
@@ -99,7 +99,7 @@ def _partition(read: PartitionRead, node_id: int, *, committed: bool) -> Partiti
         ]
         if committed
         else None,
-        records=b"" if read.found is None else read.found,
+        records=b"" if read.found is None else read.found.wire,
     )
     if read.diverging is not None:
         answer.diverging_epoch = EpochEndOffset(epoch=read.diverging.epoch, end_offset=read.diverging.end_offset)

@@ -15,7 +15,7 @@ from anabranch.records.timestamps import first_at_or_after, first_of_max
 from anabranch.runtime.events import EventLogger
 from anabranch.server.context import BrokerContext, RequestContext
 from anabranch.server.partitions.partition import Partition
-from anabranch.storage.log.log import OfflineLogError
+from anabranch.storage.interface import OfflineLogError, fetched
 
 events = EventLogger("list_offsets")
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
@@ -23,7 +23,7 @@ EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -4, -5, -6
 READ_COMMITTED = 1
 
 
-def handle_list_offsets(
+async def handle_list_offsets(
     broker: BrokerContext, request: ListOffsetsRequest, call: RequestContext
 ) -> ListOffsetsResponse:
     """Answer for each partition."""
@@ -32,14 +32,16 @@ def handle_list_offsets(
         topics=[
             ListOffsetsTopicResponse(
                 name=topic.name,
-                partitions=[_answer(broker, topic.name, asked, committed=committed) for asked in topic.partitions],
+                partitions=[
+                    await _answer(broker, topic.name, asked, committed=committed) for asked in topic.partitions
+                ],
             )
             for topic in request.topics
         ]
     )
 
 
-def _answer(
+async def _answer(
     broker: BrokerContext, topic: str, asked: ListOffsetsPartition, *, committed: bool
 ) -> ListOffsetsPartitionResponse:
     partition = broker.replicas.get(topic, asked.partition_index)
@@ -52,7 +54,7 @@ def _answer(
     if error is not ErrorCode.NONE:
         return _error(asked, error)
     try:
-        timestamp, offset, epoch = _find(partition, asked.timestamp, committed=committed)
+        timestamp, offset, epoch = await _find(partition, asked.timestamp, committed=committed)
     except (OSError, OfflineLogError, DecodeError) as error:
         events.error("timestamps not read", partition=partition.name, reason=error)
         return _error(asked, ErrorCode.KAFKA_STORAGE_ERROR)
@@ -61,7 +63,7 @@ def _answer(
     )
 
 
-def _find(partition: Partition, timestamp: int, *, committed: bool) -> tuple[int, int, int]:
+async def _find(partition: Partition, timestamp: int, *, committed: bool) -> tuple[int, int, int]:
     """Timestamp, offset and leader epoch of what is asked for."""
     log = partition.log
     end = partition.last_stable_offset if committed else log.high_watermark
@@ -71,12 +73,12 @@ def _find(partition: Partition, timestamp: int, *, committed: bool) -> tuple[int
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return -1, log.log_start, max(log.epochs.epoch_at(log.log_start), -1) if log.log_start < log.end else epoch
     if timestamp == MAX_TIMESTAMP:
-        newest = log.batch_of_max_timestamp()
+        newest = await fetched(log.batch_of_max_timestamp())
         found = None if newest is None else first_of_max(newest.view(), log.log_start)
     elif timestamp < 0:
         return -1, -1, -1
     else:
-        batch = log.batch_for_timestamp(timestamp)
+        batch = await fetched(log.batch_for_timestamp(timestamp))
         found = None if batch is None else first_at_or_after(batch.view(), timestamp, log.log_start)
     if found is None or found.offset >= end:
         return -1, -1, -1

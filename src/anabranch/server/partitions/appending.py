@@ -119,9 +119,9 @@ class Appender:
         each = partition
         try:
             if isinstance(partition, Partition):
-                partition.log.settle(self._now_ms)
+                partition.log.resume(self._now_ms)
             for each in ancestors:
-                each.log.settle(self._now_ms)
+                each.log.resume(self._now_ms)
         except OSError as failure:
             assert isinstance(each, Partition)
             return _storage_failed(each, failure)

@@ -1,5 +1,6 @@
 """Fetches: read what is there, or wait for it without polling.
 
+What a log has near is read at once; what it must fetch is waited for, of all partitions together, before the answer.
 A fetch that finds too little watches its partitions and reads again those that changed, until its budget is reached,
 its time is over, or the broker stops. Records, errors and offsets that the reader's session has been sent before are
 not answered again.
@@ -23,8 +24,7 @@ from anabranch.records.batch import headers
 from anabranch.server.partitions.fetch_sessions import Context, FetchSessions, Target
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas
-from anabranch.storage.log.log import OfflineLogError, OffsetOutOfRangeError
-from anabranch.storage.log.segment import LogSlice
+from anabranch.storage.interface import OfflineLogError, OffsetOutOfRangeError, Slice
 
 TopicNames = Callable[[UUID], str | None]
 """Finds the name of the topic that has an id."""
@@ -47,11 +47,15 @@ class PartitionRead:
     high_watermark: int = -1
     last_stable_offset: int = -1
     log_start: int = -1
-    found: LogSlice | None = None
+    found: Slice | None = None
     aborted: Sequence[AbortedTransaction] = ()
     """The aborted transactions that have records in what was found; only readers of committed records are told."""
     diverging: EpochEnd | None = None
     """Set where the reader's log is not a prefix of the leader's; nothing is found then."""
+    limit: int = -1
+    """Only records below it are found."""
+    coming: asyncio.Future[Slice | None] | None = None
+    """What is found, while it must be waited for."""
 
     @property
     def size(self) -> int:
@@ -102,7 +106,7 @@ class Fetches:
 class Fetch:
     """One fetch on its way to its answer."""
 
-    __slots__ = ("_budget", "_fetches", "_reads", "committed", "context")
+    __slots__ = ("_budget", "_fetches", "_reads", "coming", "committed", "context")
 
     def __init__(self, fetches: Fetches, context: Context, budget: FetchBudget, *, committed: bool) -> None:
         """Read what is there. `committed`: only records of committed transactions are wanted (READ_COMMITTED)."""
@@ -110,11 +114,17 @@ class Fetch:
         self.committed = committed
         self._fetches = fetches
         self._budget = budget
+        self.coming: list[PartitionRead] = []
+        """The reads that must be waited for, even by a fetch that is not to wait."""
         self._reads = [self._read(target) for target in context.targets]
 
     @property
     def complete(self) -> bool:
         """Whether there is no reason to wait."""
+        return not self.coming and self._enough
+
+    @property
+    def _enough(self) -> bool:
         return self._budget.reached or not self._reads or self._fetches.stopping
 
     def _read(self, target: Target) -> PartitionRead:
@@ -143,31 +153,58 @@ class Fetch:
         room = self._budget.room(target.size_max)
         if room is None:
             return read
-        limit = stable if self.committed else high_watermark
+        read.limit = limit = stable if self.committed else high_watermark
         try:
             found = log.read(target.offset, room, end=limit)
-        except OffsetOutOfRangeError:
-            read.error = ErrorCode.OFFSET_OUT_OF_RANGE
-            return read
-        except OfflineLogError as damage:
-            partition.abandon(str(damage))
-            return PartitionRead(target, None, ErrorCode.KAFKA_STORAGE_ERROR)
-        except OSError as failure:
-            partition.storage_failed(failure)
-            return PartitionRead(target, None, ErrorCode.KAFKA_STORAGE_ERROR)
+        except (OffsetOutOfRangeError, OfflineLogError, OSError) as failure:
+            return _failed(read, partition, failure)
+        if found is None or isinstance(found, Slice):
+            self._take(read, partition, found)
+        else:
+            read.coming = asyncio.ensure_future(found)
+            self.coming.append(read)
+        return read
+
+    def _take(self, read: PartitionRead, partition: Partition, found: Slice | None) -> None:
         if found is not None and self._budget.take(found.size):
             read.found = found
             if self.committed:
-                read.aborted = _aborted_in(partition, target.offset, limit, found)
-        return read
+                read.aborted = _aborted_in(partition, read.target.offset, read.limit, found)
+
+    async def _arrive(self) -> None:
+        """Wait for what must be fetched, and take it in the order of the targets."""
+        while self.coming:
+            waits = [read.coming for read in self.coming if read.coming is not None]
+            try:
+                await asyncio.wait(waits)
+            except asyncio.CancelledError:
+                for wait in waits:
+                    wait.cancel()
+                raise
+            arrived, self.coming = self.coming, []
+            for read in arrived:
+                assert read.coming is not None
+                assert read.partition is not None
+                error = read.coming.exception()
+                if error is None:
+                    self._take(read, read.partition, read.coming.result())
+                elif isinstance(error, OffsetOutOfRangeError | OfflineLogError | OSError):
+                    index = next(index for index, each in enumerate(self._reads) if each is read)
+                    self._reads[index] = _failed(read, read.partition, error)
+                    self._budget.urgent = True
+                else:
+                    raise error
+                read.coming = None
 
     async def wait(self, wait_max_ms: int) -> None:
-        """Wait until complete, or for as long as the reader allows."""
+        """Wait until complete, or for as long as the reader allows; and in any case for what must be fetched."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         changed: set[int] = set()
 
         def read_again() -> None:
+            if self.coming:
+                return  # It is called again when that is there.
             indexes = sorted(changed)
             changed.clear()
             if done.done():
@@ -176,7 +213,7 @@ class Fetch:
                 before = self._reads[index]
                 self._budget.give_back(before.size)
                 self._reads[index] = self._read(before.target)
-            if self.complete:
+            if self._enough or self.coming:
                 done.set_result(None)
 
         def on_change(index: int) -> None:
@@ -193,7 +230,10 @@ class Fetch:
         timer = loop.call_later(wait_max_ms / 1000, _finish, done)
         self._fetches.waiting.add(done)
         try:
+            await self._arrive()
+            read_again()
             await done
+            await self._arrive()
         finally:
             self._fetches.waiting.discard(done)
             timer.cancel()
@@ -217,7 +257,19 @@ class Fetch:
             yield read
 
 
-def _aborted_in(partition: Partition, start: int, limit: int, found: LogSlice) -> list[AbortedTransaction]:
+def _failed(read: PartitionRead, partition: Partition, error: Exception) -> PartitionRead:
+    """What is answered where a log could not be read."""
+    if isinstance(error, OffsetOutOfRangeError):
+        read.error = ErrorCode.OFFSET_OUT_OF_RANGE
+        return read
+    if isinstance(error, OSError):
+        partition.storage_failed(error)
+    else:
+        partition.abandon(str(error))
+    return PartitionRead(read.target, None, ErrorCode.KAFKA_STORAGE_ERROR)
+
+
+def _aborted_in(partition: Partition, start: int, limit: int, found: Slice) -> list[AbortedTransaction]:
     """Find the aborted transactions that have records in what was found, from `start` on and below `limit`."""
     lines = partition.table.aborted.between(start, limit)
     if lines:

@@ -9,7 +9,7 @@ can see (append, high watermark, log start, role, end).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 from uuid import UUID
 
@@ -20,7 +20,7 @@ from anabranch.machines.partition.producers import Marker, ProducerTable
 from anabranch.records.batch import BatchHeader, parse_end_transaction_marker
 from anabranch.runtime.events import EventLogger, Seldom
 from anabranch.server.partitions.topic_settings import TopicSettings
-from anabranch.storage.log.log import Appended, PartitionLog
+from anabranch.storage.interface import Appended, PartitionLog
 
 events = EventLogger("partition")
 FAILURE_INTERVAL_S = 10.0
@@ -80,8 +80,7 @@ class Partition:
         """When anything was last appended, or the table built."""
         self._failures = Seldom(FAILURE_INTERVAL_S)
         self._watchers: dict[Watcher, None] = {}
-        log.on_truncate = self._on_truncate
-        log.before_delete = self.keep_producers
+        log.observe(self)
 
     @property
     def leader_epoch(self) -> int:
@@ -121,8 +120,8 @@ class Partition:
         if suppressed is not None:
             events.error("append refused by the disk", partition=self.name, reason=error, suppressed=suppressed)
 
-    def flushed(self) -> None:
-        """The high watermark moved, because a sync is done."""
+    def high_watermark_moved(self) -> None:
+        """A sync is done: records may be read that could not be before."""
         self.changed()
 
     # -- producers -----------------------------------------------------------------------------------------------
@@ -143,9 +142,9 @@ class Partition:
             self.log.write_snapshot(self.table.snapshot())
             self.snapshot_end = self.log.end
 
-    def keep_producers(self, before: int) -> None:
-        """Batches below this offset are about to go: keep what the table has from them. Blocks; OSError."""
-        if len(self.table) and not self.log.has_snapshot_from(before):
+    def before_delete(self, start: int) -> None:
+        """The records below `start` are about to be deleted: keep what the table has from them. Blocks; OSError."""
+        if len(self.table) and not self.log.has_snapshot_from(start):
             self._sync_tail()
             self.snapshot()
 
@@ -161,7 +160,8 @@ class Partition:
         self.log.write_snapshot(self.table.snapshot(), only=True)
         self.snapshot_end = self.log.end
 
-    def _on_truncate(self, end: int) -> None:
+    def log_cut(self, end: int) -> None:
+        """Unsynced records were cut after a failed sync: fold the table of those that are left."""
         events.warning("unsynced records cut after a failed sync", partition=self.name, log_end=end)
         self.rebuild_table(self._now_ms)
         self.changed()
@@ -232,6 +232,7 @@ def fold_producers(log: PartitionLog, name: TopicPartition, now_ms: int) -> tupl
 
 def _marker_at(log: PartitionLog, header: BatchHeader) -> Marker | None:
     found = log.read(header.base_offset, 0, end=log.end)
+    assert not isinstance(found, Awaitable), "the folded part of a log is near"
     return None if found is None else _marker(found.view())
 
 

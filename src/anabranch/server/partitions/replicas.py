@@ -30,9 +30,10 @@ from anabranch.server.partitions.removed import RemovedPartition, RemovedPartiti
 from anabranch.server.partitions.topic_settings import TopicSettings
 from anabranch.storage.checkpoints import Checkpoints
 from anabranch.storage.directory import DataDirectory
+from anabranch.storage.interface import OfflineLogError, PartitionLog
 from anabranch.storage.log import cleaner
 from anabranch.storage.log.group_commit import GroupCommit
-from anabranch.storage.log.log import OfflineLogError, PartitionLog
+from anabranch.storage.log.log import LocalLog
 
 events = EventLogger("replicas")
 RECOVERY_THREADS = 4
@@ -186,8 +187,13 @@ class Replicas:
         return log
 
     def _open_at(self, path: Path, role: Role, settings: TopicSettings) -> PartitionLog:
-        return PartitionLog.open(
-            path, settings.log, disk=self._disk, start_offset=role.start_offset, checkpoints=self._checkpoints
+        return LocalLog.open(
+            path,
+            settings.log,
+            disk=self._disk,
+            start_offset=role.start_offset,
+            checkpoints=self._checkpoints,
+            commits=self.commits,
         )
 
     def _adopt(
@@ -203,7 +209,7 @@ class Replicas:
             return None
         reason = None
         if isinstance(log, OfflineLogError):
-            log, reason = PartitionLog(self._directory.log_path(name), settings.log, self._disk), str(log)
+            log, reason = self._closed_log(name, settings), str(log)
         count = self._metrics.counter
         partition = Partition(
             name,
@@ -224,6 +230,10 @@ class Replicas:
         except (OSError, OfflineLogError) as error:
             partition.abandon(str(error))
         return partition
+
+    def _closed_log(self, name: TopicPartition, settings: TopicSettings) -> PartitionLog:
+        """A log that holds nothing, in place of one that is damaged."""
+        return LocalLog(self._directory.log_path(name), settings.log, self._disk, commits=self.commits)
 
     def _inherits(self, partition: Partition) -> bool:
         """Give a partition that is made again the table that is remembered of it; whether that must be kept, too.
@@ -262,7 +272,7 @@ class Replicas:
                 self.removed.hold(name, order.topic_id, partition.table)
                 partition.leadership = None
                 partition.changed()
-                await asyncio.wait([self.commits.commit(partition.log)])
+                await asyncio.wait([partition.log.commit()])
             try:
                 if not order.topic_deleted:
                     await loop.run_in_executor(self._threads, self._keep_producers, name, order.topic_id)
@@ -291,7 +301,7 @@ class Replicas:
             if not self._disk.exists(path):
                 return
             try:
-                log = PartitionLog.open(
+                log = LocalLog.open(
                     path, self._settings_of(name.topic).log, disk=self._disk, checkpoints=self._checkpoints
                 )
                 table, _ = fold_producers(log, name, self._clock.now_ms())
@@ -327,7 +337,7 @@ class Replicas:
         settings = self._settings_of(topic)
         for partition in self.of(topic):
             partition.settings = settings
-            partition.log.config = settings.log
+            partition.log.configure(settings.log)
             partition.changed()
 
     def end_recovery(self) -> None:
@@ -351,11 +361,11 @@ class Replicas:
 
     def commit(self, partition: Partition) -> asyncio.Future[None]:
         """Make what was appended to a partition durable, together with whoever else asks."""
-        return self.commits.commit(partition.log, partition.flushed)
+        return partition.log.commit()
 
     def commit_then(self, partition: Partition, done: Told) -> None:
         """As `commit`; calls `done` with the OSError of the sync, or None."""
-        self.commits.commit_then(partition.log, done, partition.flushed)
+        partition.log.commit_then(done)
 
     async def keep_up(self, producer_idle_max_ms: int) -> None:
         """Delete what is past its retention, forget idle producers, keep the others."""
@@ -381,18 +391,17 @@ class Replicas:
             events.warning("producers of removed partitions not forgotten", reason=error)
 
     async def _compact(self, partition: Partition, now_ms: int) -> None:
-        if not partition.settings.log.compact:
+        log = partition.log
+        if not partition.settings.log.compact or not isinstance(log, LocalLog):
             return
-        cleaning = cleaner.plan(
-            partition.log, now_ms, stable=partition.last_stable_offset, aborted=partition.table.aborted
-        )
+        cleaning = cleaner.plan(log, now_ms, stable=partition.last_stable_offset, aborted=partition.table.aborted)
         if cleaning is not None:
             loop = asyncio.get_running_loop()
             cleaned = await loop.run_in_executor(self._threads, cleaning.run)
             if cleaned.forgotten:
                 partition.forget_aborted(cleaned.forgotten)
-            partition.keep_producers(partition.log.high_watermark)
-            saved = cleaner.finish(partition.log, cleaned)
+            partition.before_delete(log.high_watermark)
+            saved = cleaner.finish(log, cleaned)
             events.info("compacted", partition=partition.name, bytes_saved=saved)
 
     async def close(self) -> bool:

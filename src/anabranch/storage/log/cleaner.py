@@ -38,7 +38,7 @@ from anabranch.records.rows import iterate
 from anabranch.runtime.disk import Disk, File
 from anabranch.storage.log.errors import OfflineLogError
 from anabranch.storage.log.index import NO_TIMESTAMP
-from anabranch.storage.log.log import RELATIVE_OFFSET_MAX, PartitionLog
+from anabranch.storage.log.log import RELATIVE_OFFSET_MAX, LocalLog
 from anabranch.storage.log.recovery import CLEANED_SUFFIX, SWAP_SUFFIX, replace_by_swap
 from anabranch.storage.log.segment import Segment, path_of
 
@@ -278,7 +278,7 @@ class Cleaned(NamedTuple):
 
 
 def plan(
-    log: PartitionLog, now_ms: int, *, stable: int | None = None, aborted: Iterable[AbortedTransaction] = ()
+    log: LocalLog, now_ms: int, *, stable: int | None = None, aborted: Iterable[AbortedTransaction] = ()
 ) -> Cleaning | None:
     """Say what there is to clean, if it is worth it (`min.cleanable.dirty.ratio`). Blocks for a checkpoint; OSError.
 
@@ -312,7 +312,7 @@ def plan(
     )
 
 
-def finish(log: PartitionLog, cleaned: Cleaned) -> int:
+def finish(log: LocalLog, cleaned: Cleaned) -> int:
     """Put the new segments in the place of the old ones; answer the bytes that were saved. Blocks shortly; OSError."""
     cleaning, saved = cleaned.cleaning, 0
     there = {_source(segment) for segment in log.finished_segments()}
@@ -331,7 +331,7 @@ def finish(log: PartitionLog, cleaned: Cleaned) -> int:
     return saved
 
 
-def _swap(log: PartitionLog, cleaning: Cleaning, group: CleanedGroup) -> None:
+def _swap(log: LocalLog, cleaning: Cleaning, group: CleanedGroup) -> None:
     base, directory, disk = group.bases[0], cleaning.directory, cleaning.disk
     path = path_of(directory, base)
     disk.rename(path.with_name(path.name + CLEANED_SUFFIX), path.with_name(path.name + SWAP_SUFFIX))
@@ -364,7 +364,7 @@ def _source(segment: Segment) -> Source:
     return Source(segment.base_offset, segment.end, segment.size)
 
 
-def _load_marks(log: PartitionLog) -> list[Mark]:
+def _load_marks(log: LocalLog) -> list[Mark]:
     """Read what earlier runs have left; nothing where that is damaged, so that everything is cleaned again."""
     path = log.directory / CHECKPOINT_FILE
     if not log.disk.exists(path):

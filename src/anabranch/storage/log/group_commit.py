@@ -11,7 +11,7 @@ import errno
 from collections.abc import Callable, Sequence
 
 from anabranch.runtime.syncs import Syncs, Told
-from anabranch.storage.log.log import PartitionLog
+from anabranch.storage.log.log import LocalLog
 
 
 class GroupCommit:
@@ -19,12 +19,12 @@ class GroupCommit:
 
     def __init__(self, syncs: Syncs | None = None) -> None:
         self._syncs = syncs or Syncs()
-        self._running: dict[PartitionLog, list[Told]] = {}
-        self._next: dict[PartitionLog, list[Told]] = {}
+        self._running: dict[LocalLog, list[Told]] = {}
+        self._next: dict[LocalLog, list[Told]] = {}
         self._idle: list[asyncio.Future[None]] = []
         self.syncs = 0
 
-    def commit(self, log: PartitionLog, flushed: Callable[[], None] | None = None) -> asyncio.Future[None]:
+    def commit(self, log: LocalLog, flushed: Callable[[], None] | None = None) -> asyncio.Future[None]:
         """As `commit_then`, with a future of the caller's own, which fails with the OSError of the sync."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting.add_done_callback(_consume)
@@ -40,7 +40,7 @@ class GroupCommit:
         self.commit_then(log, done, flushed)
         return waiting
 
-    def commit_then(self, log: PartitionLog, done: Told, flushed: Callable[[], None] | None = None) -> None:
+    def commit_then(self, log: LocalLog, done: Told, flushed: Callable[[], None] | None = None) -> None:
         """Make all that `log` holds now durable, and call `done` with the OSError of the sync, or None.
 
         `flushed` is called after each successful sync, before those who wait are told, to tell readers that the high
@@ -54,7 +54,7 @@ class GroupCommit:
         if log not in self._running:
             asyncio.get_running_loop().call_soon(self._start, log, flushed)
 
-    def _start(self, log: PartitionLog, flushed: Callable[[], None] | None) -> None:
+    def _start(self, log: LocalLog, flushed: Callable[[], None] | None) -> None:
         waiting = self._next.pop(log)
         try:
             flush = log.begin_flush()

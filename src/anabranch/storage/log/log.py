@@ -13,26 +13,33 @@ One thread calls everything, except `Flush.run`, which blocks and may run in ano
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from anabranch.base.errors import DecodeError
 from anabranch.records.batch import BatchHeader, headers, stamp
-from anabranch.runtime.disk import Disk, File
+from anabranch.runtime.disk import Disk
+from anabranch.runtime.syncs import Told
 from anabranch.storage.checkpoints import CheckpointError, Checkpoints
+from anabranch.storage.interface import Appended, LogObserver, Unobserved
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.epochs import EpochsFile, LeaderEpochs
 from anabranch.storage.log.errors import OfflineLogError, OffsetOutOfRangeError
-from anabranch.storage.log.recovery import recover, scan
+from anabranch.storage.log.flush import Flush, plan_flush, write_again
+from anabranch.storage.log.recovery import recover
+from anabranch.storage.log.retention import retained_from
 from anabranch.storage.log.segment import LOG_SUFFIX, LogSlice, Segment
 from anabranch.storage.log.segments import Segments
 from anabranch.storage.log.snapshots import Snapshots
 
-__all__ = ["Appended", "Flush", "LogSlice", "OfflineLogError", "OffsetOutOfRangeError", "PartitionLog"]
+if TYPE_CHECKING:
+    from anabranch.storage.log.group_commit import GroupCommit
+
+__all__ = ["Flush", "LocalLog", "OfflineLogError", "OffsetOutOfRangeError"]
 
 logger = logging.getLogger("anabranch.storage.log")
 
@@ -41,38 +48,21 @@ RESUME_INTERVAL_MS = 1_000
 """After a failed sync, time between attempts to go on."""
 
 
-class Appended(NamedTuple):
-    """The offsets that an append was given."""
+class LocalLog:
+    """A `PartitionLog` on the local disk; use `LocalLog.open`.
 
-    base_offset: int
-    last_offset: int
+    Beyond the interface only this package and upkeep by `Replicas` know: opening, compaction (`cleaner`), group commit
+    (`begin_flush`, `end_flush`), `truncate`.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Flush:
-    """The work of making a log durable up to `end`; made by `begin_flush`, given back to `end_flush`."""
-
-    end: int
-    files: tuple[File, ...]
-    directories: tuple[Path, ...]
-    segments: tuple[Segment, ...]
-    indexed: tuple[Segment, ...]
-    """Those whose index is among the files."""
-    generation: int
-    disk: Disk
-
-    def run(self) -> None:
-        """Sync. Blocks; may run in any thread."""
-        for file in self.files:
-            file.sync()
-        for directory in self.directories:
-            self.disk.sync_directory(directory)
-
-
-class PartitionLog:
-    """Use `PartitionLog.open`."""
-
-    def __init__(self, directory: Path, config: LogConfig, disk: Disk, checkpoints: Checkpoints | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: LogConfig,
+        disk: Disk,
+        checkpoints: Checkpoints | None = None,
+        commits: GroupCommit | None = None,
+    ) -> None:
         self.directory = directory
         self._config = config
         self.log_start = 0
@@ -81,10 +71,8 @@ class PartitionLog:
         self._seen = 0
         """Up to where readers may have seen unsynced records, before the log was told to sync first."""
         self.epochs = LeaderEpochs()
-        self.on_truncate: Callable[[int], None] = lambda end: None
-        """Called with the new end when an unsynced tail had to be cut."""
-        self.before_delete: Callable[[int], None] = lambda start: None
-        """Called with the new log start before records go, for who knows things by them. Blocks; OSError keeps them."""
+        self._observer: LogObserver = Unobserved()
+        self._commits = commits
         self._disk = disk
         self._checkpoints = checkpoints
         self._shared = checkpoints is not None
@@ -99,7 +87,7 @@ class PartitionLog:
         self._failure: OSError | None = None
         self._resume_at_ms = 0
         self._doubtful_end = -1
-        """Where the log ended when a sync failed, until that is settled."""
+        """Where the log ended when a sync failed, until the log is resumed."""
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -113,14 +101,16 @@ class PartitionLog:
         start_offset: int = 0,
         visit: Callable[[BatchHeader], None] | None = None,
         checkpoints: Checkpoints | None = None,
-    ) -> PartitionLog:
+        commits: GroupCommit | None = None,
+    ) -> LocalLog:
         """Open the log in `directory`, made if it is not there, and recover it.
 
         A new log starts at `start_offset`: a partition that is created again goes on where its earlier life stopped.
         `visit` sees the header of every batch that recovery checks, in order. `checkpoints` are shared by the logs of
-        a data directory; without, the log keeps its own beside its segments. Raises OfflineLogError.
+        a data directory; without, the log keeps its own beside its segments. `commits`, without which the log cannot be
+        asked to `commit`, makes logs durable together. Raises OfflineLogError.
         """
-        log = cls(directory, config, disk, checkpoints)
+        log = cls(directory, config, disk, checkpoints, commits)
         disk.make_directory(directory)
         log._load(start_offset, visit or (lambda header: None))
         return log
@@ -227,13 +217,17 @@ class PartitionLog:
 
     @property
     def config(self) -> LogConfig:
-        """The settings; to be replaced as a whole."""
+        """The settings; `configure` replaces them."""
         return self._config
 
-    @config.setter
-    def config(self, config: LogConfig) -> None:
+    def configure(self, config: LogConfig) -> None:
+        """Go on with other settings."""
         self._seen = self.high_watermark
         self._config = config
+
+    def observe(self, observer: LogObserver) -> None:
+        """Tell `observer` of the log's changes; there is one."""
+        self._observer = observer
 
     # -- appending -----------------------------------------------------------------------------------------------
 
@@ -298,38 +292,19 @@ class PartitionLog:
         """Say what has to be synced for everything appended so far to be durable; OSError after a failed sync."""
         if self._failure is not None:
             raise self._failure
-        segments: list[Segment] = []
-        indexed: list[Segment] = []
-        files: list[File] = []
-        directories: list[Path] = []
         late, self._late_indexes = self._late_indexes, []
         unsynced = self._segments[self._segments.index_of(self.flushed) :]
-        for segment in [*(segment for segment in late if segment not in unsynced), *unsynced]:
-            index_due = segment.sealed and segment.index.unsynced
-            if not segment.created or (segment.size and segment.end <= self.flushed and not index_due):
-                continue
-            segments.append(segment)
-            files.append(segment.file)
-            if not segment.durable_name:
-                directories = [self.directory]
-            if index_due:
-                try:
-                    files += segment.index.store()
-                    indexed.append(segment)
-                except OSError:
-                    # Without its end it still is an index, only a slower one.
-                    self._late_indexes.append(segment)
-        if directories and not self._directory_durable:
-            directories.append(self.directory.parent)
-        return Flush(
+        flush, left = plan_flush(
+            [*(segment for segment in late if segment not in unsynced), *unsynced],
+            flushed=self.flushed,
             end=self.end,
-            files=tuple(files),
-            directories=tuple(directories),
-            segments=tuple(segments),
-            indexed=tuple(indexed),
             generation=self._generation,
+            directory=self.directory,
+            parent_durable=self._directory_durable,
             disk=self._disk,
         )
+        self._late_indexes += left
+        return flush
 
     def end_flush(self, flush: Flush, error: OSError | None = None) -> bool:
         """Take note of what a flush has done; False when it promises nothing, as it failed or the log was cut since."""
@@ -366,7 +341,17 @@ class PartitionLog:
         """Whether a segment was finished and not synced yet: time for a flush also where nobody waits for one."""
         return self._failure is None and self.flushed < self._segments[-1].base_offset
 
-    def settle(self, now_ms: int) -> None:
+    def commit_then(self, done: Told) -> None:
+        """Make all that was appended durable, and call `done` with the OSError that prevents it, or None."""
+        assert self._commits is not None
+        self._commits.commit_then(self, done, self._observer.high_watermark_moved)
+
+    def commit(self) -> asyncio.Future[None]:
+        """As `commit_then`, as a future of the caller's own."""
+        assert self._commits is not None
+        return self._commits.commit(self, self._observer.high_watermark_moved)
+
+    def resume(self, now_ms: int) -> None:
         """After a failed sync, cut what is in doubt and take appends again; OSError while the disk refuses."""
         if self._failure is not None:
             self._resume(now_ms)
@@ -393,25 +378,18 @@ class PartitionLog:
         before, self._doubtful_end = self._doubtful_end, -1
         if self.end < before:
             logger.warning("%s: cut from offset %d back to %d", self.directory, before, self.end)
-            self.on_truncate(self.end)
+            self._observer.log_cut(self.end)
 
     def _write_tail_again(self) -> None:
         """Make the kernel write the unsynced batches once more; cut the log where they are not sound any more."""
         for segment in self._segments[self._segments.index_of(self.flushed) :]:
-            if not segment.created:
-                continue
-            sound = max(self.flushed, segment.base_offset)
-
-            def rewrite(position: int, header: BatchHeader, segment: Segment = segment) -> None:
-                nonlocal sound
-                segment.file.write(segment.file.read(header.size, position), position)
-                sound = header.next_offset
-
-            tail = scan(segment.file, segment.locate(sound), segment.size, sound, rewrite)
-            if tail.reason is not None:
-                logger.warning("%s: position %d: %s", segment.path, tail.size, tail.reason)
-                self.truncate(sound)
-                return
+            if segment.created:
+                start = max(self.flushed, segment.base_offset)
+                sound, tail = write_again(segment, start)
+                if tail.reason is not None:
+                    logger.warning("%s: position %d: %s", segment.path, tail.size, tail.reason)
+                    self.truncate(sound)
+                    return
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -476,7 +454,7 @@ class PartitionLog:
     @property
     def size(self) -> int:
         """Bytes in all segments."""
-        return sum(segment.size for segment in self._segments)
+        return self._segments.size
 
     def delete_before(self, offset: int) -> None:
         """Move the log start to `offset`, durably, and drop the segments that lie below it (DeleteRecords)."""
@@ -485,7 +463,10 @@ class PartitionLog:
                 f"Records before offset {offset} cannot be deleted from {self.directory.name}: it has "
                 f"{self.log_start} to {self.high_watermark}."
             )
-        self.before_delete(offset)
+        self._move_log_start(offset)
+
+    def _move_log_start(self, offset: int) -> None:
+        self._observer.before_delete(offset)
         before, self.log_start = self.log_start, offset
         try:
             self.checkpoint()
@@ -520,29 +501,13 @@ class PartitionLog:
         """
         if self._failure is not None:
             return 0
-        start = self._retained_from(now_ms)
+        start = retained_from(self._segments, self._config, self.log_start, self.high_watermark, now_ms)
         if start > self.log_start:
             before = self.size
-            self.delete_before(start)
+            self._move_log_start(start)
             return before - self.size
         self._note_checkpoint()
         return 0
-
-    def _retained_from(self, now_ms: int) -> int:
-        """The offset at which the log would start if retention were done now."""
-        start = self.log_start
-        if not self._config.delete:
-            return start
-        excess = self.size - self._config.retention_bytes if self._config.retention_bytes >= 0 else 0
-        for segment in self._segments:
-            newest = segment.max_timestamp.timestamp
-            expired = newest >= 0 and 0 <= self._config.retention_ms < now_ms - newest
-            too_much = segment is not self._segments[-1] and excess >= segment.size
-            if not segment.size or segment.end > self.high_watermark or not (expired or too_much):
-                break
-            start = segment.end
-            excess -= segment.size
-        return start
 
     def truncate(self, offset: int) -> None:
         """Cut the log so that it ends at `offset`, or at the start of the batch that holds it, but not below its start.

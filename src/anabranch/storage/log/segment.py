@@ -17,6 +17,8 @@ from typing import NamedTuple
 from anabranch.base.errors import DecodeError
 from anabranch.records.batch import HEADER_SIZE, BatchHeader, parse_header
 from anabranch.runtime.disk import Disk, File
+from anabranch.runtime.net.channel import FileSlice
+from anabranch.storage.interface import Slice
 from anabranch.storage.log.index import NO_TIMESTAMP, SparseIndex
 
 LOG_SUFFIX = ".log"
@@ -25,10 +27,10 @@ RECENT_MAX = 256
 _WALK_SIZE = 4096
 
 
-class LogSlice:
+class LogSlice(Slice):
     """Whole batches in a segment file, to be sent from there or mapped; keeps the file open for as long as it lives."""
 
-    __slots__ = ("_file", "position", "size")
+    __slots__ = ("_file", "position")
 
     def __init__(self, file: File, position: int, size: int) -> None:
         self._file = file
@@ -40,8 +42,10 @@ class LogSlice:
         """The segment's file descriptor."""
         return self._file.fd
 
-    def __len__(self) -> int:
-        return self.size
+    @property
+    def wire(self) -> FileSlice:
+        """The slice itself: its bytes go from the file to the socket unread."""
+        return self
 
     def view(self) -> memoryview:
         """Map the bytes."""

@@ -34,6 +34,11 @@ class Segments(list[Segment]):
         super().__init__(segments or [])
         self._open_for_reading = None
 
+    @property
+    def size(self) -> int:
+        """Bytes in all segments."""
+        return sum(segment.size for segment in self)
+
     def index_of(self, offset: int) -> int:
         """The index of the segment that holds `offset`; the first one where all begin behind it."""
         return max(0, bisect_right(self, offset, key=_base_offset) - 1)

@@ -16,43 +16,43 @@ from anabranch.server.coordinators import bulk_replay, replay
 from anabranch.server.coordinators.bulk_replay import BulkReplay, UnsuitedError
 from anabranch.server.coordinators.replay import Replay
 from anabranch.storage.log.config import Durability, LogConfig
-from anabranch.storage.log.log import PartitionLog
+from anabranch.storage.log.log import LocalLog
 from tests.support.batches import make_keyed_batch
 
 CONFIG = LogConfig(durability=Durability.OS, segment_bytes=2_000)
 
 
 @pytest.fixture(params=[200, 1 << 20])
-def log(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PartitionLog:
+def log(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalLog:
     for module in (replay, bulk_replay):
         monkeypatch.setattr(module, "WINDOW_SIZE", request.param)
-    return PartitionLog.open(tmp_path / "t-0", CONFIG, disk=Disk())
+    return LocalLog.open(tmp_path / "t-0", CONFIG, disk=Disk())
 
 
-def write(log: PartitionLog, pairs: list[Pair], producer_id: int = -1) -> None:
+def write(log: LocalLog, pairs: list[Pair], producer_id: int = -1) -> None:
     epoch = 0 if producer_id >= 0 else -1
     log.append(encode_pairs(pairs, 1_000, producer_id=producer_id, producer_epoch=epoch), 0, 0)
 
 
-def mark(log: PartitionLog, producer_id: int, *, commit: bool) -> None:
+def mark(log: LocalLog, producer_id: int, *, commit: bool) -> None:
     log.append(end_transaction_marker(producer_id, 0, commit=commit, coordinator_epoch=0, timestamp_ms=0), 0, 0)
 
 
-def one_by_one(log: PartitionLog) -> Replay:
+def one_by_one(log: LocalLog) -> Replay:
     found = Replay()
     for _ in found.scan(log.slices()):
         pass
     return found
 
 
-def in_bulk(log: PartitionLog) -> BulkReplay:
+def in_bulk(log: LocalLog) -> BulkReplay:
     found = BulkReplay()
     for _ in found.scan(log.slices()):
         pass
     return found
 
 
-def test_the_last_values_count_in_the_order_in_which_they_were_written(log: PartitionLog) -> None:
+def test_the_last_values_count_in_the_order_in_which_they_were_written(log: LocalLog) -> None:
     write(log, [(b"a", b"1"), (b"b", b"2"), (b"c", b"3"), (None, b"no key")])
     write(log, [(b"a", b"4"), (b"c", None)])
     for found in (one_by_one(log), in_bulk(log)):
@@ -60,7 +60,7 @@ def test_the_last_values_count_in_the_order_in_which_they_were_written(log: Part
         assert found.records == 6
 
 
-def test_any_history_reads_the_same_both_ways(log: PartitionLog) -> None:
+def test_any_history_reads_the_same_both_ways(log: LocalLog) -> None:
     chance = random.Random(4)
     for _ in range(20):
         open_transactions: set[int] = set()
@@ -82,11 +82,11 @@ def test_any_history_reads_the_same_both_ways(log: PartitionLog) -> None:
         assert {held.producer_id for held in fast.held()} <= open_transactions
 
 
-def test_an_empty_log_says_nothing(log: PartitionLog) -> None:
+def test_an_empty_log_says_nothing(log: LocalLog) -> None:
     assert one_by_one(log).latest == in_bulk(log).latest == {}
 
 
-def test_what_others_compressed_is_read_one_by_one(log: PartitionLog) -> None:
+def test_what_others_compressed_is_read_one_by_one(log: LocalLog) -> None:
     log.append(make_keyed_batch([(b"a", b"1")], compression=Compression.ZSTD), 0, 0)
     assert one_by_one(log).latest == {b"a": b"1"}
     with pytest.raises(UnsuitedError):
@@ -94,7 +94,7 @@ def test_what_others_compressed_is_read_one_by_one(log: PartitionLog) -> None:
 
 
 @pytest.mark.parametrize("at", [70, 8, 16])
-def test_damage_is_found_both_ways(log: PartitionLog, at: int) -> None:
+def test_damage_is_found_both_ways(log: LocalLog, at: int) -> None:
     for number in range(20):
         write(log, [(b"a", b"%d" % number)])
     (path,) = log.directory.glob("*.log")

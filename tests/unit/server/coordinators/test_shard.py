@@ -24,7 +24,7 @@ from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.topic_settings import topic_settings
 from anabranch.storage.log import cleaner
 from anabranch.storage.log.group_commit import GroupCommit
-from anabranch.storage.log.log import PartitionLog
+from anabranch.storage.log.log import LocalLog
 from tests.support.disks import FaultyDisk
 
 Pair = tuple[str, str | None]
@@ -95,7 +95,7 @@ class World:
     def __init__(self, path: Path, durability: str = "fsync", disk: Disk | None = None) -> None:
         self.disk = disk or Disk()
         settings = topic_settings({"cleanup.policy": "compact", "segment.bytes": "1000"}, {}, durability)
-        log = PartitionLog.open(path / "__toy-0", settings.log, disk=self.disk)
+        log = LocalLog.open(path / "__toy-0", settings.log, disk=self.disk)
         count = Counter()
         self.partition = Partition(NAME, NO_TOPIC_ID, log, settings, bytes_in=count, bytes_out=count, messages_in=count)
         self.partition.leadership = Leadership(NO_TOPIC_ID, 0, 0, 0, 1, 1, retiring=False)
@@ -110,7 +110,7 @@ class World:
             self.partition,
             Toy,
             RecordCodec(encode, decode),
-            commit=lambda partition: self.commits.commit(partition.log, partition.flushed),
+            commit=lambda partition: self.commits.commit(partition.log, partition.high_watermark_moved),
             clock=Clock(),
         )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import errno
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
@@ -15,9 +16,11 @@ from anabranch.base.ids import NO_TOPIC_ID
 from anabranch.machines.partition.aborted import AbortedTransaction
 from anabranch.machines.partition.fetching import FetchBudget
 from anabranch.records.batch import TRANSACTIONAL, end_transaction_marker, parse_header
+from anabranch.runtime.disk import Disk
 from anabranch.server.partitions.fetch_sessions import FetchSessions, Target
 from anabranch.server.partitions.fetching import EpochEnd, Fetch, Fetches, PartitionRead
 from tests.support.batches import make_batch
+from tests.support.cold_log import ColdLog
 from tests.support.replicas import NOW_MS, TOPIC, TOPIC_ID, LocalReplicas
 
 OK = ErrorCode.NONE
@@ -95,6 +98,129 @@ def target(partition: int = 0, offset: int = 0, *, size_max: int = 1 << 20, topi
 def sizes(reads: list[PartitionRead]) -> dict[int, int]:
     """Batches found of each partition."""
     return {read.target.partition: read.size // SIZE for read in reads}
+
+
+def cold(world: World, path: Path, number: int, pause: Callable[[], Awaitable[None]] | None = None) -> None:
+    """Give a partition a log that has nothing near."""
+    partition = world.local[number]
+    log = ColdLog.open(path / f"cold-{number}", partition.settings.log, disk=Disk())
+    if pause is not None:
+        log.pause = pause  # type: ignore[method-assign]
+    partition.log = log
+    log.observe(partition)
+
+
+def test_what_is_not_near_is_waited_for_and_counts_as_what_is_near(world: World, tmp_path: Path) -> None:
+    cold(world, tmp_path, 0)
+    for _ in range(6):
+        world.append(0)
+        world.append(1)
+
+    async def fetch() -> list[PartitionRead]:
+        made = world.fetch(target(0, size_max=3 * SIZE), target(1))
+        assert not made.complete
+        await made.wait(0)
+        return list(made.answer())
+
+    reads = world.local.runner.run(fetch())
+    assert sizes(reads) == {0: 3, 1: 6}
+    assert reads[0].found is not None
+    assert bytes(reads[0].found.view()) == bytes(reads[1].found.view())[: 3 * SIZE]  # type: ignore[union-attr]
+
+
+def test_what_must_be_fetched_of_several_partitions_is_fetched_together(world: World, tmp_path: Path) -> None:
+    together = asyncio.Barrier(2)
+
+    async def pause() -> None:
+        await together.wait()
+
+    for number in (0, 1):
+        cold(world, tmp_path, number, pause)
+        world.append(number)
+
+    async def fetch() -> list[PartitionRead]:
+        made = world.fetch(target(0), target(1), size_min=2 * SIZE)
+        async with asyncio.timeout(30):
+            await made.wait(LONG_MS)
+        return list(made.answer())
+
+    assert sizes(world.local.runner.run(fetch())) == {0: 1, 1: 1}
+
+
+def test_a_change_while_something_is_fetched_is_seen_when_that_is_there(world: World, tmp_path: Path) -> None:
+    async def fetch() -> list[PartitionRead]:
+        arriving = asyncio.Event()
+
+        async def pause() -> None:
+            await arriving.wait()
+
+        cold(world, tmp_path, 0, pause)
+        world.append(0)
+        made = world.fetch(target(0), target(1), size_min=2 * SIZE)
+        waiting = asyncio.ensure_future(made.wait(LONG_MS))
+        await asyncio.sleep(0)
+        world.append(1)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        arriving.set()
+        async with asyncio.timeout(30):
+            await waiting
+        return list(made.answer())
+
+    assert sizes(world.local.runner.run(fetch())) == {0: 1, 1: 1}
+
+
+def test_what_arrives_while_a_fetch_waits_may_have_to_be_fetched_too(world: World, tmp_path: Path) -> None:
+    cold(world, tmp_path, 0)
+
+    async def fetch() -> list[PartitionRead]:
+        made = world.fetch(target(0))
+        waiting = asyncio.ensure_future(made.wait(LONG_MS))
+        await asyncio.sleep(0)
+        world.append(0)
+        async with asyncio.timeout(30):
+            await waiting
+        return list(made.answer())
+
+    assert sizes(world.local.runner.run(fetch())) == {0: 1}
+
+
+def test_a_read_that_fails_later_is_answered_as_one_that_fails_at_once(world: World, tmp_path: Path) -> None:
+    async def pause() -> None:
+        raise OSError(errno.EIO, "the store does not answer")
+
+    cold(world, tmp_path, 0, pause)
+    world.append(0)
+
+    async def fetch() -> list[PartitionRead]:
+        made = world.fetch(target(0), target(1))
+        await made.wait(LONG_MS)
+        return list(made.answer())
+
+    reads = world.local.runner.run(fetch())
+    assert [read.error for read in reads] == [ErrorCode.KAFKA_STORAGE_ERROR, OK]
+
+
+def test_a_fetch_that_is_given_up_fetches_nothing_more(world: World, tmp_path: Path) -> None:
+    async def fetch() -> None:
+        given_up = asyncio.Event()
+
+        async def pause() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                given_up.set()
+
+        cold(world, tmp_path, 0, pause)
+        world.append(0)
+        waiting = asyncio.ensure_future(world.fetch(target(0)).wait(LONG_MS))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        waiting.cancel()
+        async with asyncio.timeout(30):
+            await given_up.wait()
+
+    world.local.runner.run(fetch())
 
 
 def test_what_is_there_is_read_at_once(world: World) -> None:

@@ -13,7 +13,7 @@ from anabranch.records.key_values import decode_pairs
 from anabranch.runtime.disk import Disk
 from anabranch.storage.log import cleaner
 from anabranch.storage.log.config import Durability, LogConfig
-from anabranch.storage.log.log import PartitionLog
+from anabranch.storage.log.log import LocalLog
 from tests.support.wire import batch
 
 DAY_MS = 24 * 3600 * 1000
@@ -32,7 +32,7 @@ class Transactional:
     """A compacted log, its table, and what should be in it."""
 
     def __init__(self, path: Path) -> None:
-        self.log = PartitionLog.open(path / "t-0", CONFIG, disk=Disk())
+        self.log = LocalLog.open(path / "t-0", CONFIG, disk=Disk())
         self.table = ProducerTable()
         self.now_ms = 10 * DAY_MS
         self.sequences: dict[int, int] = {}

@@ -15,7 +15,7 @@ from anabranch.runtime.syncs import Syncs
 from anabranch.storage.directory import DataDirectory
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.group_commit import GroupCommit
-from anabranch.storage.log.log import OfflineLogError, OffsetOutOfRangeError, PartitionLog
+from anabranch.storage.log.log import LocalLog, OfflineLogError, OffsetOutOfRangeError
 from tests.support.batches import make_batch
 from tests.support.disks import FaultyDisk
 
@@ -23,16 +23,32 @@ HERE = Path("/data/t-0")
 SMALL = LogConfig(durability=Durability.OS, segment_bytes=1_000, index_interval_bytes=100)
 
 
-def open_log(path: Path, config: LogConfig = SMALL) -> PartitionLog:
-    return PartitionLog.open(path / "t-0", config, disk=Disk())
+class CutNoted:
+    """Observes a log, and notes where it is cut."""
+
+    def __init__(self, cut: list[int]) -> None:
+        self._cut = cut
+
+    def log_cut(self, end: int) -> None:
+        self._cut.append(end)
+
+    def before_delete(self, start: int) -> None:
+        pass
+
+    def high_watermark_moved(self) -> None:
+        pass
 
 
-def fill(log: PartitionLog, batches: int, *, records: int = 2, now_ms: int = 0) -> None:
+def open_log(path: Path, config: LogConfig = SMALL) -> LocalLog:
+    return LocalLog.open(path / "t-0", config, disk=Disk())
+
+
+def fill(log: LocalLog, batches: int, *, records: int = 2, now_ms: int = 0) -> None:
     for index in range(batches):
         log.append(make_batch(records, b"x" * 100, timestamp=1_000 * (index + 1)), 0, now_ms)
 
 
-def offsets(log: PartitionLog, offset: int, size_max: int = 1 << 20, end: int | None = None) -> list[int]:
+def offsets(log: LocalLog, offset: int, size_max: int = 1 << 20, end: int | None = None) -> list[int]:
     part = log.read(offset, size_max, end=end)
     return [] if part is None else [header.base_offset for _, header in headers(part.view())]
 
@@ -94,7 +110,7 @@ def test_deleting_moves_the_start_for_good(tmp_path: Path) -> None:
 
 
 def test_a_log_that_is_created_again_goes_on_at_its_offset(tmp_path: Path) -> None:
-    log = PartitionLog.open(tmp_path / "t-0", SMALL, disk=Disk(), start_offset=700)
+    log = LocalLog.open(tmp_path / "t-0", SMALL, disk=Disk(), start_offset=700)
     assert (log.log_start, log.end) == (700, 700)
     log.start_epoch(4)
     fill(log, 1)
@@ -226,7 +242,7 @@ def test_a_failed_sync_fails_all_who_wait_and_the_log_recovers(tmp_path: Path, m
     fill(log, 1)
     log.flush()
     cut: list[int] = []
-    log.on_truncate = cut.append
+    log.observe(CutNoted(cut))
 
     async def fail() -> list[BaseException | None]:
         group = GroupCommit(Syncs(native=False))
@@ -306,16 +322,16 @@ def test_a_new_logs_first_sync_includes_its_names(tmp_path: Path) -> None:
 def test_an_epoch_that_must_last_is_synced_with_the_records_before_it() -> None:
     disk = FaultyDisk(1)
     disk.make_directory(HERE.parent)
-    log = PartitionLog.open(HERE, LogConfig(), disk=disk)
+    log = LocalLog.open(HERE, LogConfig(), disk=disk)
     fill(log, 3)
     log.start_epoch(5, durable=True)
-    log = PartitionLog.open(HERE, LogConfig(), disk=disk.crash())
+    log = LocalLog.open(HERE, LogConfig(), disk=disk.crash())
     assert (log.end, log.epochs.entries) == (6, [(0, 0), (5, 6)])
 
 
 def test_a_full_disk_refuses_appends_serves_reads_and_takes_appends_again_when_there_is_room() -> None:
     disk = FaultyDisk(1)
-    log = PartitionLog.open(HERE, LogConfig(), disk=disk)
+    log = LocalLog.open(HERE, LogConfig(), disk=disk)
     fill(log, 3)
     log.flush()
     disk.capacity = disk.used + 100
@@ -337,9 +353,9 @@ def test_after_a_failed_sync_what_readers_saw_is_written_again() -> None:
     disk = FaultyDisk(1)
     disk.make_directory(HERE.parent)
     config = LogConfig(durability=Durability.OS)
-    log = PartitionLog.open(HERE, config, disk=disk)
+    log = LocalLog.open(HERE, config, disk=disk)
     cut: list[int] = []
-    log.on_truncate = cut.append
+    log.observe(CutNoted(cut))
     fill(log, 5)
     disk.fail_sync = True
     for now_ms in (0, 10):
@@ -352,12 +368,12 @@ def test_after_a_failed_sync_what_readers_saw_is_written_again() -> None:
     fill(log, 1, now_ms=5_000)
     log.flush()
     assert cut == []
-    assert PartitionLog.open(HERE, config, disk=disk.crash()).end == 12
+    assert LocalLog.open(HERE, config, disk=disk.crash()).end == 12
 
 
 def test_attempts_to_go_on_after_a_failed_sync_are_not_made_all_the_time() -> None:
     disk = FaultyDisk(1)
-    log = PartitionLog.open(HERE, LogConfig(), disk=disk)
+    log = LocalLog.open(HERE, LogConfig(), disk=disk)
     fill(log, 1)
     disk.fail_sync = True
     with pytest.raises(OSError, match="Input/output"):
@@ -387,7 +403,7 @@ def test_readers_never_lose_sight_of_records_when_durability_changes(tmp_path: P
     log = open_log(tmp_path)
     fill(log, 3)
     assert log.high_watermark == 6
-    log.config = LogConfig(durability=Durability.FSYNC)
+    log.configure(LogConfig(durability=Durability.FSYNC))
     fill(log, 1)
     assert log.high_watermark == 6
     log.flush()
@@ -445,7 +461,7 @@ def test_recovery_shows_the_batches_that_it_checks_and_no_others(tmp_path: Path)
     fill(log, 2)
     log.flush()
     seen: list[int] = []
-    PartitionLog.open(tmp_path / "t-0", SMALL, disk=Disk(), visit=lambda header: seen.append(header.base_offset))
+    LocalLog.open(tmp_path / "t-0", SMALL, disk=Disk(), visit=lambda header: seen.append(header.base_offset))
     assert seen == [20, 22]
 
 
@@ -496,11 +512,11 @@ def test_a_damaged_checkpoint_takes_the_log_offline_and_may_be_removed(tmp_path:
 
 def test_an_idle_log_syncs_nothing_when_it_is_closed() -> None:
     disk = FaultyDisk(1)
-    log = PartitionLog.open(HERE, LogConfig(), disk=disk)
+    log = LocalLog.open(HERE, LogConfig(), disk=disk)
     log.start_epoch(0)
     fill(log, 3)
     log.close()
-    log = PartitionLog.open(HERE, LogConfig(), disk=disk)
+    log = LocalLog.open(HERE, LogConfig(), disk=disk)
     before = disk.syncs
     log.close()
     assert disk.syncs == before

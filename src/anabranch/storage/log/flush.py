@@ -1,0 +1,95 @@
+"""What a log has to sync to be durable, and how it writes an unsynced tail again after a sync failed.
+
+The records of a segment are durable once its file is synced, and its name with it. The index of a finished segment is
+synced along the way; an index that cannot be stored makes the log slower, not less durable, and is tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from anabranch.records.batch import BatchHeader
+from anabranch.runtime.disk import Disk, File
+from anabranch.storage.log.recovery import Tail, scan
+from anabranch.storage.log.segment import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """The work of making a log durable up to `end`; made by `begin_flush`, given back to `end_flush`."""
+
+    end: int
+    files: tuple[File, ...]
+    directories: tuple[Path, ...]
+    segments: tuple[Segment, ...]
+    indexed: tuple[Segment, ...]
+    """Those whose index is among the files."""
+    generation: int
+    disk: Disk
+
+    def run(self) -> None:
+        """Sync. Blocks; may run in any thread."""
+        for file in self.files:
+            file.sync()
+        for directory in self.directories:
+            self.disk.sync_directory(directory)
+
+
+def plan_flush(
+    candidates: Iterable[Segment],
+    *,
+    flushed: int,
+    end: int,
+    generation: int,
+    directory: Path,
+    parent_durable: bool,
+    disk: Disk,
+) -> tuple[Flush, list[Segment]]:
+    """Choose what to sync of the segments that may be unsynced; also those whose index could not be stored now."""
+    segments: list[Segment] = []
+    indexed: list[Segment] = []
+    files: list[File] = []
+    directories: list[Path] = []
+    left: list[Segment] = []
+    for segment in candidates:
+        index_due = segment.sealed and segment.index.unsynced
+        if not segment.created or (segment.size and segment.end <= flushed and not index_due):
+            continue
+        segments.append(segment)
+        files.append(segment.file)
+        if not segment.durable_name:
+            directories = [directory]
+        if index_due:
+            try:
+                files += segment.index.store()
+                indexed.append(segment)
+            except OSError:
+                # Without its end it still is an index, only a slower one.
+                left.append(segment)
+    if directories and not parent_durable:
+        directories.append(directory.parent)
+    flush = Flush(
+        end=end,
+        files=tuple(files),
+        directories=tuple(directories),
+        segments=tuple(segments),
+        indexed=tuple(indexed),
+        generation=generation,
+        disk=disk,
+    )
+    return flush, left
+
+
+def write_again(segment: Segment, start: int) -> tuple[int, Tail]:
+    """Make the kernel write the batches from the offset `start` on once more; up to where they are sound."""
+    sound = start
+
+    def rewrite(position: int, header: BatchHeader) -> None:
+        nonlocal sound
+        segment.file.write(segment.file.read(header.size, position), position)
+        sound = header.next_offset
+
+    tail = scan(segment.file, segment.locate(start), segment.size, start, rewrite)
+    return sound, tail
