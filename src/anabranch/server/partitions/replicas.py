@@ -66,6 +66,8 @@ class Replicas:
         self._checkpoints = Checkpoints(disk, directory.path)
         self.removed = RemovedPartitions(directory.path, disk)
         self._partitions: dict[tuple[str, int], Partition] = {}
+        self._unopened = set(directory.logs())
+        """The logs from before the start that no role has had opened yet."""
         self._threads = ThreadPoolExecutor(RECOVERY_THREADS, thread_name_prefix="log")
         self.commits = GroupCommit()
         self._recovering = recovering
@@ -167,6 +169,7 @@ class Replicas:
             await asyncio.gather(*(loop.run_in_executor(self._threads, self._keep_inherited, heir) for heir in heirs))
         for partition in partitions:
             self._partitions[order.topic, partition.name.partition] = partition
+            self._unopened.discard(partition.name)
             if partition.offline_reason is None:
                 self.removed.made_again(partition.name)
 
@@ -277,6 +280,7 @@ class Replicas:
                 if not order.topic_deleted:
                     await loop.run_in_executor(self._threads, self._keep_producers, name, order.topic_id)
                 await loop.run_in_executor(self._threads, self._directory.remove_log, name)
+                self._unopened.discard(name)
                 self._checkpoints.forget(str(name))
                 errors[number] = ErrorCode.NONE
             except OSError as error:
@@ -325,9 +329,9 @@ class Replicas:
         )
 
     def _producers_of_removed(self, name: TopicPartition, topic_id: UUID) -> ProducerTable | None:
-        """What a partition that is not there any more knew of producers; None while it is being removed."""
+        """The producers of a removed partition; None while its log from before the start is still to be read."""
         table = self.removed.table(name, topic_id)
-        if table is None and not self._disk.exists(self._directory.log_path(name)):
+        if table is None and name not in self._unopened:
             table = ProducerTable()
             self.removed.hold(name, topic_id, table)
         return table

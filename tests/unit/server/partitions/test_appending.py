@@ -133,6 +133,19 @@ def test_where_nothing_is_known_of_a_removed_partition_another_leader_may(local:
     assert produce(local, 0, batch(0)).error is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
+def test_a_removed_partition_answers_once_its_log_from_before_a_restart_is_read(tmp_path: Path) -> None:
+    before = LocalReplicas(tmp_path)
+    before.resize(2)
+    produce(before, 1, batch(0), 2)
+    before.close()
+    local = LocalReplicas(tmp_path)
+    local.resize(1)
+    assert produce(local, 1, batch(0), 2).error is ErrorCode.NOT_LEADER_OR_FOLLOWER, "its log may hold the batch"
+    local.remove(1)
+    assert produce(local, 1, batch(0), 2) == Produced(OK, 0)
+    local.close()
+
+
 @pytest.mark.parametrize("removed", [False, True], ids=["retiring", "removed"])
 def test_what_is_refused_because_the_coordinator_cannot_tell_is_remembered(local: LocalReplicas, removed: bool) -> None:
     local.resize(2)
