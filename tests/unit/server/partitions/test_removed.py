@@ -1,0 +1,110 @@
+"""What removed partitions knew of producers: held, kept through restarts, inherited, forgotten in time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+from uuid import UUID
+
+import pytest
+
+from anabranch.base.ids import TopicPartition
+from anabranch.machines.partition.producers import ProducerTable
+from anabranch.runtime.disk import Disk
+from anabranch.server.partitions.removed import RemovedPartitions
+from tests.support.replicas import TOPIC_ID
+
+NAME, OTHER = TopicPartition("a-topic", 3), TopicPartition("another", 3)
+
+
+class Batch(NamedTuple):
+    producer_id: int
+    base_offset: int = 0
+    last_offset_delta: int = 0
+    max_timestamp: int = 0
+    producer_epoch: int = 0
+    base_sequence: int = 0
+    is_transactional: bool = False
+    is_control: bool = False
+
+
+def table(*seen_ms: int) -> ProducerTable:
+    """Producers that were last heard of at these times."""
+    made = ProducerTable()
+    for producer_id, now_ms in enumerate(seen_ms):
+        made.apply(Batch(producer_id), now_ms)
+    return made
+
+
+@pytest.fixture
+def removed(tmp_path: Path) -> RemovedPartitions:
+    return RemovedPartitions(tmp_path, Disk())
+
+
+def again(path: Path) -> RemovedPartitions:
+    """As the next start finds it."""
+    return RemovedPartitions(path, Disk())
+
+
+def test_what_is_held_is_known_at_once_and_what_is_kept_after_a_restart(
+    removed: RemovedPartitions, tmp_path: Path
+) -> None:
+    removed.hold(NAME, TOPIC_ID, table(5))
+    assert removed.table(NAME, TOPIC_ID) == table(5)
+    assert len(again(tmp_path)) == 0
+    removed.keep(NAME)
+    assert again(tmp_path).table(NAME, TOPIC_ID) == table(5)
+
+
+def test_another_topic_of_the_same_name_inherits_nothing(removed: RemovedPartitions) -> None:
+    removed.hold(NAME, TOPIC_ID, table(5))
+    assert removed.table(NAME, UUID(int=9)) is None
+    assert removed.table(OTHER, TOPIC_ID) is None
+
+
+def test_a_partition_that_knew_no_producer_costs_no_file(removed: RemovedPartitions, tmp_path: Path) -> None:
+    removed.hold(NAME, TOPIC_ID, table())
+    removed.keep(NAME)
+    assert list(tmp_path.iterdir()) == []
+    assert removed.table(NAME, TOPIC_ID) is not None
+
+
+def test_made_again_it_is_forgotten_with_its_file(removed: RemovedPartitions, tmp_path: Path) -> None:
+    for name in (NAME, OTHER):
+        removed.hold(name, TOPIC_ID, table(5))
+        removed.keep(name)
+    removed.made_again(NAME)
+    assert removed.table(NAME, TOPIC_ID) is None
+    assert again(tmp_path).table(NAME, TOPIC_ID) is None
+    assert again(tmp_path).table(OTHER, TOPIC_ID) is not None
+
+
+def test_a_deleted_topic_is_forgotten_whole(removed: RemovedPartitions, tmp_path: Path) -> None:
+    names = [NAME, NAME._replace(partition=4), OTHER]
+    for name in names:
+        removed.hold(name, TOPIC_ID, table(5))
+        removed.keep(name)
+    removed.forget_topic(NAME.topic)
+    assert [again(tmp_path).table(name, TOPIC_ID) is None for name in names] == [True, True, False]
+
+
+def test_idle_producers_go_and_with_the_last_one_the_partition(removed: RemovedPartitions, tmp_path: Path) -> None:
+    removed.hold(NAME, TOPIC_ID, table(0, 50))
+    removed.keep(NAME)
+    removed.expire(101, 100)
+    left = removed.table(NAME, TOPIC_ID)
+    assert left is not None
+    assert left.known(0) is None
+    assert left.known(1) is not None
+    removed.expire(151, 100)
+    assert removed.table(NAME, TOPIC_ID) is None
+    assert len(again(tmp_path)) == 0
+
+
+def test_a_damaged_file_and_files_of_others_are_passed_over(removed: RemovedPartitions, tmp_path: Path) -> None:
+    removed.hold(NAME, TOPIC_ID, table(5))
+    removed.keep(NAME)
+    (tmp_path / f"{OTHER}.producers").write_bytes(b"damaged")
+    (tmp_path / "no-number.producers").write_bytes(b"")
+    (tmp_path / "another-7").mkdir()
+    assert len(again(tmp_path)) == 1
