@@ -1,16 +1,16 @@
-"""Incremental fetches (KIP-227): what a reader asked for is remembered, so that it only ever says what changed.
+"""Fetch sessions (KIP-227): a session remembers its partitions, so that a request names only what has changed.
 
 A session goes through epochs: 0 makes it, every request then carries the next one, -1 ends it.
 
-    request                    answer
-    id 0, epoch -1             everything asked for, no session
-    any id, epoch 0            everything asked for, under a new session if there is room; the old one ends
-    id n, epoch -1             everything asked for; session n ends
-    id n, epoch e > 0          what has news among the session's partitions, after the request's changes
+    request                    response
+    id 0, epoch -1             every partition of the request, no session
+    any id, epoch 0            every partition of the request, under a new session if there is room; the old one ends
+    id n, epoch -1             every partition of the request; session n ends
+    id n, epoch e > 0          the changed ones of the session's partitions, after the request's changes
 
-A partition has news when it has records or an error, or when its high watermark or log start moved since the reader
-was last told. Partitions that had records go to the back, so that none starves behind a busy one. The rule: at most
-`slots` sessions; a new one takes the place of one unused for two minutes, or of a smaller one that is two minutes old.
+A partition has changed when it has records or an error, or when its high watermark or log start is not the one that
+was last sent. Partitions that had records go to the back, so that none starves behind a busy one. The rule: at most
+`slots` sessions; a new one replaces one unused for two minutes, or a smaller one that is two minutes old.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ FINAL_EPOCH = -1
 INITIAL_EPOCH = 0
 EPOCH_MAX = 2**31 - 1
 EVICTION_AGE_MS = 120_000
-NOT_TOLD = -2
-"""No offset that was ever sent: the reader has yet to be told."""
+NOT_SENT = -2
+"""In place of an offset that was sent: none was."""
 
 Key = tuple[str | UUID, int]
 
 
 @dataclass(slots=True)
 class Target:
-    """One partition that a reader wants, and what it was last told about it."""
+    """One partition of a fetch, and the offsets that were last sent of it."""
 
     topic: str
     topic_id: UUID
@@ -45,33 +45,33 @@ class Target:
     leader_epoch: int = NO_LEADER_EPOCH
     last_fetched_epoch: int = NO_LEADER_EPOCH
     undeleted_partition_count: int = COUNT_NOT_SAID
-    told_high_watermark: int = NOT_TOLD
-    told_log_start: int = NOT_TOLD
+    sent_high_watermark: int = NOT_SENT
+    sent_log_start: int = NOT_SENT
 
     @property
     def key(self) -> Key:
-        """What it is remembered by."""
+        """The key of the partition in its session."""
         return (self.topic if self.topic_id == NO_TOPIC_ID else self.topic_id, self.partition)
 
-    def has_news(self, *, size: int, error: int, high_watermark: int, log_start: int) -> bool:
-        """Whether an incremental answer must mention it; remembers that the reader is told."""
-        news = (
+    def note_sent(self, *, size: int, error: int, high_watermark: int, log_start: int) -> bool:
+        """Note what a response says of the partition; whether an incremental response must name it."""
+        changed = (
             size > 0
             or error != ErrorCode.NONE
-            or high_watermark != self.told_high_watermark
-            or log_start != self.told_log_start
+            or high_watermark != self.sent_high_watermark
+            or log_start != self.sent_log_start
         )
         if error != ErrorCode.NONE:
-            self.told_high_watermark = NOT_TOLD
+            self.sent_high_watermark = NOT_SENT
         else:
-            self.told_high_watermark = high_watermark
-        self.told_log_start = log_start
-        return news
+            self.sent_high_watermark = high_watermark
+        self.sent_log_start = log_start
+        return changed
 
 
 @dataclass(slots=True)
 class Session:
-    """What one reader wants, in the order in which it is served."""
+    """The partitions of one reader, in the order in which they are read."""
 
     id: int
     uses_topic_ids: bool
@@ -82,23 +82,23 @@ class Session:
     targets: dict[Key, Target] = field(default_factory=dict)
 
     def put(self, target: Target) -> None:
-        """Add a partition, or change what is wanted of it, keeping its place and what the reader was told."""
+        """Add a partition, or replace it, keeping its place and the offsets that were sent of it."""
         known = self.targets.get(target.key)
         if known is not None:
-            target.told_high_watermark = known.told_high_watermark
-            target.told_log_start = known.told_log_start
+            target.sent_high_watermark = known.sent_high_watermark
+            target.sent_log_start = known.sent_log_start
         self.targets[target.key] = target
 
     def to_the_back(self, target: Target) -> None:
-        """Serve the others first next time."""
+        """Read the other partitions first next time."""
         key = target.key
         if self.targets.pop(key, None) is not None:
             self.targets[key] = target
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    """How one fetch is answered."""
+class FetchContext:
+    """The partitions that one fetch reads, and the session that it belongs to."""
 
     targets: Sequence[Target]
     session: Session | None
@@ -106,7 +106,7 @@ class Context:
 
     @property
     def session_id(self) -> int:
-        """The id that the answer carries; 0 is none."""
+        """The session id of the response; 0 is none."""
         return 0 if self.session is None else self.session.id
 
 
@@ -137,14 +137,14 @@ class FetchSessions:
         *,
         uses_topic_ids: bool,
         now_ms: int,
-    ) -> Context | ErrorCode:
-        """Say what a fetch is to be answered with, or with which error."""
+    ) -> FetchContext | ErrorCode:
+        """Take a fetch into its session; FETCH_SESSION_ID_NOT_FOUND or another error where it does not fit."""
         if epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             self._sessions.pop(session_id, None)
             session = None
             if epoch == INITIAL_EPOCH and targets:
                 session = self._create(targets, uses_topic_ids, now_ms)
-            return Context(targets, session, incremental=False)
+            return FetchContext(targets, session, incremental=False)
         session = self._sessions.get(session_id)
         if session is None:
             return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
@@ -158,11 +158,11 @@ class FetchSessions:
             session.targets.pop(key, None)
         if not session.targets:
             del self._sessions[session_id]
-            return Context((), None, incremental=True)
+            return FetchContext((), None, incremental=True)
         session.epoch = 1 if epoch == EPOCH_MAX else epoch + 1
         session.used_ms = now_ms
         self._sessions[session_id] = self._sessions.pop(session_id)
-        return Context(list(session.targets.values()), session, incremental=True)
+        return FetchContext(list(session.targets.values()), session, incremental=True)
 
     def _create(self, targets: Sequence[Target], uses_topic_ids: bool, now_ms: int) -> Session | None:
         if len(self._sessions) >= self._slots and not self._evict(len(targets), now_ms):

@@ -21,7 +21,7 @@ from anabranch.machines.controller.leadership import refuse_read
 from anabranch.machines.partition.aborted import AbortedTransaction
 from anabranch.machines.partition.fetching import FetchBudget
 from anabranch.records.batch import headers
-from anabranch.server.partitions.fetch_sessions import Context, FetchSessions, Target
+from anabranch.server.partitions.fetch_sessions import FetchContext, FetchSessions, Target
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.storage.interface import OfflineLogError, OffsetOutOfRangeError, Slice
@@ -108,7 +108,7 @@ class Fetch:
 
     __slots__ = ("_budget", "_fetches", "_reads", "coming", "committed", "context")
 
-    def __init__(self, fetches: Fetches, context: Context, budget: FetchBudget, *, committed: bool) -> None:
+    def __init__(self, fetches: Fetches, context: FetchContext, budget: FetchBudget, *, committed: bool) -> None:
         """Read what is there. `committed`: only records of committed transactions are wanted (READ_COMMITTED)."""
         self.context = context
         self.committed = committed
@@ -245,10 +245,10 @@ class Fetch:
         session, incremental = self.context.session, self.context.incremental
         for read in self._reads:
             target = read.target
-            news = target.has_news(
+            changed = target.note_sent(
                 size=read.size, error=read.error, high_watermark=read.high_watermark, log_start=read.log_start
             )
-            if incremental and not news and not read.urgent:
+            if incremental and not changed and not read.urgent:
                 continue
             if session is not None and read.size:
                 session.to_the_back(target)

@@ -8,7 +8,14 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
-from anabranch.server.partitions.fetch_sessions import EPOCH_MAX, EVICTION_AGE_MS, Context, FetchSessions, Key, Target
+from anabranch.server.partitions.fetch_sessions import (
+    EPOCH_MAX,
+    EVICTION_AGE_MS,
+    FetchContext,
+    FetchSessions,
+    Key,
+    Target,
+)
 
 
 def target(partition: int = 0, topic: str = "t", offset: int = 0) -> Target:
@@ -28,14 +35,14 @@ class World:
         *targets: Target,
         forgotten: tuple[Key, ...] = (),
         uses_topic_ids: bool = False,
-    ) -> Context | ErrorCode:
+    ) -> FetchContext | ErrorCode:
         return self.sessions.begin(
             session_id, epoch, targets, forgotten, uses_topic_ids=uses_topic_ids, now_ms=self.now_ms
         )
 
-    def context(self, session_id: int, epoch: int, *targets: Target, forgotten: tuple[Key, ...] = ()) -> Context:
+    def context(self, session_id: int, epoch: int, *targets: Target, forgotten: tuple[Key, ...] = ()) -> FetchContext:
         context = self.begin(session_id, epoch, *targets, forgotten=forgotten)
-        assert isinstance(context, Context)
+        assert isinstance(context, FetchContext)
         return context
 
     def open(self, partitions: int = 1) -> int:
@@ -65,7 +72,7 @@ def test_an_unknown_session_and_a_wrong_epoch_are_told_apart() -> None:
     assert world.begin(session_id + 1, 1) is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
     assert world.begin(session_id, 2) is ErrorCode.INVALID_FETCH_SESSION_EPOCH
     assert world.begin(session_id, 1, uses_topic_ids=True) is ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
-    assert isinstance(world.begin(session_id, 1), Context)
+    assert isinstance(world.begin(session_id, 1), FetchContext)
 
 
 def test_the_last_epoch_is_followed_by_the_first_one() -> None:
@@ -98,26 +105,26 @@ def test_a_session_without_partitions_ends() -> None:
 def test_only_news_are_told_and_an_error_is_told_again_until_it_is_over() -> None:
     it = target()
     news = {"size": 0, "error": 0, "high_watermark": 5, "log_start": 0}
-    assert it.has_news(**news)
-    assert not it.has_news(**news)
-    assert it.has_news(**{**news, "high_watermark": 6})
-    assert it.has_news(**{**news, "high_watermark": 6, "log_start": 1})
-    assert it.has_news(**{**news, "high_watermark": 6, "log_start": 1, "size": 10})
+    assert it.note_sent(**news)
+    assert not it.note_sent(**news)
+    assert it.note_sent(**{**news, "high_watermark": 6})
+    assert it.note_sent(**{**news, "high_watermark": 6, "log_start": 1})
+    assert it.note_sent(**{**news, "high_watermark": 6, "log_start": 1, "size": 10})
     failed = {"size": 0, "error": int(ErrorCode.NOT_LEADER_OR_FOLLOWER), "high_watermark": -1, "log_start": -1}
-    assert it.has_news(**failed)
-    assert it.has_news(**failed)
-    assert it.has_news(**{**news, "high_watermark": 6})
+    assert it.note_sent(**failed)
+    assert it.note_sent(**failed)
+    assert it.note_sent(**{**news, "high_watermark": 6})
 
 
 def test_what_was_told_survives_a_changed_offset_and_the_order_moves_to_the_back() -> None:
     world = World()
     made = world.context(0, 0, target(0), target(1))
     assert made.session is not None
-    made.targets[0].has_news(size=10, error=0, high_watermark=3, log_start=0)
+    made.targets[0].note_sent(size=10, error=0, high_watermark=3, log_start=0)
     made.session.to_the_back(made.targets[0])
     context = world.context(made.session_id, 1, target(0, offset=3))
     assert [it.partition for it in context.targets] == [1, 0]
-    assert not context.targets[1].has_news(size=0, error=0, high_watermark=3, log_start=0)
+    assert not context.targets[1].note_sent(size=0, error=0, high_watermark=3, log_start=0)
 
 
 def test_slots_are_bounded_and_a_long_unused_session_makes_room() -> None:
