@@ -1,7 +1,7 @@
-"""What commands print: tables and progress bars for people, JSON and plain lines for programs.
+"""The output of commands: tables and progress bars for people, JSON and plain lines for programs.
 
-Results go to standard output, everything about the work (progress, notes, errors) to standard error, so that output
-can be piped. A progress bar is drawn on a terminal; elsewhere a line is written now and then.
+Results go to standard output; progress, notes and errors go to standard error, so that output can be piped. A progress
+bar is drawn on a terminal; elsewhere a line is written every few seconds.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ DEFAULT_SERVERS = "localhost:9092"
 
 
 class Advance(Protocol):
-    """Moves a progress bar: to `done` of its total, with what there is to say."""
+    """Moves a progress bar to `done` of its total, with a remark."""
 
-    def __call__(self, done: float, said: str = "") -> None: ...
+    def __call__(self, done: float, remark: str = "") -> None: ...
 
 
 def print_json(value: object) -> None:
@@ -50,33 +50,33 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: st
 
 
 def note(text: str) -> None:
-    """Tell a person how the work goes."""
+    """Print a line about the work to standard error."""
     typer.echo(text, err=True)
 
 
 @contextmanager
-def progress(what: str, total: float | None) -> Iterator[Advance]:
-    """Show how far long work has come; `total` is None where nobody knows."""
+def progress(title: str, total: float | None) -> Iterator[Advance]:
+    """Show the progress of long work; `total` is None if unknown."""
     if not sys.stderr.isatty():
-        yield _plain_lines(what, total)
+        yield _plain_lines(title, total)
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[remark]}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=False) as bars:
-        bar = bars.add_task(what, total=total, said="")
-        yield lambda done, said="": bars.update(bar, completed=done, said=said)
+        bar = bars.add_task(title, total=total, remark="")
+        yield lambda done, remark="": bars.update(bar, completed=done, remark=remark)
 
 
-def _plain_lines(what: str, total: float | None) -> Advance:
-    said_at = time.monotonic()
+def _plain_lines(title: str, total: float | None) -> Advance:
+    printed_at = time.monotonic()
 
-    def advance(done: float, said: str = "") -> None:
-        nonlocal said_at
-        if time.monotonic() - said_at >= PLAIN_INTERVAL_S:
-            said_at = time.monotonic()
+    def advance(done: float, remark: str = "") -> None:
+        nonlocal printed_at
+        if time.monotonic() - printed_at >= PLAIN_INTERVAL_S:
+            printed_at = time.monotonic()
             share = f" {100 * done / total:.0f}%" if total else ""
-            note(f"{what}{share} {said}".rstrip())
+            note(f"{title}{share} {remark}".rstrip())
 
     return advance

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from anabranch.base.errors import AnabranchError
 from anabranch.cli.formats import Format, format_of
-from anabranch.cli.rows import json_objects, read_rows
+from anabranch.cli.rows import read_rows
+from anabranch.records.arrow.json_rows import json_objects
 
 
 def read(source: str, file_format: Format, key: str | None) -> tuple[list[str | None], list[object]]:
