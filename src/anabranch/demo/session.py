@@ -31,6 +31,8 @@ def local_session(name: str, cores: int = 2) -> SparkSession:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.execution.arrow.pyspark.enabled", "true")
+        # PySpark's own merging of a worker's results warns so with pandas 2, once for every task.
+        .config("spark.executorEnv.PYTHONWARNINGS", "ignore:The behavior of DataFrame concatenation:FutureWarning")
         .config("spark.log.level", "ERROR")
         .getOrCreate()
     )
