@@ -8,17 +8,11 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.base.errors import DecodeError
-from anabranch.machines.partition.producers import (
-    ACCEPT,
-    AbortedTransaction,
-    Duplicate,
-    Marker,
-    ProducerTable,
-    Refuse,
-    check_redirected,
-    redirected,
-)
+from anabranch.base.errors import DecodeError, ErrorCode
+from anabranch.base.ids import COUNT_NOT_SAID, NO_TOPIC_ID
+from anabranch.machines.controller.leadership import Leadership
+from anabranch.machines.partition.appending import APPEND, Duplicate, Redirect, decide_append
+from anabranch.machines.partition.producers import AbortedTransaction, Marker, ProducerTable, Remembered
 
 
 class Batch(NamedTuple):
@@ -30,6 +24,16 @@ class Batch(NamedTuple):
     max_timestamp: int = 0
     is_transactional: bool = False
     is_control: bool = False
+
+
+OK = ErrorCode.NONE
+
+
+def judge(table: ProducerTable, batch: Batch) -> Remembered | ErrorCode:
+    """The batch that this one repeats, or whether it follows."""
+    known = table.known(batch.producer_id)
+    repeated = None if known is None else known.repetition(batch)
+    return repeated or table.follows(batch, batch.producer_id)
 
 
 def replayed(log: list[tuple[Batch, Marker | None]]) -> ProducerTable:
@@ -57,23 +61,27 @@ def test_whatever_is_lost_and_repeated_every_record_is_appended_once_and_in_orde
             queue.append(Batch(-1, size - 1, pid, 0, following[pid]))
             following[pid] = (following[pid] + size) % 2**31
         batch = chance.choice(old) if old and chance.random() < 0.1 else chance.choice(queue)
-        verdict = table.check(batch)
-        if verdict == ACCEPT and not any(entry[0].producer_id == batch.producer_id for entry in log):
+        judged = judge(table, batch)
+        if judged is OK and not any(entry[0].producer_id == batch.producer_id for entry in log):
             if batch is not pending[batch.producer_id][0]:
                 table.refused(pending[batch.producer_id][0])
                 continue
             if chance.random() < 0.3:
                 table.refused(batch)
                 continue
-        if verdict == ACCEPT:
+        if judged is OK:
             placed = batch._replace(base_offset=end)
             end += batch.last_offset_delta + 1
             log.append((placed, None))
             table.apply(placed, 0)
             answered[batch.producer_id, batch.base_sequence] = placed.base_offset
-        elif isinstance(verdict, Duplicate):
-            assert answered[batch.producer_id, batch.base_sequence] == verdict.base_offset
-        if not isinstance(verdict, Refuse) and chance.random() < 0.7 and batch in pending[batch.producer_id]:
+        elif isinstance(judged, Remembered):
+            assert answered[batch.producer_id, batch.base_sequence] == judged.base_offset
+        if (
+            (judged is OK or isinstance(judged, Remembered))
+            and chance.random() < 0.7
+            and batch in pending[batch.producer_id]
+        ):
             pending[batch.producer_id].remove(batch)
             old.append(batch)
         if chance.random() < 0.05:
@@ -113,7 +121,7 @@ def test_readers_of_committed_records_see_exactly_those_of_committed_transaction
             transactional = pid != 3
             size = chance.randint(1, 3)
             batch = Batch(end, size - 1, pid, 0, sequences[pid], is_transactional=transactional)
-            assert table.check(batch) == ACCEPT
+            assert judge(table, batch) is OK
             log.append((batch, None))
             table.apply(batch, 0)
             sequences[pid] += size
@@ -156,30 +164,47 @@ def wanted_lines(index: list[AbortedTransaction], fetch_from: int, upper: int) -
     return found
 
 
+class Replica:
+    """An ancestor of partition 5."""
+
+    def __init__(self, partition: int) -> None:
+        self.leadership = role(partition, 6)
+        self.table = ProducerTable()
+
+
+def role(partition: int, count: int) -> Leadership:
+    return Leadership(NO_TOPIC_ID, partition, 0, 0, 1, count, retiring=partition >= count)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_stock_producer_is_appended_once_however_often_its_partition_retires(seed: int) -> None:
     """Partition 5 retires into 1 or 0 and comes back; its producer keeps one count and repeats what it likes."""
     chance = random.Random(seed)
-    tables = {p: ProducerTable() for p in (5, 1, 0)}
-    home, sequence, log = 5, 0, list[int]()
+    own, ancestors = ProducerTable(), [Replica(1), Replica(0)]
+    count, sequence, log = 6, 0, list[int]()
     sent: list[int] = []
     for _ in range(150):
         if chance.random() < 0.1:
-            home = chance.choice((5, 1, 0))
+            count = chance.choice((6, 2, 1))
+            for number, ancestor in zip((1, 0), ancestors, strict=True):
+                ancestor.leadership = role(number, count)
         if sent and chance.random() < 0.3:
             number = chance.choice(sent[-5:])
         else:
             number, sequence = sequence, sequence + 1
             sent.append(number)
         batch = Batch(len(log), 0, 7, 0, number)
-        verdict = check_redirected(batch, 5, tables[5], [tables[1], tables[0]])
-        if verdict == ACCEPT:
-            tables[home].apply(batch if home == 5 else batch._replace(producer_id=redirected(7, 5)), 0)
-            log.append(number)
+        decision = decide_append(role(5, count), own, ancestors, batch, COUNT_NOT_SAID)
+        if isinstance(decision, Duplicate):
+            assert log[decision.of.base_offset] == number
+            continue
+        if isinstance(decision, Redirect):
+            decision.to.table.apply(batch._replace(producer_id=decision.producer_id), 0)
         else:
-            assert isinstance(verdict, Duplicate)
-            assert log[verdict.base_offset] == number
+            assert decision is APPEND
+            own.apply(batch, 0)
+        log.append(number)
     assert log == list(range(sequence))
 
 

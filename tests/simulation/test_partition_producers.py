@@ -11,7 +11,7 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
-from anabranch.machines.partition.producers import ACCEPT, Duplicate, ProducerTable, Refuse
+from anabranch.machines.partition.producers import ProducerTable
 from anabranch.records.batch import parse_header
 from anabranch.runtime.metrics import Metrics
 from anabranch.server.partitions.partition import Partition
@@ -79,7 +79,7 @@ class History:
         sequence = self.last.get(producer, (-1, 0))[0] + 1
         data = make_batch(1, timestamp=self.now_ms, producer_id=producer, producer_epoch=0, base_sequence=sequence)
         header = parse_header(data)
-        assert self.partition.table.check(header) is ACCEPT
+        assert self.partition.table.follows(header, producer) is ErrorCode.NONE
         self.last[producer] = sequence, self.partition.append(data, header, self.now_ms).base_offset
 
     def sync(self) -> None:
@@ -162,11 +162,13 @@ class History:
                 parse_header(make_batch(1, producer_id=producer, producer_epoch=0, base_sequence=sequence + ahead))
                 for ahead in range(3)
             )
-            found = self.partition.table.check(again)
-            assert isinstance(found, Duplicate), "a batch would be appended twice"
+            table = self.partition.table
+            known = table.known(producer)
+            found = None if known is None else known.repetition(again)
+            assert found is not None, "a batch would be appended twice"
             assert found.base_offset == offset
-            assert self.partition.table.check(following) is ACCEPT
-            assert self.partition.table.check(beyond) == Refuse(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+            assert table.follows(following, producer) is ErrorCode.NONE
+            assert table.follows(beyond, producer) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
 @pytest.mark.parametrize("block", range(4))

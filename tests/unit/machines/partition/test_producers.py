@@ -7,24 +7,20 @@ from typing import NamedTuple
 import pytest
 
 from anabranch.base.errors import DecodeError, ErrorCode
+from anabranch.base.ids import COUNT_NOT_SAID, NO_TOPIC_ID
+from anabranch.machines.controller.leadership import Leadership
+from anabranch.machines.partition.appending import APPEND, Duplicate, Redirect, Refuse, decide_append
 from anabranch.machines.partition.producers import (
-    ACCEPT,
     REFUSALS_REMEMBERED_MAX,
     SEQUENCE_MAX,
     AbortedTransaction,
-    Accept,
-    Duplicate,
     Marker,
     ProducerTable,
-    Refuse,
-    Verdict,
-    check_redirected,
     origin,
     redirected,
 )
 
-GAP = Refuse(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
-FENCED = Refuse(ErrorCode.INVALID_PRODUCER_EPOCH)
+OK, GAP, FENCED = ErrorCode.NONE, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.INVALID_PRODUCER_EPOCH
 COMMIT, ABORT = Marker(commit=True, coordinator_epoch=0), Marker(commit=False, coordinator_epoch=0)
 
 
@@ -45,19 +41,34 @@ class Batch(NamedTuple):
         return self.records - 1
 
 
+class Repetition(NamedTuple):
+    """How a batch that was appended before is answered."""
+
+    base_offset: int
+    last_offset: int
+    timestamp: int
+
+
+def judge(table: ProducerTable, batch: Batch) -> Repetition | ErrorCode:
+    """What a table says of a batch: it repeats one, or follows, or why it does not follow."""
+    known = table.known(batch.producer_id)
+    found = None if known is None else known.repetition(batch)
+    return table.follows(batch, batch.producer_id) if found is None else Repetition(*found[2:])
+
+
 class Partition:
-    """A log that appends what its table accepts."""
+    """A log that appends what its table lets follow."""
 
     def __init__(self, table: ProducerTable | None = None) -> None:
         self.table = ProducerTable() if table is None else table
         self.log: list[tuple[Batch, Marker | None]] = []
         self.end = 0
 
-    def send(self, batch: Batch, now_ms: int = 0) -> Verdict:
-        verdict = self.table.check(batch)
-        if verdict == ACCEPT:
+    def send(self, batch: Batch, now_ms: int = 0) -> Repetition | ErrorCode:
+        judged = judge(self.table, batch)
+        if judged is OK:
             self.append(batch, now_ms)
-        return verdict
+        return judged
 
     def append(self, batch: Batch, now_ms: int = 0, marker: Marker | None = None) -> AbortedTransaction | None:
         placed = batch._replace(base_offset=self.end)
@@ -73,93 +84,93 @@ def test_a_repetition_is_answered_as_it_was_the_first_time() -> None:
     partition = Partition()
     partition.send(Batch(0, 10, max_timestamp=111))
     partition.send(Batch(10, 5, max_timestamp=222))
-    assert partition.send(Batch(0, 10)) == Duplicate(0, 9, 111)
-    assert partition.send(Batch(10, 5)) == Duplicate(10, 14, 222)
+    assert partition.send(Batch(0, 10)) == Repetition(0, 9, 111)
+    assert partition.send(Batch(10, 5)) == Repetition(10, 14, 222)
     assert partition.end == 15
 
 
 def test_five_batches_are_remembered_and_no_more() -> None:
     partition = Partition()
     for sequence in range(6):
-        assert partition.send(Batch(sequence)) == ACCEPT
-    assert partition.send(Batch(0)) == GAP
+        assert partition.send(Batch(sequence)) is OK
+    assert partition.send(Batch(0)) is GAP
     assert [partition.send(Batch(sequence)) for sequence in range(1, 6)] == [
-        Duplicate(offset, offset, 0) for offset in range(1, 6)
+        Repetition(offset, offset, 0) for offset in range(1, 6)
     ]
 
 
 def test_a_part_of_a_batch_is_not_a_repetition_of_it() -> None:
     partition = Partition()
     partition.send(Batch(0, 10))
-    assert partition.send(Batch(0, 5)) == GAP
-    assert partition.send(Batch(5, 5)) == GAP
+    assert partition.send(Batch(0, 5)) is GAP
+    assert partition.send(Batch(5, 5)) is GAP
 
 
 def test_a_gap_is_refused_until_it_is_filled() -> None:
     partition = Partition()
     partition.send(Batch(0, 3))
-    assert partition.send(Batch(4)) == GAP
-    assert partition.send(Batch(3)) == ACCEPT
-    assert partition.send(Batch(4)) == ACCEPT
+    assert partition.send(Batch(4)) is GAP
+    assert partition.send(Batch(3)) is OK
+    assert partition.send(Batch(4)) is OK
 
 
 def test_the_largest_sequence_is_followed_by_zero_also_within_a_batch() -> None:
     partition = Partition()
     partition.send(Batch(SEQUENCE_MAX - 3, 3))
-    assert partition.send(Batch(SEQUENCE_MAX, 4)) == ACCEPT
-    assert partition.send(Batch(SEQUENCE_MAX, 4)) == Duplicate(3, 6, 0)
-    assert partition.send(Batch(3)) == ACCEPT
+    assert partition.send(Batch(SEQUENCE_MAX, 4)) is OK
+    assert partition.send(Batch(SEQUENCE_MAX, 4)) == Repetition(3, 6, 0)
+    assert partition.send(Batch(3)) is OK
 
 
 def test_an_older_epoch_is_fenced_and_a_newer_one_begins_at_zero() -> None:
     partition = Partition()
     partition.send(Batch(0, producer_epoch=1))
-    assert partition.send(Batch(1, producer_epoch=0)) == FENCED
-    assert partition.send(Batch(0, producer_epoch=0)) == FENCED
-    assert partition.send(Batch(1, producer_epoch=2)) == GAP
-    assert partition.send(Batch(0, producer_epoch=2)) == ACCEPT
-    assert partition.send(Batch(0, producer_epoch=1)) == FENCED, "what an older epoch appended is forgotten"
+    assert partition.send(Batch(1, producer_epoch=0)) is FENCED
+    assert partition.send(Batch(0, producer_epoch=0)) is FENCED
+    assert partition.send(Batch(1, producer_epoch=2)) is GAP
+    assert partition.send(Batch(0, producer_epoch=2)) is OK
+    assert partition.send(Batch(0, producer_epoch=1)) is FENCED, "what an older epoch appended is forgotten"
 
 
 def test_a_producer_that_nobody_remembers_may_begin_anywhere() -> None:
-    assert Partition().send(Batch(41)) == ACCEPT
+    assert Partition().send(Batch(41)) is OK
 
 
 def test_after_a_refused_first_batch_the_second_one_is_not_taken_for_the_first() -> None:
     """KAFKA-15591: else the repetition of the first one is out of order for ever."""
     partition = Partition()
     first, second = Batch(0), Batch(1)
-    assert partition.table.check(first) == ACCEPT
+    assert judge(partition.table, first) is OK
     partition.table.refused(first)
-    assert partition.send(second) == GAP
-    assert partition.send(first) == ACCEPT
-    assert partition.send(second) == ACCEPT
+    assert partition.send(second) is GAP
+    assert partition.send(first) is OK
+    assert partition.send(second) is OK
 
 
 def test_a_refused_batch_binds_only_its_own_epoch_and_only_until_something_is_appended() -> None:
     partition = Partition()
     partition.table.refused(Batch(5))
-    assert partition.table.check(Batch(6, producer_epoch=1)) == ACCEPT
-    assert partition.table.check(Batch(0)) == ACCEPT, "a producer that began anew"
-    assert partition.send(Batch(5)) == ACCEPT
+    assert judge(partition.table, Batch(6, producer_epoch=1)) is OK
+    assert judge(partition.table, Batch(0)) is OK, "a producer that began anew"
+    assert partition.send(Batch(5)) is OK
     partition.table.refused(Batch(6))
-    assert partition.send(Batch(6)) == ACCEPT
+    assert partition.send(Batch(6)) is OK
 
 
 def test_refusals_are_bounded_and_what_has_no_sequence_is_not_remembered() -> None:
     table = ProducerTable()
     for producer_id in range(REFUSALS_REMEMBERED_MAX + 1):
         table.refused(Batch(0, producer_id=producer_id))
-    assert table.check(Batch(1, producer_id=0)) == ACCEPT
-    assert table.check(Batch(1, producer_id=1)) == GAP
+    assert judge(table, Batch(1, producer_id=0)) is OK
+    assert judge(table, Batch(1, producer_id=1)) is GAP
     table.refused(Batch(-1, producer_id=-1))
-    assert table.check(Batch(-1, producer_id=-1)) == ACCEPT
+    assert judge(table, Batch(-1, producer_id=-1)) is OK
 
 
 def test_batches_without_a_producer_id_leave_no_trace() -> None:
     partition = Partition()
     for _ in range(2):
-        assert partition.send(Batch(-1, producer_id=-1, producer_epoch=-1)) == ACCEPT
+        assert partition.send(Batch(-1, producer_id=-1, producer_epoch=-1)) is OK
     assert len(partition.table) == 0
 
 
@@ -170,9 +181,9 @@ def test_idle_producers_are_forgotten_but_not_in_the_middle_of_a_transaction() -
     partition.send(Batch(0, producer_id=3, is_transactional=True), now_ms=0)
     assert partition.table.expire(now_ms=100, idle_max_ms=100) == 0
     assert partition.table.expire(now_ms=101, idle_max_ms=100) == 1
-    assert partition.send(Batch(0, producer_id=1)) == ACCEPT
-    assert partition.send(Batch(9, producer_id=2)) == GAP
-    assert partition.send(Batch(9, producer_id=3)) == GAP
+    assert partition.send(Batch(0, producer_id=1)) is OK
+    assert partition.send(Batch(9, producer_id=2)) is GAP
+    assert partition.send(Batch(9, producer_id=3)) is GAP
 
 
 def test_of_too_many_producers_the_one_that_was_idle_longest_goes() -> None:
@@ -181,8 +192,8 @@ def test_of_too_many_producers_the_one_that_was_idle_longest_goes() -> None:
     partition.send(Batch(0, producer_id=2))
     partition.send(Batch(0, producer_id=3))
     assert partition.table.evicted == 1
-    assert partition.table.check(Batch(7, producer_id=1)) == GAP
-    assert partition.table.check(Batch(7, producer_id=2)) == ACCEPT
+    assert judge(partition.table, Batch(7, producer_id=1)) is GAP
+    assert judge(partition.table, Batch(7, producer_id=2)) is OK
 
 
 def test_a_snapshot_is_the_table() -> None:
@@ -264,8 +275,8 @@ def test_sequences_go_on_after_a_marker() -> None:
     partition = Partition()
     partition.send(Batch(0, 3, is_transactional=True))
     partition.finish(7, COMMIT)
-    assert partition.send(Batch(3, is_transactional=True)) == ACCEPT
-    assert partition.send(Batch(0, 3, is_transactional=True)) == Duplicate(0, 2, 0)
+    assert partition.send(Batch(3, is_transactional=True)) is OK
+    assert partition.send(Batch(0, 3, is_transactional=True)) == Repetition(0, 2, 0)
 
 
 def test_the_alias_of_a_redirected_producer_tells_both() -> None:
@@ -277,19 +288,36 @@ def test_the_alias_of_a_redirected_producer_tells_both() -> None:
             assert 0 < alias < 1 << 63
 
 
+LEADER = Leadership(NO_TOPIC_ID, 4, 1, 1, 2, 6, retiring=False)
+SURVIVOR = Leadership(NO_TOPIC_ID, 0, 1, 1, 2, 3, retiring=False)
+
+
+class Survivor(Partition):
+    """Partition 0, which has the keys of partition 4 while that retires."""
+
+    leadership = SURVIVOR
+
+
 class Redirected:
     """Partition 4, whose stock producers' batches go to partition 0 while it retires."""
 
     def __init__(self) -> None:
-        self.own, self.survivor = Partition(), Partition()
+        self.own, self.survivor = Partition(), Survivor()
         self.retiring = False
 
-    def send(self, batch: Batch) -> Verdict:
-        verdict = check_redirected(batch, 4, self.own.table, [self.survivor.table])
-        if isinstance(verdict, Accept):
-            alias = batch._replace(producer_id=redirected(batch.producer_id, 4))
-            self.survivor.append(alias) if self.retiring else self.own.append(batch)
-        return verdict
+    def send(self, batch: Batch) -> Repetition | ErrorCode:
+        role = SURVIVOR.of_removed(4) if self.retiring else LEADER
+        decision = decide_append(role, self.own.table, [self.survivor], batch, COUNT_NOT_SAID)
+        if isinstance(decision, Duplicate):
+            return Repetition(*decision.of[2:])
+        if isinstance(decision, Refuse):
+            return decision.code
+        if isinstance(decision, Redirect):
+            decision.to.append(batch._replace(producer_id=decision.producer_id))
+        else:
+            assert decision is APPEND
+            self.own.append(batch)
+        return OK
 
 
 def test_a_stock_producer_counts_on_through_retirement_and_return() -> None:
@@ -297,9 +325,9 @@ def test_a_stock_producer_counts_on_through_retirement_and_return() -> None:
     for round_ in range(4):
         partition.retiring = round_ % 2 == 1
         for sequence in range(10 * round_, 10 * round_ + 10):
-            assert partition.send(Batch(sequence)) == ACCEPT
-            assert isinstance(partition.send(Batch(sequence)), Duplicate)
-            assert partition.send(Batch(sequence + 2)) == GAP
+            assert partition.send(Batch(sequence)) is OK
+            assert isinstance(partition.send(Batch(sequence)), Repetition)
+            assert partition.send(Batch(sequence + 2)) is GAP
     assert len(partition.own.log) == len(partition.survivor.log) == 20
 
 
@@ -310,35 +338,36 @@ def test_what_was_redirected_and_is_repeated_after_the_return_is_a_repetition() 
     for sequence in range(1, 9):
         partition.send(Batch(sequence))
     partition.retiring = False
-    assert partition.send(Batch(8)) == Duplicate(7, 7, 0)
-    assert partition.send(Batch(1)) == GAP, "older than what is remembered: refused, not appended twice"
+    assert partition.send(Batch(8)) == Repetition(7, 7, 0)
+    assert partition.send(Batch(1)) is GAP, "older than what is remembered: refused, not appended twice"
 
 
 def test_a_redirected_producer_with_a_new_epoch_begins_at_zero() -> None:
     partition = Redirected()
     partition.send(Batch(0))
     partition.retiring = True
-    assert partition.send(Batch(1)) == ACCEPT
-    assert partition.send(Batch(3, producer_epoch=1)) == GAP
-    assert partition.send(Batch(0, producer_epoch=1)) == ACCEPT
-    assert partition.send(Batch(2)) == FENCED
+    assert partition.send(Batch(1)) is OK
+    assert partition.send(Batch(3, producer_epoch=1)) is GAP
+    assert partition.send(Batch(0, producer_epoch=1)) is OK
+    assert partition.send(Batch(2)) is FENCED
     partition.retiring = False
-    assert partition.send(Batch(1, producer_epoch=1)) == ACCEPT
+    assert partition.send(Batch(1, producer_epoch=1)) is OK
 
 
 def test_redirected_sequences_wrap_too() -> None:
     partition = Redirected()
     partition.send(Batch(SEQUENCE_MAX))
     partition.retiring = True
-    assert partition.send(Batch(0)) == ACCEPT
+    assert partition.send(Batch(0)) is OK
     partition.retiring = False
-    assert partition.send(Batch(1)) == ACCEPT
+    assert partition.send(Batch(1)) is OK
 
 
 def test_two_origins_of_one_producer_do_not_disturb_each_other() -> None:
-    survivor = ProducerTable()
-    survivor.apply(Batch(9, base_offset=0), 0)
-    survivor.apply(Batch(0, producer_id=redirected(7, 4), base_offset=1), 0)
-    assert survivor.check(Batch(10)) == ACCEPT
-    assert check_redirected(Batch(1), 4, ProducerTable(), [survivor]) == ACCEPT
-    assert check_redirected(Batch(-1, producer_id=-1), 4, ProducerTable(), [survivor]) == ACCEPT
+    partition = Redirected()
+    partition.retiring = True
+    partition.survivor.append(Batch(9))
+    partition.survivor.append(Batch(0, producer_id=redirected(7, 4)))
+    assert judge(partition.survivor.table, Batch(10)) is OK
+    assert partition.send(Batch(1)) is OK
+    assert partition.send(Batch(-1, producer_id=-1)) is OK
