@@ -8,6 +8,8 @@ import mmap
 import numpy as np
 from numpy.typing import NDArray
 
+from anabranch.records.arrow.slabs import Slab, memory_of
+
 _PROT_NONE = 0
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -34,6 +36,11 @@ def fenced_copy(data: bytes | bytearray | memoryview) -> NDArray[np.uint8]:
 class FencedShelf:
     """Lends exactly as much as was asked for (`records.arrow` takes its memory from such a shelf)."""
 
-    def take(self, size: int) -> NDArray[np.uint8]:
+    def take(self, size: int) -> Slab:
         """Lend `size` bytes up to a fence."""
-        return fenced(size)
+        return Slab(memory_of(fenced(size)))
+
+    def take_view(self, size: int) -> tuple[memoryview, int]:
+        """Lend `size` bytes up to a fence, to be written."""
+        slab = self.take(size)
+        return slab.data, slab.address

@@ -7,7 +7,6 @@ import struct
 import subprocess
 import sys
 import tracemalloc
-from threading import Thread
 
 import cramjam
 import numpy as np
@@ -20,7 +19,6 @@ from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaBuild
 
 from anabranch.base.errors import DecodeError
 from anabranch.records import batch as b
-from anabranch.records.arrow import slabs
 from anabranch.records.arrow.decode import COLUMN_TYPES, COLUMNS_DEFAULT, decode, decode_all
 from anabranch.records.arrow.encode import encode_partitioned, encode_records, hash_keys
 from anabranch.records.arrow.warm import warm
@@ -302,47 +300,6 @@ def test_results_outlive_the_input_and_other_results() -> None:
     for column in kept:
         column.validate(full=True)
         assert column.to_pylist() == [record[1] for record in RECORDS]
-
-
-def test_memory_that_nobody_refers_to_is_used_again() -> None:
-    shelf = slabs.Shelf()
-    first = shelf.take(100_000)
-    view = memoryview(first[10:20])
-    address = first.ctypes.data
-    del first
-    other = shelf.take(100_000)
-    assert other.ctypes.data != address
-    del view
-    assert shelf.take(70_000).ctypes.data == address
-
-
-def test_a_shelf_keeps_no_more_than_its_bound() -> None:
-    shelf = slabs.Shelf()
-    lent = [shelf.take(16 << 20) for _ in range(8)]
-    lent.clear()
-    gc.collect()
-    assert sum(map(len, shelf._slabs)) <= slabs._SHELF_SIZE_MAX
-
-
-def test_no_memory_is_lent_to_two_threads_at_once() -> None:
-    shelf = slabs.Shelf()
-    wrong = []
-
-    def work(number: int) -> None:
-        for turn in range(2_000):
-            slab = shelf.take(100)
-            slab[:8] = number
-            kept = slab[:8] if turn % 3 else slab.data[:8]
-            del slab
-            if bytes(kept) != bytes([number]) * 8:
-                wrong.append(turn)
-
-    threads = [Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
 
 
 def test_a_batch_takes_a_producer_after_it_is_encoded() -> None:

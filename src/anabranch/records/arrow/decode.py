@@ -106,7 +106,7 @@ def decode(
     looked at raises DecodeError naming the offset of its batch.
     """
     return next(
-        _pieces(
+        decode_all(
             buffer,
             columns=columns,
             start_offset=start_offset,
@@ -134,33 +134,8 @@ def decode_all(
 ) -> Iterator[Decoded]:
     """Decode all of a buffer, however large, as `decode` does, in pieces; at least one comes, perhaps without rows.
 
-    Who drops a piece before he takes the next but one keeps the memory of all of them small and warm.
+    The memory of all pieces stays small and warm if each is dropped before the next but one is taken.
     """
-    return _pieces(
-        buffer,
-        columns=columns,
-        start_offset=start_offset,
-        end_offset=end_offset,
-        key_range=key_range,
-        aborted=aborted,
-        check_crc=check_crc,
-        size_max=size_max,
-        decoded_size_max=decoded_size_max,
-    )
-
-
-def _pieces(
-    buffer: Bytes,
-    *,
-    columns: Sequence[str],
-    start_offset: int,
-    end_offset: int | None,
-    key_range: tuple[int, int] | None,
-    aborted: Sequence[tuple[int, int]],
-    check_crc: bool,
-    size_max: int,
-    decoded_size_max: int,
-) -> Iterator[Decoded]:
     assert decoded_size_max <= _INT32_MAX
     size_max = min(size_max, _INT32_MAX - SLACK)
     end = OFFSET_MAX if end_offset is None else end_offset
@@ -173,7 +148,7 @@ def _pieces(
     first = 0
     while True:
         ready, compressed = next_batches(table, first, count, decoded_size_max)
-        scratch: list[NDArray[np.uint8]] = []
+        scratch: list[memoryview] = []
         if check_crc and (compressed or not checksums.CHECKS_CRC):
             _check(memoryview(buffer).cast("B"), table[first:ready])
         if compressed:
@@ -240,13 +215,11 @@ def _pass_over_aborted(buffer: Bytes, table: NDArray[np.int64], aborted: Sequenc
             table[row, fields.ATTRIBUTES] |= CONTROL
 
 
-def _expand(
-    view: memoryview, table: NDArray[np.int64], scratch: list[NDArray[np.uint8]], size_max: int, stop: int
-) -> int:
+def _expand(view: memoryview, table: NDArray[np.int64], scratch: list[memoryview], size_max: int, stop: int) -> int:
     """Expand compressed batches into scratch memory until `stop` bytes are out; answers how many rows are ready."""
     total = 0
-    room: NDArray[np.uint8] = np.empty(0, np.uint8)
-    used = 0
+    room = memoryview(b"")
+    address = used = 0
     for row, (position, size, attributes) in enumerate(
         table[:, [fields.POSITION, fields.SIZE, fields.ATTRIBUTES]].tolist()
     ):
@@ -258,7 +231,7 @@ def _expand(
             needed = min(size_hint(codec, records), size_max)
             while True:
                 if used + needed + SLACK > len(room):
-                    room = shelf.take(max(needed + SLACK, _SCRATCH_SIZE_MIN))
+                    room, address = shelf.take_view(max(needed + SLACK, _SCRATCH_SIZE_MIN))
                     used = 0
                     scratch.append(room)
                 # All the room that is left, so that a hint too low costs nothing as long as there is some.
@@ -277,7 +250,7 @@ def _expand(
                     raise DecodeError(
                         f"the record batch at offset {table[row, fields.BASE_OFFSET]} has {error}"
                     ) from None
-            start = address_of(room) + used
+            start = address + used
             table[row, fields.START] = start
             table[row, fields.END] = start + expanded
             table[row, fields.LIMIT] = start + expanded + SLACK
@@ -376,9 +349,7 @@ def _gather(
         )
         raise DecodeError(f"the record batch at offset {row[fields.BASE_OFFSET]} is too small for its records")
     slab = shelf.take(shape.message_size + ALIGNMENT + size)
-    memory = pa.py_buffer(slab)
-    address = memory.address
-    base = (address + shape.message_size + ALIGNMENT - 1) & -ALIGNMENT
+    base = (slab.address + shape.message_size + ALIGNMENT - 1) & -ALIGNMENT
     plan[fields.CHECKED_BY] = _TABLES_AT if check_crc else 0
     plan[fields.FROM_OFFSET], plan[fields.TO_OFFSET] = offsets
     if key_range is not None:
@@ -391,7 +362,7 @@ def _gather(
             raise _checksum_error(int(offset))
         raise DecodeError(f"the record batch at offset {offset} holds a malformed record")
     envelope = shape.envelope
-    records = None if envelope is None else envelope.read(memory, base - envelope.size - address)
+    records = None if envelope is None else envelope.read(slab.buffer, base - envelope.size - slab.address)
     if records is None or shape.headers_at:
         found = answer[: fields.DECODED_FIELDS].tolist()
         arrays = [] if records is None else records.columns

@@ -112,19 +112,18 @@ def encode_partitioned(
     plan[kernels.SHARES_AT] = address_of(shares)
     room, batches_max = share_rows(columns, plan, partition_count)
     table = np.empty((batches_max, kernels.ENCODED_FIELDS), np.int64)
-    slab = shelf.take(room)
-    plan[kernels.TARGET] = address_of(slab)
+    view, plan[kernels.TARGET] = shelf.take_view(room)
     if checksums.CHECKS_CRC and compression is Compression.NONE:
         plan[kernels.STAMPED_BY] = _TABLES_AT
     count = encode_batches(columns, plan, partition_count, table)
     table = table[:count]
     if partition_count > 1:
         table = table[np.argsort(table[:, kernels.AT])]
-    view = slab.data
     starts, sizes, numbers, first_rows, record_counts = table.T.tolist()
     data = [view[at : at + length] for at, length in zip(starts, sizes, strict=True)]
-    named = [first_partition + number for number in numbers]
-    batches = list(map(EncodedBatch._make, zip(named, data, record_counts, first_rows, strict=True)))
+    if first_partition:
+        numbers = [first_partition + number for number in numbers]
+    batches = list(map(EncodedBatch._make, zip(numbers, data, record_counts, first_rows, strict=True)))
     if compression is not Compression.NONE:
         return [batch._replace(data=_compressed(batch.data, compression, compression_level)) for batch in batches]
     if not checksums.CHECKS_CRC:
