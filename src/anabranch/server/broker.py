@@ -124,7 +124,9 @@ class Broker:
         controller = self._controller = Controller(store, peers, clock)
         commands = Commands(
             controller,
+            view,
             default_partition_count=settings.num_partitions,
+            deletes_topics=settings.delete_topic_enable,
             broker_settings=static,
             group_configs=group_configs(settings),
         )

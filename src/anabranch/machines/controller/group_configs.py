@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller import nodes
-from anabranch.machines.controller.configs import ConfigChange, ConfigOperation
+from anabranch.machines.controller.configs import ConfigChange, ConfigOperation, ConfigSource, Synonym
 from anabranch.machines.controller.effects import Decision, Refused
 from anabranch.machines.controller.state import State
 
@@ -29,6 +29,18 @@ class GroupConfig:
     most: int
     documentation: str
     broker_setting: str
+
+
+def group_synonyms(
+    config: GroupConfig, overrides: Mapping[str, str], broker_settings: Mapping[str, str]
+) -> tuple[Synonym, ...]:
+    """Return every source that gives a group's config a value; the first takes effect."""
+    static = config.broker_setting in broker_settings
+    source = ConfigSource.STATIC_BROKER_CONFIG if static else ConfigSource.DEFAULT_CONFIG
+    of_broker = Synonym(config.broker_setting, str(config.default), source)
+    if config.name not in overrides:
+        return (of_broker,)
+    return Synonym(config.name, overrides[config.name], ConfigSource.GROUP_CONFIG), of_broker
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,15 @@ from anabranch.machines.controller.effects import Accepted, CommandReply, Decisi
 from anabranch.machines.controller.group_configs import AlterGroupConfigs, GroupConfig, decide_alter_group_configs
 from anabranch.machines.controller.resize import ResizeTopic, decide_resize_topic
 from anabranch.machines.controller.state import State
-from anabranch.machines.controller.topics import CreateTopic, DeleteTopic, decide_create_topic, decide_delete_topic
+from anabranch.machines.controller.topics import (
+    INTERNAL_TOPICS,
+    CreateTopic,
+    DeleteTopic,
+    decide_create_topic,
+    decide_delete_topic,
+)
 from anabranch.server.cluster.controller import Controller
+from anabranch.server.cluster.view import ClusterView
 
 
 class Commands:
@@ -29,24 +36,47 @@ class Commands:
     def __init__(
         self,
         controller: Controller,
+        view: ClusterView,
         *,
         default_partition_count: int,
+        deletes_topics: bool,
         broker_settings: Mapping[str, str],
         group_configs: Mapping[str, GroupConfig],
     ) -> None:
         """`broker_settings` are those that differ from their defaults; `group_configs` what a group can have."""
         self._controller = controller
+        self._view = view
+        self._deletes_topics = deletes_topics
         self._default_partition_count = default_partition_count
         self._broker_settings = broker_settings
         self._group_configs = group_configs
 
     async def create_topic(self, command: CreateTopic, timeout_ms: int) -> Accepted | Validated:
-        """Make a topic; without a count of its own it gets the broker's."""
+        """Make a topic for a client; without a count of its own it gets the broker's."""
+        if command.name in INTERNAL_TOPICS:
+            raise ApiError(
+                ErrorCode.INVALID_TOPIC_EXCEPTION,
+                "The broker makes this topic itself, when a client looks for a coordinator.",
+            )
+        return await self.create_internal_topic(command, timeout_ms)
+
+    async def create_internal_topic(self, command: CreateTopic, timeout_ms: int) -> Accepted | Validated:
+        """Make a topic for the broker itself."""
         default_count = self._default_partition_count
         return await self._carry_out(lambda state: decide_create_topic(state, command, default_count), timeout_ms)
 
     async def delete_topic(self, command: DeleteTopic, timeout_ms: int) -> Accepted | Validated:
-        """Delete a topic."""
+        """Delete a topic, unless the broker keeps it for itself, or deletes none."""
+        if not self._deletes_topics:
+            raise ApiError(
+                ErrorCode.TOPIC_DELETION_DISABLED,
+                "This broker does not delete topics: delete.topic.enable is false.",
+            )
+        name = self._view.name_of(command.topic_id) if command.topic_id is not None else command.name
+        if name in INTERNAL_TOPICS and self._view.find(name) is not None:
+            raise ApiError(
+                ErrorCode.INVALID_TOPIC_EXCEPTION, "The broker keeps its groups and transactions in this topic."
+            )
         return await self._carry_out(lambda state: decide_delete_topic(state, command), timeout_ms)
 
     async def resize_topic(self, command: ResizeTopic, timeout_ms: int) -> Accepted | Validated:

@@ -1,9 +1,9 @@
-"""The group coordinators of this broker: shards over `__consumer_offsets`, told whenever topics change."""
+"""The group coordinators of this broker: shards over `__consumer_offsets` that follow every change of topics."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # Imported when the first log is read, so that a broker witho
     from anabranch.machines.groups.records import Record
     from anabranch.machines.groups.settings import GroupSettings
     from anabranch.machines.groups.unread import Unread
+    from anabranch.protocol.messages.list_groups import ListedGroup
     from anabranch.server.cluster.images import Images
 
 TOPIC = "__consumer_offsets"
@@ -92,13 +93,25 @@ class Groups(Coordinators["Coordinator", "Record"]):
         return connection <= self._former.get(coordinator_partition(group_id, self.count()), 0)
 
     def machines(self) -> Iterator[Coordinator]:
-        """All machines, to be read; none where there is no topic. ApiError when one of them is not active."""
+        """All machines, to be read; none before the topic exists. ApiError if one of them is not active."""
         if self.there:
             for number in range(self.count()):
                 yield self.at(number).machine
 
+    def listed(self, states: Collection[str], types: Collection[str]) -> list[ListedGroup]:
+        """The groups that are in one of the states and of one of the types; an empty filter passes every group.
+
+        States and types are in lower case. ApiError as for `machines`.
+        """
+        return [
+            group
+            for machine in self.machines()
+            for group in machine.list_groups()
+            if (not states or group.group_state.lower() in states) and (not types or group.group_type.lower() in types)
+        ]
+
     def warm(self) -> None:
-        """Somebody is about to join a group: load in a thread what assignments are computed with."""
+        """Load in a thread what assignments are computed with: a client is about to join a group."""
         if not self._warm:
             self._warm = True
             asyncio.get_running_loop().run_in_executor(None, import_module, ASSIGNORS)

@@ -128,7 +128,7 @@ class Coordinators(Generic[MachineT, RecordT]):
                 return
             command = CreateTopic(self.topic, self._new_id(), self._partition_count, configs=self._configs)
             try:
-                await self._commands.create_topic(command, CREATE_TIMEOUT_MS)
+                await self._commands.create_internal_topic(command, CREATE_TIMEOUT_MS)
             except ApiError as error:
                 events.error("internal topic not created", topic=self.topic, reason=error)
                 message = f"The topic {self.topic} could not be created: {error}"

@@ -8,8 +8,8 @@ left to be decided. When a shard dies meanwhile, it asks for the delivery again 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
@@ -32,6 +32,8 @@ from anabranch.server.settings import Settings
 if TYPE_CHECKING:  # Imported when the first log is read, so that a broker without transactions starts without them.
     from anabranch.machines.transactions.coordinator import Coordinator, WriteMarkers
     from anabranch.machines.transactions.records import Record
+    from anabranch.machines.transactions.states import State
+    from anabranch.machines.transactions.transaction import Transaction
 
 events = EventLogger("transactions")
 TOPIC = "__transaction_state"
@@ -39,6 +41,19 @@ RETRY_S = 0.02
 RETRY_MAX_S = 2.0
 WARNING_INTERVAL_S = 30.0
 FENCED = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED})
+
+
+class TransactionFilter(NamedTuple):
+    """What ListTransactions passes; a transaction must satisfy all of it."""
+
+    states: Collection[State] | None
+    """None passes every state."""
+    producer_ids: Collection[int]
+    """Empty passes every producer."""
+    open_for_ms: int
+    """The least time that it has been open; below 0 passes those that are not open, too."""
+    matches: Callable[[str], bool]
+    """Tells whether a transactional id passes."""
 
 
 class Transactions(Coordinators["Coordinator", "Record"]):
@@ -96,6 +111,19 @@ class Transactions(Coordinators["Coordinator", "Record"]):
         except ApiError as error:
             return error.code
         return machine.verify(transactional_id, producer_id, producer_epoch, partition)
+
+    def listed(self, wanted: TransactionFilter) -> Iterator[tuple[str, Transaction]]:
+        """Every transactional id that passes the filter, with its state. ApiError if a shard is not active."""
+        for shard in self:
+            latest_ms = shard.now_ms() - wanted.open_for_ms
+            for name, known in shard.machine:
+                if (
+                    (wanted.states is None or known.state in wanted.states)
+                    and (not wanted.producer_ids or known.producer_id in wanted.producer_ids)
+                    and (wanted.open_for_ms < 0 or 0 <= known.started_ms <= latest_ms)
+                    and wanted.matches(name)
+                ):
+                    yield name, known
 
     def _make_coordinator(self, partition: int) -> Coordinator:
         from anabranch.machines.transactions.coordinator import Coordinator

@@ -5,6 +5,8 @@ Topics and groups have configs; the broker's own settings are read only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.machines.controller.configs import (
     TOPIC_CONFIGS,
@@ -14,9 +16,10 @@ from anabranch.machines.controller.configs import (
     ConfigSource,
     ConfigType,
     ReplaceConfigs,
+    Synonym,
     synonyms,
 )
-from anabranch.machines.controller.group_configs import AlterGroupConfigs
+from anabranch.machines.controller.group_configs import AlterGroupConfigs, group_synonyms
 from anabranch.protocol.messages.alter_configs import (
     AlterConfigsRequest,
     AlterConfigsResponse,
@@ -103,19 +106,8 @@ def _topic_configs(
     overrides = broker.view.configs(topic)
     found = []
     for config in TOPIC_CONFIGS.values():
-        places = synonyms(config, overrides, broker.broker_settings)
-        found.append(
-            DescribeConfigsResourceResult(
-                name=config.name,
-                value=places[0].value,
-                config_source=int(places[0].source),
-                config_type=int(config.type),
-                documentation=config.documentation if request.include_documentation else None,
-                synonyms=[DescribeConfigsSynonym(name=it.name, value=it.value, source=int(it.source)) for it in places]
-                if request.include_synonyms
-                else [],
-            )
-        )
+        sources = synonyms(config, overrides, broker.broker_settings)
+        found.append(_described(config.name, sources, config.type, config.documentation, request))
     return found
 
 
@@ -125,30 +117,25 @@ def _group_configs(
     overrides = broker.view.group_configs(group)
     found = []
     for config in broker.groups.configs.values():
-        static = config.broker_setting in broker.broker_settings
-        places = [
-            DescribeConfigsSynonym(
-                name=config.broker_setting,
-                value=str(config.default),
-                source=int(ConfigSource.STATIC_BROKER_CONFIG if static else ConfigSource.DEFAULT_CONFIG),
-            )
-        ]
-        if config.name in overrides:
-            first = DescribeConfigsSynonym(
-                name=config.name, value=overrides[config.name], source=int(ConfigSource.GROUP_CONFIG)
-            )
-            places.insert(0, first)
-        found.append(
-            DescribeConfigsResourceResult(
-                name=config.name,
-                value=places[0].value,
-                config_source=places[0].source,
-                config_type=int(ConfigType.INT),
-                documentation=config.documentation if request.include_documentation else None,
-                synonyms=places if request.include_synonyms else [],
-            )
-        )
+        sources = group_synonyms(config, overrides, broker.broker_settings)
+        found.append(_described(config.name, sources, ConfigType.INT, config.documentation, request))
     return found
+
+
+def _described(
+    name: str, sources: Sequence[Synonym], kind: ConfigType, documentation: str, request: DescribeConfigsRequest
+) -> DescribeConfigsResourceResult:
+    """Describe a config whose value is that of the first of its sources."""
+    return DescribeConfigsResourceResult(
+        name=name,
+        value=sources[0].value,
+        config_source=int(sources[0].source),
+        config_type=int(kind),
+        documentation=documentation if request.include_documentation else None,
+        synonyms=[DescribeConfigsSynonym(name=it.name, value=it.value, source=int(it.source)) for it in sources]
+        if request.include_synonyms
+        else [],
+    )
 
 
 def _broker_configs(broker: BrokerContext, request: DescribeConfigsRequest) -> list[DescribeConfigsResourceResult]:

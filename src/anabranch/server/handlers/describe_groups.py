@@ -1,10 +1,11 @@
-"""Seeing groups, and deleting them.
+"""Describing, listing and deleting groups.
 
 ConsumerGroupDescribe (69), DescribeGroups (15), ListGroups (16), DeleteGroups (42).
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -20,9 +21,9 @@ from anabranch.protocol.messages.delete_groups import (
     DeleteGroupsResponse,
 )
 from anabranch.protocol.messages.describe_groups import DescribedGroup, DescribeGroupsRequest, DescribeGroupsResponse
-from anabranch.protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
+from anabranch.protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 from anabranch.server.context import BrokerContext, RequestContext
-from anabranch.server.handlers.groups import NO_CONSUMER_PROTOCOL, submit
+from anabranch.server.handlers.groups import NO_CONSUMER_PROTOCOL, awaited, submit
 
 Result = TypeVar("Result")
 Response = TypeVar("Response")
@@ -56,9 +57,9 @@ def handle_consumer_group_describe(
 def handle_describe_groups(
     broker: BrokerContext, request: DescribeGroupsRequest, call: RequestContext
 ) -> DescribeGroupsResponse | Awaitable[DescribeGroupsResponse]:
-    """Describe groups of the classic protocol. To who asks in an early version, one that is not there is dead."""
+    """Describe groups of the classic protocol; early versions describe an unknown group as dead."""
 
-    def look(groups: Any, group_id: str) -> DescribedGroup:
+    def describe_one(groups: Any, group_id: str) -> DescribedGroup:
         found: DescribedGroup = groups.describe_group(group_id)
         if call.api_version < NOT_FOUND_SINCE and found.error_code == ErrorCode.GROUP_ID_NOT_FOUND:
             return DescribedGroup(group_id=group_id, group_state=DEAD)
@@ -68,7 +69,7 @@ def handle_describe_groups(
         return _read(
             broker,
             group_id,
-            lambda groups, now_ms: look(groups, group_id),
+            lambda groups, now_ms: describe_one(groups, group_id),
             lambda code, message: DescribedGroup(
                 error_code=code, error_message=message, group_id=group_id, group_state=DEAD
             ),
@@ -79,21 +80,13 @@ def handle_describe_groups(
 
 
 def handle_list_groups(broker: BrokerContext, request: ListGroupsRequest, call: RequestContext) -> ListGroupsResponse:
-    """List the groups of all shards; the filters pass groups that are in one of the states, and of one of the types."""
+    """List the groups of all shards that pass the filters."""
     states = {state.lower() for state in request.states_filter}
     types = {kind.lower() for kind in request.types_filter}
-    found: list[ListedGroup] = []
     try:
-        for groups in broker.groups.machines():
-            found += [
-                group
-                for group in groups.list_groups()
-                if (not states or group.group_state.lower() in states)
-                and (not types or group.group_type.lower() in types)
-            ]
+        return ListGroupsResponse(groups=broker.groups.listed(states, types))
     except ApiError as error:
         return ListGroupsResponse(error_code=error.code)
-    return ListGroupsResponse(groups=found)
 
 
 def handle_delete_groups(
@@ -121,21 +114,26 @@ def handle_delete_groups(
 
 
 def _read(
-    broker: BrokerContext, group_id: str, look: Callable[[Any, int], Any], refuse: Callable[[ErrorCode, str], Result]
+    broker: BrokerContext, group_id: str, read: Callable[[Any, int], Any], refuse: Callable[[ErrorCode, str], Result]
 ) -> Result | Awaitable[Result]:
+    """Read a group's machine, now or when what is read is durable; `refuse` makes the result of an ApiError."""
     try:
-        return broker.groups.of(group_id).read(look)
+        found = broker.groups.of(group_id).read(read)
     except ApiError as error:
         return refuse(error.code, error.message)
+    return awaited(found, refuse) if isinstance(found, asyncio.Future) else found
 
 
 def _gathered(
     found: Sequence[Result | Awaitable[Result]], make: Callable[[list[Result]], Response]
 ) -> Response | Awaitable[Response]:
-    if not any(hasattr(it, "__await__") for it in found):
+    """Make the response of the results in their order, when the last of them is given."""
+    waiting: list[Awaitable[Result]] = [it for it in found if hasattr(it, "__await__")]
+    if not waiting:
         return make(list(found))  # type: ignore[arg-type]
 
     async def gathered() -> Response:
-        return make([await it if hasattr(it, "__await__") else it for it in found])
+        given = iter(await asyncio.gather(*waiting))
+        return make([next(given) if hasattr(it, "__await__") else it for it in found])
 
     return gathered()

@@ -16,7 +16,6 @@ from anabranch.machines.controller.configs import TOPIC_CONFIGS, ConfigSource, e
 from anabranch.machines.controller.effects import Accepted
 from anabranch.machines.controller.resize import ResizeTopic
 from anabranch.machines.controller.topics import (
-    INTERNAL_TOPICS,
     CreateTopic,
     DeleteTopic,
 )
@@ -53,12 +52,6 @@ async def handle_create_topics(
         if topic.name in twice:
             return CreatableTopicResult(
                 name=topic.name, error_code=ErrorCode.INVALID_REQUEST, error_message="The topic is given twice."
-            )
-        if topic.name in INTERNAL_TOPICS:
-            return CreatableTopicResult(
-                name=topic.name,
-                error_code=ErrorCode.INVALID_TOPIC_EXCEPTION,
-                error_message="The broker makes this topic itself, when a client looks for a coordinator.",
             )
         topic_id = broker.chance.uuid()
         command = CreateTopic(
@@ -123,20 +116,6 @@ async def handle_delete_topics(
                 error_message="Give either the topic's name or its id.",
             )
         topic = None if known is None else broker.view.find(known)
-        if not broker.settings.delete_topic_enable:
-            return DeletableTopicResult(
-                name=known,
-                topic_id=topic_id,
-                error_code=ErrorCode.TOPIC_DELETION_DISABLED,
-                error_message="This broker does not delete topics: delete.topic.enable is false.",
-            )
-        if topic is not None and topic.name in INTERNAL_TOPICS:
-            return DeletableTopicResult(
-                name=known,
-                topic_id=topic_id,
-                error_code=ErrorCode.INVALID_TOPIC_EXCEPTION,
-                error_message="The broker keeps its groups and transactions in this topic.",
-            )
         command = DeleteTopic(topic_id=topic_id) if by_id else DeleteTopic(name=name)
         try:
             await broker.commands.delete_topic(command, min(request.timeout_ms, TIMEOUT_MAX_MS))

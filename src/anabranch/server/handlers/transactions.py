@@ -42,6 +42,7 @@ from anabranch.protocol.messages.txn_offset_commit import (
 from anabranch.protocol.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from anabranch.runtime.events import EventLogger
 from anabranch.server.context import BrokerContext, RequestContext
+from anabranch.server.coordinators.transactions import TransactionFilter
 from anabranch.server.handlers.groups import caller_of, submit
 
 if TYPE_CHECKING:
@@ -204,25 +205,20 @@ def handle_list_transactions(
     titles = {state.title: state for state in State}
     unknown = [name for name in request.state_filters if name not in titles]
     states = {titles[name] for name in request.state_filters if name in titles}
-    producers = set(request.producer_id_filters)
     matches = _pattern(request.transactional_id_pattern or "")
     if matches is None:
         return ListTransactionsResponse(error_code=ErrorCode.INVALID_REGULAR_EXPRESSION)
-    listed: list[Listed] = []
+    wanted = TransactionFilter(
+        states if request.state_filters else None,
+        frozenset(request.producer_id_filters),
+        request.duration_filter,
+        matches,
+    )
     try:
-        for shard in broker.transactions:
-            latest_ms = shard.now_ms() - request.duration_filter
-            for name, known in shard.machine:
-                if (
-                    (not request.state_filters or known.state in states)
-                    and (not producers or known.producer_id in producers)
-                    and (request.duration_filter < 0 or 0 <= known.started_ms <= latest_ms)
-                    and matches(name)
-                ):
-                    told = Listed(
-                        transactional_id=name, producer_id=known.producer_id, transaction_state=known.state.title
-                    )
-                    listed.append(told)
+        listed = [
+            Listed(transactional_id=name, producer_id=known.producer_id, transaction_state=known.state.title)
+            for name, known in broker.transactions.listed(wanted)
+        ]
     except ApiError as error:
         return ListTransactionsResponse(error_code=error.code)
     return ListTransactionsResponse(unknown_state_filters=unknown, transaction_states=listed)
