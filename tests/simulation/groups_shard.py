@@ -222,7 +222,7 @@ class Groups:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    def of(self, group_id: str) -> Shard[Coordinator, Record]:
+    def shard_of(self, group_id: str) -> Shard[Coordinator, Record]:
         assert self._broker.shard is not None
         return self._broker.shard
 

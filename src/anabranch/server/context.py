@@ -14,7 +14,7 @@ from anabranch.server.cluster.view import ClusterView
 from anabranch.server.coordinators.groups import Groups
 from anabranch.server.coordinators.markers import Markers
 from anabranch.server.coordinators.producer_ids import ProducerIds
-from anabranch.server.coordinators.shard_set import Coordinators
+from anabranch.server.coordinators.shard_set import ShardSet
 from anabranch.server.coordinators.transactions import Transactions
 from anabranch.server.partitions.fetching import Fetches
 from anabranch.server.partitions.replicas import Replicas
@@ -42,7 +42,7 @@ class BrokerContext:
     transactions: Transactions
     markers: Markers
     groups: Groups
-    coordinators: Mapping[int, Coordinators[Any, Any]]
+    coordinators: Mapping[int, ShardSet[Any, Any]]
     """By the `key_type` of FindCoordinator."""
 
     def stop_waiting(self) -> None:

@@ -17,7 +17,7 @@ from anabranch.server.cluster.peers import Peers
 from anabranch.server.cluster.view import ClusterUpdate, ClusterView
 from anabranch.server.coordinators.assignor_plug_ins import assignor_plug_ins
 from anabranch.server.coordinators.shard import RecordCodec
-from anabranch.server.coordinators.shard_set import Coordinators, coordinator_partition
+from anabranch.server.coordinators.shard_set import ShardSet, coordinator_partition
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.server.settings import Settings
 
@@ -35,7 +35,7 @@ MINUTE_MS = 60_000
 POSITIONS_STEP = 100
 
 
-class Groups(Coordinators["Coordinator", "Record"]):
+class Groups(ShardSet["Coordinator", "Record"]):
     """All shards that coordinate groups."""
 
     def __init__(
@@ -94,9 +94,9 @@ class Groups(Coordinators["Coordinator", "Record"]):
 
     def machines(self) -> Iterator[Coordinator]:
         """All machines, to be read; none before the topic exists. ApiError if one of them is not active."""
-        if self.there:
+        if self.exists:
             for number in range(self.count()):
-                yield self.at(number).machine
+                yield self.shard(number).machine
 
     def listed(self, states: Collection[str], types: Collection[str]) -> list[ListedGroup]:
         """The groups that are in one of the states and of one of the types; an empty filter passes every group.

@@ -25,7 +25,7 @@ from anabranch.protocol.messages.write_txn_markers import (
 from anabranch.records.batch import end_transaction_marker, parse_header
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.events import EventLogger
-from anabranch.server.coordinators.shard_set import Coordinators
+from anabranch.server.coordinators.shard_set import ShardSet
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas
 
@@ -35,7 +35,7 @@ events = EventLogger("markers")
 class Markers:
     """The `MarkerPeers` of a cluster of one process; in a group partition the coordinator writes the marker."""
 
-    def __init__(self, replicas: Replicas, clock: Clock, groups: Coordinators[Any, Any]) -> None:
+    def __init__(self, replicas: Replicas, clock: Clock, groups: ShardSet[Any, Any]) -> None:
         self._replicas = replicas
         self._clock = clock
         self._groups = groups
@@ -76,7 +76,7 @@ class Markers:
         if error is not ErrorCode.NONE:
             return error
         try:
-            await self._groups.at(partition.name.partition).end_transaction(
+            await self._groups.shard(partition.name.partition).end_transaction(
                 marker.producer_id,
                 marker.producer_epoch,
                 committed=marker.transaction_result,

@@ -1,7 +1,7 @@
 """The coordinators over one internal topic: a shard for each of its partitions, found by the hash of a key.
 
-The topic is made when somebody first looks for a coordinator. Its logs are read after the broker has started, one
-after the other, those first that somebody asks for; until then the answer is COORDINATOR_LOAD_IN_PROGRESS.
+The topic is made when a client first looks for a coordinator. Its logs are read after the broker has started, one
+after the other, those of requested keys first; until then the answer is COORDINATOR_LOAD_IN_PROGRESS.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def java_hash(text: str) -> int:
             found = (31 * found + unit) & 0xFFFF_FFFF
     else:
         units = text.encode("utf-16-be", "surrogatepass")
-        for at in range(0, len(units), 2):
-            found = (31 * found + (units[at] << 8 | units[at + 1])) & 0xFFFF_FFFF
+        for position in range(0, len(units), 2):
+            found = (31 * found + (units[position] << 8 | units[position + 1])) & 0xFFFF_FFFF
     return found - (1 << 32) if found >> 31 else found
 
 
@@ -49,8 +49,8 @@ def coordinator_partition(key: str, count: int) -> int:
     return (0 if hashed == -(1 << 31) else abs(hashed)) % count
 
 
-class Coordinators(Generic[MachineT, RecordT]):
-    """All shards of one kind."""
+class ShardSet(Generic[MachineT, RecordT]):
+    """The shards over the partitions of one internal topic."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Coordinators(Generic[MachineT, RecordT]):
         self._shards: dict[int, Shard[MachineT, RecordT]] = {}
         self._count = 0
         self._asked_for: dict[int, None] = {}
-        """Partitions that somebody wants and that are not loaded yet."""
+        """Partitions that were requested and are not loaded yet, in the order of the requests."""
         self._loading: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
 
@@ -88,28 +88,28 @@ class Coordinators(Generic[MachineT, RecordT]):
         return iter(self._shards.values())
 
     @property
-    def there(self) -> bool:
-        """Whether the topic is there."""
+    def exists(self) -> bool:
+        """Whether the topic exists."""
         return self._count > 0 or self._view.find(self.topic) is not None
 
-    def of(self, key: str) -> Shard[MachineT, RecordT]:
-        """The shard that coordinates `key`. ApiError when there is none yet."""
+    def shard_of(self, key: str) -> Shard[MachineT, RecordT]:
+        """The shard that coordinates `key`. ApiError before it exists."""
         number = coordinator_partition(key, self.count())
-        shard = self.at(number)
+        shard = self.shard(number)
         if shard.state is State.LOADING:
             self._asked_for[number] = None
         return shard
 
     def count(self) -> int:
-        """How many shards there are. ApiError when there are none yet."""
+        """The number of shards. ApiError before they exist."""
         if self._count:
             return self._count
-        if self.there:
+        if self.exists:
             raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "The broker has just started; try again.")
-        raise ApiError(ErrorCode.NOT_COORDINATOR, "Nobody has looked for this coordinator yet.")
+        raise ApiError(ErrorCode.NOT_COORDINATOR, "No client has looked for this coordinator yet.")
 
-    def at(self, number: int) -> Shard[MachineT, RecordT]:
-        """The shard of a partition. ApiError when there is none yet, or its log could not be opened."""
+    def shard(self, number: int) -> Shard[MachineT, RecordT]:
+        """The shard of a partition. ApiError before it exists, and if its log could not be opened."""
         shard = self._shards.get(number)
         if shard is not None:
             return shard
@@ -120,8 +120,8 @@ class Coordinators(Generic[MachineT, RecordT]):
         return shard
 
     async def ensure(self) -> None:
-        """Make the topic if it is not there, and have its shards ready. ApiError when that cannot be done."""
-        if self.there:
+        """Make the topic if it does not exist, and load its shards. ApiError if the topic cannot be made."""
+        if self.exists:
             return
         async with self._turn:
             if self._count:
@@ -136,8 +136,8 @@ class Coordinators(Generic[MachineT, RecordT]):
             await self._load_all()
 
     def start(self) -> None:
-        """Load every shard, if there is the topic, while other things are done."""
-        if self.there:
+        """Load every shard in the background, if the topic exists."""
+        if self.exists:
             self._loading = asyncio.get_running_loop().create_task(self._load_all(), name=f"load {self.topic}")
 
     def unload(self) -> None:
@@ -178,8 +178,8 @@ class Coordinators(Generic[MachineT, RecordT]):
         )
 
     def _prepare(self, machine: MachineT) -> None:
-        """Tell a machine, whose log is applied, what it cannot know from it."""
+        """Give a machine whose log is applied what its log does not say."""
 
     def _perform(self, effect: Any) -> None:
-        """Do what a machine asked for beside its records (`Outcome.effects`), now that these are durable."""
+        """Perform an effect of an outcome whose records are durable."""
         raise AssertionError(effect)

@@ -25,7 +25,7 @@ from anabranch.server.cluster.commands import Commands
 from anabranch.server.cluster.peers import MarkerPeers
 from anabranch.server.cluster.view import ClusterView
 from anabranch.server.coordinators.shard import RecordCodec
-from anabranch.server.coordinators.shard_set import Coordinators
+from anabranch.server.coordinators.shard_set import ShardSet
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.server.settings import Settings
 
@@ -56,7 +56,7 @@ class TransactionFilter(NamedTuple):
     """Tells whether a transactional id passes."""
 
 
-class Transactions(Coordinators["Coordinator", "Record"]):
+class Transactions(ShardSet["Coordinator", "Record"]):
     """All shards that coordinate transactions."""
 
     def __init__(
@@ -107,7 +107,7 @@ class Transactions(Coordinators["Coordinator", "Record"]):
     ) -> ErrorCode:
         """Why a producer may not write into a partition as part of its transaction; NONE if it may."""
         try:
-            machine = self.of(transactional_id).machine
+            machine = self.shard_of(transactional_id).machine
         except ApiError as error:
             return error.code
         return machine.verify(transactional_id, producer_id, producer_epoch, partition)
@@ -154,7 +154,7 @@ class Transactions(Coordinators["Coordinator", "Record"]):
             events.error("markers not written", transactional_id=decided.transactional_id, exception=error)
 
     async def _deliver(self, decided: WriteMarkers) -> None:
-        shard = self.of(decided.transactional_id)
+        shard = self.shard_of(decided.transactional_id)
         left: Collection[TopicPartition] = decided.partitions
         delay_s = RETRY_S
         while True:

@@ -26,7 +26,7 @@ from anabranch.protocol.messages.find_coordinator import (
 )
 from anabranch.runtime.events import EventLogger
 from anabranch.server.context import BrokerContext, RequestContext
-from anabranch.server.coordinators.shard_set import Coordinators
+from anabranch.server.coordinators.shard_set import ShardSet
 
 events = EventLogger("cluster")
 BROKERS = 1
@@ -70,13 +70,13 @@ def handle_find_coordinator(
         return _coordinators(broker, request, call, code, message)
     if coordinators is broker.groups:
         broker.groups.warm()
-    if coordinators.there:
+    if coordinators.exists:
         return _coordinators(broker, request, call)
     return _ensure_and_answer(broker, coordinators, request, call)
 
 
 async def _ensure_and_answer(
-    broker: BrokerContext, coordinators: Coordinators[Any, Any], request: FindCoordinatorRequest, call: RequestContext
+    broker: BrokerContext, coordinators: ShardSet[Any, Any], request: FindCoordinatorRequest, call: RequestContext
 ) -> FindCoordinatorResponse:
     try:
         await coordinators.ensure()

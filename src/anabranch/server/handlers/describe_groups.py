@@ -118,7 +118,7 @@ def _read(
 ) -> Result | Awaitable[Result]:
     """Read a group's machine, now or when what is read is durable; `refuse` makes the result of an ApiError."""
     try:
-        found = broker.groups.of(group_id).read(read)
+        found = broker.groups.shard_of(group_id).read(read)
     except ApiError as error:
         return refuse(error.code, error.message)
     return awaited(found, refuse) if isinstance(found, asyncio.Future) else found

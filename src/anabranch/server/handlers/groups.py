@@ -64,7 +64,7 @@ def submit(
 ) -> Response | Awaitable[Response]:
     """Have the group's shard decide; `refuse` makes the response when it cannot, and says why."""
     try:
-        answer = broker.groups.of(group_id).ask(decide)
+        answer = broker.groups.shard_of(group_id).ask(decide)
     except ApiError as error:
         return refuse(error.code, error.message)
     return awaited(answer, refuse) if isinstance(answer, asyncio.Future) else answer

@@ -81,7 +81,7 @@ def _fetched(
     broker: BrokerContext, group: OffsetFetchRequestGroup, request: OffsetFetchRequest, call: RequestContext
 ) -> Any:
     try:
-        return broker.groups.of(group.group_id).read(
+        return broker.groups.shard_of(group.group_id).read(
             lambda groups, now_ms: groups.offset_fetch(group, request.require_stable, call.api_version, now_ms)
         )
     except ApiError as error:

@@ -106,7 +106,7 @@ def handle_add_offsets_to_txn(
 ) -> AddOffsetsToTxnResponse | Awaitable[AddOffsetsToTxnResponse]:
     """Let a transaction hold the partition that has a group's offsets."""
     try:
-        partition = broker.groups.of(request.group_id).partition.name
+        partition = broker.groups.shard_of(request.group_id).partition.name
     except ApiError as error:
         return AddOffsetsToTxnResponse(error_code=error.code)
     return _decide(
@@ -149,7 +149,7 @@ def handle_txn_offset_commit(
         )
 
     try:
-        partition = broker.groups.of(request.group_id).partition.name
+        partition = broker.groups.shard_of(request.group_id).partition.name
     except ApiError as error:
         return refuse(error.code)
     verified = broker.transactions.verify(
@@ -190,7 +190,7 @@ async def handle_describe_transactions(
 
 async def _describe(broker: BrokerContext, name: str) -> Described:
     try:
-        found = broker.transactions.of(name).read(lambda it, now_ms: it.describe(name))
+        found = broker.transactions.shard_of(name).read(lambda it, now_ms: it.describe(name))
         return await found if isinstance(found, asyncio.Future) else found
     except ApiError as error:
         return Described(error_code=error.code, transactional_id=name)
@@ -278,7 +278,7 @@ def _decide(
 ) -> Response | Awaitable[Response]:
     """Submit to the shard of a transactional id, now; `failed` makes the answer where it cannot decide."""
     try:
-        answer: Any = broker.transactions.of(transactional_id).ask(decide)
+        answer: Any = broker.transactions.shard_of(transactional_id).ask(decide)
     except ApiError as error:
         return failed(error.code)
     if isinstance(answer, asyncio.Future):

@@ -21,7 +21,7 @@ class Groups:
     def __init__(self) -> None:
         self.waiting: list[asyncio.Future[Any]] = []
 
-    def of(self, group_id: str) -> Groups:
+    def shard_of(self, group_id: str) -> Groups:
         if group_id == "loading":
             raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "still loading")
         return self
