@@ -16,7 +16,7 @@ from anabranch.base.errors import DecodeError
 from anabranch.base.limits import ARRAY_LENGTH_MAX, TAGGED_FIELDS_MAX
 from anabranch.codec import decode
 from anabranch.codec.primitives import uvarint
-from anabranch.protocol.frames import FrameSplitter, decode_request, decode_response
+from anabranch.protocol.frames import decode_request, decode_response
 from anabranch.protocol.messages.fetch import FetchRequest, FetchResponse
 from anabranch.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from anabranch.protocol.messages.offset_fetch import OffsetFetchRequest
@@ -91,17 +91,6 @@ def test_any_frame_gives_a_message_or_a_decode_error(data: bytes) -> None:
     for api_key, version in ((0, 9), (1, 12), (3, 12), (18, 3), (18, 0)):
         with suppress(DecodeError):
             decode_response(data, api_key, version)
-
-
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
-@given(data=st.binary(max_size=200), cuts=st.lists(st.integers(0, 200), max_size=20))
-def test_any_stream_gives_frames_or_a_decode_error(data: bytes, cuts: list[int]) -> None:
-    splitter, taken, start = FrameSplitter(size_max=64), 0, 0
-    with suppress(DecodeError):
-        for end in [*sorted(cuts), len(data)]:
-            taken += sum(4 + len(frame) for frame in splitter.feed(data[start:end]))
-            start = max(start, end)
-        assert taken + splitter.pending == len(data)
 
 
 class Peak:

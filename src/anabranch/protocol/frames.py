@@ -1,17 +1,16 @@
-"""Frames and headers, without I/O: bytes in pieces of any size become frames, frames become messages, and back.
+"""Frames and headers, without I/O: messages become frames, and the bytes of a frame become a message.
 
 A frame is an int32 size and that many bytes. Any bytes give a message, a `DecodeError`, or, for an unsupported request,
-an `UnsupportedVersionError` with the header to answer. A size is checked before a byte is kept.
+an `UnsupportedVersionError` with the header to answer. Streams are split into frames where they are received: by
+`runtime.net.channel` in the broker, by `client.cluster.connection` in the client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from struct import Struct
 from typing import Any, NamedTuple
 
 from anabranch.base.errors import DecodeError
-from anabranch.base.limits import REQUEST_SIZE_MAX
 from anabranch.codec import Blob, EncodeError, Part, decode_prefix, encode_into, spliced
 from anabranch.codec.primitives import read_tags
 from anabranch.protocol.registry import API, Api, api_of
@@ -39,71 +38,6 @@ class UnsupportedVersionError(DecodeError):
     def __init__(self, header: RequestHeader) -> None:
         super().__init__(f"API {header.api_key} version {header.api_version} is not served")
         self.header = header
-
-
-class FrameSplitter:
-    """Cuts a stream of bytes into frames.
-
-    A frame that arrived in one piece is a view of that piece, so the piece must not be reused while the frame lives;
-    one that arrived in several is put together in a buffer of its own.
-    """
-
-    def __init__(self, size_max: int = REQUEST_SIZE_MAX) -> None:
-        self._size_max = size_max
-        self._piece = memoryview(b"")
-        self._head = bytearray()
-        self._body: bytearray | None = None
-        self._expected = 0
-
-    @property
-    def pending(self) -> int:
-        """Bytes that were fed and belong to no frame that was taken."""
-        started = 0 if self._body is None else 4 + len(self._body)
-        return len(self._head) + started + len(self._piece)
-
-    def feed(self, data: Blob) -> Iterator[memoryview]:
-        """Take more bytes; iterate over the frames that they complete, which must be done before more are fed."""
-        assert not self._piece, "frames of the last piece were not taken"
-        self._piece = memoryview(data)
-        return self.frames()
-
-    def frames(self) -> Iterator[memoryview]:
-        """The frames that are complete and not yet taken."""
-        while (frame := self._next()) is not None:
-            yield frame
-
-    def _next(self) -> memoryview | None:
-        piece = self._piece
-        if self._body is None:
-            if not self._head and len(piece) >= 4:
-                size = self._checked(_SIZE.unpack_from(piece)[0])
-                if len(piece) >= 4 + size:
-                    self._piece = piece[4 + size :]
-                    return piece[4 : 4 + size]
-                piece = piece[4:]
-            else:
-                missing = 4 - len(self._head)
-                self._head += piece[:missing]
-                piece = self._piece = piece[missing:]
-                if len(self._head) < 4:
-                    return None
-                size = self._checked(_SIZE.unpack(self._head)[0])
-                self._head.clear()
-            self._expected = size
-            self._body = bytearray()
-        body = self._body
-        taken = piece[: self._expected - len(body)]
-        body += taken
-        self._piece = piece[len(taken) :]
-        if len(body) < self._expected:
-            return None
-        self._body = None
-        return memoryview(body)
-
-    def _checked(self, size: int) -> int:
-        if not 0 <= size <= self._size_max:
-            raise DecodeError(f"a frame of {size} bytes; at most {self._size_max} are read")
-        return size
 
 
 def encode_request(message: object, version: int, correlation_id: int, client_id: str | None) -> list[Part]:

@@ -1,4 +1,4 @@
-"""Frames arrive in pieces of any size; headers say which request is meant, whatever its version."""
+"""Frames carry their size; headers name the request, whatever its version."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 from anabranch.base.errors import DecodeError
 from anabranch.codec import Part
 from anabranch.protocol.frames import (
-    FrameSplitter,
     RequestHeader,
     UnsupportedVersionError,
     decode_request,
@@ -47,40 +46,10 @@ REQUESTS = [
 @pytest.mark.parametrize("client_id", [None, "", "someone", "ü" * 200])
 def test_a_request_survives_the_wire(request_: object, version: int, client_id: str | None) -> None:
     stream = joined(encode_request(request_, version, 77, client_id))
-    (frame,) = FrameSplitter().feed(stream)
-    header, decoded = decode_request(frame)
+    assert int.from_bytes(stream[:4]) == len(stream) - 4
+    header, decoded = decode_request(stream[4:])
     assert header == RequestHeader(header.api_key, version, 77, client_id)
     assert decoded == request_
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 1000, 4096, 10**6])
-def test_pieces_of_any_size_give_the_same_frames(size: int) -> None:
-    stream = b"".join(joined(encode_request(request, version, 1, "c")) for request, version in REQUESTS)
-    stream += b"\0\0\0\0"
-    splitter = FrameSplitter()
-    frames = []
-    for start in range(0, len(stream), size):
-        frames += [bytes(frame) for frame in splitter.feed(stream[start : start + size])]
-    assert splitter.pending == 0
-    assert frames.pop() == b""
-    assert [decode_request(frame)[1] for frame in frames] == [request for request, _ in REQUESTS]
-
-
-def test_a_frame_in_one_piece_is_not_copied() -> None:
-    stream = bytearray(b"\0\0\0\2ab")
-    (frame,) = FrameSplitter().feed(stream)
-    stream[4] = ord("z")
-    assert bytes(frame) == b"zb"
-
-
-@pytest.mark.parametrize("size", [b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"\x80\0\0\0", b"\0\0\0\x0b"])
-@pytest.mark.parametrize("step", [1, 4])
-def test_a_size_out_of_bounds_is_refused_before_anything_is_kept(size: bytes, step: int) -> None:
-    splitter = FrameSplitter(size_max=10)
-    *before, last = [size[start : start + step] for start in range(0, 4, step)]
-    assert not [frame for piece in before for frame in splitter.feed(piece)]
-    with pytest.raises(DecodeError):
-        list(splitter.feed(last))
 
 
 @pytest.mark.parametrize(("api_key", "version"), [(3, 99), (3, -1), (18, 99), (999, 0), (0, 2), (0, 13), (-1, 0)])
