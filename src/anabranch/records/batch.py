@@ -226,13 +226,6 @@ def stamp_producer(
         _CRC.pack_into(buffer, position + _CRC_AT, changed(crc, before, head, size - _PRODUCER_END))
 
 
-def with_log_append_time(batch: Bytes, now_ms: int) -> bytearray:
-    """Copy a batch and make `now_ms` the timestamp of all its records."""
-    copy = bytearray(batch)
-    stamp_log_append_time(copy, 0, now_ms)
-    return copy
-
-
 def with_producer(
     batch: Bytes, producer_id: int, producer_epoch: int, base_sequence: int, *, transactional: bool = False
 ) -> bytearray:

@@ -24,10 +24,6 @@ class Chance:
         """Draw a number from `low` to `high`, both inclusive."""
         return self._random.randint(low, high)
 
-    def fraction(self) -> float:
-        """Draw a number in [0, 1)."""
-        return self._random.random()
-
     def uuid(self) -> UUID:
         """Make a version 4 UUID. Its base64 form never starts with '-', which would read as an option (as in Kafka)."""
         while True:

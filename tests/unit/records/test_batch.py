@@ -74,7 +74,8 @@ def test_a_changed_bit_is_found_by_the_checksum() -> None:
 
 def test_log_append_time_replaces_every_timestamp() -> None:
     data = peer_batch()
-    stamped = b.with_log_append_time(data, 5_000)
+    stamped = bytearray(data)
+    b.stamp_log_append_time(stamped, 0, 5_000)
     header = b.parse_header(stamped)
     b.check(stamped, 0, header)
     assert header.log_append_time

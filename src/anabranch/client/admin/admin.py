@@ -42,7 +42,6 @@ BROKER_RESOURCE = 4
 RESOURCES = {"topic": TOPIC_RESOURCE, "broker": BROKER_RESOURCE, "group": 32}
 SET, DELETE = 0, 1
 POLL_INTERVAL_S = 0.05
-NAMED_DELETION_VERSION = 6
 
 
 class ConfigEntry(NamedTuple):

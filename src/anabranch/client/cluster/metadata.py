@@ -140,11 +140,6 @@ class Cluster:
         self._ends: dict[UUID | str, list[dict[int, int]]] = {}
         """Per topic and ended layout, the ends that are known."""
 
-    @property
-    def node_ids(self) -> tuple[int, ...]:
-        """The brokers that metadata told of."""
-        return tuple(self._nodes)
-
     # -- the ways to brokers ------------------------------------------------------------------------------------------
 
     def _lane(self, host: str, port: int, purpose: str) -> Lane:

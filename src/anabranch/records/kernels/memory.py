@@ -81,7 +81,6 @@ def _writer(bits: int, *, big: bool) -> Callable[[int, int], None]:
 
 
 u8 = _reader(8, big=False, signed=False)
-u16 = _reader(16, big=False, signed=False)
 u32 = _reader(32, big=False, signed=False)
 i32 = _reader(32, big=False, signed=True)
 i64 = _reader(64, big=False, signed=True)
