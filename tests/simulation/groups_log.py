@@ -1,7 +1,7 @@
 """A coordinator's log without a disk: what `Partition` and `Shard` ask of a partition log, and faults.
 
 Batches are appended at once and durable when a sync of them is done. A sync may be late, or fail; after one that failed
-the log takes nothing until it is settled, which cuts what was not synced. A power loss keeps some of it, in order.
+the log takes nothing until it is resumed, which cuts what was not synced. A power loss keeps some of it, in order.
 Nothing below the high watermark is ever lost.
 """
 
@@ -14,6 +14,7 @@ from typing import NamedTuple
 from anabranch.machines.groups.records import Record, decode_record
 from anabranch.records.batch import BatchHeader
 from anabranch.records.key_values import decode_pairs, encode_pairs
+from anabranch.storage.interface import LogObserver, Unobserved
 
 
 class Entry(NamedTuple):
@@ -66,12 +67,11 @@ class FalseLog:
         self.flushed = 0
         self.refuses = False
         """The next append fails: the disk is full."""
-        self.on_truncate: Callable[[int], None] = lambda end: None
-        self.before_delete: Callable[[int], None] = lambda end: None
+        self._observer: LogObserver = Unobserved()
         self._on_append = on_append
         self._on_cut = on_cut
         self.failure: OSError | None = None
-        """Of the last sync, until the log is settled."""
+        """Of the last sync, until the log is resumed."""
         self._cuts = 0
         self._clean_to = 0
         """Everything below was clean after the last compaction: older tombstones may go with the next one."""
@@ -81,6 +81,9 @@ class FalseLog:
     @property
     def high_watermark(self) -> int:
         return self.flushed
+
+    def observe(self, observer: LogObserver) -> None:
+        self._observer = observer
 
     def append(self, data: bytearray | memoryview, leader_epoch: int, now_ms: int, header: BatchHeader) -> Appended:
         if self.failure is not None:
@@ -100,13 +103,13 @@ class FalseLog:
         self._on_append(self.batches[-1])
         return Appended(base, self.end - 1)
 
-    def settle(self, now_ms: int) -> None:
+    def resume(self, now_ms: int) -> None:
         if self.failure is not None:
             self.failure = None
             before = self.end
             self._cut(self.flushed)
             if self.end < before:
-                self.on_truncate(self.end)
+                self._observer.log_cut(self.end)
 
     def slices(self) -> list[Slice]:
         return [Slice(b"".join(batch.data for batch in self.batches))]
@@ -140,7 +143,7 @@ class FalseLog:
         self.failure = None
         self._cut(end)
         self.flushed = self.end
-        self.on_truncate = self.before_delete = lambda end: None
+        self._observer = Unobserved()
 
     def _cut(self, end: int) -> None:
         before = self.end

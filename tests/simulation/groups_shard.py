@@ -372,7 +372,7 @@ class Broker:
             return
         self.log.synced(begun)
         self.world.rules.durable(self)
-        self.process.call(partition.flushed)
+        self.process.call(partition.high_watermark_moved)
         self.process.call(future.set_result, None)
 
     def _appended(self, batch: Batch) -> None:
