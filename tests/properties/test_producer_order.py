@@ -345,8 +345,8 @@ class Hasty(Batcher):
     """Places records anew before it knows what became of them."""
 
     def lost(self, request_id: int, now_ms: int) -> None:
-        for batch in outcomes.take_request(self._state, request_id):
-            topic, partition = self._state.owner(batch)
+        for batch in outcomes.take_request(self.state, request_id):
+            topic, partition = self.state.owner(batch)
             outcomes.take_back(batch, partition)
             topic.moving = topic.needs_metadata = True
 

@@ -6,10 +6,12 @@ from anabranch.client.admin.admin import Admin, ConfigEntry, OffsetSpan, Partiti
 from anabranch.client.admin.groups import GroupDescription, GroupListing, MemberDescription
 from anabranch.client.cluster.connection import ConnectError, DisconnectedError
 from anabranch.client.cluster.metadata import ClusterInfo, Node, OffsetAndTimestamp, PartitionInfo, TopicInfo
-from anabranch.client.consumer.consumer import Consumer, Record
-from anabranch.client.consumer.group import GroupMetadata, RebalanceListener, SubscriptionPattern
+from anabranch.client.consumer.consumer import Consumer
+from anabranch.client.consumer.handout import Record
+from anabranch.client.consumer.listeners import GroupMetadata, RebalanceListener, SubscriptionPattern
 from anabranch.client.consumer.offsets import OffsetAndMetadata
-from anabranch.client.producer.producer import ColumnsMetadata, DeliveryError, Producer
+from anabranch.client.producer.delivery import ColumnsMetadata, DeliveryError
+from anabranch.client.producer.producer import Producer
 from anabranch.client.producer.rows import RecordMetadata
 from anabranch.machines.clients.membership.assignors import (
     AssignmentSpec,

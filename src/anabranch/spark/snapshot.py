@@ -17,7 +17,7 @@ from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.base.patterns import compile_pattern
 from anabranch.client.admin.admin import Admin
-from anabranch.client.cluster.connection import LaneSettings
+from anabranch.client.cluster.connection import ConnectionSettings
 from anabranch.client.cluster.metadata import Cluster, offsets_request
 from anabranch.machines.clients.fetching import TopicView
 from anabranch.spark.options import EARLIEST, LATEST, Bound, OptionError, Options
@@ -29,12 +29,12 @@ METADATA_AGE_MAX_S = 1.0
 R = TypeVar("R")
 
 
-def lane_settings(options: Options) -> LaneSettings:
+def lane_settings(options: Options) -> ConnectionSettings:
     """How connections are made for a query."""
     names = {name.removeprefix("kafka.").replace(".", "_"): value for name, value in options.client.items()}
-    fields = LaneSettings.__dataclass_fields__
+    fields = ConnectionSettings.__dataclass_fields__
     given: dict[str, Any] = {name: value for name, value in names.items() if name in fields}
-    return LaneSettings(**{"client_id": "anabranch-spark", **given})
+    return ConnectionSettings(**{"client_id": "anabranch-spark", **given})
 
 
 class Looker:

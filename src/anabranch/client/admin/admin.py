@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Self
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.client.admin.groups import GroupAdmin
-from anabranch.client.cluster.connection import LaneSettings
 from anabranch.client.cluster.metadata import (
     TOPIC_RESOURCE,
     Cluster,
@@ -20,7 +19,7 @@ from anabranch.client.cluster.metadata import (
     PartitionInfo,
     TopicInfo,
 )
-from anabranch.client.settings import as_keywords
+from anabranch.client.settings import AdminSettings, as_keywords, configured_by
 from anabranch.machines.clients.fetching import EARLIEST, LATEST
 from anabranch.machines.lineage import Lineage, Segment, Wait
 from anabranch.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
@@ -89,32 +88,15 @@ class TopicDescription:
 class Admin(GroupAdmin):
     """Administers topics and groups.
 
+    Its keyword arguments are the settings of `anabranch.client.settings.AdminSettings` (docs/client-settings.md).
     Use as `async with Admin(bootstrap_servers=...) as admin`, or call `close` at the end.
     """
 
-    def __init__(
-        self,
-        bootstrap_servers: str | Iterable[str] = "localhost:9092",
-        *,
-        client_id: str = "anabranch-admin",
-        request_timeout_ms: int = 30_000,
-        default_api_timeout_ms: int = 60_000,
-        socket_connection_setup_timeout_ms: int = 10_000,
-        reconnect_backoff_ms: int = 50,
-        reconnect_backoff_max_ms: int = 1_000,
-    ) -> None:
-        self._timeout_ms = request_timeout_ms
-        self._api_timeout_ms = default_api_timeout_ms
-        self._cluster = Cluster(
-            bootstrap_servers,
-            LaneSettings(
-                client_id=client_id,
-                request_timeout_ms=request_timeout_ms,
-                socket_connection_setup_timeout_ms=socket_connection_setup_timeout_ms,
-                reconnect_backoff_ms=reconnect_backoff_ms,
-                reconnect_backoff_max_ms=reconnect_backoff_max_ms,
-            ),
-        )
+    @configured_by(AdminSettings)
+    def __init__(self, settings: AdminSettings) -> None:
+        self._timeout_ms = settings.request_timeout_ms
+        self._api_timeout_ms = settings.default_api_timeout_ms
+        self._cluster = Cluster(settings.bootstrap_servers, settings.connection())
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:

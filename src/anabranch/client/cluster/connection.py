@@ -36,7 +36,7 @@ class ConnectError(AnabranchError, ConnectionError):
 
 
 @dataclass(frozen=True, slots=True)
-class LaneSettings:
+class ConnectionSettings:
     """How connections are made, by Kafka's names."""
 
     client_id: str = "anabranch"
@@ -266,7 +266,7 @@ class Connection(asyncio.BufferedProtocol):
 class Lane:
     """The way to one broker: connects when first used, and again, later and later, when the connection has ended."""
 
-    def __init__(self, host: str, port: int, settings: LaneSettings) -> None:
+    def __init__(self, host: str, port: int, settings: ConnectionSettings) -> None:
         self.host, self.port = host, port
         self._settings = settings
         self._connection: Connection | None = None

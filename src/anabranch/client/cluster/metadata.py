@@ -18,7 +18,7 @@ from uuid import UUID
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
-from anabranch.client.cluster.connection import ConnectError, Connection, DisconnectedError, Lane, LaneSettings
+from anabranch.client.cluster.connection import ConnectError, Connection, ConnectionSettings, DisconnectedError, Lane
 from anabranch.machines.clients.fetching import TopicView
 from anabranch.machines.lineage import Lineage
 from anabranch.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
@@ -129,7 +129,7 @@ def parse_servers(servers: str | Iterable[str]) -> list[tuple[str, int]]:
 class Cluster:
     """The brokers and topics, and the ways to them. Belongs to one event loop."""
 
-    def __init__(self, bootstrap_servers: str | Iterable[str], settings: LaneSettings) -> None:
+    def __init__(self, bootstrap_servers: str | Iterable[str], settings: ConnectionSettings) -> None:
         self._bootstrap = parse_servers(bootstrap_servers)
         self._settings = settings
         self._nodes: dict[int, Node] = {}

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from anabranch.base.errors import DecodeError
 from anabranch.base.limits import SEQUENCE_OFFSET_BITS
-from anabranch.client.consumer.consumer import Record
+from anabranch.client.consumer.handout import Record
 from anabranch.machines.clients.fetching import Deliverable
 from anabranch.machines.lineage import Lineage, sequence_cuts
 from anabranch.records.arrow.decode import COLUMN_TYPES, decode_all

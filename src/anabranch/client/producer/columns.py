@@ -18,7 +18,7 @@ def columns_of(
     wanted: ColumnNames,
     *,
     partition: int | None,
-    ticket: Any,
+    delivery: Any,
     now_ms: int,
     size_max: int,
 ) -> Iterator[tuple[Columns, int]]:
@@ -37,11 +37,11 @@ def columns_of(
     count = table.num_rows
     if not present:
         present = {"value": pa.nulls(count, pa.binary())}
-    return _slices(pa.table(present), partition, ticket, now_ms, size_max)
+    return _slices(pa.table(present), partition, delivery, now_ms, size_max)
 
 
 def _slices(
-    records: pa.Table, partition: int | None, ticket: Any, now_ms: int, size_max: int
+    records: pa.Table, partition: int | None, delivery: Any, now_ms: int, size_max: int
 ) -> Iterator[tuple[Columns, int]]:
     names = records.schema.names
     for whole in records.to_batches():
@@ -57,7 +57,7 @@ def _slices(
                 timestamps,
                 batch.column("headers") if "headers" in names else None,
                 partition,
-                ticket,
+                delivery,
             )
             yield columns, row_size * count
 

@@ -49,7 +49,7 @@ class Promise(Protocol):
 
 
 class Outgoing(NamedTuple):
-    """One record, and whom to tell."""
+    """One record, and the promise of its outcome."""
 
     topic: str
     key: bytes | None
@@ -73,7 +73,7 @@ class Records(list[Outgoing]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """Records that were sent as columns, and whom to tell: `ticket` counts those that have an outcome."""
+    """Records that were sent as columns; `delivery` counts those that have an outcome."""
 
     keys: pa.Array | None
     values: pa.Array
@@ -81,7 +81,7 @@ class Columns:
     headers: pa.Array | None
     partition: int | None
     """Where all of them go, if the sender said so."""
-    ticket: Any
+    delivery: Any
 
     @property
     def record_count(self) -> int:
@@ -100,9 +100,9 @@ class ColumnsPart:
     record_count: int
 
     @property
-    def ticket(self) -> Any:
-        """Whom to tell."""
-        return self.columns.ticket
+    def delivery(self) -> Any:
+        """The outcome of the table that these rows are of."""
+        return self.columns.delivery
 
     def taken_out(self) -> Columns:
         """The rows as columns of their own."""

@@ -20,7 +20,7 @@ from anabranch.base.ids import NO_LEADER_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_I
 from anabranch.client.cluster.connection import ConnectError, DisconnectedError
 from anabranch.client.cluster.coordinator import GROUP, TRANSACTION, Coordinator
 from anabranch.client.cluster.metadata import Cluster
-from anabranch.client.consumer.group import GroupMetadata
+from anabranch.client.consumer.listeners import GroupMetadata
 from anabranch.client.consumer.offsets import OffsetAndMetadata
 from anabranch.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from anabranch.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic

@@ -20,7 +20,7 @@ SETTINGS = EncodeSettings()
 ELASTIC = Placement(initial=2, count=5)
 
 
-class Ticket:
+class Delivery:
     """Nobody to tell."""
 
 
@@ -46,7 +46,7 @@ def columns(count: int, **changes: Any) -> Columns:
         "timestamps": np.arange(count, dtype=np.int64),
         "headers": None,
         "partition": None,
-        "ticket": Ticket(),
+        "delivery": Delivery(),
     }
     return Columns(**{**given, **changes})
 
@@ -159,7 +159,7 @@ def test_rows_taken_out_and_placed_again_are_the_same_rows_in_order() -> None:
 
 
 def sliced(table: pa.Table, names: ColumnNames, size_max: int = 1_000_000) -> list[Columns]:
-    parts = columns_of(table, names, partition=None, ticket=Ticket(), now_ms=77, size_max=size_max)
+    parts = columns_of(table, names, partition=None, delivery=Delivery(), now_ms=77, size_max=size_max)
     return [part for part, _ in parts]
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
-from anabranch.client.consumer.group import appeared_later
 from anabranch.machines.clients.fetching import EARLIEST, LATEST, Fetcher, FetcherSettings, FetchResult, TopicView
+from anabranch.machines.clients.fetching.assigning import appeared_later
 from anabranch.machines.lineage import Lineage
 from anabranch.records.batch import build
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
@@ -118,3 +118,17 @@ def learn_unknown(state: FetchingState, topic: Topic, error: ApiError, now_ms: i
     missing = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and topic.failures >= FAILURES_UNTIL_MISSING
     if (missing and not topic.granted) or not error.retriable:
         state.errors.append(error)
+
+
+def appeared_later(partition: int, view: TopicView, committed: Collection[int], seen: Collection[int] | None) -> bool:
+    """Whether a partition without a committed offset appeared after its group first subscribed to the topic.
+
+    `committed`: partitions of the topic with an offset of the group; `seen`: those there were when this member began.
+    """
+    if seen is not None and partition not in seen:
+        return True
+    if not committed:
+        return False
+    if view.elastic:
+        return partition >= view.lineage.initial
+    return partition > max(committed)

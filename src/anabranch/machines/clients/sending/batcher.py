@@ -30,8 +30,9 @@ class Batcher:
     def __init__(self, settings: BatcherSettings, rows_of: Callable[[list[Any]], Rows]) -> None:
         self._settings = settings
         self._rows_of = rows_of
-        self._state = SendingState(settings, new_epoch_needed=settings.enable_idempotence)
-        self._topics = self._state.topics
+        self.state = SendingState(settings, new_epoch_needed=settings.enable_idempotence)
+        """To be read only."""
+        self._topics = self.state.topics
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
@@ -41,7 +42,7 @@ class Batcher:
         if found is None:
             found = self._topics[topic] = Topic(topic)
         chunk = found.open
-        self._state.buffered_size += size
+        self.state.buffered_size += size
         if chunk is not None:
             chunk.rows.append(record)  # type: ignore[attr-defined]
             chunk.size += size
@@ -61,7 +62,7 @@ class Batcher:
         found = self._topics.setdefault(topic, Topic(topic))
         found.open = None
         found.backlog.append(Chunk(rows, size, now_ms + self._settings.delivery_timeout_ms, now_ms))
-        self._state.buffered_size += size
+        self.state.buffered_size += size
 
     def flush(self) -> None:
         """End the lingering of all records taken so far."""
@@ -74,7 +75,7 @@ class Batcher:
         """Learn a topic's placement and the leaders of its partitions."""
         topic = self._topics.get(name)
         if topic is not None:
-            placing.learn(self._state, topic, placement, leaders, now_ms)
+            placing.learn(self.state, topic, placement, leaders, now_ms)
 
     def topic_unknown(self, name: str, error: ApiError, now_ms: int) -> None:
         """Learn that metadata of a topic could not be had."""
@@ -84,17 +85,17 @@ class Batcher:
         topic.asked = False
         topic.last_error = error
         if error.retriable:
-            self._state.ask_later(topic, now_ms)
+            self.state.ask_later(topic, now_ms)
         else:
-            outcomes.fail_unsent(self._state, topic, error)
+            outcomes.fail_unsent(self.state, topic, error)
 
     def encoded(self, job: int, topic: str, parts: Sequence[Encoded], refused: Sequence[Refused] = ()) -> None:
         """Learn the result of an `Encode`; it is dropped if the topic has moved to another placement meanwhile."""
-        placing.take_encoded(self._state, self._topics[topic], job, parts, refused)
+        placing.take_encoded(self.state, self._topics[topic], job, parts, refused)
 
     def producer_known(self, producer_id: int, producer_epoch: int) -> None:
         """Learn the producer id and epoch under which sequences start anew."""
-        state = self._state
+        state = self.state
         assert not state.unresolved
         state.producer_id, state.producer_epoch = producer_id, producer_epoch
         state.new_epoch_needed = state.asked_for_producer = False
@@ -106,7 +107,7 @@ class Batcher:
 
     def producer_unknown(self, error: ApiError, now_ms: int) -> None:
         """Learn that a producer id could not be had."""
-        state = self._state
+        state = self.state
         state.asked_for_producer = False
         if error.retriable:
             state.producer_failures += 1
@@ -117,46 +118,46 @@ class Batcher:
     def partitions_added(self, partitions: Iterable[tuple[str, int]]) -> None:
         """Learn that the transaction holds these partitions."""
         added = set(partitions)
-        self._state.held |= added
-        self._state.asked_to_hold -= added
+        self.state.held |= added
+        self.state.asked_to_hold -= added
 
     def partitions_missing(self, partitions: Iterable[tuple[str, int]], now_ms: int) -> None:
         """Learn that one of these partitions does not exist: refresh their topics, then ask again."""
         for name, number in partitions:
-            self._state.asked_to_hold.discard((name, number))
+            self.state.asked_to_hold.discard((name, number))
             topic = self._topics[name]
             topic.needs_metadata = True
             if number in topic.partitions:
-                self._state.back_off(topic.partitions[number], now_ms)
+                self.state.back_off(topic.partitions[number], now_ms)
 
     def stop(self, error: ApiError) -> None:
         """Learn that nothing can be sent any more, because of `error`."""
-        outcomes.stop(self._state, error)
+        outcomes.stop(self.state, error)
 
     def transaction_ended(self) -> None:
         """Learn that the transaction is over: the next one holds nothing yet."""
         assert not self.unresolved
-        self._state.held.clear()
-        self._state.asked_to_hold.clear()
+        self.state.held.clear()
+        self.state.asked_to_hold.clear()
 
     def answered(self, request_id: int, results: Mapping[tuple[str, int], ProduceResult], now_ms: int) -> None:
         """Learn the broker's result for each batch of a request; a batch without a result is uncertain."""
-        for batch in outcomes.take_request(self._state, request_id):
+        for batch in outcomes.take_request(self.state, request_id):
             result = results.get((batch.topic, batch.partition))
             if result is None:
-                outcomes.mark_uncertain(self._state, batch, now_ms)
+                outcomes.mark_uncertain(self.state, batch, now_ms)
             else:
-                outcomes.judge(self._state, batch, result, now_ms)
+                outcomes.judge(self.state, batch, result, now_ms)
 
     def lost(self, request_id: int, now_ms: int) -> None:
         """Learn that a request will not be answered: any of its batches may be in the log, or none."""
-        for batch in outcomes.take_request(self._state, request_id):
-            outcomes.mark_uncertain(self._state, batch, now_ms)
+        for batch in outcomes.take_request(self.state, request_id):
+            outcomes.mark_uncertain(self.state, batch, now_ms)
             self._topics[batch.topic].needs_metadata = True
 
     def not_sent(self, request_id: int, now_ms: int) -> None:
         """Learn that a request never left: the connection could not be made."""
-        state = self._state
+        state = self.state
         for batch in outcomes.take_request(state, request_id):
             topic, partition = state.owner(batch)
             if batch.maybe_appended:
@@ -168,13 +169,13 @@ class Batcher:
 
     def abandon(self, error: ApiError) -> int:
         """Fail every record without an outcome; return their number."""
-        return outcomes.fail_all(self._state, error)
+        return outcomes.fail_all(self.state, error)
 
     # -- what to do ---------------------------------------------------------------------------------------------------
 
     def drain(self, now_ms: int) -> ProducerWork:
         """Return everything to do at `now_ms`; nothing is returned twice."""
-        state = self._state
+        state = self.state
         work = ProducerWork()
         state.wake_at_ms = None
         if state.fatal is None:
@@ -191,24 +192,24 @@ class Batcher:
     @property
     def unresolved(self) -> bool:
         """Whether any batch is on the wire or uncertain."""
-        return self._state.unresolved
+        return self.state.unresolved
 
     @property
     def idle(self) -> bool:
         """Whether every record taken has an outcome."""
-        return not self._state.outcomes and all(topic.idle for topic in self._topics.values())
+        return not self.state.outcomes and all(topic.idle for topic in self._topics.values())
 
     @property
     def new_epoch_needed(self) -> bool:
         """Whether nothing more is sent before the producer has another epoch: sequences went astray."""
-        return self._state.new_epoch_needed
+        return self.state.new_epoch_needed
 
     @property
     def fatal(self) -> ApiError | None:
         """Once set, nothing can be sent any more."""
-        return self._state.fatal
+        return self.state.fatal
 
     @property
     def buffered_size(self) -> int:
         """Bytes of records that have no outcome yet."""
-        return self._state.buffered_size
+        return self.state.buffered_size

@@ -1,0 +1,139 @@
+"""Commits of a group's offsets, one after the other: those the application asks for, and automatic ones.
+
+A commit is tried until its deadline; a member whose epoch is stale waits for the next heartbeat. Automatic commits
+write the positions after everything that earlier polls handed out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+
+from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
+from anabranch.base.ids import TopicPartition
+from anabranch.client.consumer.group_context import (
+    AGAIN,
+    EPOCH_STALE,
+    OUT_OF_GROUP,
+    TOPIC_GONE,
+    GroupContext,
+    is_final,
+    now_ms,
+)
+from anabranch.client.consumer.offsets import MemberIdentity, OffsetAndMetadata
+
+TOPIC_GONE_TIMEOUT_MS = 2_000
+
+_log = logging.getLogger("anabranch.client")
+
+
+class Commits:
+    """The committed offsets of one group, as its member reads and writes them."""
+
+    def __init__(self, context: GroupContext) -> None:
+        self._context = context
+        self._settings = context.settings
+        self._member = context.member
+        self._in_turn = asyncio.Lock()
+        self._milestone = False
+        self.due_ms = 0
+        """When the next automatic commit is due."""
+
+    async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """What the group has committed; None where nothing is."""
+        wanted = list(partitions)
+        deadline = now_ms() + self._settings.default_api_timeout_ms
+        while True:
+            try:
+                identity = self._context.identity() if self._member.is_member else MemberIdentity()
+                found = await self._context.offsets.fetch(
+                    wanted, self._context.topic_ids(wanted), identity, stable=self._settings.read_committed
+                )
+                codes = [(tp, result) for tp, result in found.items() if isinstance(result, ErrorCode)]
+                if not codes:
+                    return {
+                        tp: at if isinstance(at, OffsetAndMetadata) and at.offset >= 0 else None
+                        for tp, at in found.items()
+                    }
+                tp, code = codes[0]
+                raise ApiError(code, f"the committed offset of {tp} cannot be read")
+            except (AnabranchError, OSError) as error:
+                if is_final(error) or now_ms() > deadline:
+                    raise
+            await self._context.epoch_or_pause(identity)
+
+    async def commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None, timeout_ms: int | None = None
+    ) -> None:
+        """Make offsets durable, by default the positions after everything that was handed out. One after another."""
+        if offsets is None:
+            offsets = {tp: OffsetAndMetadata(offset) for tp, offset in self._context.host.consumed().items()}
+        deadline = now_ms() + (self._settings.default_api_timeout_ms if timeout_ms is None else timeout_ms)
+        async with self._in_turn:
+            await self._commit(dict(offsets), deadline)
+
+    async def _commit(self, pending: dict[TopicPartition, OffsetAndMetadata], deadline: int) -> None:
+        began = now_ms()
+        while pending:
+            identity = self._context.identity()
+            failure: AnabranchError | OSError
+            if self._context.subscription is not None and not self._member.is_member:
+                raise _not_committed(ErrorCode.UNKNOWN_MEMBER_ID, self._context.group_id)
+            try:
+                codes = await self._context.offsets.commit(pending, self._context.topic_ids(pending), identity)
+            except (AnabranchError, OSError) as error:
+                if is_final(error):
+                    raise
+                failure = error
+            else:
+                for tp, code in codes.items():
+                    if code is ErrorCode.NONE:
+                        self._context.committed[tp] = pending.pop(tp).offset
+                        continue
+                    if code in OUT_OF_GROUP or (code in EPOCH_STALE and self._context.subscription is None):
+                        raise _not_committed(code, self._context.group_id)
+                    failure = ApiError(code, f"the offset of {tp} could not be committed")
+                    if not (code.retriable or code in EPOCH_STALE or code in AGAIN):
+                        raise failure
+                    if code in TOPIC_GONE:
+                        deadline = min(deadline, began + TOPIC_GONE_TIMEOUT_MS)
+            if pending:
+                if now_ms() > deadline:
+                    raise failure
+                await self._context.epoch_or_pause(identity)
+
+    def commit_if_due(self) -> None:
+        if not self._settings.enable_auto_commit or (
+            self._context.subscription is not None and not self._member.is_member
+        ):
+            return
+        now = now_ms()
+        self._milestone = self._context.fetcher.milestone() or self._milestone
+        if now < self.due_ms and not self._milestone:
+            return
+        if "commit" in self._context.jobs:
+            return
+        self.due_ms = now + self._settings.auto_commit_interval_ms
+        self._milestone = False
+        processed = self._context.host.consumed()
+        self._context.job("commit", lambda: self.commit_processed(processed, self._settings.auto_commit_interval_ms))
+
+    async def commit_processed(self, positions: Mapping[TopicPartition, int], timeout_ms: int) -> None:
+        """Commit what has changed; if it fails, say so and go on: at worst some records come twice."""
+        changed = {
+            tp: OffsetAndMetadata(offset)
+            for tp, offset in positions.items()
+            if self._context.committed.get(tp) != offset
+        }
+        if not changed:
+            return
+        try:
+            await self.commit(changed, timeout_ms)
+        except (AnabranchError, OSError) as error:
+            _log.warning("group '%s': positions were not committed: %s", self._context.group_id, error)
+
+
+def _not_committed(code: ErrorCode, group_id: str) -> ApiError:
+    text = f"offsets were not committed: this consumer is no member of group '{group_id}' any more"
+    return ApiError(code, f"{text}, and its partitions may be others'. Poll more often, or raise max.poll.interval.ms.")

@@ -1,0 +1,296 @@
+"""Carries out what the fetcher decides: fetches, offset lookups and metadata refreshes, on sockets.
+
+A driver belongs to the event loop that it is first used on. With a `group.id` it has the consumer's group, which grants
+partitions to the fetcher; the group is attended to only inside `gather`, that is, while the application polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
+from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
+from anabranch.client.cluster.connection import DisconnectedError
+from anabranch.client.cluster.metadata import Cluster, offsets_request
+from anabranch.client.consumer.group import Group
+from anabranch.client.consumer.group_context import now_ms
+from anabranch.client.consumer.handout import Handout
+from anabranch.client.settings import ConsumerSettings, taken
+from anabranch.machines.clients.fetching import Deliverable, Fetch, Fetcher, FetcherSettings, FetchResult, Lookup
+from anabranch.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
+
+PURPOSE = "fetch"
+TOPIC_ID_VERSION = 13
+"""From this version on, Fetch names topics by their ids."""
+
+
+class FetchingDriver:
+    """One consumer's fetcher with its connections, and its group if there is one."""
+
+    def __init__(self, settings: ConsumerSettings, cluster: Cluster) -> None:
+        self.fetcher = Fetcher(taken(FetcherSettings, settings))
+        self.handout = Handout(self.fetcher, check_crcs=settings.check_crcs)
+        self.group: Group | None = None
+        if settings.group_id is not None:
+            self.group = Group(settings, cluster, self.fetcher, self)
+        self.closed = False
+        self._settings = settings
+        self._cluster = cluster
+        self._names: dict[UUID, str] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._changed: asyncio.Event | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._aging: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def started(self) -> bool:
+        """Whether anything was asked of this driver."""
+        return self._loop is not None
+
+    def dropped(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget what was fetched of partitions that the group has taken back."""
+        self.handout.dropped(partitions)
+
+    def consumed(self) -> dict[TopicPartition, int]:
+        """The position after everything that the application has been given, of every partition that has one."""
+        return self.handout.consumed()
+
+    # -- for the consumer ---------------------------------------------------------------------------------------------
+
+    async def gather(self, timeout_s: float | None) -> list[Deliverable]:
+        group = self.group
+        self.start()
+        self.handout.go_back()
+        if group is None:
+            return await self._gather_within(timeout_s)
+        group.refuse_in_callback()
+        group.start()
+        group.poll_began()
+        try:
+            return await self._gather_within(timeout_s)
+        finally:
+            group.poll_ended()
+
+    async def _gather_within(self, timeout_s: float | None) -> list[Deliverable]:
+        loop = self.start()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        if not self.fetcher.topics and (self.group is None or self.group.subscription is None):
+            raise ApiError(ErrorCode.INVALID_REQUEST, "nothing is assigned to this consumer; assign a topic first")
+        while True:
+            if self.group is not None:
+                await self.group.attend()
+            self.pump()
+            self.raise_errors()
+            parts = self.fetcher.deliverable()
+            if parts:
+                return parts
+            self.pump()
+            remaining = None if deadline is None else deadline - loop.time()
+            if remaining is not None and remaining <= 0:
+                return []
+            due_ms = None if self.group is None else self.group.next_attendance_ms()
+            if due_ms is not None:
+                due = max(0.01, (due_ms - now_ms()) / 1000)
+                remaining = due if remaining is None else min(remaining, due)
+            await self.wait(remaining)
+
+    async def close(self) -> None:
+        self.closed = True
+        for timer in (self._timer, self._aging):
+            if timer is not None:
+                timer.cancel()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def start(self) -> asyncio.AbstractEventLoop:
+        if self.closed:
+            raise ApiError(ErrorCode.INVALID_REQUEST, "this consumer is closed; make a new one")
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._changed = asyncio.Event()
+            self._age()
+        return self._loop
+
+    def _age(self) -> None:
+        assert self._loop is not None
+        self._aging = self._loop.call_later(self._settings.metadata_max_age_ms / 1000, self._refresh_all)
+
+    def _refresh_all(self) -> None:
+        self.fetcher.refresh_all()
+        self._age()
+        self.pump()
+
+    async def know(self, partitions: Sequence[TopicPartition]) -> None:
+        """Wait until it is known what whole topics consist of."""
+        while not (partitions and all(tp in self.fetcher.assignment for tp in partitions)):
+            self.pump()
+            self.raise_errors()
+            if self.fetcher.all_known:
+                return
+            await self.wait(None)
+
+    async def wait(self, timeout_s: float | None) -> None:
+        """Wait until something has happened."""
+        self.start()
+        assert self._changed is not None
+        self.pump()
+        self.raise_errors()
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def raise_errors(self) -> None:
+        errors = self.fetcher.errors()
+        if errors:
+            for other in errors[1:]:
+                errors[0].add_note(str(other))
+            raise errors[0]
+
+    def happened(self) -> None:
+        """Something has changed: carry out the fetcher's work, and wake the call that waits."""
+        self.pump()
+        if self._changed is not None:
+            self._changed.set()
+
+    def pump(self) -> None:
+        """Carry out the fetcher's work, in the order that `ConsumerWork` states."""
+        if self.closed:
+            return
+        loop = self.start()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.group is not None:
+            self.group.look_for_positions()
+        work = self.fetcher.drain(now_ms())
+        for fetch in work.fetches:
+            self.run(self._fetch(fetch))
+        for lookup in work.lookups:
+            self.run(self._lookup(lookup))
+        for topic in work.refresh:
+            self.run(self._refresh(topic))
+        if work.wake_at_ms is not None:
+            self._timer = loop.call_later(max(0, work.wake_at_ms - now_ms()) / 1000, self.happened)
+
+    def run(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self.start().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _fetch(self, fetch: Fetch) -> None:
+        try:
+            connection = await self._cluster.connection(fetch.node, PURPOSE)
+            version = connection.version_of(FetchRequest)
+            nameless = any(said.topic_id == NO_TOPIC_ID for said in fetch.partitions.values())
+            if version >= TOPIC_ID_VERSION and nameless:
+                version = TOPIC_ID_VERSION - 1
+            request = self._fetch_request(fetch, version)
+            timeout_ms = self._settings.request_timeout_ms + self._settings.fetch_max_wait_ms
+            response = await connection.send(request, timeout_ms=timeout_ms, version=version)
+        except (AnabranchError, OSError):
+            self.fetcher.lost(fetch.request_id, now_ms())
+        else:
+            answers = {
+                TopicPartition(name, data.partition_index): FetchResult(
+                    ErrorCode.of(data.error_code),
+                    data.records,
+                    data.high_watermark,
+                    data.last_stable_offset,
+                    data.log_start_offset,
+                    [(entry.producer_id, entry.first_offset) for entry in data.aborted_transactions or ()],
+                )
+                for topic in response.responses
+                if (name := topic.topic or self._names.get(topic.topic_id))
+                for data in topic.partitions
+            }
+            error = ErrorCode.of(response.error_code)
+            self.fetcher.answered(fetch.request_id, error, response.session_id, answers, now_ms())
+        self.happened()
+
+    def _fetch_request(self, fetch: Fetch, version: int) -> FetchRequest:
+        by_id = version >= TOPIC_ID_VERSION
+        ids = {name: topic_id for topic_id, name in self._names.items()}
+        topics: dict[str, list[FetchPartition]] = {}
+        counts: dict[str, int] = {}
+        for tp, said in fetch.partitions.items():
+            counts[tp.topic] = said.count
+            topics.setdefault(tp.topic, []).append(
+                FetchPartition(
+                    partition=tp.partition,
+                    current_leader_epoch=said.leader_epoch,
+                    fetch_offset=said.offset,
+                    partition_max_bytes=said.size_max,
+                )
+            )
+        forgotten: dict[str, list[int]] = {}
+        for tp in fetch.forgotten:
+            forgotten.setdefault(tp.topic, []).append(tp.partition)
+        return FetchRequest(
+            replica_id=-1,
+            max_wait_ms=self._settings.fetch_max_wait_ms,
+            min_bytes=self._settings.fetch_min_bytes,
+            max_bytes=self._settings.fetch_max_bytes,
+            isolation_level=int(self._settings.read_committed),
+            session_id=fetch.session_id,
+            session_epoch=fetch.session_epoch,
+            topics=[
+                FetchTopic(
+                    topic_id=ids[name] if by_id else NO_TOPIC_ID,
+                    topic="" if by_id else name,
+                    partitions=partitions,
+                    undeleted_partition_count=counts[name],
+                )
+                for name, partitions in topics.items()
+            ],
+            forgotten_topics_data=[
+                ForgottenTopic(
+                    topic_id=ids[name] if by_id else NO_TOPIC_ID, topic="" if by_id else name, partitions=partitions
+                )
+                for name, partitions in forgotten.items()
+            ],
+        )
+
+    async def _lookup(self, lookup: Lookup) -> None:
+        request = offsets_request(lookup.partitions, read_committed=self._settings.read_committed)
+        try:
+            response = await self._cluster.ask(request, node_id=lookup.node)
+        except (AnabranchError, OSError):
+            self.fetcher.lost(lookup.request_id, now_ms())
+        else:
+            answers = {
+                TopicPartition(topic.name, partition.partition_index): (
+                    ErrorCode.of(partition.error_code),
+                    partition.offset,
+                )
+                for topic in response.topics
+                for partition in topic.partitions
+            }
+            self.fetcher.found(lookup.request_id, answers, now_ms())
+        self.happened()
+
+    async def _refresh(self, name: str) -> None:
+        try:
+            view = await self._cluster.view(name)
+        except ApiError as error:
+            self.fetcher.topic_unknown(name, error, now_ms())
+        except (DisconnectedError, AnabranchError, OSError) as error:
+            self.fetcher.topic_unknown(name, ApiError(ErrorCode.NETWORK_EXCEPTION, str(error)), now_ms())
+        else:
+            if self._settings.ordering == "none":
+                view = replace(view, ordered=False)
+            if self._names.get(view.topic_id) != name:
+                self._names = {topic_id: other for topic_id, other in self._names.items() if other != name}
+                self._names[view.topic_id] = name
+            self.handout.lineages[name] = view.lineage
+            self.fetcher.topic_known(view, now_ms())
+        self.happened()

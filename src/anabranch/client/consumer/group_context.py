@@ -1,0 +1,146 @@
+"""What the parts of a consumer's group share: the member machine, the group's offsets, and the tasks under way."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, Protocol, TypeGuard
+from uuid import UUID, uuid4
+
+from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
+from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
+from anabranch.client.cluster.coordinator import Coordinator
+from anabranch.client.cluster.metadata import Cluster
+from anabranch.client.consumer.offsets import MemberIdentity, Offsets
+from anabranch.client.settings import ConsumerSettings, taken
+from anabranch.machines.clients.fetching import Fetcher
+from anabranch.machines.clients.membership.classic import ClassicMember
+from anabranch.machines.clients.membership.consumer import ConsumerMember
+from anabranch.machines.clients.membership.steps import Member, MemberSettings, Subscription
+
+EPOCH_STALE = frozenset({ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.ILLEGAL_GENERATION})
+"""The group has moved on, and a heartbeat may soon bring this member its new epoch."""
+OUT_OF_GROUP = frozenset({ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID})
+TOPIC_GONE = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
+"""The topic was deleted, or its coordinator has yet to learn of the topic."""
+AGAIN = TOPIC_GONE | {ErrorCode.REBALANCE_IN_PROGRESS}
+
+
+class Host(Protocol):
+    """What a group needs of its consumer."""
+
+    def happened(self) -> None:
+        """Carry out the fetcher's work: something has changed."""
+
+    def dropped(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget what was fetched of these."""
+
+    def consumed(self) -> Mapping[TopicPartition, int]:
+        """The position after everything that the application has been given, of every partition that has one."""
+
+
+class GroupContext:
+    """Shared by a group's parts; belongs to one event loop."""
+
+    def __init__(self, settings: ConsumerSettings, cluster: Cluster, fetcher: Fetcher, host: Host) -> None:
+        assert settings.group_id is not None
+        self.settings = settings
+        self.group_id = settings.group_id
+        self.cluster = cluster
+        self.fetcher = fetcher
+        self.host = host
+        self.coordinator = Coordinator(cluster, self.group_id)
+        self.offsets = Offsets(self.coordinator, self.group_id, settings.request_timeout_ms)
+        self.member = _member(self.group_id, settings)
+        self.subscription: Subscription | None = None
+        self.changed = asyncio.Event()
+        """Set whenever the member machine may have something to do."""
+        self.committed: dict[TopicPartition, int] = {}
+        """Offsets that this member has read or written, and that are therefore not written again."""
+        self.jobs: dict[str, asyncio.Task[None]] = {}
+        """Work of which there is one at a time, by name."""
+        self.error: AnabranchError | None = None
+        """To be raised by the next poll."""
+        self.closed = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def identity(self) -> MemberIdentity:
+        """The member, and the epoch, that commits."""
+        if self.subscription is None:
+            return MemberIdentity()
+        return MemberIdentity(self.member.member_id, self.member.epoch, self.settings.group_instance_id)
+
+    def topic_ids(self, partitions: Iterable[TopicPartition]) -> dict[str, UUID]:
+        """The ids of the topics of partitions, as far as they are known."""
+        owned = {one.topic: one.topic_id for one in self.member.owned if one.topic_id != NO_TOPIC_ID}
+        found: dict[str, UUID] = {}
+        for topic in {tp.topic for tp in partitions}:
+            view = self.fetcher.view(topic)
+            found[topic] = owned.get(topic) or (NO_TOPIC_ID if view is None else view.topic_id)
+        return found
+
+    async def epoch_or_pause(self, asked_as: MemberIdentity) -> None:
+        """Wait a little; less, if a heartbeat changes the member's epoch."""
+        until = now_ms() + self.settings.retry_backoff_ms
+        while now_ms() < until and self.identity() == asked_as:
+            await asyncio.sleep(min(0.02, self.settings.retry_backoff_ms / 1000))
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Run a task until the group is closed."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def job(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run `work` unless work of that name is under way; its error is raised by the next poll."""
+        if name in self.jobs or self.closed:
+            return
+        task = self.jobs[name] = asyncio.get_running_loop().create_task(work())
+
+        def ended(task: asyncio.Task[None]) -> None:
+            del self.jobs[name]
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self.error = error if isinstance(error, AnabranchError) else AnabranchError(repr(error))
+                self.error.__cause__ = error
+                self.host.happened()
+
+        task.add_done_callback(ended)
+
+    async def close(self) -> None:
+        """End all tasks."""
+        self.closed = True
+        tasks = [*self._tasks, *self.jobs.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _member(group_id: str, settings: ConsumerSettings) -> Member:
+    common = taken(MemberSettings, settings, group_id=group_id)
+    if settings.group_protocol == "classic":
+        return ClassicMember(
+            common,
+            strategies=settings.strategies,
+            session_timeout_ms=settings.session_timeout_ms,
+            heartbeat_interval_ms=settings.heartbeat_interval_ms,
+            metadata_max_age_ms=settings.metadata_max_age_ms,
+        )
+    return ConsumerMember(
+        common,
+        str(uuid4()),
+        server_assignor=settings.group_remote_assignor,
+        local_assignors=settings.local_assignors,
+    )
+
+
+def is_final(error: Exception) -> TypeGuard[ApiError]:
+    """Whether asking again cannot help."""
+    if not isinstance(error, ApiError):
+        return False
+    return not (error.retriable or error.code in EPOCH_STALE or error.code in OUT_OF_GROUP or error.code in AGAIN)
+
+
+def now_ms() -> int:
+    """The time that the machines are given."""
+    return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,136 @@
+"""What is handed out: fetched batches become records or tables, and positions move with what the application has.
+
+Records that were decoded and did not fit into a poll are kept. While records are read in a loop, the position to commit
+is that of the first record that the loop has not come to, so that a loop may be left at any record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from anabranch.base.ids import TopicPartition
+from anabranch.machines.clients.fetching import Deliverable, Fetcher
+from anabranch.machines.lineage import Lineage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+THREAD_SIZE_MIN = 256 * 1024
+"""Decoding more than this much is left to a thread: kernels hold no interpreter lock."""
+COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
+
+
+class Record(NamedTuple):
+    """A record, as it was read. `timestamp_type` is 0 for the producer's time and 1 for the broker's."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    timestamp_type: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+@dataclass(slots=True)
+class _Decoded:
+    """A part that was decoded and not handed out to its end: `rows` from `first` on are left, `position` is theirs."""
+
+    part: Deliverable
+    rows: pa.Table
+    first: int
+    position: int
+
+
+class Handout:
+    """The records of one consumer between the fetcher and the application."""
+
+    def __init__(self, fetcher: Fetcher, *, check_crcs: bool) -> None:
+        self.lineages: dict[str, Lineage] = {}
+        """By which records of each topic are handed out."""
+        self._fetcher = fetcher
+        self._check_crcs = check_crcs
+        self._kernels_loaded = False
+        self._decoded: dict[TopicPartition, _Decoded] = {}
+        self._unyielded: dict[TopicPartition, int] = {}
+        """While records are read in a loop: the next one that the loop has not come to."""
+
+    async def hand_out_some(self, part: Deliverable, room: int, found: list[Record]) -> None:
+        """Append at most `room` records of a part to `found`; what is left is kept as it was decoded."""
+        from anabranch.client.consumer.tables import RECORD_COLUMNS, records_of
+
+        tp = TopicPartition(part.topic, part.partition)
+        left = self._decoded.pop(tp, None)
+        if left is None or left.part.fetched is not part.fetched or left.position != part.start:
+            left = _Decoded(part, await self.table_beside([part], RECORD_COLUMNS, None), 0, part.start)
+            if not self._fetcher.is_next(part):
+                return
+        rows = left.rows.slice(left.first, room)
+        found += records_of(part, rows)
+        left.first += rows.num_rows
+        if left.first == left.rows.num_rows:
+            self._fetcher.handed_out(part, left.part.end)
+        else:
+            left.position = left.rows.column("offset")[left.first].as_py()
+            self._decoded[tp] = left
+            self._fetcher.handed_out(part, left.position)
+
+    async def table_beside(
+        self, parts: Sequence[Deliverable], columns: Sequence[str], key_range: tuple[int, int] | None
+    ) -> pa.Table:
+        """Decode small parts here, once the kernels are loaded, and others in a thread."""
+        if self._kernels_loaded and sum(len(part.fetched.data) for part in parts) < THREAD_SIZE_MIN:
+            return self.table(parts, columns, key_range)
+        table = await asyncio.get_running_loop().run_in_executor(None, self.table, parts, columns, key_range)
+        self._kernels_loaded = True
+        return table
+
+    def table(
+        self, parts: Sequence[Deliverable], columns: Sequence[str] = COLUMNS, key_range: tuple[int, int] | None = None
+    ) -> pa.Table:
+        """Decode gathered parts; may run in any thread."""
+        from anabranch.client.consumer.tables import table_of
+
+        return table_of(parts, columns, key_range, self.lineages, check_crcs=self._check_crcs)
+
+    def one_by_one(self, records: Sequence[Record]) -> Iterator[Record]:
+        """Yield polled records; the positions to commit follow, so that a loop may be left at any record."""
+        following: list[int | None] = []
+        later: dict[tuple[str, int], int] = {}
+        for record in reversed(records):
+            following.append(later.get(record[:2]))
+            later[record[:2]] = record.offset
+        self._unyielded = {TopicPartition(*tp): offset for tp, offset in later.items()}
+        for record, offset in zip(records, reversed(following), strict=True):
+            tp = TopicPartition(record.topic, record.partition)
+            if offset is None:
+                self._unyielded.pop(tp, None)
+            else:
+                self._unyielded[tp] = offset
+            yield record
+
+    def go_back(self) -> None:
+        """Hand out again the records before which a loop was left."""
+        unyielded, self._unyielded = self._unyielded, {}
+        for tp, offset in unyielded.items():
+            if tp in self._fetcher.assignment:
+                self._decoded.pop(tp, None)
+                self._fetcher.seek(tp, offset)
+
+    def forget_decoded(self, tp: TopicPartition) -> None:
+        """Forget what was decoded of a partition: the application has chosen another position."""
+        self._decoded.pop(tp, None)
+
+    def dropped(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget what was fetched of these."""
+        for tp in partitions:
+            self._decoded.pop(tp, None)
+            self._unyielded.pop(tp, None)
+
+    def consumed(self) -> dict[TopicPartition, int]:
+        """The position after everything that the application has been given, of every partition that has one."""
+        return {**self._fetcher.positions(), **self._unyielded}

@@ -1,0 +1,160 @@
+"""Keeps the member alive, whether the application polls or not: carries out the steps of its machine.
+
+Steps are requests to the coordinator, computations of local assignors, and waits. A classic member that is subscribed
+by a pattern is given the names that match; the consumer protocol leaves matching to the coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Any
+
+from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
+from anabranch.base.ids import NO_TOPIC_ID
+from anabranch.client.cluster.connection import Connection
+from anabranch.client.cluster.metadata import TopicInfo
+from anabranch.client.consumer.group_context import GroupContext, now_ms
+from anabranch.client.consumer.patterns import compiled
+from anabranch.machines.clients.membership.steps import Compute, Send, Subscription, TopicFacts, WaitUntil
+from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from anabranch.protocol.messages.leave_group import LeaveGroupRequest
+
+PURPOSE, LEAVING_PURPOSE = "group", "group-leave"
+"""A LeaveGroup must not wait behind a JoinGroup, which is answered when the whole group has joined."""
+TOPICS_INTERVAL_MS = 200
+REGEX_VERSION = 1
+
+_log = logging.getLogger("anabranch.client")
+
+
+class MemberDriver:
+    """Runs one member on sockets."""
+
+    def __init__(self, context: GroupContext) -> None:
+        self._context = context
+        self._settings = context.settings
+        self._member = context.member
+        self.first_seen: dict[str, frozenset[int]] | None = None
+        """The partitions of each topic when this member began; None when that is not known."""
+
+    async def drive(self) -> None:
+        assert self._context.subscription is not None
+        if self._settings.auto_offset_reset == "latest":
+            await self._look_first()
+        self.join()
+        while True:
+            step = self._member.next(now_ms())
+            match step:
+                case Send():
+                    self._context.run(self._send(step))
+                case Compute():
+                    self._context.run(self._compute(step))
+                case WaitUntil(at_ms):
+                    if self._member.wanted_ids or self._member.wanted_topics:
+                        self._context.job("topics", self._learn_topics)
+                    if self._member.event() is not None:
+                        self._context.host.happened()
+                    self._context.changed.clear()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(None if at_ms is None else max(0, at_ms - now_ms()) / 1000):
+                            await self._context.changed.wait()
+
+    def join(self) -> None:
+        """Tell the machine what is subscribed to; a classic one is told the names that match a pattern."""
+        assert self._context.subscription is not None
+        if self._context.subscription.pattern is not None and self._settings.group_protocol == "classic":
+            self._context.job("pattern", self._match)
+        else:
+            self._member.subscribe(self._context.subscription)
+        self._context.changed.set()
+
+    async def _match(self) -> None:
+        """Keep a classic member subscribed to the topics that match."""
+        matched: frozenset[str] = frozenset()
+        while (wanted := self._context.subscription) is not None and wanted.pattern is not None:
+            matches = compiled(wanted.pattern)
+            with suppress(AnabranchError, OSError):
+                topics = await self._context.cluster.topics()
+                names = frozenset(
+                    name
+                    for name, info in topics.items()
+                    if isinstance(info, TopicInfo) and not info.is_internal and matches(name)
+                )
+                if names and names != matched and wanted == self._context.subscription:
+                    matched = names
+                    self._member.subscribe(Subscription(matched))
+                    self._context.changed.set()
+            age_ms = self._settings.metadata_max_age_ms if matched else TOPICS_INTERVAL_MS
+            await asyncio.sleep(age_ms / 1000)
+
+    async def _send(self, send: Send) -> None:
+        purpose = LEAVING_PURPOSE if isinstance(send.request, LeaveGroupRequest) else PURPOSE
+        try:
+            version = _version(await self._context.coordinator.connection(purpose), send.request)
+            timeout_ms = send.timeout_ms or self._settings.request_timeout_ms
+            response = await self._context.coordinator.ask(
+                send.request, purpose, timeout_ms=timeout_ms, version=version
+            )
+        except (AnabranchError, OSError) as error:
+            self._member.on_error(send.ticket, error, now_ms())
+        else:
+            self._member.on_response(send.ticket, response, now_ms())
+        self._context.changed.set()
+
+    async def _compute(self, compute: Compute) -> None:
+        try:
+            result = await asyncio.get_running_loop().run_in_executor(None, compute.work)
+        except Exception as error:
+            _log.exception("the assignor of group '%s' failed", self._context.group_id)
+            self._member.on_error(compute.ticket, error, now_ms())
+        else:
+            self._member.on_response(compute.ticket, result, now_ms())
+        self._context.changed.set()
+
+    async def _learn_topics(self) -> None:
+        while self._member.wanted_ids or self._member.wanted_topics:
+            with suppress(AnabranchError, OSError):
+                facts: list[TopicFacts] = []
+                if self._member.wanted_ids:
+                    facts += map(_facts, (await self._context.cluster.topics_by_id(self._member.wanted_ids)).values())
+                if self._member.wanted_topics:
+                    topics = await self._context.cluster.topics(sorted(self._member.wanted_topics))
+                    facts += [
+                        _facts(info) if isinstance(info, TopicInfo) else TopicFacts(name, NO_TOPIC_ID, 0)
+                        for name, info in topics.items()
+                    ]
+                self._member.on_topics(facts)
+                self._context.changed.set()
+            if self._member.wanted_ids or self._member.wanted_topics:
+                await asyncio.sleep(TOPICS_INTERVAL_MS / 1000)
+
+    async def _look_first(self) -> None:
+        """Remember which partitions there are now: those that appear later are read from their beginning."""
+        assert self._context.subscription is not None
+        names = None if self._context.subscription.pattern is not None else sorted(self._context.subscription.topics)
+        try:
+            topics = await self._context.cluster.topics(names)
+        except (AnabranchError, OSError):
+            return
+        self.first_seen = {
+            name: frozenset(info.partitions) for name, info in topics.items() if isinstance(info, TopicInfo)
+        }
+
+
+def _version(connection: Connection, request: Any) -> int:
+    if isinstance(request, ConsumerGroupHeartbeatRequest):
+        if not connection.serves(ConsumerGroupHeartbeatRequest):
+            text = f"{connection.name} does not serve the consumer group protocol (KIP-848)"
+            raise ApiError(ErrorCode.UNSUPPORTED_VERSION, f"{text}; set group.protocol to 'classic'")
+        version = connection.version_of(ConsumerGroupHeartbeatRequest)
+        if request.subscribed_topic_regex and version < REGEX_VERSION:
+            text = f"{connection.name} knows no subscriptions by pattern in the consumer protocol"
+            raise ApiError(ErrorCode.UNSUPPORTED_VERSION, f"{text}; subscribe to topics by their names")
+        return version
+    return connection.version_of(type(request))
+
+
+def _facts(info: TopicInfo) -> TopicFacts:
+    return TopicFacts(info.name, info.topic_id, len(info.partitions))

@@ -1,0 +1,128 @@
+"""Where a member begins to read, and how far the group has come in partitions that gates of the member's wait on.
+
+Positions come from committed offsets. One that could not be read is asked for again, and never taken for one that does
+not exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
+from anabranch.base.ids import TopicPartition
+from anabranch.client.consumer.group_context import GroupContext, is_final, now_ms
+from anabranch.client.consumer.member_driver import MemberDriver
+from anabranch.client.consumer.offsets import MemberIdentity, OffsetAndMetadata
+from anabranch.machines.clients.fetching import EARLIEST, LATEST
+from anabranch.machines.clients.fetching.assigning import appeared_later
+from anabranch.machines.lineage import BEYOND
+
+GATE_INTERVAL_MS = 300
+"""How often members that wait for others ask how far those have committed."""
+
+
+class Positions:
+    """Reads committed offsets for the fetcher."""
+
+    def __init__(self, context: GroupContext, driver: MemberDriver) -> None:
+        self._context = context
+        self._settings = context.settings
+        self._driver = driver
+
+    async def _committed(
+        self, partitions: Sequence[TopicPartition], identity: MemberIdentity
+    ) -> Mapping[TopicPartition, OffsetAndMetadata | ErrorCode]:
+        context = self._context
+        stable = self._settings.read_committed
+        return await context.offsets.fetch(partitions, context.topic_ids(partitions), identity, stable=stable)
+
+    async def find(self) -> None:
+        """Begin every partition that waits for its start."""
+        while awaiting := self._context.fetcher.awaiting():
+            identity = self._context.identity()
+            again = False
+            try:
+                found = await self._committed(awaiting, identity)
+                without: list[TopicPartition] = []
+                for tp, result in found.items():
+                    if isinstance(result, ErrorCode):
+                        if not result.retriable:
+                            raise ApiError(result, f"the committed offset of {tp} cannot be read")
+                        again = True
+                    elif result.offset >= 0:
+                        self._context.committed[tp] = result.offset
+                        self._context.fetcher.begin(tp, offset=result.offset)
+                    else:
+                        without.append(tp)
+                if without:
+                    await self._begin_without(without)
+            except (AnabranchError, OSError) as error:
+                if is_final(error):
+                    self._context.error = error
+                    self._context.host.happened()
+                    return
+                again = True
+            self._context.host.happened()
+            if again or self._context.fetcher.awaiting() == awaiting:
+                await self._context.epoch_or_pause(identity)
+
+    async def _begin_without(self, partitions: list[TopicPartition]) -> None:
+        """Begin where nothing is committed."""
+        reset = self._settings.auto_offset_reset
+        if reset == "none":
+            names = ", ".join(map(str, partitions))
+            text = (
+                f"group '{self._context.group_id}' has committed no offset of {names}, and auto.offset.reset is 'none'"
+            )
+            raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{text}. Seek, or set it to earliest or latest.")
+        if reset == "earliest":
+            for tp in partitions:
+                self._context.fetcher.begin(tp, timestamp=EARLIEST)
+            return
+        for topic in {tp.topic for tp in partitions}:
+            view = await self._context.cluster.view(topic)
+            every = [TopicPartition(topic, number) for number in sorted(view.leaders)]
+            found = await self._committed(every, self._context.identity())
+            committed = {
+                tp.partition for tp, at in found.items() if isinstance(at, OffsetAndMetadata) and at.offset >= 0
+            }
+            seen = None if self._driver.first_seen is None else self._driver.first_seen.get(topic, frozenset())
+            for tp in partitions:
+                if tp.topic == topic:
+                    later = appeared_later(tp.partition, view, committed, seen)
+                    self._context.fetcher.begin(tp, timestamp=EARLIEST if later else LATEST)
+
+    async def watch_gates(self) -> None:
+        """Ask how far the group has come in partitions that gates of ours wait on, until they are open."""
+        silent: dict[TopicPartition, int] = {}
+        while waits := self._context.fetcher.waits():
+            with suppress(AnabranchError, OSError):
+                found = await self._context.offsets.fetch(
+                    waits,
+                    self._context.topic_ids(waits),
+                    self._context.identity(),
+                    stable=self._settings.read_committed,
+                )
+                reached = {tp: at.offset for tp, at in found.items() if isinstance(at, OffsetAndMetadata)}
+                self._heard({tp: offset for tp, offset in reached.items() if offset >= 0})
+                # Where nothing is committed, there is nothing to read before the start of the log, nor at all if its
+                # reader has had it for as long as it may take between two polls (ADR 0018).
+                now = now_ms()
+                silent = {tp: silent.get(tp, now) for tp, offset in reached.items() if offset < 0}
+                overdue = [tp for tp in silent if now - silent[tp] >= self._settings.max_poll_interval_ms]
+                self._heard(dict.fromkeys(overdue, BEYOND))
+                if starts := dict.fromkeys(silent.keys() - overdue, EARLIEST):
+                    self._heard({tp: at.offset for tp, at in (await self._context.cluster.offsets(starts)).items()})
+            await asyncio.sleep(GATE_INTERVAL_MS / 1000)
+
+    def _heard(self, reached: Mapping[TopicPartition, int]) -> None:
+        """Take in how far others have come."""
+        positions: dict[str, dict[int, int]] = {}
+        for tp, offset in reached.items():
+            positions.setdefault(tp.topic, {})[tp.partition] = offset
+        for topic, known in positions.items():
+            self._context.fetcher.committed_elsewhere(topic, known)
+        if positions:
+            self._context.host.happened()

@@ -1,0 +1,411 @@
+"""Carries out what the batcher decides: encodes batches, writes requests, completes the promises of records.
+
+Requests to a broker are written in the order of the batcher's work: a request whose connection is being made waits in a
+queue, and later ones behind it. A driver belongs to the event loop that it is first used on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from anabranch.base.errors import AnabranchError, ApiError, DecodeError, ErrorCode
+from anabranch.client.cluster.connection import Connection, DisconnectedError
+from anabranch.client.cluster.metadata import Cluster
+from anabranch.client.producer.delivery import OpenRecords, fail_promise, mark_retrieved
+from anabranch.client.producer.rows import EncodeSettings, Outgoing, RecordMetadata, Records, encode_rows, record_size
+from anabranch.client.producer.transactions import Phase, Transactions
+from anabranch.client.settings import ProducerSettings, taken
+from anabranch.machines.clients.sending import (
+    Batcher,
+    BatcherSettings,
+    Delivered,
+    Encode,
+    Failed,
+    InitProducer,
+    Placement,
+    ProduceResult,
+    Refused,
+    Rows,
+    Send,
+)
+from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest
+from anabranch.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from anabranch.records.batch import stamp_producer
+
+PURPOSE = "produce"
+NAMED_TOPIC_VERSION_MAX = 12
+"""Up to this version, Produce names topics by their names."""
+ADDED_PARTITION_VERSION_MAX = 11
+"""Up to this version, a transaction holds only partitions that were added to it (KIP-890)."""
+
+
+class SendingDriver:
+    """One producer's batcher with its connections and promises."""
+
+    def __init__(self, settings: ProducerSettings, cluster: Cluster, transactions: Transactions | None) -> None:
+        self.batcher = Batcher(
+            taken(
+                BatcherSettings,
+                settings,
+                acks=settings.acks_count,
+                enable_idempotence=settings.idempotent,
+                transactional=transactions is not None,
+            ),
+            Records,
+        )
+        self.open = OpenRecords()
+        self.adding: set[asyncio.Task[None]] = set()
+        """Requests that add partitions to the transaction."""
+        self._settings = settings
+        self._acks = settings.acks_count
+        self._encode_settings = taken(EncodeSettings, settings)
+        self._buffer_memory = settings.buffer_memory
+        self._cluster = cluster
+        self._transactions = transactions
+        self._chance = random.Random()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._scheduled = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._kernels_loaded = False
+        self._encoding: set[asyncio.Future[Any]] = set()
+        self._connecting: dict[int, list[Send]] = {}
+        self._room: asyncio.Event | None = None
+        self._next_refresh = 0.0
+        self._topics: set[str] = set()
+
+    # -- for the producer ---------------------------------------------------------------------------------------------
+
+    def start(self) -> asyncio.AbstractEventLoop:
+        """Belong to the running event loop."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._room = asyncio.Event()
+            self._next_refresh = self._loop.time() + self._settings.metadata_max_age_ms / 1000
+        return self._loop
+
+    def schedule(self) -> None:
+        """Carry out the batcher's work soon."""
+        if not self._scheduled:
+            self._scheduled = True
+            self.start().call_soon(self.pump)
+
+    def append(self, record: Outgoing) -> None:
+        """Take one record."""
+        generation, counts = record.generation, self.open.counts
+        counts[generation] = counts.get(generation, 0) + 1
+        if self.batcher.append(record.topic, record, record_size(record), now_ms()):
+            self.schedule()
+
+    def append_rows(self, topic: str, rows: Rows, size: int) -> None:
+        """Take a slice of a table."""
+        self.batcher.append_rows(topic, rows, size, now_ms())
+        self.schedule()
+
+    def append_waiting(self, waiting: deque[Outgoing]) -> None:
+        """Take the records that another thread has left in `waiting`."""
+        append, counts, now = self.batcher.append, self.open.counts, now_ms()
+        ready = False
+        for _ in range(len(waiting)):
+            record = waiting[0]
+            generation = record.generation
+            counts[generation] = counts.get(generation, 0) + 1
+            ready |= append(record.topic, record, record_size(record), now)
+            waiting.popleft()
+        if ready:
+            self.schedule()
+
+    async def wait_for_room(self, check: Callable[[], None]) -> None:
+        """Wait until the buffer is not full; `check` raises when waiting longer does not help."""
+        self.start()
+        assert self._room is not None
+        while self.batcher.buffered_size >= self._buffer_memory:
+            self._room.clear()
+            await self._room.wait()
+            check()
+
+    async def close(self) -> None:
+        """End all tasks."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def spoil(self, error: BaseException) -> None:
+        """A record of the open transaction is lost: send nothing more of the transaction."""
+        transactions = self._transactions
+        if transactions is not None and transactions.phase is Phase.OPEN:
+            cause = error if isinstance(error, Exception) else given_up(0)
+            transactions.spoil(cause)
+            text = f"the transaction must be aborted, because of an earlier error: {cause}"
+            self.batcher.abandon(ApiError(ErrorCode.INVALID_TXN_STATE, text))
+            self.schedule()
+
+    # -- the batcher's work -------------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Carry out the batcher's work, in the order that `ProducerWork` states."""
+        self._scheduled = False
+        loop = self.start()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        work = self.batcher.drain(now_ms())
+        for outcome in work.outcomes:
+            if isinstance(outcome, Delivered):
+                self._deliver(outcome)
+            else:
+                self._fail(outcome)
+        for encode in work.encodes:
+            self._encode(encode)
+        for send in work.sends:
+            self._send(send)
+        if work.refresh:
+            self._topics.update(work.refresh)
+            self._run(self._refresh(work.refresh))
+        elif self._topics and loop.time() >= self._next_refresh:
+            self._next_refresh = loop.time() + self._settings.metadata_max_age_ms / 1000
+            self._run(self._refresh(sorted(self._topics)))
+        if work.init_producer is not None:
+            self._run(self._init_producer(work.init_producer))
+        if work.add_partitions:
+            adding = self._run(self._add_partitions(work.add_partitions))
+            self.adding.add(adding)
+            adding.add_done_callback(self.adding.discard)
+        if work.wake_at_ms is not None and not self._scheduled:
+            delay = max(0, work.wake_at_ms - now_ms()) / 1000
+            self._timer = loop.call_later(delay, self.pump)
+        if self.batcher.buffered_size < self._buffer_memory and self._room is not None:
+            self._room.set()
+        self.open.end_flushes()
+
+    def _run(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self.start().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _deliver(self, outcome: Delivered) -> None:
+        batch = outcome.batch
+        rows: Any = batch.rows
+        self.open.close(_generation_of(rows), rows.record_count)
+        topic, partition, offset = batch.topic, batch.partition, outcome.base_offset
+        if isinstance(rows, Records):
+            append_time = outcome.log_append_time_ms
+            step = 0 if offset < 0 else 1
+            for _, _, _, timestamp, _, _, promise, _ in rows:
+                if not promise.done():
+                    when = timestamp if append_time < 0 else append_time
+                    promise.set_result(RecordMetadata(topic, partition, offset, when))
+                offset += step
+        else:
+            rows.delivery.delivered(partition, offset, rows.record_count)
+
+    def _fail(self, outcome: Failed) -> None:
+        rows: Any = outcome.rows
+        self.open.close(_generation_of(rows), rows.record_count)
+        self.open.failed(outcome.error, rows.record_count)
+        if self.batcher.fatal is not None and self._transactions is not None:
+            self._transactions.fence(self.batcher.fatal)
+        self.spoil(outcome.error)
+        if isinstance(rows, Records):
+            for record in rows:
+                fail_promise(record.promise, outcome.error)
+        else:
+            rows.delivery.fail(outcome.error, rows.record_count)
+            mark_retrieved(rows.delivery.promise)
+
+    def _encode(self, encode: Encode) -> None:
+        arguments = (encode.rows, encode.placement, self._encode_settings, self._any_hash)
+        loop = self.start()
+        encoding: asyncio.Future[Any]
+        if isinstance(encode.rows, Records) and self._kernels_loaded:
+            encoding = loop.create_future()
+            try:
+                encoding.set_result(encode_rows(*arguments))
+            except Exception as error:
+                encoding.set_exception(error)
+            self._encoded(encode, encoding)
+        else:
+            # At once, not in a task: kernels hold no interpreter lock, and work while sockets are written to. The
+            # first time they have to be loaded, which takes a second.
+            encoding = loop.run_in_executor(None, encode_rows, *arguments)
+            self._encoding.add(encoding)
+            encoding.add_done_callback(lambda done: self._encoded(encode, done))
+
+    def _encoded(self, encode: Encode, encoding: asyncio.Future[Any]) -> None:
+        self._encoding.discard(encoding)
+        if encoding.cancelled():
+            return
+        error = encoding.exception()
+        self._kernels_loaded = True
+        if error is None:
+            parts, refused = encoding.result()
+        else:
+            fault = ApiError(ErrorCode.INVALID_RECORD, f"records for {encode.topic} cannot be encoded: {error}")
+            parts, refused = [], [Refused(encode.rows, fault)]
+        self.batcher.encoded(encode.job, encode.topic, parts, refused)
+        self.schedule()
+
+    def _any_hash(self) -> int:
+        return self._chance.getrandbits(31)
+
+    # -- produce requests ---------------------------------------------------------------------------------------------
+
+    def _send(self, send: Send) -> None:
+        """Write a request, or queue it behind those that wait for the connection: the order is never changed."""
+        connecting = self._connecting.get(send.node)
+        if connecting is not None:
+            connecting.append(send)
+            return
+        connection = self._cluster.open_connection(send.node, PURPOSE)
+        if connection is not None:
+            self._write(connection, send)
+            return
+        self._connecting[send.node] = [send]
+        self._run(self._connect_and_send(send.node))
+
+    async def _connect_and_send(self, node: int) -> None:
+        try:
+            connection = await self._cluster.connection(node, PURPOSE)
+        except (AnabranchError, OSError):
+            connection = None
+        for send in self._connecting.pop(node):
+            if connection is None:
+                self.batcher.not_sent(send.request_id, now_ms())
+            else:
+                self._write(connection, send)
+        self.schedule()
+
+    def _write(self, connection: Connection, send: Send) -> None:
+        request = self._request(send)
+        try:
+            version_max = NAMED_TOPIC_VERSION_MAX if self._transactions is None else ADDED_PARTITION_VERSION_MAX
+            version = min(connection.version_of(ProduceRequest), version_max)
+            if self._acks == 0:
+                connection.send_unanswered(request, version=version)
+                results = {(batch.topic, batch.partition): ProduceResult() for batch in send.batches}
+                self.batcher.answered(send.request_id, results, now_ms())
+                self.schedule()
+                return
+            future = connection.send(request, timeout_ms=send.timeout_ms, version=version)
+        except DisconnectedError:
+            self.batcher.not_sent(send.request_id, now_ms())
+            self.schedule()
+            return
+        future.add_done_callback(lambda done: self._answered(send, done))
+
+    def _request(self, send: Send) -> ProduceRequest:
+        topics: dict[str, list[PartitionProduceData]] = {}
+        for batch in send.batches:
+            if batch.sequence >= 0:
+                stamp_producer(
+                    batch.data,
+                    send.producer_id,
+                    send.producer_epoch,
+                    batch.sequence,
+                    transactional=self._transactions is not None,
+                )
+            data = PartitionProduceData(index=batch.partition, records=batch.data)
+            topics.setdefault(batch.topic, []).append(data)
+        return ProduceRequest(
+            transactional_id=None if self._transactions is None else self._transactions.transactional_id,
+            acks=self._acks,
+            timeout_ms=min(send.timeout_ms, self._settings.request_timeout_ms),
+            topic_data=[
+                TopicProduceData(name=name, partition_data=partitions, undeleted_partition_count=send.counts[name])
+                for name, partitions in topics.items()
+            ],
+        )
+
+    def _answered(self, send: Send, future: asyncio.Future[Any]) -> None:
+        error = future.exception() if not future.cancelled() else DisconnectedError("cancelled")
+        if error is not None:
+            self.batcher.lost(send.request_id, now_ms())
+        else:
+            results = {
+                (topic.name, partition.index): ProduceResult(
+                    ErrorCode.of(partition.error_code),
+                    partition.base_offset,
+                    partition.log_append_time_ms,
+                    partition.error_message,
+                )
+                for topic in future.result().responses
+                for partition in topic.partition_responses
+            }
+            self.batcher.answered(send.request_id, results, now_ms())
+        self.schedule()
+
+    # -- other requests -----------------------------------------------------------------------------------------------
+
+    async def _refresh(self, names: Sequence[str]) -> None:
+        try:
+            topics = await self._cluster.topics(list(names), create=self._settings.allow_auto_create_topics)
+        except (AnabranchError, OSError) as error:
+            code = error.code if isinstance(error, ApiError) else ErrorCode.NETWORK_EXCEPTION
+            for name in names:
+                self.batcher.topic_unknown(name, ApiError(code, str(error)), now_ms())
+        else:
+            for name in names:
+                topic = topics[name]
+                if isinstance(topic, ApiError):
+                    self.batcher.topic_unknown(name, topic, now_ms())
+                else:
+                    placement = Placement(topic.initial_partition_count, topic.partition_count, topic.elastic)
+                    self.batcher.topic_known(name, placement, topic.leaders, now_ms())
+        self.schedule()
+
+    async def _init_producer(self, wanted: InitProducer) -> None:
+        request = InitProducerIdRequest(
+            transactional_id=None,
+            transaction_timeout_ms=60_000,
+            producer_id=wanted.producer_id,
+            producer_epoch=wanted.producer_epoch,
+        )
+        try:
+            response = await self._cluster.ask(request)
+            if response.error_code:
+                raise ApiError(ErrorCode.of(response.error_code), "the broker gave no producer id")
+            self.batcher.producer_known(response.producer_id, response.producer_epoch)
+        except ApiError as error:
+            self.batcher.producer_unknown(error, now_ms())
+        except (AnabranchError, OSError, DecodeError) as error:
+            self.batcher.producer_unknown(ApiError(ErrorCode.NETWORK_EXCEPTION, str(error)), now_ms())
+        self.schedule()
+
+    async def _add_partitions(self, partitions: Sequence[tuple[str, int]]) -> None:
+        assert self._transactions is not None
+        try:
+            await self._transactions.add_partitions(partitions)
+        except ApiError as error:
+            if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                self.batcher.partitions_missing(partitions, now_ms())
+            elif self._transactions.phase is Phase.FENCED:
+                self.batcher.stop(error)
+            else:
+                self.spoil(error)
+        else:
+            self.batcher.partitions_added(partitions)
+        self.schedule()
+
+
+def given_up(count: int) -> ApiError:
+    """The error of records whose caller was cancelled while it waited for room."""
+    return ApiError(ErrorCode.OPERATION_NOT_ATTEMPTED, f"{count} records were not sent: the caller gave up waiting")
+
+
+def now_ms() -> int:
+    """The time that the batcher is given."""
+    return time.monotonic_ns() // 1_000_000
+
+
+def _generation_of(rows: Any) -> int:
+    """Rows that travel together were taken together."""
+    generation: int = rows[0].generation if isinstance(rows, Records) else rows.delivery.generation
+    return generation
