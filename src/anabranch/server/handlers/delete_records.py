@@ -12,9 +12,7 @@ from anabranch.protocol.messages.delete_records import (
     DeleteRecordsTopicResult,
 )
 from anabranch.server.context import BrokerContext, RequestContext
-from anabranch.storage.interface import OffsetOutOfRangeError
-
-TO_HIGH_WATERMARK = -1
+from anabranch.server.partitions.offsets import delete_records
 
 
 async def handle_delete_records(
@@ -34,32 +32,12 @@ async def handle_delete_records(
 
 async def _delete(broker: BrokerContext, topic: str, asked: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
     if topic in INTERNAL_TOPICS:
-        return DeleteRecordsPartitionResult(
-            partition_index=asked.partition_index,
-            low_watermark=-1,
-            error_code=ErrorCode.INVALID_TOPIC_EXCEPTION,
-        )
-    partition = broker.replicas.get(topic, asked.partition_index)
-    error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if partition is None else partition.unavailable()
-    if partition is None or error is not ErrorCode.NONE:
-        return DeleteRecordsPartitionResult(partition_index=asked.partition_index, low_watermark=-1, error_code=error)
-    log = partition.log
-    offset = log.high_watermark if asked.offset == TO_HIGH_WATERMARK else asked.offset
-    try:
-        if offset > log.log_start:
-            deleted = log.delete_before(offset)
-            if deleted is not None:
-                await deleted
-            partition.changed()
-        elif offset < 0:
-            raise OffsetOutOfRangeError(f"Offset {offset} is below 0.")
-    except OffsetOutOfRangeError:
-        return DeleteRecordsPartitionResult(
-            partition_index=asked.partition_index, low_watermark=-1, error_code=ErrorCode.OFFSET_OUT_OF_RANGE
-        )
-    except OSError as failure:
-        partition.storage_failed(failure)
-        return DeleteRecordsPartitionResult(
-            partition_index=asked.partition_index, low_watermark=-1, error_code=ErrorCode.KAFKA_STORAGE_ERROR
-        )
-    return DeleteRecordsPartitionResult(partition_index=asked.partition_index, low_watermark=log.log_start)
+        deleted: int | ErrorCode = ErrorCode.INVALID_TOPIC_EXCEPTION
+    else:
+        deleted = await delete_records(broker.replicas.get(topic, asked.partition_index), asked.offset)
+    result = DeleteRecordsPartitionResult(partition_index=asked.partition_index, low_watermark=-1)
+    if isinstance(deleted, ErrorCode):
+        result.error_code = deleted
+    else:
+        result.low_watermark = deleted
+    return result

@@ -128,27 +128,22 @@ class Fetch:
         return self._budget.reached or not self._reads or self._fetches.stopping
 
     def _read(self, target: Target) -> PartitionRead:
-        read = self._read_from(target)
-        if read.urgent:
-            self._budget.urgent = True
-        return read
-
-    def _read_from(self, target: Target) -> PartitionRead:
         partition = self._fetches.locate(target)
         if isinstance(partition, ErrorCode):
-            return PartitionRead(target, None, partition)
+            return self._refuse(target, None, partition)
         role, log = partition.leadership, partition.log
         if role is None or partition.offline_reason is not None:
-            return PartitionRead(target, None, partition.unavailable())
+            return self._refuse(target, None, partition.unavailable())
         error = refuse_read(role, target.undeleted_partition_count, target.leader_epoch)
         if error is not ErrorCode.NONE:
-            return PartitionRead(target, partition, error)
+            return self._refuse(target, partition, error)
         high_watermark, stable = log.high_watermark, partition.last_stable_offset
         read = PartitionRead(target, partition, ErrorCode.NONE, high_watermark, stable, log.log_start)
         if target.last_fetched_epoch >= 0:
             epoch, end = log.end_offset_for_epoch(target.last_fetched_epoch)
             if epoch < target.last_fetched_epoch or end < target.offset:
                 read.diverging = EpochEnd(epoch, end)
+                self._budget.urgent = True
                 return read
         room = self._budget.room(target.size_max)
         if room is None:
@@ -157,16 +152,35 @@ class Fetch:
         try:
             found = log.read(target.offset, room, end=limit)
         except (OffsetOutOfRangeError, OfflineLogError, OSError) as failure:
-            return _failed(read, partition, failure)
-        if found is None or isinstance(found, Slice):
+            return self._fail(read, partition, failure)
+        if found is None:
+            return read
+        if isinstance(found, Slice):
             self._take(read, partition, found)
         else:
             read.coming = asyncio.ensure_future(found)
             self.coming.append(read)
         return read
 
-    def _take(self, read: PartitionRead, partition: Partition, found: Slice | None) -> None:
-        if found is not None and self._budget.take(found.size):
+    def _refuse(self, target: Target, partition: Partition | None, error: ErrorCode) -> PartitionRead:
+        self._budget.urgent = True
+        return PartitionRead(target, partition, error)
+
+    def _fail(self, read: PartitionRead, partition: Partition, failure: Exception) -> PartitionRead:
+        """Answer for a log that could not be read."""
+        if isinstance(failure, OffsetOutOfRangeError):
+            self._budget.urgent = True
+            read.error = ErrorCode.OFFSET_OUT_OF_RANGE
+            return read
+        if isinstance(failure, OSError):
+            partition.storage_failed(failure)
+        else:
+            partition.abandon(str(failure))
+        return self._refuse(read.target, None, ErrorCode.KAFKA_STORAGE_ERROR)
+
+    def _take(self, read: PartitionRead, partition: Partition, found: Slice) -> None:
+        """Take what was found, if the answer has room for it."""
+        if self._budget.take(found.size):
             read.found = found
             if self.committed:
                 read.aborted = _aborted_in(partition, read.target.offset, read.limit, found)
@@ -185,15 +199,16 @@ class Fetch:
             for read in arrived:
                 assert read.coming is not None
                 assert read.partition is not None
-                error = read.coming.exception()
-                if error is None:
-                    self._take(read, read.partition, read.coming.result())
-                elif isinstance(error, OffsetOutOfRangeError | OfflineLogError | OSError):
+                failure = read.coming.exception()
+                if isinstance(failure, OffsetOutOfRangeError | OfflineLogError | OSError):
                     index = next(index for index, each in enumerate(self._reads) if each is read)
-                    self._reads[index] = _failed(read, read.partition, error)
-                    self._budget.urgent = True
+                    self._reads[index] = self._fail(read, read.partition, failure)
+                elif failure is not None:
+                    raise failure
                 else:
-                    raise error
+                    found = read.coming.result()
+                    if found is not None:
+                        self._take(read, read.partition, found)
                 read.coming = None
 
     async def wait(self, wait_max_ms: int) -> None:
@@ -255,18 +270,6 @@ class Fetch:
             if read.partition is not None and read.found is not None:
                 read.partition.bytes_out.add(read.found.size)
             yield read
-
-
-def _failed(read: PartitionRead, partition: Partition, error: Exception) -> PartitionRead:
-    """What is answered where a log could not be read."""
-    if isinstance(error, OffsetOutOfRangeError):
-        read.error = ErrorCode.OFFSET_OUT_OF_RANGE
-        return read
-    if isinstance(error, OSError):
-        partition.storage_failed(error)
-    else:
-        partition.abandon(str(error))
-    return PartitionRead(read.target, None, ErrorCode.KAFKA_STORAGE_ERROR)
 
 
 def _aborted_in(partition: Partition, start: int, limit: int, found: Slice) -> list[AbortedTransaction]:

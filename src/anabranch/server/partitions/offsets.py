@@ -1,0 +1,107 @@
+"""The offsets of a partition that clients ask for (ListOffsets) and move (DeleteRecords).
+
+Which record of a batch has a time is found in a thread: a batch may hold, or expand to, more records than the loop has
+time for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from anabranch.base.errors import DecodeError, ErrorCode
+from anabranch.base.ids import COUNT_NOT_SAID
+from anabranch.machines.controller.leadership import refuse_read
+from anabranch.records.timestamps import first_at_or_after, first_of_max
+from anabranch.runtime.events import EventLogger
+from anabranch.server.partitions.partition import Partition
+from anabranch.storage.interface import OfflineLogError, OffsetOutOfRangeError, fetched
+
+events = EventLogger("offsets")
+LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
+EARLIEST_LOCAL = -4
+"""The first offset on this broker's disk; lower numbers ask for what only tiered storage has."""
+TO_HIGH_WATERMARK = -1
+
+
+class ListedOffset(NamedTuple):
+    """An offset of a log, with the timestamp of its record where it was found by time."""
+
+    timestamp: int
+    offset: int
+    leader_epoch: int
+
+
+NOT_FOUND = ListedOffset(-1, -1, -1)
+
+
+async def list_offset(
+    partition: Partition | None, timestamp: int, leader_epoch: int, *, committed: bool
+) -> ListedOffset | ErrorCode:
+    """Find the first record of `timestamp` or later, or the offset that a special value stands for.
+
+    `leader_epoch`: what the reader knows, or NO_LEADER_EPOCH. `committed`: the log ends at the last stable offset.
+    """
+    if partition is None:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    role = partition.leadership
+    if role is None or partition.offline_reason is not None:
+        return partition.unavailable()
+    error = refuse_read(role, COUNT_NOT_SAID, leader_epoch)
+    if error is not ErrorCode.NONE:
+        return error
+    try:
+        return await _find(partition, timestamp, committed=committed)
+    except (OSError, OfflineLogError, DecodeError) as failure:
+        events.error("timestamps not read", partition=partition.name, reason=failure)
+        return ErrorCode.KAFKA_STORAGE_ERROR
+
+
+async def _find(partition: Partition, timestamp: int, *, committed: bool) -> ListedOffset:
+    log = partition.log
+    end = partition.last_stable_offset if committed else log.high_watermark
+    epoch = partition.leader_epoch
+    if timestamp == LATEST:
+        return ListedOffset(-1, end, epoch)
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        first_epoch = max(log.epochs.epoch_at(log.log_start), -1) if log.log_start < log.end else epoch
+        return ListedOffset(-1, log.log_start, first_epoch)
+    if timestamp == MAX_TIMESTAMP:
+        newest = await fetched(log.batch_of_max_timestamp())
+        found = None if newest is None else await asyncio.to_thread(first_of_max, newest.view(), log.log_start)
+    elif timestamp < 0:
+        return NOT_FOUND
+    else:
+        batch = await fetched(log.batch_for_timestamp(timestamp))
+        found = (
+            None
+            if batch is None
+            else await asyncio.to_thread(first_at_or_after, batch.view(), timestamp, log.log_start)
+        )
+    if found is None or found.offset >= end:
+        return NOT_FOUND
+    return ListedOffset(found.timestamp, found.offset, found.leader_epoch)
+
+
+async def delete_records(partition: Partition | None, before: int) -> int | ErrorCode:
+    """Delete the records below offset `before`, or TO_HIGH_WATERMARK, durably; the log start from then on."""
+    error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if partition is None else partition.unavailable()
+    if partition is None or error is not ErrorCode.NONE:
+        return error
+    log = partition.log
+    offset = log.high_watermark if before == TO_HIGH_WATERMARK else before
+    if offset < 0:
+        return ErrorCode.OFFSET_OUT_OF_RANGE
+    if offset <= log.log_start:
+        return log.log_start
+    try:
+        deleted = log.delete_before(offset)
+        if deleted is not None:
+            await deleted
+    except OffsetOutOfRangeError:
+        return ErrorCode.OFFSET_OUT_OF_RANGE
+    except OSError as failure:
+        partition.storage_failed(failure)
+        return ErrorCode.KAFKA_STORAGE_ERROR
+    partition.changed()
+    return log.log_start
