@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import resource
 import signal
+import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.protocol.frames import encode_request
 from anabranch.protocol.messages.alter_configs import AlterConfigsRequest
 from anabranch.protocol.messages.alter_configs import AlterConfigsResource as Replaced
 from anabranch.protocol.messages.api_versions import ApiVersionsRequest
@@ -36,6 +39,7 @@ from anabranch.protocol.messages.incremental_alter_configs import (
 )
 from anabranch.protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
 from anabranch.protocol.messages.list_config_resources import ListConfigResourcesRequest
+from anabranch.protocol.messages.list_groups import ListGroupsRequest
 from anabranch.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from anabranch.protocol.messages.offset_delete import (
     OffsetDeleteRequest,
@@ -618,3 +622,22 @@ def test_damage_below_the_recovery_point_stops_one_coordinator_alone(tmp_path: P
         said = broker.until_said("error", "coordinator stopped: log not read")
         assert "checksum" in said[0]["reason"]
     broker.kill()
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.002, 0.005, 0.01, 0.02, 0.04])
+def test_a_client_that_hangs_up_while_the_coordinators_topic_is_created_leaves_it_to_be_loaded(
+    tmp_path: Path, delay_s: float
+) -> None:
+    """The first FindCoordinator creates the topic: its client may be gone before its shards are loaded."""
+    with running(tmp_path / "data", durability="fsync", **{"offsets.topic.num.partitions": "50"}) as broker:
+        find = encode_request(FindCoordinatorRequest(coordinator_keys=["g"]), 4, 1, "hasty")
+        with socket.create_connection(("127.0.0.1", broker.port)) as hasty:
+            hasty.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            hasty.sendall(b"".join(bytes(part) for part in find))
+            time.sleep(delay_s)
+        with GroupClient(broker.port) as client:
+            until = time.monotonic() + 10
+            while client.call(ListGroupsRequest(), 4).error_code != ErrorCode.NONE:
+                assert time.monotonic() < until, "no client is ever answered"
+                client.call(FindCoordinatorRequest(coordinator_keys=["g"]), 4)
+                time.sleep(0.05)

@@ -82,7 +82,7 @@ class ShardSet(Generic[MachineT, RecordT]):
         self._asked_for: dict[int, None] = {}
         """Partitions that were requested and are not loaded yet, in the order of the requests."""
         self._loading: asyncio.Task[None] | None = None
-        self._turn = asyncio.Lock()
+        self._creating: asyncio.Task[None] | None = None
 
     def __iter__(self) -> Iterator[Shard[MachineT, RecordT]]:
         return iter(self._shards.values())
@@ -91,6 +91,11 @@ class ShardSet(Generic[MachineT, RecordT]):
     def exists(self) -> bool:
         """Whether the topic exists."""
         return self._count > 0 or self._view.find(self.topic) is not None
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the shards exist, or have been loading since the start."""
+        return self._count > 0 or self._loading is not None
 
     def shard_of(self, key: str) -> Shard[MachineT, RecordT]:
         """The shard that coordinates `key`. ApiError before it exists."""
@@ -120,12 +125,19 @@ class ShardSet(Generic[MachineT, RecordT]):
         return shard
 
     async def ensure(self) -> None:
-        """Make the topic if it does not exist, and load its shards. ApiError if the topic cannot be made."""
-        if self.exists:
+        """Create the topic if it does not exist, and load its shards. ApiError if the topic cannot be created.
+
+        All callers wait for one task, which goes on when they are gone: a topic that exists is always loaded.
+        """
+        if self.is_loaded:
             return
-        async with self._turn:
-            if self._count:
-                return
+        if self._creating is None:
+            self._creating = asyncio.get_running_loop().create_task(self._create(), name=f"create {self.topic}")
+            self._creating.add_done_callback(self._created)
+        await asyncio.shield(self._creating)
+
+    async def _create(self) -> None:
+        if not self.exists:
             command = CreateTopic(self.topic, self._new_id(), self._partition_count, configs=self._configs)
             try:
                 await self._commands.create_internal_topic(command, CREATE_TIMEOUT_MS)
@@ -133,7 +145,12 @@ class ShardSet(Generic[MachineT, RecordT]):
                 events.error("internal topic not created", topic=self.topic, reason=error)
                 message = f"The topic {self.topic} could not be created: {error}"
                 raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, message) from error
-            await self._load_all()
+        await self._load_all()
+
+    def _created(self, task: asyncio.Task[None]) -> None:
+        self._creating = None
+        if not task.cancelled():
+            task.exception()  # Its callers raise it; where they are gone, it is logged already.
 
     def start(self) -> None:
         """Load every shard in the background, if the topic exists."""
@@ -142,8 +159,9 @@ class ShardSet(Generic[MachineT, RecordT]):
 
     def unload(self) -> None:
         """Decide nothing more."""
-        if self._loading is not None:
-            self._loading.cancel()
+        for task in (self._loading, self._creating):
+            if task is not None:
+                task.cancel()
         for shard in self:
             shard.unload()
 

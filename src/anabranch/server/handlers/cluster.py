@@ -61,7 +61,7 @@ def handle_describe_cluster(
 def handle_find_coordinator(
     broker: BrokerContext, request: FindCoordinatorRequest, call: RequestContext
 ) -> FindCoordinatorResponse | Awaitable[FindCoordinatorResponse]:
-    """Name the coordinator of each key, which is this broker; the internal topic is made when nobody has asked yet."""
+    """Name the coordinator of each key, which is this broker; the first request creates the internal topic."""
     coordinators = broker.coordinators.get(request.key_type)
     if coordinators is None:
         code, message = ErrorCode.INVALID_REQUEST, f"Nothing with keys of type {request.key_type} is coordinated here."
@@ -70,7 +70,7 @@ def handle_find_coordinator(
         return _coordinators(broker, request, call, code, message)
     if coordinators is broker.groups:
         broker.groups.warm()
-    if coordinators.exists:
+    if coordinators.is_loaded:
         return _coordinators(broker, request, call)
     return _ensure_and_answer(broker, coordinators, request, call)
 
