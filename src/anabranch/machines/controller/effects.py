@@ -13,7 +13,7 @@ from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller.nodes import Record
-from anabranch.machines.outcome import Outcome
+from anabranch.machines.outcome import Draft, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,7 @@ class InspectRetiring:
 Effect = SendLeaderAndIsr | SendStopReplica | PublishMetadata | ApplyConfigs | InspectRetiring
 
 Reply = TypeVar("Reply", covariant=True)
+Given = TypeVar("Given")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,11 @@ class Decision(Outcome[Reply, Record]):
     """
 
     effects: tuple[Effect, ...] = ()
+
+
+def decision(draft: Draft[Record], reply: Given) -> Decision[Given]:
+    """Give what was gathered, and this reply."""
+    return Decision(reply, tuple(draft.records), draft.timers, effects=tuple(draft.effects))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,17 +13,17 @@ from typing import TypeVar
 from anabranch.machines.controller import nodes
 from anabranch.machines.controller.effects import (
     Decision,
-    Effect,
     InspectRetiring,
     PublishMetadata,
     SendLeaderAndIsr,
     SendStopReplica,
+    decision,
 )
 from anabranch.machines.controller.nodes import Confirmed, DeleteNode, PartitionNode, Phase, Record, Stopped, Topic
 from anabranch.machines.controller.roles import counts, due_node, layout_of, phase_of, phases, role_of
 from anabranch.machines.controller.state import State
 from anabranch.machines.lineage import Layout
-from anabranch.machines.outcome import SetTimer
+from anabranch.machines.outcome import Draft
 
 Given = TypeVar("Given")
 
@@ -37,18 +37,14 @@ class Plan:
     def __init__(self, state: State, topic: Topic) -> None:
         self.state = state
         self.topic = topic
-        self.records: list[Record] = []
-        self.effects: list[Effect] = []
-        self.timers: list[SetTimer] = []
+        self.draft: Draft[Record] = Draft()
         self._nodes: dict[int, PartitionNode] = {}
         self._confirmed: dict[int, tuple[int, int]] = {}
         self._stopped: set[tuple[int, int]] = set()
 
     def decision(self, reply: Given) -> Decision[Given]:
         """Give what was planned, with `reply`."""
-        return Decision(
-            reply=reply, records=tuple(self.records), timers=tuple(self.timers), effects=tuple(self.effects)
-        )
+        return decision(self.draft, reply)
 
     # What is, and what is planned to be.
 
@@ -91,7 +87,7 @@ class Plan:
     def write(self, topic: Topic) -> None:
         """Change the topic node, then every state node that follows from it."""
         self.topic = topic
-        self.records.append(nodes.put_topic(topic))
+        self.draft.write(nodes.put_topic(topic))
         self.write_due()
 
     def write_due(self) -> None:
@@ -106,23 +102,23 @@ class Plan:
     def write_node(self, partition: int, node: PartitionNode) -> None:
         """Change the state node of a partition."""
         self._nodes[partition] = node
-        self.records.append(nodes.put_partition(self.topic.name, partition, node))
+        self.draft.write(nodes.put_partition(self.topic.name, partition, node))
 
     def note_confirmed(self, roles: dict[int, tuple[int, int]]) -> None:
         """Leaders have taken these roles."""
         self._confirmed.update(roles)
-        self.records.append(Confirmed(self.topic.name, self.topic.topic_id, roles))
+        self.draft.write(Confirmed(self.topic.name, self.topic.topic_id, roles))
 
     def note_stopped(self, replicas: frozenset[tuple[int, int]]) -> None:
         """These replicas, (partition, broker) each, are gone."""
         self._stopped |= replicas
-        self.records.append(Stopped(self.topic.name, self.topic.topic_id, replicas))
+        self.draft.write(Stopped(self.topic.name, self.topic.topic_id, replicas))
 
     # Effects.
 
     def publish(self) -> None:
         """Let the world see the topic as it now is."""
-        self.effects.append(PublishMetadata((self.topic.name,)))
+        self.draft.perform(PublishMetadata((self.topic.name,)))
 
     def send_roles(self, partitions: Iterable[int], broker_id: int | None = None) -> None:
         """Tell the leaders of `partitions` their roles: those that are there, or only `broker_id`."""
@@ -133,7 +129,7 @@ class Plan:
             if node.leader in self.state.brokers and broker_id in (None, node.leader):
                 batches.setdefault((node.leader, role_of(self.topic, partition, node).layout), []).append(partition)
         for (leader, layout), members in sorted(batches.items()):
-            self.effects.append(
+            self.draft.perform(
                 SendLeaderAndIsr(
                     broker_id=leader,
                     broker_epoch=self.state.brokers[leader].epoch,
@@ -154,7 +150,7 @@ class Plan:
                 if broker in self.state.brokers and broker_id in (None, broker):
                     batches.setdefault(broker, []).append((partition, self.last_epoch(partition)))
         for broker, members in sorted(batches.items()):
-            self.effects.append(
+            self.draft.perform(
                 SendStopReplica(
                     broker_id=broker,
                     broker_epoch=self.state.brokers[broker].epoch,
@@ -179,17 +175,17 @@ class Plan:
 
     def retry_later(self, now_ms: int) -> None:
         """Come back with `decide_retry` when something was not answered well."""
-        self.timers.append(SetTimer(("retry", self.topic.name), now_ms + RETRY_BACKOFF_MS))
+        self.draft.set_timer(("retry", self.topic.name), now_ms + RETRY_BACKOFF_MS)
 
     def forget_reaped(self) -> None:
         """Remove the nodes of partitions whose replicas are gone; what is remembered of them stays."""
         reaped = self.topic.reaping
         for partition in reversed(reaped):
             path = nodes.partition_path(self.topic.name, partition)
-            self.records += (DeleteNode(path), DeleteNode(path.removesuffix("/state")))
+            self.draft.write(DeleteNode(path), DeleteNode(path.removesuffix("/state")))
         left = {p: replicas for p, replicas in self.topic.partitions.items() if p not in reaped}
         self.topic = replace(self.topic, partitions=left)
-        self.records.append(nodes.put_topic(self.topic))
+        self.draft.write(nodes.put_topic(self.topic))
         self.publish()
         self.inspect_retiring()
 
@@ -229,11 +225,11 @@ class Plan:
         topic = self.topic
         remembered = {p: gone for p, gone in topic.removed.items() if p not in topic.partitions}
         self.topic = replace(topic, resize=None, removed=remembered)
-        self.records.append(nodes.put_topic(self.topic))
+        self.draft.write(nodes.put_topic(self.topic))
         self.publish()
         self.inspect_retiring()
 
     def inspect_retiring(self) -> None:
         """Have the retiring partitions looked at, if there are any: they may be empty."""
         if len(self.topic.partitions) > self.topic.undeleted_partition_count:
-            self.effects.append(InspectRetiring((self.topic.name,)))
+            self.draft.perform(InspectRetiring((self.topic.name,)))

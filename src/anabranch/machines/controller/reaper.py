@@ -51,7 +51,7 @@ def decide_reap(state: State, name: str, logs: Mapping[int, LogRange]) -> Decisi
     if not empty:
         return Decision(reply=())
     plan.topic = replace(topic, removed={**topic.removed, **empty})
-    plan.records.append(nodes.put_topic(plan.topic))
+    plan.draft.write(nodes.put_topic(plan.topic))
     plan.publish()
     plan.send_stops(sorted(empty))
     return plan.decision(tuple(sorted(empty)))

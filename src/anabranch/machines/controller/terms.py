@@ -10,31 +10,31 @@ from __future__ import annotations
 from dataclasses import replace
 
 from anabranch.machines.controller import nodes
-from anabranch.machines.controller.effects import Decision, Effect, InspectRetiring, PublishMetadata
+from anabranch.machines.controller.effects import Decision, Effect, InspectRetiring, PublishMetadata, decision
 from anabranch.machines.controller.nodes import BrokerNode, DeleteNode, Record
 from anabranch.machines.controller.plan import Plan
 from anabranch.machines.controller.roles import role_of
 from anabranch.machines.controller.state import State
 from anabranch.machines.controller.topics import deleted_nodes
+from anabranch.machines.outcome import Draft
 
 
 def decide_elected(state: State) -> Decision[int]:
     """Begin a term: the first decision after loading the tree. The reply is the controller epoch."""
     epoch = state.controller_epoch + 1
-    records: list[Record] = [nodes.put_controller_epoch(epoch)]
-    effects: list[Effect] = []
+    draft: Draft[Record] = Draft()
+    draft.write(nodes.put_controller_epoch(epoch))
     term = replace(state, controller_epoch=epoch)
     for name in sorted(state.deleting - state.topics.keys()):
-        records.extend(deleted_nodes(state, name))
+        draft.write(*deleted_nodes(state, name))
     for name in sorted(state.topics):
         plan = Plan(term, state.topics[name])
         if name not in state.deleting:
             plan.write_due()
         plan.send_all()
-        records.extend(plan.records)
-        effects.extend(plan.effects)
-    effects.extend(_look_over(state))
-    return Decision(reply=epoch, records=tuple(records), effects=tuple(effects))
+        draft.add(plan.draft)
+    draft.perform(*_look_over(state))
+    return decision(draft, epoch)
 
 
 def decide_register_broker(state: State, broker: BrokerNode, *, unclean: bool = False) -> Decision[None]:
@@ -45,18 +45,17 @@ def decide_register_broker(state: State, broker: BrokerNode, *, unclean: bool = 
     """
     before = state.brokers.get(broker.broker_id)
     assert before is None or broker.epoch >= before.epoch, "a broker's epoch grows with each start"
-    records: list[Record] = [nodes.put_broker(broker)]
-    effects: list[Effect] = []
+    draft: Draft[Record] = Draft()
+    draft.write(nodes.put_broker(broker))
     there = replace(state, brokers={**state.brokers, broker.broker_id: broker})
     for name in sorted(state.topics):
         plan = Plan(there, state.topics[name])
         if unclean and name not in state.deleting:
             _restart_epochs(plan, broker.broker_id)
         plan.send_all(broker.broker_id)
-        records.extend(plan.records)
-        effects.extend(plan.effects)
-    effects.extend(_look_over(state))
-    return Decision(reply=None, records=tuple(records), effects=tuple(effects))
+        draft.add(plan.draft)
+    draft.perform(*_look_over(state))
+    return decision(draft, None)
 
 
 def decide_broker_left(state: State, broker_id: int) -> Decision[None]:

@@ -81,7 +81,7 @@ def decide_create_topic(state: State, command: CreateTopic, default_count: int =
         layouts=(Layout(len(placed)),),
     )
     plan = Plan(state, topic)
-    plan.records.append(nodes.put_configs(topic.name, overrides))
+    plan.draft.write(nodes.put_configs(topic.name, overrides))
     plan.write(topic)
     plan.send_roles(range(len(placed)))
     plan.publish()
@@ -98,7 +98,7 @@ def decide_delete_topic(state: State, command: DeleteTopic) -> Decision[CommandR
         return Decision(reply=unknown_topic(str(name)))
     plan = Plan(state, topic)
     if topic.name not in state.deleting:
-        plan.records.append(nodes.put_deletion(topic))
+        plan.draft.write(nodes.put_deletion(topic))
         plan.publish()
         plan.send_stops(sorted(topic.partitions))
     return plan.decision(Accepted(topic.name, topic.topic_id, layout=None))
@@ -121,7 +121,7 @@ def decide_stop_replica_answered(
         plan.retry_later(now_ms)
     if gone and all(plan.stopped(p) for p in going):
         if topic.name in state.deleting:
-            plan.records.extend(deleted_nodes(state, topic.name))
+            plan.draft.write(*deleted_nodes(state, topic.name))
         else:
             plan.forget_reaped()
     return plan.decision(None)

@@ -25,7 +25,6 @@ from anabranch.machines.groups.consumer.group import (
     LEFT_FOR_A_WHILE,
     LEFT_FOR_GOOD,
     ConsumerGroup,
-    Draft,
     MemberState,
 )
 from anabranch.machines.groups.consumer.step import Live, Step
@@ -37,7 +36,7 @@ from anabranch.machines.groups.positions import Positions
 from anabranch.machines.groups.records import GroupMetadataKey, OffsetCommitKey, Record
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.settings import GroupSettings
-from anabranch.machines.outcome import Answer, CancelTimer, Outcome, Parked, SetTimer
+from anabranch.machines.outcome import Draft, Outcome, Parked
 from anabranch.protocol.messages.consumer_group_describe import DescribedGroup as DescribedConsumerGroup
 from anabranch.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
@@ -162,10 +161,10 @@ class Coordinator:
 
     def loaded(self, now_ms: int) -> Outcome[None, Record]:
         """After the last record: start sessions and take the steps that are due (KIP-848, Fail Over)."""
-        whole = _Whole()
+        draft: Draft[Record] = Draft()
         for group in list(self.groups.values()):
             if isinstance(group, ClassicGroup):
-                whole.add(classic.decide_loaded(group, self._classic_settings, now_ms))
+                draft.add(classic.decide_loaded(group, self._classic_settings, now_ms))
                 continue
             step = self._step(group, now_ms)
             for member in group.members.values():
@@ -174,22 +173,22 @@ class Coordinator:
                     step.expect_within_rebalance_timeout("rebalance", member)
             step.look_at_topics()
             step.assign()
-            whole.add_step(step)
-        whole.timers.append(self._expire_at(now_ms))
-        return whole.outcome()
+            draft.add(step.draft)
+        self._expire_later(draft, now_ms)
+        return draft.outcome(None)
 
     def topics_changed(self, image: Image, now_ms: int) -> Outcome[None, Record]:
         """Begin an epoch in groups whose topics changed, and delete positions of deleted topics."""
         before, self.image = self.image, image
-        whole = _Whole()
-        whole.records += self.offsets.of_topics_gone(before)
+        draft: Draft[Record] = Draft()
+        draft.write(*self.offsets.of_topics_gone(before))
         for group in list(self.groups.values()):
             if isinstance(group, ConsumerGroup) and group.members:
                 step = self._step(group, now_ms)
                 if step.look_at_topics():
                     step.assign()
-                    whole.add_step(step)
-        return whole.outcome()
+                    draft.add(step.draft)
+        return draft.outcome(None)
 
     def on_timer(self, key: Any, now_ms: int) -> Outcome[None, Record]:
         """The time that was set for `key` has come."""
@@ -207,7 +206,7 @@ class Coordinator:
                     return Outcome(None)
                 step = self._step(group, now_ms)
                 client_side.overdue(step)
-                return _Whole(step).outcome()
+                return step.draft.outcome(None)
             case ("expire",):
                 return self._expire(now_ms)
             case (str(kind), str(group_id), str(member_id)):
@@ -221,9 +220,9 @@ class Coordinator:
         if member is None or (kind == "rebalance" and member.state is not MemberState.UNREVOKED_PARTITIONS):
             return Outcome(None)
         assert isinstance(group, ConsumerGroup)
-        whole = _Whole()
-        self._remove(self._step(group, now_ms), frozenset([member_id]), whole)
-        return whole.outcome()
+        draft: Draft[Record] = Draft()
+        self._remove(self._step(group, now_ms), frozenset([member_id]), draft)
+        return draft.outcome(None)
 
     # -- the consumer protocol -----------------------------------------------------------------------------------------
 
@@ -250,9 +249,9 @@ class Coordinator:
     def _upgrade(
         self, group: ClassicGroup, request: ConsumerGroupHeartbeatRequest, caller: Caller, now_ms: int
     ) -> Outcome[ConsumerGroupHeartbeatResponse, Record]:
-        draft = migration.upgrade(group, self.settings, self.image)
+        begun = migration.upgrade(group, self.settings, self.image)
         live = Live()
-        step = self._step(ConsumerGroup(group.group_id), now_ms, draft=draft, live=live)
+        step = self._step(ConsumerGroup(group.group_id), now_ms, begun=begun, live=live)
         response = beats.heartbeat(step, request, caller)
         for member in step.group.classic_members:
             step.keep_session(member)
@@ -260,13 +259,13 @@ class Coordinator:
                 step.expect_within_rebalance_timeout("rebalance", member)
         live.connections |= group.connections
         self._lives[group.group_id] = live
-        whole = _Whole()
-        whole.add(classic.decide_dissolve(group, now_ms))
+        draft: Draft[Record] = Draft()
+        draft.add(classic.decide_dissolve(group, now_ms))
         if not group.is_stored:
             del self.groups[group.group_id]
-        whole.add_step(step)
+        draft.add(step.draft)
         self.rebalances["consumer"] += 1
-        return whole.outcome(response)
+        return draft.outcome(response)
 
     def _leave(
         self, request: ConsumerGroupHeartbeatRequest, caller: Caller, now_ms: int
@@ -277,13 +276,13 @@ class Coordinator:
         step = self._step(group, now_ms)
         member = beats.leaver(step, request, caller)
         response = ConsumerGroupHeartbeatResponse(member_id=member.member_id, member_epoch=request.member_epoch)
-        whole = _Whole()
+        draft: Draft[Record] = Draft()
         if request.member_epoch == LEFT_FOR_A_WHILE:
             beats.leave_for_a_while(step, member)
-            whole.add_step(step)
+            draft.add(step.draft)
         else:
-            self._remove(step, frozenset([member.member_id]), whole)
-        return whole.outcome(response)
+            self._remove(step, frozenset([member.member_id]), draft)
+        return draft.outcome(response)
 
     def prepare_assignment(
         self, request: ConsumerGroupPrepareAssignmentRequest, caller: Caller, now_ms: int
@@ -317,7 +316,14 @@ class Coordinator:
             raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"There is no group {group_id} of the consumer protocol.")
         return group
 
-    def _step(self, group: ConsumerGroup, now_ms: int, *, draft: Draft | None = None, live: Live | None = None) -> Step:
+    def _step(
+        self,
+        group: ConsumerGroup,
+        now_ms: int,
+        *,
+        begun: tuple[ConsumerGroup, Draft[Record]] | None = None,
+        live: Live | None = None,
+    ) -> Step:
         live = live or self._lives.setdefault(group.group_id, Live())
         return Step(
             group,
@@ -327,17 +333,17 @@ class Coordinator:
             settings=self.settings,
             waits=gates_of(group, self.image, partial(self.offsets.current, group.group_id), live.owned_since, now_ms),
             now_ms=now_ms,
-            draft=draft,
+            begun=begun,
         )
 
-    def _done(self, step: Step) -> _Whole:
+    def _done(self, step: Step) -> Draft[Record]:
         if step.group.epoch != step.epoch_before:
             self.rebalances["consumer"] += 1
-        elif not step.records and step.group_id not in self.groups:
+        elif not step.draft.records and step.group_id not in self.groups:
             self._lives.pop(step.group_id, None)
-        return _Whole(step)
+        return step.draft
 
-    def _remove(self, step: Step, member_ids: frozenset[str], whole: _Whole, *, forget: bool = True) -> None:
+    def _remove(self, step: Step, member_ids: frozenset[str], draft: Draft[Record], *, forget: bool = True) -> None:
         """Take members out; if only classic members are left, the group is a classic one from now on."""
         group, settings = step.group, self.settings
         self.rebalances["consumer"] += 1
@@ -345,17 +351,17 @@ class Coordinator:
             group.members[member_id].described.classic is None for member_id in member_ids
         ):
             step.remove(*sorted(member_ids), forget=forget)
-            whole.add_step(step)
+            draft.add(step.draft)
             return
         records, arriving = migration.downgrade(group, member_ids, self.image, step.now_ms)
-        whole.records += records
-        whole.records.append(classic.generation_record(arriving, step.now_ms, led=False))
+        draft.write(*records)
+        draft.write(classic.generation_record(arriving, step.now_ms, led=False))
         for member_id in group.members:
             for kind in ("session", "rebalance", "join", "sync"):
-                whole.timers.append(CancelTimer((kind, group.group_id, member_id)))
-        whole.timers.append(CancelTimer(("compute", group.group_id)))
-        whole.add(classic.decide_loaded(arriving, self._classic_settings, step.now_ms))
-        whole.add(classic.decide_kick(arriving, step.now_ms))
+                draft.cancel_timer((kind, group.group_id, member_id))
+        draft.cancel_timer(("compute", group.group_id))
+        draft.add(classic.decide_loaded(arriving, self._classic_settings, step.now_ms))
+        draft.add(classic.decide_kick(arriving, step.now_ms))
         arriving.connections |= {
             member_id: connection
             for member_id, connection in step.live.connections.items()
@@ -369,7 +375,7 @@ class Coordinator:
         self, request: JoinGroupRequest, caller: Caller, ticket: Hashable, now_ms: int
     ) -> Outcome[JoinGroupResponse | Parked, Record]:
         """Join a classic group; or, as a classic member, one of the consumer protocol."""
-        whole = _Whole()
+        draft: Draft[Record] = Draft()
         try:
             if not request.group_id:
                 raise ApiError(ErrorCode.INVALID_GROUP_ID, "The group id is empty.")
@@ -384,9 +390,9 @@ class Coordinator:
                 if arriving.is_vacant:
                     return outcome
                 self._arriving[request.group_id] = arriving
-                whole.records += migration.end_records(group)
-                whole.add(outcome)
-                return whole.outcome(outcome.reply)
+                draft.write(*migration.end_records(group))
+                draft.add(outcome)
+                return draft.outcome(outcome.reply)
         except ApiError as error:
             name = None if caller.version >= PROTOCOL_NAME_MAY_BE_NULL else ""
             return Outcome(JoinGroupResponse(error_code=error.code, member_id=request.member_id, protocol_name=name))
@@ -437,10 +443,10 @@ class Coordinator:
         if group is None:
             return Outcome(_none_left(request, caller.version))
         response, gone = migration.leaving(group, request, caller.version)
-        whole = _Whole()
+        draft: Draft[Record] = Draft()
         if gone:
-            self._remove(self._step(group, now_ms), gone, whole, forget=False)
-        return whole.outcome(response)
+            self._remove(self._step(group, now_ms), gone, draft, forget=False)
+        return draft.outcome(response)
 
     def _known(self, group: Group | None, group_id: str, member_id: str) -> ConsumerGroup:
         if not isinstance(group, ConsumerGroup):
@@ -488,30 +494,30 @@ class Coordinator:
             return subscriptions(group, self.image, self._regexes)
         return classic.subscribed_topics(group)
 
-    def _expire_at(self, now_ms: int) -> SetTimer:
-        return SetTimer(("expire",), now_ms + self.settings.offsets_retention_check_interval_ms)
+    def _expire_later(self, draft: Draft[Record], now_ms: int) -> None:
+        draft.set_timer(("expire",), now_ms + self.settings.offsets_retention_check_interval_ms)
 
     def _expire(self, now_ms: int) -> Outcome[None, Record]:
         """Delete expired positions, and groups without any state left."""
-        whole = _Whole()
+        draft: Draft[Record] = Draft()
         for group_id in sorted(self.positions.groups()):
             group = self.groups.get(group_id)
             read = self._read_topics(group)
             if read is None:
                 continue
             records, emptied = self.offsets.expired(group, group_id, read, now_ms)
-            whole.records += records
+            draft.write(*records)
             if emptied and group is not None and not group.members:
-                self._end(group, whole, now_ms)
-        whole.timers.append(self._expire_at(now_ms))
-        return whole.outcome()
+                self._end(group, draft, now_ms)
+        self._expire_later(draft, now_ms)
+        return draft.outcome(None)
 
-    def _end(self, group: Group, whole: _Whole, now_ms: int) -> None:
+    def _end(self, group: Group, draft: Draft[Record], now_ms: int) -> None:
         """An empty group is no more."""
         if isinstance(group, ConsumerGroup):
-            whole.records += migration.end_records(group)
+            draft.write(*migration.end_records(group))
         elif group.state is classic.State.EMPTY:
-            whole.add(classic.decide_delete(group, now_ms))
+            draft.add(classic.decide_delete(group, now_ms))
 
     # -- looking, deleting ---------------------------------------------------------------------------------------------
 
@@ -526,11 +532,11 @@ class Coordinator:
             return Outcome(ErrorCode.NON_EMPTY_GROUP)
         if isinstance(group, ClassicGroup) and group.state is not classic.State.EMPTY:
             return Outcome(ErrorCode.NON_EMPTY_GROUP)
-        whole = _Whole()
-        whole.records += self.offsets.all_of(group_id)
+        draft: Draft[Record] = Draft()
+        draft.write(*self.offsets.all_of(group_id))
         if group is not None:
-            self._end(group, whole, now_ms)
-        return whole.outcome(ErrorCode.NONE)
+            self._end(group, draft, now_ms)
+        return draft.outcome(ErrorCode.NONE)
 
     def list_groups(self) -> Iterator[ListedGroup]:
         """All groups, those that only have positions included."""
@@ -551,32 +557,6 @@ class Coordinator:
             ("consumer", group.state().value) if isinstance(group, ConsumerGroup) else ("classic", group.state.value)
             for group in self.groups.values()
         )
-
-
-class _Whole:
-    """An outcome that is put together."""
-
-    def __init__(self, step: Step | None = None) -> None:
-        self.records: list[Record] = []
-        self.timers: list[SetTimer | CancelTimer] = []
-        self.answers: list[Answer] = []
-        if step is not None:
-            self.add_step(step)
-
-    def add_step(self, step: Step) -> None:
-        """Add a decision about a group."""
-        self.records += step.records
-        self.timers += step.timers
-
-    def add(self, outcome: Outcome[Any, Record]) -> None:
-        """Add another outcome, without its reply."""
-        self.records += outcome.records
-        self.timers += outcome.timers
-        self.answers += outcome.answers
-
-    def outcome(self, reply: Any = None) -> Outcome[Any, Record]:
-        """All of it."""
-        return Outcome(reply, tuple(self.records), tuple(self.timers), tuple(self.answers))
 
 
 def _none_left(request: LeaveGroupRequest, version: int) -> LeaveGroupResponse:

@@ -27,7 +27,6 @@ from anabranch.machines.groups.consumer.group import (
     Classic,
     ConsumerGroup,
     Described,
-    Draft,
     Member,
     MemberState,
     assignment_of,
@@ -51,6 +50,7 @@ from anabranch.machines.groups.embedded import CONSUMER_PROTOCOL
 from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.records import ConsumerGroupPartitionMetadataKey, Record
 from anabranch.machines.groups.settings import GroupSettings
+from anabranch.machines.outcome import Draft
 from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from anabranch.protocol.messages.leave_group import (
@@ -71,8 +71,8 @@ COOPERATIVE = "cooperative-sticky"
 # -- conversions ------------------------------------------------------------------------------------------------------
 
 
-def upgrade(classic: ClassicGroup, settings: GroupSettings, image: Image) -> Draft:
-    """Convert the members to a group of the consumer protocol. ApiError where they cannot be."""
+def upgrade(classic: ClassicGroup, settings: GroupSettings, image: Image) -> tuple[ConsumerGroup, Draft[Record]]:
+    """Convert the members to a group of the consumer protocol, and its records. ApiError where they cannot be."""
     group_id = classic.group_id
     refusal = f"Group {group_id} cannot be moved to the consumer protocol: "
     if classic.members and not settings.upgrades:
@@ -86,17 +86,20 @@ def upgrade(classic: ClassicGroup, settings: GroupSettings, image: Image) -> Dra
         members = _from_classic(classic, image)
     except DecodeError as error:
         raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"{refusal}a subscription is unreadable, {error}.") from None
-    draft = Draft(ConsumerGroup(group_id))
+    records = [group_record(group_id, classic.generation)]
+    for member in members:
+        records.append(member_record(group_id, member.member_id, member.described))
+        records.append(target_record(group_id, member.member_id, member.assigned))
+    records.append(target_epoch_record(group_id, classic.generation))
+    records += (current_record(group_id, member.member_id, member) for member in members)
+    group = ConsumerGroup(group_id)
+    for record in records:
+        group.apply(record)
+    draft: Draft[Record] = Draft()
     if classic.is_stored:
-        draft.records.append(tombstone(group_id))
-    draft.put(group_record(group_id, classic.generation))
-    for member in members:
-        draft.put(member_record(group_id, member.member_id, member.described))
-        draft.put(target_record(group_id, member.member_id, member.assigned))
-    draft.put(target_epoch_record(group_id, classic.generation))
-    for member in members:
-        draft.put(current_record(group_id, member.member_id, member))
-    return draft
+        draft.write(tombstone(group_id))
+    draft.write(*records)
+    return group, draft
 
 
 def _from_classic(classic: ClassicGroup, image: Image) -> list[Member]:

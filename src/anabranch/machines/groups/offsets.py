@@ -18,7 +18,7 @@ from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.positions import Position, Positions, position_record
 from anabranch.machines.groups.records import Record
 from anabranch.machines.groups.settings import GroupSettings
-from anabranch.machines.outcome import CancelTimer, Outcome, SetTimer
+from anabranch.machines.outcome import Draft, Outcome
 from anabranch.protocol.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
@@ -75,12 +75,12 @@ class Offsets:
         )
         by_id = version >= TOPIC_IDS_SINCE
         missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        records: list[Record] = []
+        draft: Draft[Record] = Draft()
         answers = []
         for topic in request.topics:
             known = self.image.by_id.get(topic.topic_id) if by_id else self.image.by_name.get(topic.name)
             known = None if error else known
-            codes = self._commit(request.group_id, known, topic.partitions, error or missing, now_ms, records)
+            codes = self._commit(request.group_id, known, topic.partitions, error or missing, now_ms, draft)
             answers.append(
                 OffsetCommitResponseTopic(
                     name=topic.name,
@@ -90,11 +90,11 @@ class Offsets:
                     ],
                 )
             )
-        timers: tuple[SetTimer | CancelTimer, ...] = ()
         if error is ErrorCode.NONE and isinstance(group, ClassicGroup):
             session = classic.session_timer(group, request.member_id, now_ms)
-            timers = () if session is None else (session,)
-        return Outcome(OffsetCommitResponse(topics=answers), tuple(records), timers)
+            if session is not None:
+                draft.set_timer(session.key, session.at_ms)
+        return draft.outcome(OffsetCommitResponse(topics=answers))
 
     def commit_in_transaction(
         self, group: Group | None, request: TxnOffsetCommitRequest, now_ms: int
@@ -109,13 +109,13 @@ class Offsets:
             STALE_EPOCH_SINCE,
             transactional=True,
         )
-        records: list[Record] = []
+        draft: Draft[Record] = Draft()
         answers = []
         for topic in request.topics:
             known = self.image.by_name.get(topic.name)
             missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             known = None if error else known
-            codes = self._commit(request.group_id, known, topic.partitions, error or missing, now_ms, records)
+            codes = self._commit(request.group_id, known, topic.partitions, error or missing, now_ms, draft)
             answers.append(
                 TxnOffsetCommitResponseTopic(
                     name=topic.name,
@@ -125,11 +125,9 @@ class Offsets:
                     ],
                 )
             )
-        return Outcome(
-            TxnOffsetCommitResponse(topics=answers),
-            tuple(records),
-            producer=(request.producer_id, request.producer_epoch) if records else None,
-        )
+        if draft.records:
+            draft.producer = request.producer_id, request.producer_epoch
+        return draft.outcome(TxnOffsetCommitResponse(topics=answers))
 
     def _commit(
         self,
@@ -138,7 +136,7 @@ class Offsets:
         parts: Iterable[OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition],
         error: ErrorCode,
         now_ms: int,
-        records: list[Record],
+        draft: Draft[Record],
     ) -> Iterator[tuple[int, ErrorCode]]:
         """Add the records of a topic's commits; each one's code. `error` is the code where the topic is None."""
         for part in parts:
@@ -151,7 +149,7 @@ class Offsets:
                 position = Position(
                     part.committed_offset, part.committed_leader_epoch, metadata, now_ms, topic.topic_id
                 )
-                records.append(position_record(group_id, topic.name, part.partition_index, position))
+                draft.write(position_record(group_id, topic.name, part.partition_index, position))
                 yield part.partition_index, ErrorCode.NONE
 
     def fetch(
@@ -230,17 +228,18 @@ class Offsets:
             return Outcome(OffsetDeleteResponse(error_code=ErrorCode.GROUP_ID_NOT_FOUND))
         if read is None:
             return Outcome(OffsetDeleteResponse(error_code=ErrorCode.NON_EMPTY_GROUP))
-        records, answers = [], []
+        draft: Draft[Record] = Draft()
+        answers = []
         for topic in request.topics:
             busy = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if topic.name in read else ErrorCode.NONE
             parts = []
             for part in topic.partitions:
                 index = part.partition_index
                 if busy is ErrorCode.NONE and self.positions.get(request.group_id, topic.name, index) is not None:
-                    records.append(position_record(request.group_id, topic.name, index, None))
+                    draft.write(position_record(request.group_id, topic.name, index, None))
                 parts.append(OffsetDeleteResponsePartition(partition_index=index, error_code=busy))
             answers.append(OffsetDeleteResponseTopic(name=topic.name, partitions=parts))
-        return Outcome(OffsetDeleteResponse(topics=answers), tuple(records))
+        return draft.outcome(OffsetDeleteResponse(topics=answers))
 
     def of_topics_gone(self, before: Image) -> Iterator[Record]:
         """The tombstones of positions in topics of `before` that are deleted."""

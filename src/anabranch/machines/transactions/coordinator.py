@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 from anabranch.base.limits import PARTITIONS_PER_TRANSACTION_MAX, TRANSACTIONAL_IDS_PER_SHARD_MAX
-from anabranch.machines.outcome import Outcome, SetTimer
+from anabranch.machines.outcome import Draft, Outcome
 from anabranch.machines.transactions.records import Record, TransactionLogKey
 from anabranch.machines.transactions.settings import TransactionSettings
 from anabranch.machines.transactions.states import Event, State
@@ -105,31 +105,26 @@ class Coordinator:
 
     def loaded(self, now_ms: int) -> Outcome[None, Record]:
         """Send the markers of decided transactions and start the sweeps."""
-        return Outcome(
-            reply=None,
-            effects=tuple(self._markers(name, self._transactions[name]) for name in self._prepared),
-            timers=(
-                SetTimer(TIMED_OUT, now_ms + self.settings.timed_out_interval_ms),
-                SetTimer(EXPIRED, now_ms + self.settings.expired_interval_ms),
-            ),
-        )
+        draft: Draft[Record] = Draft()
+        draft.perform(*(self._markers(name, self._transactions[name]) for name in self._prepared))
+        draft.set_timer(TIMED_OUT, now_ms + self.settings.timed_out_interval_ms)
+        draft.set_timer(EXPIRED, now_ms + self.settings.expired_interval_ms)
+        return draft.outcome(None)
 
     def on_timer(self, key: Hashable, now_ms: int) -> Outcome[None, Record]:
         """Abort transactions after their timeout; forget unused ids."""
+        draft: Draft[Record] = Draft()
         if key == TIMED_OUT:
             late = [name for name in self._ongoing if self._transactions[name].deadline_ms <= now_ms]
-            changes = [(name, self._transactions[name].fenced(now_ms)) for name in late[:SWEPT_MAX]]
-            timer = SetTimer(TIMED_OUT, self._again(late, now_ms, self.settings.timed_out_interval_ms))
-            return self._outcome(None, changes, timers=(timer,))
+            self._write(draft, ((name, self._transactions[name].fenced(now_ms)) for name in late[:SWEPT_MAX]))
+            draft.set_timer(TIMED_OUT, self._again(late, now_ms, self.settings.timed_out_interval_ms))
+            return draft.outcome(None)
         assert key == EXPIRED, key
         before = now_ms - self.settings.id_expiration_ms
         idle = [name for name, it in self._transactions.items() if it.updated_ms <= before and it.may(Event.EXPIRED)]
-        timer = SetTimer(EXPIRED, self._again(idle, now_ms, self.settings.expired_interval_ms))
-        return Outcome(
-            reply=None,
-            records=tuple(Record(TransactionLogKey(transactional_id=name), None) for name in idle[:SWEPT_MAX]),
-            timers=(timer,),
-        )
+        draft.write(*(Record(TransactionLogKey(transactional_id=name), None) for name in idle[:SWEPT_MAX]))
+        draft.set_timer(EXPIRED, self._again(idle, now_ms, self.settings.expired_interval_ms))
+        return draft.outcome(None)
 
     # -- deciding --------------------------------------------------------------------------------------------------
 
@@ -310,16 +305,17 @@ class Coordinator:
             return _fenced(version, PRODUCER_FENCED_SINCE)
         return ErrorCode.NONE
 
-    def _outcome(
-        self, reply: Reply, changes: Iterable[tuple[str, Transaction]], timers: tuple[SetTimer, ...] = ()
-    ) -> Outcome[Reply, Record]:
-        changed = list(changes)
-        return Outcome(
-            reply=reply,
-            records=tuple(Record(TransactionLogKey(transactional_id=name), after.value()) for name, after in changed),
-            timers=timers,
-            effects=tuple(self._markers(name, after) for name, after in changed if after.state.prepared),
-        )
+    def _outcome(self, reply: Reply, changes: Iterable[tuple[str, Transaction]]) -> Outcome[Reply, Record]:
+        draft: Draft[Record] = Draft()
+        self._write(draft, changes)
+        return draft.outcome(reply)
+
+    def _write(self, draft: Draft[Record], changes: Iterable[tuple[str, Transaction]]) -> None:
+        """Write what transactions become, and have the markers of decided ones sent."""
+        for name, after in changes:
+            draft.write(Record(TransactionLogKey(transactional_id=name), after.value()))
+            if after.state.prepared:
+                draft.perform(self._markers(name, after))
 
     @staticmethod
     def _markers(name: str, prepared: Transaction) -> WriteMarkers:

@@ -233,7 +233,7 @@ def _replace_static(turn: Turn, said: ClassicMember, parked: ParkedJoin) -> Outc
     if moves or group.state is not State.STABLE or group.select_protocol() != group.protocol_name:
         go_on(turn)
         return turn.outcome_for(parked.ticket)
-    turn.records.append(generation_record(group, turn.now_ms))
+    turn.draft.write(generation_record(group, turn.now_ms))
     if parked.version >= SKIP_ASSIGNMENT:
         response = joined(group, said.member_id, subscriptions(group) if led else ())
         response.skip_assignment = led

@@ -99,7 +99,7 @@ def complete_join(turn: Turn) -> None:
             turn.forget(member.member_id)
     if not group.members:
         turn.cancel_timer(join_key(group.group_id))
-        turn.records.append(_emptied(group, turn.now_ms))
+        turn.draft.write(_emptied(group, turn.now_ms))
     elif not _elect_leader(group):
         turn.set_timer(join_key(group.group_id), group.rebalance_timeout_ms)
     else:

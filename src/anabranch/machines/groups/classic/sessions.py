@@ -153,7 +153,7 @@ def decide_delete(group: ClassicGroup, now_ms: int) -> Outcome[ErrorCode, Record
         return turn.outcome(ErrorCode.NON_EMPTY_GROUP)
     for member_id in list(group.pending):
         turn.forget(member_id)
-    turn.records.append(tombstone(group.group_id))
+    turn.draft.write(tombstone(group.group_id))
     return turn.outcome(ErrorCode.NONE)
 
 

@@ -61,7 +61,7 @@ def _assign(turn: Turn, request: SyncGroupRequest) -> None:
     """Give each member the leader's assignment for it, empty where the leader names none."""
     group = turn.group
     assignments = {given.member_id: bytes(given.assignment) for given in request.assignments}
-    turn.records.append(generation_record(group, turn.now_ms, assignments))
+    turn.draft.write(generation_record(group, turn.now_ms, assignments))
     for member_id in list(group.syncing):
         turn.answer_sync(member_id, _assigned(group, assignments.get(member_id, b"")))
         turn.prolong(group.members[member_id])

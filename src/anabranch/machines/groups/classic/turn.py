@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.classic.group import ClassicGroup, ClassicMember, ParkedJoin
 from anabranch.machines.groups.records import Record
-from anabranch.machines.outcome import Answer, CancelTimer, Outcome, Parked, SetTimer
+from anabranch.machines.outcome import Draft, Outcome
 from anabranch.protocol.messages.join_group import JoinGroupResponse, JoinGroupResponseMember
 from anabranch.protocol.messages.sync_group import SyncGroupResponse
 
@@ -72,32 +72,30 @@ def subscriptions(group: ClassicGroup) -> list[JoinGroupResponseMember]:
 class Turn:
     """A decision under way."""
 
-    __slots__ = ("_answers", "_timers", "group", "now_ms", "records")
+    __slots__ = ("draft", "group", "now_ms")
 
     def __init__(self, group: ClassicGroup, now_ms: int) -> None:
         self.group = group
         self.now_ms = now_ms
-        self.records: list[Record] = []
-        self._timers: dict[Hashable, SetTimer | CancelTimer] = {}
-        self._answers: dict[Hashable, Any] = {}
+        self.draft: Draft[Record] = Draft()
 
     def outcome(self, reply: Reply) -> Outcome[Reply, Record]:
         """All that was gathered, and this reply."""
-        assert len(self.records) <= 1, self.records
-        answers = tuple(Answer(ticket, answer) for ticket, answer in self._answers.items())
-        return Outcome(reply, tuple(self.records), tuple(self._timers.values()), answers)
+        assert len(self.draft.records) <= 1, self.draft.records
+        return self.draft.outcome(reply)
 
     def outcome_for(self, ticket: Hashable) -> Outcome[Any, Record]:
-        """The outcome; its reply is the answer to `ticket`, `Parked` without one."""
-        return self.outcome(self._answers.pop(ticket, Parked(ticket)))
+        """All that was gathered; the reply is what was answered to `ticket`, if it was, and else `Parked`."""
+        assert len(self.draft.records) <= 1, self.draft.records
+        return self.draft.outcome_for(ticket)
 
     def set_timer(self, key: Hashable, delay_ms: int) -> None:
         """Wake the group after `delay_ms`."""
-        self._timers[key] = SetTimer(key, self.now_ms + max(delay_ms, 0))
+        self.draft.set_timer(key, self.now_ms + max(delay_ms, 0))
 
     def cancel_timer(self, key: Hashable) -> None:
         """Forget a timer, set or not."""
-        self._timers[key] = CancelTimer(key)
+        self.draft.cancel_timer(key)
 
     def prolong(self, member: ClassicMember) -> None:
         """Begin the member's session anew."""
@@ -117,13 +115,13 @@ class Turn:
         """Answer the member's parked JoinGroup, if any."""
         parked = self.group.joining.pop(member_id, None)
         if parked is not None:
-            self._answers[parked.ticket] = response
+            self.draft.answer(parked.ticket, response)
 
     def answer_sync(self, member_id: str, response: SyncGroupResponse) -> bool:
         """Answer the member's parked SyncGroup; False without one."""
         if member_id not in self.group.syncing:
             return False
-        self._answers[self.group.syncing.pop(member_id)] = response
+        self.draft.answer(self.group.syncing.pop(member_id), response)
         return True
 
     def refuse_join(self, member_id: str, error: ErrorCode) -> None:

@@ -24,7 +24,6 @@ from anabranch.machines.groups.consumer.heartbeat import unknown
 from anabranch.machines.groups.consumer.step import Step
 from anabranch.machines.groups.consumer.target import Computation, offers_of, subscription, subscriptions
 from anabranch.machines.groups.image import TopicImage
-from anabranch.machines.outcome import CancelTimer
 from anabranch.protocol.messages import consumer_group_prepare_assignment as prepare_messages
 from anabranch.protocol.messages.consumer_group_install_assignment import (
     ConsumerGroupInstallAssignmentRequest,
@@ -110,7 +109,7 @@ def install(step: Step, request: ConsumerGroupInstallAssignmentRequest) -> Consu
                 step.put(target_record(step.group_id, member_id, target, told))
     step.put(target_epoch_record(step.group_id, computation.group_epoch))
     step.live.computation = None
-    step.timers.append(CancelTimer(("compute", step.group_id)))
+    step.draft.cancel_timer(("compute", step.group_id))
     step.assign()
     return ConsumerGroupInstallAssignmentResponse()
 

@@ -264,20 +264,6 @@ class ConsumerGroup:
                 del self.holders[partition]
 
 
-class Draft:
-    """A decision that is being made: the records so far, and the group as it will be when they are applied."""
-
-    def __init__(self, group: ConsumerGroup) -> None:
-        self.group = group.copy()
-        self.records: list[Record] = []
-
-    def put(self, *records: Record) -> None:
-        """Add records."""
-        for record in records:
-            self.records.append(record)
-            self.group.apply(record)
-
-
 def described(value: ConsumerGroupMemberMetadataValue) -> Described:
     """Read a member's metadata from its record."""
     classic = value.classic_member_metadata

@@ -1,6 +1,6 @@
 """The inputs of a decision about one group of the consumer protocol, and the steps that decisions share.
 
-A heartbeat in quiet times writes nothing and copies nothing: a draft is begun with the first record.
+A heartbeat in quiet times writes nothing and copies nothing: the group is copied with the first record.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.consumer.group import (
     LEFT_FOR_A_WHILE,
     ConsumerGroup,
-    Draft,
     Member,
     current_record,
     gone_records,
@@ -36,7 +35,7 @@ from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.records import Record
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.settings import ConsumerGroupSettings, GroupSettings
-from anabranch.machines.outcome import CancelTimer, SetTimer
+from anabranch.machines.outcome import Draft
 
 
 @dataclass(slots=True)
@@ -68,11 +67,16 @@ class Step:
         settings: GroupSettings,
         waits: Waits,
         now_ms: int,
-        draft: Draft | None = None,
+        begun: tuple[ConsumerGroup, Draft[Record]] | None = None,
     ) -> None:
+        """`begun` is a draft that has records already, with the group as it will be when they are applied."""
         self._group = group
-        self._draft = draft
-        self._last: tuple[Record, ...] = ()
+        self._decided: ConsumerGroup | None = None
+        """The group as it will be; copied with the first record."""
+        self.draft: Draft[Record] = Draft()
+        if begun is not None:
+            self._decided, self.draft = begun
+        self._ended = False
         self.live = live
         self.epoch_before = group.epoch
         self.image = image
@@ -80,21 +84,15 @@ class Step:
         self.settings = settings
         self.waits = waits
         self.now_ms = now_ms
-        self.timers: list[SetTimer | CancelTimer] = []
 
     @property
     def group(self) -> ConsumerGroup:
         """The group, with the decisions made so far."""
-        return self._group if self._draft is None else self._draft.group
+        return self._group if self._decided is None else self._decided
 
     @property
     def group_id(self) -> str:
         return self._group.group_id
-
-    @property
-    def records(self) -> tuple[Record, ...]:
-        """The records decided so far."""
-        return self._last if self._draft is None else (*self._draft.records, *self._last)
 
     @property
     def configs(self) -> ConsumerGroupSettings:
@@ -103,14 +101,18 @@ class Step:
 
     def put(self, *records: Record) -> None:
         """Decide that this is so."""
-        if self._draft is None:
-            self._draft = Draft(self._group)
-        self._draft.put(*records)
+        assert not self._ended
+        if self._decided is None:
+            self._decided = self._group.copy()
+        self.draft.write(*records)
+        for record in records:
+            self._decided.apply(record)
 
     def put_last(self, member: Member) -> None:
         """Decide a member's assignment, last of all: `group` does not show it, so that nothing is copied."""
-        assert not self._last
-        self._last = (current_record(self.group_id, member.member_id, member),)
+        assert not self._ended
+        self._ended = True
+        self.draft.write(current_record(self.group_id, member.member_id, member))
 
     # -- connections ---------------------------------------------------------------------------------------------------
 
@@ -133,16 +135,16 @@ class Step:
         """Expect to hear from the member again within the session timeout."""
         classic = member.described.classic
         timeout_ms = self.configs.session_timeout_ms if classic is None else classic.session_timeout_ms
-        self.timers.append(SetTimer(("session", self.group_id, member.member_id), self.now_ms + timeout_ms))
+        self.draft.set_timer(("session", self.group_id, member.member_id), self.now_ms + timeout_ms)
 
     def expect_within_rebalance_timeout(self, kind: str, member: Member) -> None:
         """Give the member its rebalance timeout for something; `kind` names the timer."""
         timeout_ms = member.described.rebalance_timeout_ms
-        self.timers.append(SetTimer((kind, self.group_id, member.member_id), self.now_ms + timeout_ms))
+        self.draft.set_timer((kind, self.group_id, member.member_id), self.now_ms + timeout_ms)
 
     def stop_expecting(self, kind: str, member_id: str) -> None:
         """Cancel the member's rebalance timer."""
-        self.timers.append(CancelTimer((kind, self.group_id, member_id)))
+        self.draft.cancel_timer((kind, self.group_id, member_id))
 
     # -- epochs and targets --------------------------------------------------------------------------------------------
 
@@ -172,7 +174,7 @@ class Step:
         if offer is not None and self.ask(offer):
             return
         self.live.computation = None
-        self.timers.append(CancelTimer(("compute", self.group_id)))
+        self.draft.cancel_timer(("compute", self.group_id))
         group = self.group
         self.put()
         if group.members:
@@ -204,7 +206,7 @@ class Step:
         if not untried:
             tried = set()
         self.live.computation = Computation((untried or able)[0], group.epoch, offer, tried)
-        self.timers.append(CancelTimer(("compute", self.group_id)))
+        self.draft.cancel_timer(("compute", self.group_id))
         return True
 
     def forget_silence(self, member_id: str, *, but: Iterable[tuple[UUID, int]] = ()) -> None:
@@ -220,7 +222,7 @@ class Step:
         if not computation.told:
             computation.told = True
             timeout_ms = self.group.members[computation.member_id].described.rebalance_timeout_ms
-            self.timers.append(SetTimer(("compute", self.group_id), self.now_ms + timeout_ms))
+            self.draft.set_timer(("compute", self.group_id), self.now_ms + timeout_ms)
 
     # -- members -------------------------------------------------------------------------------------------------------
 
