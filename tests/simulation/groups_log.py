@@ -14,7 +14,7 @@ from typing import NamedTuple
 from anabranch.machines.groups.records import Record, decode_record
 from anabranch.records.batch import BatchHeader
 from anabranch.records.key_values import decode_pairs, encode_pairs
-from anabranch.storage.interface import LogObserver, Unobserved
+from anabranch.storage.interface import Appended, FetchedSlice, LogObserver, Unobserved
 
 
 class Entry(NamedTuple):
@@ -32,25 +32,6 @@ class Batch(NamedTuple):
     end: int
     data: bytes
     entries: tuple[Entry, ...]
-
-
-class Appended(NamedTuple):
-    """Where a batch lies."""
-
-    base_offset: int
-    last_offset: int
-
-
-class Slice(NamedTuple):
-    """Bytes of the log."""
-
-    data: bytes
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def view(self) -> memoryview:
-        return memoryview(self.data)
 
 
 class FalseLog:
@@ -78,12 +59,12 @@ class FalseLog:
 
     # -- as a partition log --------------------------------------------------------------------------------------------
 
+    def observe(self, observer: LogObserver) -> None:
+        self._observer = observer
+
     @property
     def high_watermark(self) -> int:
         return self.flushed
-
-    def observe(self, observer: LogObserver) -> None:
-        self._observer = observer
 
     def append(self, data: bytearray | memoryview, leader_epoch: int, now_ms: int, header: BatchHeader) -> Appended:
         if self.failure is not None:
@@ -111,8 +92,8 @@ class FalseLog:
             if self.end < before:
                 self._observer.log_cut(self.end)
 
-    def slices(self) -> list[Slice]:
-        return [Slice(b"".join(batch.data for batch in self.batches))]
+    def slices(self) -> list[FetchedSlice]:
+        return [FetchedSlice(b"".join(batch.data for batch in self.batches))]
 
     def snapshots(self) -> Iterator[tuple[int, bytes]]:
         return iter(())
