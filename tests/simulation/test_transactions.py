@@ -1,8 +1,8 @@
 """Histories of transactional producers, their coordinator and their partitions under one seed.
 
-The coordinator and the tables are the machines that ship; logs are lists of which a crash keeps the synced part. Any
-message may be late, lost or doubled, any producer replaced by another of its id, partitions retire and open again. A
-record's value is the transaction that wrote it, so the promise is read off the logs.
+The coordinator, the tables and the decision about a batch are the machines that ship; logs are lists of which a crash
+keeps the synced part. Any message may be late, lost or doubled, any producer replaced by another of its id, partitions
+retire and open again. A record's value is the transaction that wrote it, so the promise is read off the logs.
 """
 
 from __future__ import annotations
@@ -15,17 +15,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from anabranch.base.errors import ErrorCode
-from anabranch.base.ids import TopicPartition
+from anabranch.base.ids import COUNT_NOT_SAID, NO_TOPIC_ID, TopicPartition
+from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.outcome import Outcome, SetTimer
-from anabranch.machines.partition.producers import (
-    Accept,
-    Duplicate,
-    Marker,
-    ProducerTable,
-    Refuse,
-    check_redirected,
-    redirected,
-)
+from anabranch.machines.partition.appending import VERIFY, Duplicate, Redirect, Refuse, decide_append
+from anabranch.machines.partition.producers import Marker, ProducerTable, redirected
 from anabranch.machines.transactions.coordinator import Coordinator, WriteMarkers
 from anabranch.machines.transactions.records import Record, decode_record, encode_record
 from anabranch.machines.transactions.settings import TransactionSettings
@@ -69,6 +63,12 @@ class Partition:
     synced: int = 0
     table: ProducerTable = field(default_factory=ProducerTable)
     stable_before: int = 0
+
+    @property
+    def leadership(self) -> Leadership:
+        """Its role; a partition that retires moves its keys to the one of the first two that is its ancestor."""
+        count = INITIAL if self.retiring else PARTITIONS
+        return Leadership(NO_TOPIC_ID, self.number, 0, 0, INITIAL, count, self.retiring)
 
     def append(self, entry: Entry) -> None:
         entry = entry._replace(base_offset=len(self.log))
@@ -213,26 +213,21 @@ class World:
         """The code, or the number of the partition whose sync acknowledges it."""
         named = self.partitions[at]
         ancestors = [self.partitions[ANCESTOR[at]]] if at in ANCESTOR else []
-        if ancestors:
-            verdict = check_redirected(entry, at, named.table, [other.table for other in ancestors])
-        else:
-            verdict = named.table.check(entry)
-        if isinstance(verdict, Refuse):
-            return verdict.error
+        role = named.leadership
+        decision = decide_append(role, named.table, ancestors, entry, COUNT_NOT_SAID)
+        if decision is VERIFY:
+            held = self.machine.verify(name, entry.producer_id, entry.producer_epoch, TopicPartition("t", at))
+            decision = decide_append(role, named.table, ancestors, entry, COUNT_NOT_SAID, held)
+        if isinstance(decision, Duplicate):
+            return (decision.ancestor or named).number
+        if isinstance(decision, Refuse):
+            if decision.remember:
+                named.table.refused(entry)
+            return decision.code
         target = named
-        if named.retiring:
-            target = ancestors[0]
-            entry = entry._replace(producer_id=redirected(entry.producer_id, at))
-        if isinstance(verdict, Duplicate):
-            return at
-        assert isinstance(verdict, Accept)
-        if target.table.open_transaction(entry.producer_id) is None:
-            producer_id = entry.producer_id & ((1 << 40) - 1)
-            error = self.machine.verify(name, producer_id, entry.producer_epoch, TopicPartition("t", at))
-            if error is not OK:
-                if error.retriable:
-                    named.table.refused(entry)
-                return error
+        if isinstance(decision, Redirect):
+            named.table.forget_refusal(entry.producer_id)
+            target, entry = decision.to, entry._replace(producer_id=decision.producer_id)
         target.append(entry)
         return target.number
 
