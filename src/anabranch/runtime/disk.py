@@ -1,6 +1,6 @@
 """Files, as the storage layer uses them: positional, explicit about durability, replaceable by a disk that fails.
 
-What is durable when: bytes of a file after `File.sync`, a name in a directory after `Disk.sync_directory`, both after
+Durability: bytes of a file after `File.sync`, a name in a directory after `Disk.sync_directory`, both after
 `Disk.replace`. Everything else may be lost, in part, when the power is. Errors are the operating system's `OSError`.
 """
 
@@ -94,7 +94,7 @@ class Disk:
         self.sync_directory(path.parent)
 
     def exists(self, path: Path) -> bool:
-        """Whether there is a file or directory of that name."""
+        """Whether a file or directory of that name exists."""
         return path.exists()
 
     def names(self, directory: Path) -> Sequence[str]:
@@ -110,14 +110,14 @@ class Disk:
         os.replace(old, new)
 
     def unlink(self, path: Path) -> None:
-        """Remove a file; one that is not there is no error."""
+        """Remove a file; a missing one is no error."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 
     def discard(self, paths: Sequence[Path]) -> None:
         """Remove files, large ones in a thread of its own: giving back their blocks can take a good part of a second.
 
-        What is not removed before the process ends is still there afterwards.
+        Files not removed before the process ends stay.
         """
         if any(path.exists() and path.stat().st_size > DISCARD_SIZE_MAX for path in paths):
             threading.Thread(target=self._discard, args=(paths,), name="discard", daemon=True).start()
@@ -129,7 +129,7 @@ class Disk:
             self.unlink(path)
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a directory with everything in it; one that is not there is no error."""
+        """Remove a directory with its contents; a missing one is no error."""
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)
 
@@ -147,7 +147,7 @@ class Disk:
 
 
 class DirectoryLock:
-    """An advisory lock that ends with the process, however it ends. The file tells who holds it."""
+    """An advisory lock that ends with the process, however it ends. The file names its holder."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -1,6 +1,6 @@
 """The broker's own log: one line per event on standard error, as logfmt or JSON, each field by name.
 
-An event is a short constant sentence; what varies goes into fields, so that lines can be searched and counted:
+An event is a short constant sentence; variable parts go into fields, so that lines can be searched and counted:
 
     events.warning("connection closed", peer="127.0.0.1:4242", reason="unknown API key 9999")
 """
@@ -23,19 +23,19 @@ class EventLogger:
         self._logger = logging.getLogger(f"anabranch.{name}")
 
     def debug(self, event: str, **fields: object) -> None:
-        """Log what only a developer wants to know."""
+        """Log an event for developers."""
         self._log(logging.DEBUG, event, fields)
 
     def info(self, event: str, **fields: object) -> None:
-        """Log what an operator may want to know."""
+        """Log an event for operators."""
         self._log(logging.INFO, event, fields)
 
     def warning(self, event: str, **fields: object) -> None:
-        """Log what went wrong through a peer or the world, and was coped with."""
+        """Log a fault of a peer or of the environment that was handled."""
         self._log(logging.WARNING, event, fields)
 
     def error(self, event: str, *, exception: BaseException | None = None, **fields: object) -> None:
-        """Log what needs somebody's attention."""
+        """Log a fault that needs attention."""
         self._log(logging.ERROR, event, fields, exception)
 
     def _log(self, level: int, event: str, fields: dict[str, object], error: BaseException | None = None) -> None:

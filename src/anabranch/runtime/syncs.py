@@ -31,7 +31,7 @@ IN_FLIGHT_MAX = 256
 """Files that the kernel syncs at a time; threads do the others."""
 
 Told = Callable[[OSError | None], None]
-"""What is called when a sync is over, with why it failed."""
+"""The callback of a finished sync, with its error if it failed."""
 
 _CALLS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
 """The numbers of io_setup, io_destroy, io_getevents and io_submit."""
@@ -44,7 +44,7 @@ _EVENT = Struct("<QQqq")
 
 
 class Syncs:
-    """Syncs files, or runs other work that blocks, and tells in the loop that asked."""
+    """Syncs files, or runs other blocking work, and calls back in the loop of the caller."""
 
     def __init__(self, threads: int = SYNC_THREADS, *, native: bool = True) -> None:
         self._threads = _Threads(threads)
@@ -52,7 +52,7 @@ class Syncs:
         self._native: _Native | None = None
 
     def sync(self, files: Sequence[File], done: Told) -> None:
-        """Make the bytes of files durable, then call `done`, with the first error if there is any."""
+        """Make the bytes of files durable, then call `done`, with the first error if any."""
         job = _Job(len(files), done)
         if self._wants_native:
             self._wants_native = False
@@ -67,7 +67,7 @@ class Syncs:
             asyncio.get_running_loop().call_soon(done, None)
 
     def run(self, work: Callable[[], None], done: Told) -> None:
-        """Run what blocks in a thread, then call `done` with its OSError, or None."""
+        """Run blocking work in a thread, then call `done` with its OSError, or None."""
         self._threads.run(work, done)
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class _Job:
 
 
 class _Kernel:
-    """The system calls. OSError where there are none."""
+    """The system calls. OSError where the kernel lacks them."""
 
     def __init__(self) -> None:
         numbers = _CALLS.get(platform.machine())
@@ -119,7 +119,7 @@ class _Kernel:
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def submit(self, wanted: Sequence[tuple[int, int]]) -> int:
-        """Begin to sync files, each a number to tell it by and its descriptor; how many of the first were taken."""
+        """Begin to sync files, each a number and its descriptor; return the count of the first ones submitted."""
         for place, (number, fd) in enumerate(wanted):
             _REQUEST.pack_into(
                 self._requests, place * _REQUEST.size, number, 0, 0, _FDSYNC, 0, fd, 0, 0, 0, 0, _RINGS, self.bell
@@ -128,7 +128,7 @@ class _Kernel:
         return max(0, int(taken))
 
     def ended(self) -> list[tuple[int, int]]:
-        """What has ended: its number, and 0 or an error's number below it."""
+        """The finished syncs: a number each, and 0 or a negative errno."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.bell)
         room, no_time = _address(self._happened), _address(self._no_time)
@@ -197,7 +197,7 @@ class _Native:
 
 
 class _Threads:
-    """Threads that do what blocks. What is done is told in the loop, all at once that was done since it last looked."""
+    """Threads for blocking work. The loop calls back for all work finished since its last turn at once."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -206,9 +206,9 @@ class _Threads:
         self._todo = queue.SimpleQueue()
         self._done: deque[tuple[Told, OSError | None]] = deque()
         self._open = 0
-        """Pieces of work that were asked for and not told of yet."""
+        """Pieces of work without a callback yet."""
         self._telling = False
-        """Whether the loop has been asked to tell, and has not begun."""
+        """Whether the loop is scheduled to call back."""
 
     def run(self, work: Callable[[], None], done: Told) -> None:
         """Do it in a thread, then call `done` in the loop that this is called in."""
@@ -231,7 +231,7 @@ class _Threads:
             # In this order, here and in `_tell`: what was done before the mark was seen is told of by who set it.
             if not self._telling:
                 self._telling = True
-                with contextlib.suppress(RuntimeError):  # The loop is closed: there is nobody to tell.
+                with contextlib.suppress(RuntimeError):  # The loop is closed: no callback can run.
                     loop.call_soon_threadsafe(self._tell)
 
     def _tell(self) -> None:

@@ -2,7 +2,7 @@
 
 `recovery-point-offset-checkpoint` and `log-start-offset-checkpoint` are Kafka's: version, number of entries, and for
 each log `topic partition offset`. They are replaced as a whole, durably. A start or a point that was saved never goes
-back by itself, so what is saved may be older than the truth, never ahead of it.
+back by itself, so a saved value may be older than the truth, never ahead of it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Checkpoints:
                     self._changes[index] += 1
 
     def forget(self, name: str) -> None:
-        """Note that there is no such log any more; `save` makes it durable."""
+        """Forget a deleted log; `save` makes it durable."""
         with self._change:
             for index, known in enumerate(self._known):
                 if known.pop(name, None) is not None:

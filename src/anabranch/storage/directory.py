@@ -1,4 +1,4 @@
-"""The data directory: one broker's home, locked while it runs, with who it is in `meta.properties`.
+"""The data directory: one broker's home, locked while it runs, with its identity in `meta.properties`.
 
 .lock  meta.properties  metadata.sqlite  clean-stop  <topic>-<partition>/  <topic>-<partition>.producers
 recovery-point-offset-checkpoint  log-start-offset-checkpoint
@@ -32,7 +32,7 @@ class DirectoryInUseError(AnabranchError):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose data this is."""
+    """The cluster and the node that own the data."""
 
     cluster_id: str
     node_id: int
@@ -55,7 +55,7 @@ class DataDirectory:
         except OSError as error:
             raise AnabranchError(f"The data directory {path} cannot be used: {error.strerror}.") from error
         self.stopped_cleanly = disk.exists(path / CLEAN_STOP_FILE)
-        """Whether the broker before this one closed its logs, so that there is nothing to check in them."""
+        """Whether the last broker closed its logs, so that none needs checks."""
         try:
             self.checkpoints = Checkpoints(disk, path)
         except AnabranchError:
@@ -63,7 +63,7 @@ class DataDirectory:
             raise
 
     def identity(self, new: Identity) -> Identity:
-        """Read who owns the data; a new directory becomes `new`'s. Data of another node or format is refused."""
+        """Read the owner of the data; a new directory gets `new`. Data of another node or format is refused."""
         path = self.path / META_FILE
         if not self._disk.exists(path):
             lines = (f"version={VERSION}", f"cluster.id={new.cluster_id}", f"node.id={new.node_id}")
@@ -89,7 +89,7 @@ class DataDirectory:
         return self.path / str(partition)
 
     def logs(self) -> Sequence[TopicPartition]:
-        """The partitions that have a log here; what a crash left of a deletion is removed."""
+        """The partitions that have a log here; the rests of an interrupted deletion are removed."""
         found = []
         for name in self._disk.names(self.path):
             if name.endswith(DELETED_SUFFIX):

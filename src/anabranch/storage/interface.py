@@ -1,7 +1,7 @@
-"""The interfaces of the two stores, all that the server knows of them (storage.md).
+"""The interfaces of the two stores; the server uses nothing else of them (storage.md).
 
-`PartitionLog` holds one partition's records. Appending gives offsets at once and durability later, in order; what is
-near is read at once, what must be fetched is handed back as an awaitable, which never blocks the event loop.
+`PartitionLog` holds one partition's records. Appending gives offsets at once and durability later, in order; near
+records are read at once, others are handed back as an awaitable, which never blocks the event loop.
 
 `MetadataStore` is a tree of small versioned nodes, as ZooKeeper has it. A node has bytes, a version that starts at 0
 and grows by one with every `set`, and children. A change may be made conditional on the version that was read. An
@@ -55,7 +55,7 @@ class Slice:
 
     @property
     def wire(self) -> memoryview | FileSlice:
-        """What a response is to send: the bytes, or where in an open file they are."""
+        """The records for a response: bytes, or a range of an open file."""
         return self.view()
 
 
@@ -74,7 +74,7 @@ class FetchedSlice(Slice):
 
 
 class LogObserver(Protocol):
-    """Told by a log what happens to its records; in the thread that called the log, without awaiting."""
+    """Called by a log about changes of its records; in the caller's thread, without awaiting."""
 
     def log_cut(self, end: int) -> None:
         """The log ends at `end` now: unsynced records had to be cut after a failed sync."""
@@ -136,7 +136,7 @@ class PartitionLog(Protocol):
         """Whether it is time for a `commit` although no request waits for one."""
 
     def observe(self, observer: LogObserver) -> None:
-        """Tell `observer` of the log's changes; there is one."""
+        """Set the observer of the log's changes; a log has one."""
 
     def configure(self, config: LogConfig) -> None:
         """Go on with other settings."""
@@ -144,7 +144,7 @@ class PartitionLog(Protocol):
     # Appending.
 
     def resume(self, now_ms: int) -> None:
-        """Take appends again after a failed sync: cut what is in doubt. OSError while the log takes none."""
+        """Take appends again after a failed sync: cut the uncertain tail. OSError while the log takes none."""
 
     def append(
         self, data: bytearray | memoryview, leader_epoch: int, now_ms: int, header: BatchHeader | None = None
@@ -191,9 +191,9 @@ class PartitionLog(Protocol):
         """Move the log start to `offset`, durably; None when that is done. OSError, OffsetOutOfRangeError."""
 
     def retain(self, now_ms: int) -> int:
-        """Delete what is past its retention; return the bytes deleted. Blocks; OSError."""
+        """Delete records past their retention; return the bytes deleted. Blocks; OSError."""
 
-    # What is kept beside the records: the state of their producers.
+    # Kept beside the records: the state of their producers.
 
     def headers_from(self, offset: int) -> Iterator[BatchHeader]:
         """Read the headers of all batches that end at or behind `offset`, in order. Blocks; OSError."""
@@ -202,10 +202,10 @@ class PartitionLog(Protocol):
         """Read the snapshots that fit the log, newest first, each with the end it was taken at. Blocks; OSError."""
 
     def write_snapshot(self, data: bytes, *, only: bool = False) -> None:
-        """Keep a snapshot of what follows from the log up to its end; with `only`, no other. Blocks; OSError."""
+        """Keep a snapshot of state derived from the log up to its end; with `only`, no other. Blocks; OSError."""
 
     def has_snapshot_from(self, offset: int) -> bool:
-        """Whether a snapshot tells everything about the records below `offset`, also after a power loss. Blocks."""
+        """Whether a snapshot covers every record below `offset`, also after a power loss. Blocks."""
 
     def flush(self) -> None:
         """Make all that was appended durable. Blocks; OSError."""
@@ -218,7 +218,7 @@ class PartitionLog(Protocol):
 
 
 async def fetched(found: T | Awaitable[T]) -> T:
-    """Wait for what a log handed back, where that must be fetched."""
+    """Await the answer of a log if it is an awaitable."""
     return await found if isinstance(found, Awaitable) else found
 
 
@@ -246,7 +246,7 @@ class NotEmptyError(MetadataError):
 
 
 class Change(Enum):
-    """What a watch reports."""
+    """The event of a watch."""
 
     CREATED = "created"
     CHANGED = "changed"
@@ -315,7 +315,7 @@ class MetadataStore(Protocol):
         """Read a node's bytes and version; NoNodeError."""
 
     async def exists(self, path: str) -> bool:
-        """Tell whether a node has this path."""
+        """Return whether a node has this path."""
 
     async def existing(self, paths: Iterable[str]) -> frozenset[str]:
         """Choose the paths that have a node: one answer about many paths."""

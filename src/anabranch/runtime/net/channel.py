@@ -20,9 +20,9 @@ from anabranch.runtime.net.pool import BufferPool, Landing
 from anabranch.runtime.net.transport import Transport
 
 READ_TURN_SIZE_MAX = 2 * 1024 * 1024
-"""What one channel may receive before the other channels have their turn."""
+"""The bytes one channel may receive before the other channels have their turn."""
 WRITE_TURN_SIZE_MAX = 4 * 1024 * 1024
-"""What one channel may send before the other channels have their turn."""
+"""The bytes one channel may send before the other channels have their turn."""
 PARTS_PER_CALL_MAX = 512
 GATHERED_PARTS_MAX = 64
 """Answers to frames that came in one piece are sent together, up to so many parts."""
@@ -54,7 +54,7 @@ class FrameError(ValueError):
 
 
 class FrameHandler(Protocol):
-    """What a channel tells its owner. Everything is called from the loop."""
+    """The callbacks of a channel's owner, all called from the loop."""
 
     def on_frame(self, frame: memoryview) -> None:
         """Handle one frame, without its length. The memory is only valid during the call."""
@@ -134,7 +134,7 @@ class FrameChannel:
         self._read_off()
 
     def resume(self) -> None:
-        """Go on after `pause`: first with what was received already."""
+        """Continue after `pause`, first with the bytes already received."""
         if not self._paused:
             return
         self._paused = False
@@ -203,7 +203,7 @@ class FrameChannel:
         self.progress_at = self._loop.time()
 
     def _consume(self, data: memoryview) -> None:
-        """Hand over the whole frames in `data`, and keep what is left."""
+        """Hand over the whole frames in `data`, and keep the rest."""
         position = 0
         end = len(data)
         self._consuming = self._gathering = True
@@ -348,7 +348,7 @@ class FrameChannel:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def close(self, error: Exception | None = None) -> None:
-        """Close the transport at once; what was not sent is lost."""
+        """Close the transport at once; unsent bytes are lost."""
         if self.closed:
             return
         self.closed = True
@@ -370,7 +370,7 @@ class FrameChannel:
 
 
 class _RestOfFile:
-    """What is left of a file slice after a part of it was sent; keeps the slice, and so the file, alive."""
+    """The unsent rest of a file slice; keeps the slice, and so the file, alive."""
 
     __slots__ = ("_slice", "fd", "position", "size")
 

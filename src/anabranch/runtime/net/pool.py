@@ -1,4 +1,4 @@
-"""Memory for what is received: the landing buffer that all channels of a loop share, and a bounded pool of buffers."""
+"""Memory for received bytes: the landing buffer that all channels of a loop share, and a bounded pool of buffers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BufferPool:
 
     @property
     def exhausted(self) -> bool:
-        """Whether a channel that stands between two frames must wait."""
+        """Whether a channel between two frames must wait."""
         return self.in_use >= self.size_max
 
     @property
@@ -46,7 +46,7 @@ class BufferPool:
         return bytearray(rounded)
 
     def give(self, buffer: bytearray) -> None:
-        """Take a buffer back, and let those go on who wait for memory."""
+        """Take a buffer back, and resume channels that wait for memory."""
         size = len(buffer)
         self.in_use -= size
         assert self.in_use >= 0

@@ -20,7 +20,7 @@ class Transport(Protocol):
     """One connected, non-blocking stream. Every method may raise OSError: then the stream is of no more use."""
 
     fd: int
-    """The descriptor whose readiness says when to go on."""
+    """The descriptor whose readiness ends the wait."""
 
     def receive_into(self, buffer: memoryview, /) -> int:
         """Receive up to `len(buffer)` bytes into `buffer`; 0 when the peer has ended the stream."""

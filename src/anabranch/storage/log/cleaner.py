@@ -2,13 +2,13 @@
 
     plan (in the log's thread) -> run (in another thread or process, it knows only paths) -> finish (in the log's)
 
-What stays keeps its offset, and every batch keeps its envelope: base offset, last offset delta, leader epoch,
+Remaining records keep their offsets, and every batch keeps its envelope: base offset, last offset delta, leader epoch,
 producer. A batch without records is dropped, but for the last one of a file, so that each file still ends where the
 next begins, and the last one of a producer that may still be alive. A tombstone stays until it has been clean for
-`delete.retention.ms`. A record without a key goes. The active segment, and what is above the recovery point, is never
-touched. A crash at any time leaves the old segments or the new one (`recovery`).
+`delete.retention.ms`. A record without a key is removed. The active segment, and the log above the recovery point, are
+never touched. A crash at any time leaves the old segments or the new one (`recovery`).
 
-Of transactions only what is decided is cleaned. Records of one that was aborted go. A marker stays until nothing is
+Only decided transactions are cleaned. Records of aborted ones are removed. A marker stays until nothing is
 left of its transaction, and then for `delete.retention.ms` more, as a tombstone does: were it dropped earlier, the
 transaction would look open. With the marker of an abort goes its line in the aborted-transaction index (`finish`).
 """
@@ -68,7 +68,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cleaning:
-    """What to clean. Groups of segments become one segment each."""
+    """The plan of a cleaning. Groups of segments become one segment each."""
 
     directory: Path
     disk: Disk
@@ -229,11 +229,11 @@ class Cleaning:
 
 
 class _Newest:
-    """What a run knows: the newest offset of each key, up to `end`, and of each producer; which batches are void."""
+    """The input of a run: the newest offset of each key, up to `end`, and of each producer; the aborted batches."""
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
         self.present: set[int] = set()
-        """Producers of whose transaction a batch has stayed, until its marker."""
+        """Producers with a remaining batch of a transaction, until its marker."""
         self.forgotten: list[int] = []
         """Markers of aborted transactions that were dropped."""
         self.aborted_at: set[int] = set()
@@ -267,7 +267,7 @@ class CleanedGroup(NamedTuple):
 
 
 class Cleaned(NamedTuple):
-    """What a run has made."""
+    """The result of a run."""
 
     cleaning: Cleaning
     groups: list[CleanedGroup]
@@ -280,7 +280,7 @@ class Cleaned(NamedTuple):
 def plan(
     log: LocalLog, now_ms: int, *, stable: int | None = None, aborted: Iterable[AbortedTransaction] = ()
 ) -> Cleaning | None:
-    """Say what there is to clean, if it is worth it (`min.cleanable.dirty.ratio`). Blocks for a checkpoint; OSError.
+    """Plan a cleaning if it is worth it (`min.cleanable.dirty.ratio`), else None. Blocks for a checkpoint; OSError.
 
     `stable` is the last stable offset, None where nothing is transactional; `aborted` is the whole index.
     """
@@ -317,7 +317,7 @@ def finish(log: LocalLog, cleaned: Cleaned) -> int:
     cleaning, saved = cleaned.cleaning, 0
     there = {_source(segment) for segment in log.finished_segments()}
     for group in cleaned.groups:
-        if there.issuperset(group.sources):  # Else retention was faster; recovery removes what the run has written.
+        if there.issuperset(group.sources):  # Else retention was faster; recovery removes the files of the run.
             _swap(log, cleaning, group)
             saved += sum(source.size for source in group.sources) - group.size
     if cleaned.clean_to <= cleaning.dirty_from:
@@ -365,7 +365,7 @@ def _source(segment: Segment) -> Source:
 
 
 def _load_marks(log: LocalLog) -> list[Mark]:
-    """Read what earlier runs have left; nothing where that is damaged, so that everything is cleaned again."""
+    """Read the checkpoint of earlier runs; nothing from a damaged one, so that everything is cleaned again."""
     path = log.directory / CHECKPOINT_FILE
     if not log.disk.exists(path):
         return []

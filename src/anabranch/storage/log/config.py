@@ -1,4 +1,4 @@
-"""What a partition log is told: sizes, times, and what durability means to its readers."""
+"""The settings of a partition log: sizes, times, and the durability of readable records."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 The rule: epochs and their start offsets both grow strictly. An epoch that ends without a record is replaced by the
 next one, which starts where it did; asking for its end gives the same answer either way. The file is synced when the
 recovery point moves; above that point every epoch that has records is in their batches' headers, and one that has none
-is begun again at the same log end by whoever leads.
+is begun again at the same log end by the leader.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LeaderEpochs:
         return list(zip(self._epochs, self._starts, strict=True))
 
     def start(self, epoch: int, offset: int) -> bool:
-        """Begin `epoch` at `offset`; an epoch that is not above the latest changes nothing. Say if it did."""
+        """Begin `epoch` at `offset`; an epoch not above the latest changes nothing. Return whether it began."""
         if epoch <= self.latest:
             return False
         while self._starts and self._starts[-1] >= offset:
@@ -70,13 +70,13 @@ class LeaderEpochs:
         return self._epochs[index - 1] if index else -1
 
     def truncate_from(self, offset: int) -> None:
-        """Forget what began at or after `offset`, as the log's tail is cut there."""
+        """Forget epochs that began at or after `offset`, where the log's tail is cut."""
         while self._starts and self._starts[-1] >= offset:
             self._starts.pop()
             self._epochs.pop()
 
     def truncate_before(self, offset: int) -> None:
-        """Forget what ended before `offset`, as the log's head is cut there; the epoch of `offset` now starts there."""
+        """Forget epochs that ended before `offset`, where the head is cut; the epoch of `offset` now starts there."""
         index = bisect_right(self._starts, offset) - 1
         if index >= 0:
             del self._epochs[:index], self._starts[:index]
@@ -89,7 +89,7 @@ class LeaderEpochs:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> LeaderEpochs:
-        """Read what `to_bytes` wrote; ValueError when it is torn."""
+        """Read the form of `to_bytes`; ValueError for a torn file."""
         version, count, *lines = data.decode("ascii").split("\n")
         if version != "0" or len(lines) != int(count) + 1 or lines[-1]:
             raise ValueError(f"expected version 0 and {count} entries, found version {version} and {len(lines) - 1}")

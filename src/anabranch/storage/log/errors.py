@@ -1,4 +1,4 @@
-"""What a partition log refuses."""
+"""The errors of a partition log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a log has to sync to be durable, and how it writes an unsynced tail again after a sync failed.
+"""The files a log must sync to be durable, and the rewriting of an unsynced tail after a failed sync.
 
 The records of a segment are durable once its file is synced, and its name with it. The index of a finished segment is
 synced along the way; an index that cannot be stored makes the log slower, not less durable, and is tried again.
@@ -25,7 +25,7 @@ class Flush:
     directories: tuple[Path, ...]
     segments: tuple[Segment, ...]
     indexed: tuple[Segment, ...]
-    """Those whose index is among the files."""
+    """The segments whose index is among the files."""
     generation: int
     disk: Disk
 
@@ -47,7 +47,7 @@ def plan_flush(
     parent_durable: bool,
     disk: Disk,
 ) -> tuple[Flush, list[Segment]]:
-    """Choose what to sync of the segments that may be unsynced; also those whose index could not be stored now."""
+    """Choose the files to sync, of segments that may be unsynced, and the segments whose index was not stored."""
     segments: list[Segment] = []
     indexed: list[Segment] = []
     files: list[File] = []

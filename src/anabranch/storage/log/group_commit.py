@@ -15,7 +15,7 @@ from anabranch.storage.log.log import LocalLog
 
 
 class GroupCommit:
-    """Makes logs durable on behalf of all who wait for it."""
+    """Makes logs durable, with one sync for all waiters."""
 
     def __init__(self, syncs: Syncs | None = None) -> None:
         self._syncs = syncs or Syncs()
@@ -43,7 +43,7 @@ class GroupCommit:
     def commit_then(self, log: LocalLog, done: Told, flushed: Callable[[], None] | None = None) -> None:
         """Make all that `log` holds now durable, and call `done` with the OSError of the sync, or None.
 
-        `flushed` is called after each successful sync, before those who wait are told, to tell readers that the high
+        `flushed` is called after each successful sync, before the waiters, so that readers learn that the high
         watermark has moved.
         """
         others = self._next.get(log)
@@ -100,6 +100,6 @@ class GroupCommit:
 
 
 def _consume(future: asyncio.Future[None]) -> None:
-    """An error that nobody waits for any more is no surprise."""
+    """Retrieve the error of a commit without waiters, so that asyncio does not log it."""
     if not future.cancelled():
         future.exception()

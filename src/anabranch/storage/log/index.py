@@ -82,7 +82,7 @@ class _Entries:
             self._newest = []
 
     def last_not_above(self, value: int, item: int) -> int:
-        """The number of the last entry whose `item` is not above `value`; -1 if there is none."""
+        """The number of the last entry whose `item` is not above `value`; -1 without one."""
         if self._newest and self._newest[0][item] <= value:
             return self._stored + bisect_right(self._newest, value, key=lambda entry: entry[item]) - 1
         for number, page in self._pages.items():
@@ -138,7 +138,7 @@ class SparseIndex:
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
         self.unsynced = False
-        """Whether there is more in it than was synced."""
+        """Whether it has unsynced entries."""
         self._base = base_offset
         self._places = _Entries(disk, directory / f"{base_offset:020d}{INDEX_SUFFIX}{suffix}", _PLACE)
         self._times = _Entries(disk, directory / f"{base_offset:020d}{TIME_INDEX_SUFFIX}{suffix}", _TIME)
@@ -176,7 +176,7 @@ class SparseIndex:
         return self._base + offset, position, timestamp, self._base + timestamp_offset
 
     def load(self) -> bool:
-        """Take what the files hold; False when that is nothing, or they do not fit together."""
+        """Load the files; False if they are empty or do not fit together."""
         self._places.load()
         self._times.load()
         return 0 < len(self._places) == len(self._times)
@@ -196,13 +196,13 @@ class SparseIndex:
         self._times.cut(0)
 
     def store(self) -> tuple[File, ...]:
-        """Write what is not in the files yet; answer the files, for whoever wants to sync them."""
+        """Write the entries missing in the files; return the files, for a sync."""
         self._places.store()
         self._times.store()
         return self._places.file, self._times.file
 
     def release(self) -> None:
-        """Let go of the files until they are needed again."""
+        """Close the files until they are needed again."""
         self._places.release()
         self._times.release()
 

@@ -1,8 +1,8 @@
-"""The log of one partition: batches in segments, leader epochs, and what is durable of them (storage.md, section 2).
+"""The log of one partition: batches in segments, leader epochs, and their durability (storage.md, section 2).
 
     log start, recovery point <= flushed <= end          high watermark = flushed (fsync) or end (os)
 
-- `append` gives offsets and writes; nothing else moves the end forward. When it fails the log is what it was.
+- `append` gives offsets and writes; nothing else moves the end forward. When it fails the log is unchanged.
 - `flushed` moves only after a sync of every file with bytes below it, and of its name. After a failed sync the kernel
   may call the unsynced tail clean though it never reached the disk, so a later sync that succeeds proves nothing.
   Before the log takes appends again that tail is cut (fsync: nobody was promised it), or read back, checked, written
@@ -69,7 +69,7 @@ class LocalLog:
         self.end = 0
         self.flushed = 0
         self._seen = 0
-        """Up to where readers may have seen unsynced records, before the log was told to sync first."""
+        """The end of unsynced records that readers may have seen, from before the log synced first."""
         self.epochs = LeaderEpochs()
         self._observer: LogObserver = Unobserved()
         self._commits = commits
@@ -81,9 +81,9 @@ class LocalLog:
         self._epochs_file = EpochsFile(disk, directory)
         self._snapshots = Snapshots(disk, directory)
         self._late_indexes: list[Segment] = []
-        """Finished segments whose index is to be synced."""
+        """Finished segments whose index is not synced."""
         self._generation = 0
-        """Grows when the log is cut or a sync fails: a sync that began before says nothing about what came after."""
+        """Grows when the log is cut or a sync fails: a sync that began before proves nothing about later records."""
         self._failure: OSError | None = None
         self._resume_at_ms = 0
         self._doubtful_end = -1
@@ -143,13 +143,13 @@ class LocalLog:
         self.flushed = self.end
         self._snapshots.forget_above(self.end)
         self._directory_durable = point is not None
-        # What began at the recovery point or after it may have been written without a sync.
+        # Epochs from the recovery point on may have been written without a sync.
         synced = sound and (not loaded or loaded[-1][1] < (point or 0))
         self._epochs_file.durable = synced and self.epochs.entries == loaded
         self._epochs_file.written = self.epochs.entries == loaded and (sound or not loaded)
 
     def _load_epochs(self) -> bool:
-        """Read the epochs, from the batches if need be; whether the file tells them."""
+        """Read the epochs, from the batches if need be; return whether the file has them."""
         epochs = self._epochs_file.load()
         if epochs is not None:
             self.epochs = epochs
@@ -190,14 +190,14 @@ class LocalLog:
 
     @property
     def _recovery_point(self) -> int:
-        """The offset below which batches, and what the index says of them, are durable."""
+        """The offset below which batches, and their index entries, are durable."""
         point = next((segment.base_offset for segment in self._segments if segment.index.unsynced), self.flushed)
         return min(self.flushed, max(point, self._points.recovery_point(self._name) or 0))
 
     def close(self) -> None:
-        """Sync, write what the next opening needs to check nothing, and let go of the files. Blocks; OSError.
+        """Sync, write the files that spare the next opening its checks, and close the files. Blocks; OSError.
 
-        Checkpoints that are shared are only noted: who shares them saves them, once for all logs.
+        Shared checkpoints are only updated: their owner saves them, once for all logs.
         """
         if self._failure is None and self._segments:
             self._segments[-1].seal()
@@ -208,7 +208,7 @@ class LocalLog:
         self._segments = Segments()
 
     def _note_checkpoint(self) -> None:
-        """Record what a checkpoint would say, if that is news; save it if nobody else does."""
+        """Update the checkpoint if it changed; save it unless it is shared."""
         known = self._points.log_start(self._name), self._points.recovery_point(self._name)
         if known != (self.log_start, self._recovery_point) and (self.flushed > 0 or known != (None, None)):
             self._record_points()
@@ -226,7 +226,7 @@ class LocalLog:
         self._config = config
 
     def observe(self, observer: LogObserver) -> None:
-        """Tell `observer` of the log's changes; there is one."""
+        """Set the observer of the log's changes; a log has one."""
         self._observer = observer
 
     # -- appending -----------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class LocalLog:
         return max(self.flushed, self._seen) if self._config.durability is Durability.FSYNC else self.end
 
     def begin_flush(self) -> Flush:
-        """Say what has to be synced for everything appended so far to be durable; OSError after a failed sync."""
+        """Return the sync that makes everything appended so far durable; OSError after a failed sync."""
         if self._failure is not None:
             raise self._failure
         late, self._late_indexes = self._late_indexes, []
@@ -307,7 +307,7 @@ class LocalLog:
         return flush
 
     def end_flush(self, flush: Flush, error: OSError | None = None) -> bool:
-        """Take note of what a flush has done; False when it promises nothing, as it failed or the log was cut since."""
+        """Apply the result of a flush; False if it proves nothing, as it failed or the log was cut since."""
         if error is not None:
             self._failure = error
             self._resume_at_ms = 0
@@ -338,7 +338,7 @@ class LocalLog:
 
     @property
     def flush_due(self) -> bool:
-        """Whether a segment was finished and not synced yet: time for a flush also where nobody waits for one."""
+        """Whether a finished segment is not synced yet: a flush is due even without waiters."""
         return self._failure is None and self.flushed < self._segments[-1].base_offset
 
     def commit_then(self, done: Told) -> None:
@@ -352,7 +352,7 @@ class LocalLog:
         return self._commits.commit(self, self._observer.high_watermark_moved)
 
     def resume(self, now_ms: int) -> None:
-        """After a failed sync, cut what is in doubt and take appends again; OSError while the disk refuses."""
+        """After a failed sync, cut the uncertain tail and take appends again; OSError while the disk refuses."""
         if self._failure is not None:
             self._resume(now_ms)
 
@@ -577,14 +577,14 @@ class LocalLog:
     # -- snapshots of producer state -----------------------------------------------------------------------------
 
     def write_snapshot(self, data: bytes, *, only: bool = False) -> None:
-        """Keep `data`, what somebody knows of the log up to its end, beside it.
+        """Keep `data`, state derived from the log up to its end, beside it.
 
         Of others stays none, or the newest of a synced end: a power loss takes snapshots with the records they are of.
         """
         self._snapshots.write(data, self.end, flushed=self.flushed, only=only)
 
     def has_snapshot_from(self, offset: int) -> bool:
-        """Whether a snapshot tells everything about the records below `offset`, also after a power loss."""
+        """Whether a snapshot covers every record below `offset`, also after a power loss."""
         return self._snapshots.cover(offset, flushed=self.flushed)
 
     def snapshots(self) -> Iterator[tuple[int, bytes]]:

@@ -1,6 +1,6 @@
-"""Opening a log: what lies below the recovery point is as it was left, what lies above it is checked and may be cut.
+"""Opening a log: below the recovery point it is trusted, above it every batch is checked and the tail may be cut.
 
-In this order: finish or undo what a cleaner had begun; take in the segments, oldest first; from the recovery point on
+In this order: finish or undo an interrupted cleaning; take in the segments, oldest first; from the recovery point on
 check header, length, CRC and offsets of every batch, cut at the first that is not sound, drop what comes after it.
 Below the recovery point only what is cheap is checked (sizes, the index, the headers behind its last entry, that each
 segment ends where the next begins), and nothing is cut: a log that is broken there is offline.
@@ -28,11 +28,11 @@ SCAN_SIZE = 4 << 20
 CLEANED_SUFFIX = ".cleaned"
 """A compacted segment that is not finished, or not synced."""
 SWAP_SUFFIX = ".swap"
-"""A compacted segment that is finished and takes the place of those whose offsets it has."""
+"""A finished compacted segment that replaces the segments whose offsets it covers."""
 
 
 class Recovered(NamedTuple):
-    """What is in a log's directory."""
+    """The files of a log's directory."""
 
     segments: list[Segment]
     log_start: int
@@ -70,7 +70,7 @@ def recover(
     bases = scanner.drop_below(bases, start)
     scanner.end = bases[0] if bases else start
     if point <= start:
-        # What was synced is all deleted. A power loss may have brought files of it back, in any state.
+        # All synced records are deleted. A power loss may have brought files of them back, in any state.
         scanner.point = scanner.end
     for index, base in enumerate(bases):
         following = bases[index + 1] if index + 1 < len(bases) else None
@@ -105,7 +105,7 @@ class _Opening:
         self.segments: list[Segment] = []
         self.end = 0
         self.gaps = False
-        """Whether what is checked may have been compacted, so that offsets are missing in it."""
+        """Whether the checked segment may be compacted, so that offsets are missing in it."""
         self._disk = disk
         self._directory = directory
         self.point = point
@@ -133,7 +133,7 @@ class _Opening:
             self._disk.sync_directory(self._directory.parent)
 
     def take(self, base: int, following: int | None) -> bool:
-        """Take a segment in; False when records are missing at its end, so that what follows it is void."""
+        """Take a segment in; False if records are missing at its end, so that later segments are void."""
         segment = Segment(self._disk, self._directory, base, self._index_interval)
         segment.load()
         try:
@@ -237,7 +237,7 @@ def scan(
 
 
 def _tidy(disk: Disk, directory: Path) -> list[int]:
-    """Finish what was begun when the process ended; answer the base offsets of the segments."""
+    """Finish the interrupted operations; return the base offsets of the segments."""
     names = disk.names(directory)
     doomed = [directory / name for name in names if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp"))]
     bases = {int(name[: -len(LOG_SUFFIX)]) for name in names if name.endswith(LOG_SUFFIX)}

@@ -1,8 +1,8 @@
 """A segment: one file of record batches as they came from the wire, with a sparse index over it.
 
-Positions of the newest batches are remembered one by one, so that those who read at the tail search nothing. Older
+Positions of the newest batches are cached one by one, so that reads at the tail search nothing. Older
 ones are found through the index and, from there, by reading headers. Files are made at the first append, so that an
-empty partition costs nothing. What is read is checked as far as it is needed: DecodeError where no batch is.
+empty partition costs nothing. Reads check as much as they need: DecodeError for bytes that are no batch.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Segment:
         self.end = base_offset
         self.size = 0
         self.created = False
-        """Whether there is a file."""
+        """Whether the file exists."""
         self.durable_name = False
         """Whether the file's name was synced."""
         self.sealed = False
@@ -86,26 +86,26 @@ class Segment:
 
     @property
     def file(self) -> File:
-        """The open file; made if there is none."""
+        """The open file; created if missing."""
         if self._file is None:
             self._file = self._disk.open(self.path, create=not self.created)
             self.created = True
         return self._file
 
     def release(self) -> None:
-        """Let go of the files until they are needed again; slices keep theirs."""
+        """Close the files until they are needed again; slices keep theirs."""
         self._file = None
         self.index.release()
 
     # -- writing -------------------------------------------------------------------------------------------------
 
     def append(self, data: bytes | bytearray | memoryview) -> None:
-        """Write batches at the end; `note` each of them afterwards. After an error the segment is what it was."""
+        """Write batches at the end; `note` each of them afterwards. After an error the segment is unchanged."""
         file = self.file
         try:
             file.write(data, self.size)
         except OSError:
-            with contextlib.suppress(OSError):  # What is left behind the end is written over, or cut by recovery.
+            with contextlib.suppress(OSError):  # Bytes behind the end are overwritten, or cut by recovery.
                 file.truncate(self.size)
             raise
         self.size += len(data)
@@ -128,7 +128,7 @@ class Segment:
         self.note(header.base_offset, position, header.size, header.next_offset, header.max_timestamp)
 
     def seal(self) -> None:
-        """Nothing will be appended any more: forget what only the tail needs, write the index if the disk lets us."""
+        """Finish the segment: drop the state of the tail, write the index if the disk permits."""
         self.sealed = True
         self._recent_offsets, self._recent_positions = array("q"), array("q")
         with contextlib.suppress(OSError):
@@ -147,7 +147,7 @@ class Segment:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def locate(self, offset: int) -> int:
-        """The position of the batch that holds `offset`, or of the first one behind it; the size if there is none."""
+        """The position of the batch that holds `offset`, or of the first one behind it; the size without one."""
         if offset >= self.end:
             return self.size
         recent = self._recent_offsets
@@ -212,7 +212,7 @@ class Segment:
     def load_index(self, end: int | None = None) -> int:
         """Take in the batches before the offset `end`, by default all: from the index, or all headers if it is wrong.
 
-        Answer the position at which they end. DecodeError where there is no batch.
+        Return the position at which they end. DecodeError for bytes that are no batch.
         """
         if self.size == 0 or (end is not None and end <= self.base_offset):
             self.begin_anew()
@@ -273,7 +273,7 @@ class Segment:
     # -- removing ------------------------------------------------------------------------------------------------
 
     def remove(self) -> list[Path]:
-        """Take the files out of the log, under names that say so; answer these, to be removed for good."""
+        """Rename the files out of the log; return the new names, for their removal."""
         doomed = []
         for path in (self.path, *self.index.paths):
             if self._disk.exists(path):

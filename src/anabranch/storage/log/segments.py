@@ -1,4 +1,4 @@
-"""The segments of one log in the order of their offsets, and what is read of them.
+"""The segments of one log in the order of their offsets, and reads across them.
 
 The last segment is the active one. Of the others, which only readers open, one at a time is kept open. Where a sound
 batch is expected and none is found, the log is damaged: OfflineLogError, with the file and the reason.
@@ -46,7 +46,7 @@ class Segments(list[Segment]):
     def read(self, offset: int, size_max: int, limit: int) -> LogSlice | None:
         """Find batches from the one that holds `offset` on, in one segment and below `limit`, a batch boundary.
 
-        At least one batch, and otherwise not more than `size_max` bytes. None when there is nothing.
+        At least one batch, and otherwise at most `size_max` bytes. None without a batch.
         """
         segment = self[self.index_of(offset)]
         try:

@@ -31,7 +31,7 @@ class Snapshots:
                 self._disk.unlink(self._path(offset))
 
     def cover(self, offset: int, *, flushed: int) -> bool:
-        """Whether a snapshot tells everything about the records below `offset`, also after a power loss."""
+        """Whether a snapshot covers every record below `offset`, also after a power loss."""
         return any(offset <= other <= flushed for other in self._offsets())
 
     def newest_first(self, end: int) -> Iterator[tuple[int, bytes]]:

@@ -91,7 +91,7 @@ class EmbeddedMetadataStore:
         return await self._run(self._database.get, path)
 
     async def exists(self, path: str) -> bool:
-        """Tell whether a node has this path."""
+        """Return whether a node has this path."""
         return await self._run(self._database.exists, path)
 
     async def existing(self, paths: Iterable[str]) -> frozenset[str]:
@@ -168,7 +168,7 @@ class EmbeddedMetadataStore:
 class _Database:
     """The tree in a SQLite file. Every method blocks; after its making, one thread calls everything.
 
-    A change returns the version of the last node it gave new bytes, and what happened to which path, in order.
+    A change returns the version of the last node that it wrote, and the events of its paths, in order.
     """
 
     def __init__(self, path: Path) -> None:
