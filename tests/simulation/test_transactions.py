@@ -19,7 +19,8 @@ from anabranch.base.ids import COUNT_NOT_SAID, NO_TOPIC_ID, TopicPartition
 from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.outcome import Outcome, SetTimer
 from anabranch.machines.partition.appending import VERIFY, Duplicate, Redirect, Refuse, decide_append
-from anabranch.machines.partition.producers import Marker, ProducerTable, redirected
+from anabranch.machines.partition.markers import aliases, decide_marker
+from anabranch.machines.partition.producers import Marker, ProducerTable
 from anabranch.machines.transactions.coordinator import Coordinator, WriteMarkers
 from anabranch.machines.transactions.records import Record, decode_record, encode_record
 from anabranch.machines.transactions.settings import TransactionSettings
@@ -187,15 +188,18 @@ class World:
         effect, left = self.chance.choice(self.deliveries)
         at = self.chance.choice(sorted(left))
         named = self.partitions[at.partition]
-        targets = [(named, effect.producer_id)]
-        if at.partition in ANCESTOR:
-            alias = redirected(effect.producer_id, at.partition)
-            targets.append((self.partitions[ANCESTOR[at.partition]], alias))
+        ancestors = [self.partitions[ANCESTOR[at.partition]]] if at.partition in ANCESTOR else []
+        targets = [*aliases(effect.producer_id, at.partition, INITIAL, ancestors), (named, effect.producer_id)]
         for partition, producer_id in targets:
-            assert partition.table.check_marker(producer_id, effect.producer_epoch, 0) is OK
-            opened = partition.table.open_transaction(producer_id) is not None
-            own = partition is named and not partition.retiring
-            if opened or (own and partition.table.needs_marker(producer_id, effect.producer_epoch)):
+            verdict = decide_marker(
+                partition.table,
+                retiring=partition.retiring,
+                producer_id=producer_id,
+                producer_epoch=effect.producer_epoch,
+                coordinator_epoch=0,
+            )
+            assert verdict.error is OK
+            if verdict.append:
                 marker = Marker(effect.commit, 0)
                 partition.append(Entry(0, producer_id, effect.producer_epoch, -1, -1, marker))
         if self.faults and self.chance.random() < 0.3:

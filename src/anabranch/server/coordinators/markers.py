@@ -1,9 +1,7 @@
 """Markers: the end of a transaction, written into the logs of the partitions that it holds (WriteTxnMarkers).
 
-A marker may be written late, and again: where it would change nothing it is not written a second time. It is the one
-thing that a retiring partition still takes, and only to end a transaction that is open in it, so that its log never
-grows once it is empty of open transactions. A batch that was redirected from a retiring partition lies in a survivor
-under an alias of its producer; the marker for the partition that the producer named ends that one too.
+What becomes of a marker is decided in `machines.partition.markers`. It is durable when it is answered, unless its topic
+leaves that to the operating system. In a partition of `__consumer_offsets` the group coordinator writes it.
 """
 
 from __future__ import annotations
@@ -12,8 +10,7 @@ import asyncio
 from typing import Any
 
 from anabranch.base.errors import ApiError, ErrorCode
-from anabranch.base.limits import PRODUCER_ID_BITS
-from anabranch.machines.partition.producers import redirected
+from anabranch.machines.partition.markers import MarkerVerdict, aliases, decide_marker
 from anabranch.protocol.messages.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerPartitionResult,
@@ -72,7 +69,7 @@ class Markers:
 
     async def _end_in_group(self, partition: Partition, marker: WritableTxnMarker) -> ErrorCode:
         """Have the coordinator of groups write the marker, and decide the offsets that the transaction holds."""
-        error = partition.table.check_marker(marker.producer_id, marker.producer_epoch, marker.coordinator_epoch)
+        error = _verdict(partition, marker, marker.producer_id).error
         if error is not ErrorCode.NONE:
             return error
         try:
@@ -88,27 +85,22 @@ class Markers:
 
     def _aliases(self, marker: WritableTxnMarker, topic: str, number: int) -> list[tuple[Partition, int]]:
         """Where the producer's batches for the partition were redirected to, and are in an open transaction."""
-        if marker.producer_id >= 1 << PRODUCER_ID_BITS:
-            return []
         roles = (other.leadership for other in self._replicas.of(topic))
         role = next((role for role in roles if role is not None), None)
-        if role is None or number < role.initial_partition_count:
+        if role is None:
             return []
-        alias = redirected(marker.producer_id, number)
-        ancestors = self._replicas.ancestors_of(topic, number, role.initial_partition_count)
-        return [(other, alias) for other in ancestors if other.table.open_transaction(alias) is not None]
+        initial = role.initial_partition_count
+        return aliases(marker.producer_id, number, initial, self._replicas.ancestors_of(topic, number, initial))
 
     async def _append(self, partition: Partition, marker: WritableTxnMarker, producer_id: int) -> ErrorCode:
-        error = partition.unavailable()
-        if error is ErrorCode.NONE:
-            error = partition.table.check_marker(producer_id, marker.producer_epoch, marker.coordinator_epoch)
+        error = partition.unavailable() or _verdict(partition, marker, producer_id).error
         if error is not ErrorCode.NONE:
             return error
         now_ms = self._clock.now_ms()
         log, emptied = partition.log, False
         try:
             log.resume(now_ms)
-            if _due(partition, producer_id, marker.producer_epoch):
+            if _verdict(partition, marker, producer_id).append:  # Anew: to resume the log may have cut it.
                 emptied = partition.retiring and log.log_start == log.end
                 batch = end_transaction_marker(
                     producer_id,
@@ -134,7 +126,11 @@ class Markers:
         return ErrorCode.NONE
 
 
-def _due(partition: Partition, producer_id: int, producer_epoch: int) -> bool:
-    if partition.retiring:
-        return partition.table.open_transaction(producer_id) is not None
-    return partition.table.needs_marker(producer_id, producer_epoch)
+def _verdict(partition: Partition, marker: WritableTxnMarker, producer_id: int) -> MarkerVerdict:
+    return decide_marker(
+        partition.table,
+        retiring=partition.retiring,
+        producer_id=producer_id,
+        producer_epoch=marker.producer_epoch,
+        coordinator_epoch=marker.coordinator_epoch,
+    )
