@@ -38,7 +38,7 @@ LONGEST = (
     "conformance/test_client.py",
     "simulation/test_controller.py",
     "conformance/test_transactions.py",
-    "unit/records/test_columns.py",
+    "unit/records/arrow/test_decode.py",
     "properties/test_lineage.py",
     "end_to_end/test_broker_lifecycle.py",
     "conformance/test_group_migration.py",

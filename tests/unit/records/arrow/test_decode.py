@@ -1,8 +1,9 @@
+"""Bytes of batches, sound or hostile, become columns or an error in words."""
+
 from __future__ import annotations
 
 import gc
 import os
-import random
 import struct
 import subprocess
 import sys
@@ -12,40 +13,21 @@ import cramjam
 import numpy as np
 import pyarrow as pa
 import pytest
-from aiokafka.record.default_records import DefaultRecordBatch as AioBatch
 from aiokafka.record.default_records import DefaultRecordBatchBuilder as AioBuilder
-from kafka.record.default_records import DefaultRecordBatch as KafkaBatch
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaBuilder
 
 from anabranch.base.errors import DecodeError
 from anabranch.records import batch as b
 from anabranch.records.arrow.decode import COLUMN_TYPES, COLUMNS_DEFAULT, decode, decode_all
-from anabranch.records.arrow.encode import encode_partitioned, encode_records, hash_keys
+from anabranch.records.arrow.encode import encode_records
 from anabranch.records.arrow.warm import warm
 from anabranch.records.compression import Compression
-from anabranch.records.kernels import crc32c
-from anabranch.records.kernels.decode import decode_records
-from anabranch.records.kernels.encode import encode_batches
-
-RECORDS = [
-    (b"N14228", b"2013-01-01T05:15 UA1545 +2", 1_356_998_400_000, [("carrier", b"UA"), ("cancelled", None)]),
-    (None, b"", 1_356_998_400_500, []),
-    (b"", None, 1_356_998_399_000, [("", b"")]),
-    (b"k" * 70, b"v" * 70_000, 1_356_998_500_000, []),
-    *((b"N%05d" % (n % 300), b"leg %d" % n, 1_356_998_400_000 + n * 70, []) for n in range(1000)),
-]
+from tests.support.records import RECORDS, as_tuples
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _warm() -> None:
     warm()
-
-
-def as_tuples(records: pa.RecordBatch) -> list[tuple]:
-    return [
-        (row["key"], row["value"], row["timestamp"], [(entry["key"], entry["value"]) for entry in row["headers"]])
-        for row in records.to_pylist()
-    ]
 
 
 def peers_batch(builder_class: type, codec: Compression) -> bytes:
@@ -64,15 +46,6 @@ def test_what_other_clients_write_is_read(builder: type, codec: Compression) -> 
     decoded = decode(data)
     assert as_tuples(decoded.records) == RECORDS
     assert decoded.records.column("offset").to_pylist() == list(range(len(RECORDS)))
-
-
-@pytest.mark.parametrize("codec", list(Compression))
-@pytest.mark.parametrize("reader", [KafkaBatch, AioBatch])
-def test_other_clients_read_what_we_write(reader: type, codec: Compression) -> None:
-    data = bytes(encode_records(RECORDS, compression=codec))
-    batch = reader(data)
-    assert batch.validate_crc()
-    assert [(r.key, r.value, r.timestamp, list(r.headers)) for r in batch] == RECORDS
 
 
 def test_header_keys_that_are_no_text_are_replaced() -> None:
@@ -105,58 +78,6 @@ def test_buffers_are_aligned_as_arrow_wants_them() -> None:
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda data: np.frombuffer(data, np.uint8).data])
 def test_any_buffer_is_read(kind: type) -> None:
     assert as_tuples(decode(kind(bytes(encode_records(RECORDS)))).records) == RECORDS
-
-
-def test_a_wrong_checksum_is_found_unless_it_is_not_wanted() -> None:
-    data = encode_records(RECORDS)
-    b.stamp(data, 0, 700, 3)
-    data[-10] ^= 1
-    with pytest.raises(b.ChecksumError, match="offset 700"):
-        decode(data)
-    assert decode(data, check_crc=False).records.num_rows == len(RECORDS)
-    assert decode(data, start_offset=700 + len(RECORDS)).records.num_rows == 0
-
-
-SIZES = [*range(300), 383, 384, 385, 1023, 1024, 3071, 3072, 3073, 3455, 3456, 6144, 9999, 40_001]
-
-
-def test_checksums_of_the_kernels_are_those_of_the_library() -> None:
-    values = pa.array([bytes((n * 31 + size) % 256 for n in range(size)) for size in SIZES])
-    encoded = encode_partitioned(None, values, 0, batch_size_max=1)
-    assert len(encoded) == len(SIZES)
-    for batch in encoded:
-        b.check(batch.data, 0, b.parse_header(batch.data))
-        b.stamp_crc(batch.data)
-        assert decode(batch.data).records.num_rows == 1
-        batch.data[-1] ^= 0x80
-        with pytest.raises(b.ChecksumError):
-            decode(batch.data)
-
-
-def test_without_the_processors_instruction_checksums_are_computed_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(crc32c, "CHECKS_CRC", False)
-    data = encode_records(RECORDS)
-    b.check(data, 0, b.parse_header(data))
-    assert decode(data).records.num_rows == len(RECORDS)
-    data[-10] ^= 1
-    with pytest.raises(b.ChecksumError, match="offset 0"):
-        decode(data)
-
-
-@pytest.mark.parametrize("codec", list(Compression))
-def test_a_wrong_checksum_is_found_in_any_batch_of_many(codec: Compression) -> None:
-    data = bytearray()
-    for number in range(3):
-        batch = encode_records(RECORDS[:5], compression=codec)
-        b.stamp(batch, 0, 5 * number, 0)
-        data += batch
-    assert decode(data).records.num_rows == 15
-    data[2 * len(data) // 3 + 30] ^= 1
-    with pytest.raises(b.ChecksumError, match="offset 10"):
-        decode(data)
-    assert decode(data, end_offset=10).records.num_rows == 10
 
 
 def test_batches_out_of_order_do_not_keep_a_reader_for_ever() -> None:
@@ -302,107 +223,9 @@ def test_results_outlive_the_input_and_other_results() -> None:
         assert column.to_pylist() == [record[1] for record in RECORDS]
 
 
-def test_a_batch_takes_a_producer_after_it_is_encoded() -> None:
-    (encoded,) = encode_partitioned(None, pa.array([b"v"]), 5, partitions=3)
-    b.stamp_producer(encoded.data, 1 << 33, 2, 77)
-    header = b.parse_header(encoded.data)
-    b.check(encoded.data, 0, header)
-    assert (encoded.partition, header.producer_id, header.producer_epoch, header.base_sequence) == (3, 1 << 33, 2, 77)
-
-
-def test_nothing_to_encode_is_no_batch() -> None:
-    assert encode_partitioned(pa.array([], pa.binary()), pa.array([], pa.binary()), 0) == []
-    assert encode_partitioned(None, pa.nulls(0), np.empty(0, np.int64), None, np.empty(0, np.int32)) == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "error"),
-    [
-        ({"keys": pa.array([b"k"])}, ValueError),
-        ({"keys": pa.array([1, 2])}, TypeError),
-        ({"timestamps": np.zeros(3, np.int64)}, ValueError),
-        ({"partitions": np.zeros(3, np.int32)}, ValueError),
-        ({"partitions": np.array([0, -1], np.int32)}, ValueError),
-        ({"headers": pa.array([[], []], COLUMN_TYPES["headers"]).slice(1)}, ValueError),
-        ({"headers": pa.array(["a", "b"])}, TypeError),
-        ({"headers": pa.array([[{"key": None, "value": b""}], []])}, ValueError),
-        ({"headers": pa.array([[{"key": None, "value": b""}, {"key": "a", "value": b""}], []])}, ValueError),
-    ],
-)
-def test_columns_that_do_not_fit_are_refused_in_words(changes: dict, error: type[Exception]) -> None:
-    arguments = {"keys": None, "values": pa.array([b"a", b"b"]), "timestamps": 0} | changes
-    with pytest.raises(error, match=r"\d+ .* for 2 values|expected"):
-        encode_partitioned(**arguments)
-
-
-def test_headers_whose_values_are_all_null_are_written() -> None:
-    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.null())]))
-    headers = pa.array([[{"key": "a", "value": None}], None], kind)
-    (encoded,) = encode_partitioned(None, pa.array([b"v", b"w"]), 0, headers)
-    assert as_tuples(decode(encoded.data).records) == [(None, b"v", 0, [("a", None)]), (None, b"w", 0, [])]
-
-
-def test_columns_in_many_chunks_or_none() -> None:
-    keys = pa.chunked_array([[b"a"], [], [None, b"c"]], pa.binary())
-    (encoded,) = encode_partitioned(keys, pa.chunked_array([["x", "y"], ["z"]]), 0)
-    assert [row[:2] for row in as_tuples(decode(encoded.data).records)] == [(b"a", b"x"), (None, b"y"), (b"c", b"z")]
-    assert hash_keys(pa.chunked_array([], pa.binary())).tolist() == []
-
-
-def test_every_row_may_become_a_batch_of_its_own() -> None:
-    values = pa.array([b"%d" % n for n in range(500)])
-    encoded = encode_partitioned(None, values, 0, partitions=np.arange(500, dtype=np.int32) % 7, batch_size_max=1)
-    assert [batch.record_count for batch in encoded] == [1] * 500
-    assert [batch.first_row for batch in encoded] == sorted(range(500), key=lambda row: row % 7)
-
-
-def test_kernels_are_not_compiled_when_they_are_imported() -> None:
-    # A fresh interpreter would prove it too, but the dispatchers say it cheaper: they compile by signature, on call.
-    assert all(len(kernel.signatures) == 1 for kernel in (decode_records, encode_batches))
-
-
-def test_any_processor_reads_and_writes_the_same() -> None:
-    code = """
-from anabranch.records.kernels import crc32c, memory
-from tests.unit.records.test_columns import written_and_read
-assert not (crc32c.CHECKS_CRC or crc32c.FOLDS_CRC or memory.SQUEEZES)
-print(written_and_read())
-"""
-    environment = {**os.environ, "NUMBA_CPU_NAME": "generic"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.returncode) == (written_and_read() + "\n", 0), done.stderr[-2000:]
-
-
-def written_and_read() -> str:
-    data = encode_records(RECORDS)
-    return f"{bytes(data).hex()} {decode(data, columns=tuple(COLUMN_TYPES)).records.to_pylist()}"
-
-
 def test_decoding_touches_no_memory_that_other_threads_may_have() -> None:
     """What it keeps of a block of records lay in memory that was freed before it was used."""
     environment = os.environ | {"MALLOC_ARENA_MAX": "1"}  # so that all threads take from one heap
-    command = [sys.executable, "-m", "tests.unit.records.decode_beside_others"]
+    command = [sys.executable, "-m", "tests.unit.records.arrow.decode_beside_others"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-
-
-@pytest.mark.parametrize("batch_size_max", [200, 16 * 1024, 1 << 20])
-def test_rows_that_are_easy_to_write_come_out_as_others_do(batch_size_max: int) -> None:
-    """Wide offsets are no other records, but are written without the short cuts that narrow ones without nulls take."""
-    edges = [0, 1, 31, 32, 33, *range(60, 68), *range(126, 132), *range(8_180, 8_196), *range(16_380, 16_390)]
-    chance = random.Random(5)
-    sizes = [(key, value) for key in edges for value in chance.sample(edges, 12)]
-    chance.shuffle(sizes)
-    keys = pa.array([chance.randbytes(key) for key, _ in sizes])
-    values = pa.array([chance.randbytes(value) for _, value in sizes])
-    gaps = [0, 1, -1, 31, 32, 63, 64, -64, -65, 8_191, 8_192, -8_193, 1 << 40, -(1 << 40)]
-    timestamps = 1_700_000_000_000 + np.cumsum([chance.choice(gaps) for _ in sizes])
-    partitions = np.array([chance.choice((0, 0, 0, 1, 7)) for _ in sizes], np.int32)
-    wide = [column.cast(pa.large_binary()) for column in (keys, values)]
-    for to in (0, partitions):
-        easy = encode_partitioned(keys, values, timestamps, None, to, batch_size_max=batch_size_max)
-        other = encode_partitioned(*wide, timestamps, None, to, batch_size_max=batch_size_max)
-        assert [batch._replace(data=bytes(batch.data)) for batch in easy] == [
-            batch._replace(data=bytes(batch.data)) for batch in other
-        ]
-        assert sum(batch.record_count for batch in easy) == len(sizes)

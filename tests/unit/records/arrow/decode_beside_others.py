@@ -1,4 +1,4 @@
-"""Decode in one thread while others allocate and free what lies beside it: `test_columns` runs it in a process."""
+"""Decode in one thread while others allocate and free what lies beside it: `test_decode` runs it in a process."""
 
 from __future__ import annotations
 
