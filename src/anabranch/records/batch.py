@@ -5,7 +5,7 @@
 
 Length counts what follows it. The CRC-32C covers everything from the attributes on, so base offset and leader epoch
 can be stamped without touching it. Nothing here looks inside records, except for a transaction's end marker, and
-nothing here needs NumPy. Functions named `stamp*` write in place, functions named `with_*` answer a copy.
+nothing here needs NumPy. Functions named `stamp*` write in place, functions named `with_*` return a copy.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class BatchHeader(NamedTuple):
 
 
 class EndTransactionMarker(NamedTuple):
-    """What a control batch says: the producer's transaction ended here."""
+    """The end of a producer's transaction, as a control batch marks it."""
 
     producer_id: int
     producer_epoch: int
@@ -126,8 +126,8 @@ def parse_header(buffer: Bytes, position: int = 0, left: int | None = None) -> B
     """Read and check the header of the batch at `position`.
 
     All of the batch must be in the buffer or, when only a part of a file was read, in the `left` bytes of the file.
-    What it checks holds for everyone after it: the size, magic 2, a known codec, offsets that fit, a record count that
-    the size allows. The checksum it does not look at (`check`).
+    Callers rely on the checks: the size, magic 2, a known codec, offsets that fit, a record count that the offsets
+    allow. The checksum is not compared (`check`).
     """
     read = len(buffer) - position
     left = read if left is None else left
@@ -209,7 +209,7 @@ def stamp_producer(
     *,
     transactional: bool = False,
 ) -> None:
-    """Write who sent the batch at `position`, and as which in his sequence, in place.
+    """Write the producer, and the sequence number, of the batch at `position`, in place.
 
     The checksum of a large batch is not taken anew, but changed as those bytes are: a wrong one stays wrong.
     """

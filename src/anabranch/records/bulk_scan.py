@@ -1,8 +1,8 @@
-"""Where the keys and values of many small batches lie, found by NumPy: a coordinator's log is read with it.
+"""The positions of the keys and values of many small batches, found by NumPy: for the logs of coordinators.
 
 A coordinator's log has about as many batches as records, and the compiled kernels take longer to load than they would
-save there. So the headers are walked in Python, and then the first records of all batches are taken apart at once,
-then the second ones, and so on. Import it where it is needed: a broker that starts has no NumPy.
+save. So the headers are walked in Python, and then the first records of all batches are taken apart at once, then the
+second ones, and so on. The module is imported where it is needed: a broker starts without NumPy.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Spans(NamedTuple):
 
 
 def walk(data: bytes | memoryview) -> Walked:
-    """Find the batches in `data`; a last one that is not all there is left out. DecodeError where there is none."""
+    """Find the batches in `data`; an incomplete last one is left out. DecodeError where the bytes are no batch."""
     starts: list[int] = []
     position, last = 0, len(data) - HEADER_SIZE
     length_at = _LENGTH.unpack_from

@@ -1,4 +1,4 @@
-"""CRC-32C of bytes that change in one place: what the change does to it, without another look at all that follows.
+"""The CRC-32C of bytes that change in one place, without reading the bytes that follow.
 
 A CRC is linear: that of a change among zeros, added to that of the bytes before the change, is that of the bytes after
 it. What zeros make of a CRC is a matrix of bits, and of twice as many zeros, its square.

@@ -17,7 +17,7 @@ import cramjam
 from anabranch.base.errors import DecodeError
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
-"""Bytes that someone else owns; memoryviews are of single bytes."""
+"""Bytes that the caller owns; memoryviews are of single bytes."""
 
 
 class Compression(IntEnum):

@@ -62,7 +62,7 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
     "key_hash": pa.int32(),
     "leader_epoch": pa.int32(),
 }
-"""What `decode` can answer: timestamps in ms, their type (0 create time, 1 log append time), the placement hash."""
+"""The columns of `decode`: timestamps in ms, their type (0 create time, 1 log append time), the placement hash."""
 COLUMNS_DEFAULT = ("offset", "timestamp", "key", "value", "headers")
 EXPANDED_SIZE_MAX = MESSAGE_SIZE_MAX * DECOMPRESSION_RATIO_MAX
 """Default bound of one batch's records while they are not compressed."""
@@ -80,7 +80,7 @@ class Decoded(NamedTuple):
 
     records: pa.RecordBatch
     next_offset: int
-    """Where to go on: everything before it was looked at."""
+    """The offset to go on from: everything before it is decoded or left out."""
     complete: bool
     """Whether all of the buffer's batches were; if not, decode the same buffer again from `next_offset`."""
 
@@ -101,7 +101,7 @@ def decode(
 
     Kept are records with `start_offset <= offset < end_offset` whose place in the key range (wire.md, section 4) lies
     in `key_range`, both ends included. An incomplete last batch is ignored, control batches are passed over. With
-    `aborted` (producer id and first offset of every aborted transaction, as a fetch answers them) so are the records
+    `aborted` (producer id and first offset of every aborted transaction, as in a fetch response) so are the records
     of those. `size_max` bounds each batch's records while they are not compressed. Anything malformed in what is
     looked at raises DecodeError naming the offset of its batch.
     """
@@ -216,7 +216,7 @@ def _pass_over_aborted(buffer: Bytes, table: NDArray[np.int64], aborted: Sequenc
 
 
 def _expand(view: memoryview, table: NDArray[np.int64], scratch: list[memoryview], size_max: int, stop: int) -> int:
-    """Expand compressed batches into scratch memory until `stop` bytes are out; answers how many rows are ready."""
+    """Expand compressed batches into scratch memory until `stop` bytes are out; returns how many rows are ready."""
     total = 0
     room = memoryview(b"")
     address = used = 0
@@ -288,7 +288,7 @@ _BUFFERS: dict[str, tuple[_Buffer, ...]] = {
 
 
 def _message_column(name: str) -> tuple[int, ...]:
-    """What the kernel is told of a column to say where it is."""
+    """Describe a column to the kernel that writes the message: the fields of `plan` from COLUMN_VALIDITY on."""
     *before, data = _BUFFERS[name]
     validity = before[0].field if before else 0
     ends = before[1].field if len(before) > 1 else 0
@@ -297,7 +297,7 @@ def _message_column(name: str) -> tuple[int, ...]:
 
 
 class _Shape:
-    """What `decode` is asked for, as the kernel is told it: the buffers of its columns, and the message about them."""
+    """The columns that `decode` shall give, as the kernels read them: their buffers, and the message about these."""
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         for name in columns:
@@ -319,9 +319,9 @@ class _Shape:
         if envelope is not None:
             self.message_size = envelope.size
             self._text = np.frombuffer(envelope.message, np.uint8)
-            fields = [address_of(self._text), envelope.size, envelope.body_size_at, envelope.rows_at]
-            fields += [envelope.nodes_at, envelope.buffers_at]
-            self.message = np.array([*fields, *(number for name in flat for number in _message_column(name))], np.int64)
+            head = [address_of(self._text), envelope.size, envelope.body_size_at, envelope.rows_at]
+            head += [envelope.nodes_at, envelope.buffers_at]
+            self.message = np.array([*head, *(number for name in flat for number in _message_column(name))], np.int64)
 
 
 _shape = lru_cache(maxsize=256)(_Shape)

@@ -52,7 +52,7 @@ class EncodedBatch(NamedTuple):
 
 
 def hash_keys(keys: pa.Array | pa.ChunkedArray) -> NDArray[np.int32]:
-    """Hash a column of keys for placement: `murmur2 & 0x7fffffff`, and -1 where there is no key."""
+    """Hash a column of keys for placement: `murmur2 & 0x7fffffff`, and -1 for a null key."""
     column = _Values.of(keys, "keys")
     hashes = np.empty(column.rows, np.int32)
     if column.fields is None:
@@ -210,7 +210,7 @@ def _plan_headers(
     plan: NDArray[np.int64],
     held: list[Any],
 ) -> int:
-    """Describe the headers to the kernel; answers how many bytes they may take."""
+    """Describe the headers to the kernel; returns how many bytes they may take."""
     if isinstance(headers, pa.ChunkedArray):
         headers = headers.combine_chunks() if headers.num_chunks != 1 else headers.chunk(0)
     kind = headers.type

@@ -1,7 +1,7 @@
 """Columns that lie in memory already, made an Arrow record batch in one step.
 
-To make an array of each column, and a batch of the arrays, costs more than to decode some hundred records. Arrow's IPC
-format says the same with a message in front of the memory: how many rows there are, and where in it the buffers lie.
+Making an array of each column, and a batch of the arrays, costs more than decoding some hundred records. Arrow's IPC
+format describes the same by a message in front of the memory: the number of rows, and where in it the buffers lie.
 The message of a schema is written once, by Arrow itself; only its numbers are filled in for each batch, by the kernel
 that fills the memory.
 """
@@ -32,27 +32,27 @@ class Envelope:
         """Without its numbers."""
         root = _follow(sample, _PREFIX_SIZE)
         self.body_size_at = _field(sample, root, _BODY_SIZE)
-        """Where in the message is how many bytes follow it."""
+        """Position in the message of the size of what follows it."""
         header = _follow(sample, _field(sample, root, _HEADER))
         self.rows_at = _field(sample, header, _ROWS)
-        """Where it says how many rows there are."""
+        """Position of the number of rows."""
         self.nodes_at = _follow(sample, _field(sample, header, _NODES)) + 4
-        """Where for each column its rows and its nulls come."""
+        """Position of the number of rows and of nulls of each column."""
         self.buffers_at = _follow(sample, _field(sample, header, _BUFFERS)) + 4
-        """Where for each buffer of the columns comes where it begins behind the message, and how many bytes it has."""
+        """Position of where each buffer begins behind the message, and of its size."""
 
     def read(self, memory: pa.Buffer, start: int) -> pa.RecordBatch:
-        """Take the message in `memory` at `start`, with its numbers filled in, and what is behind it for a batch."""
+        """Make a record batch of the message in `memory` at `start`, numbers filled in, and the buffers behind it."""
         return pa.ipc.read_record_batch(memory.slice(start), self._schema)
 
 
 def _follow(message: bytes, at: int) -> int:
-    """Where an offset of a flatbuffer leads."""
+    """Return the position that an offset of a flatbuffer leads to."""
     return int(at + _INT32.unpack_from(message, at)[0])
 
 
 def _field(message: bytes, table: int, number: int) -> int:
-    """Where a field of a flatbuffer's table is."""
+    """Return the position of a field of a flatbuffer's table."""
     fields = table - _INT32.unpack_from(message, table)[0]
     place: int = _UINT16.unpack_from(message, fields + 4 + 2 * number)[0]
     assert place, "the field is not there"

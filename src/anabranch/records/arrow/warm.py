@@ -11,7 +11,7 @@ from anabranch.records.batch import OFFSET_MAX
 
 
 def warm() -> None:
-    """Load every kernel from the cache, or compile it, so that nobody waits for it later."""
+    """Load every kernel from the cache, or compile it."""
     keys = pa.array([b"a", None])
     headers = pa.array([[{"key": "k", "value": b"v"}], []], COLUMN_TYPES["headers"])
     hash_keys(keys)

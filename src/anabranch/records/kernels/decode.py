@@ -110,7 +110,7 @@ _CARRIED = 0x7F7F_7F7F_7F7F_7F7F
 def _front(word: int) -> tuple[int, int, int, int, int, int, int]:
     """Find the numbers in the first eight bytes of a record: its size, attributes, the deltas of timestamp and offset.
 
-    Answers how far behind the record's start the key's length comes, 0 if the numbers do not fit or are negative; the
+    Returns how far behind the record's start the key's length comes, 0 if the numbers do not fit or are negative; the
     width of the size; what `word` shares with all words that are laid out alike, and in which bits; and the bits that
     hold the size, the zigzag delta of the timestamp, and the delta of the offset.
     """
@@ -142,7 +142,7 @@ def _front(word: int) -> tuple[int, int, int, int, int, int, int]:
 def _length(word: int) -> tuple[int, int, int, int, int]:
     """Find the length of a key or a value in the eight bytes where it begins.
 
-    Answers its width, 0 if it is longer or less than -1; what `word` shares with all words that are laid out alike,
+    Returns its width, 0 if it is longer or less than -1; what `word` shares with all words that are laid out alike,
     and in which bits; the bits that hold the length; and whether it is -1, with none of them.
     """
     ends = ~word & _CONTINUED
@@ -167,7 +167,7 @@ def _prepare(validity: int, ends: int, rows: int) -> None:
 def _gather(
     lengths: int, rows: int, row: int, data: int, size: int, ends: int, validity: int, limit: int
 ) -> tuple[int, int]:
-    """Move a block of one column, behind the `size` bytes that are there; answers the new size and the nulls."""
+    """Move a block of one column, behind the `size` bytes that are there; returns the new size and the nulls."""
     nulls = 0
     ends += 4 * row + 4
     for place in range(rows):
@@ -206,7 +206,7 @@ def _take_plain(
 
     They have a key, a value of at most 2 KiB and no headers, numbers of few bytes, and end so far before the end of
     memory that whole words can be read and copied: the processor copies one while it finds the next, where two
-    loops would each wait for themselves. Columns whose data is at 0 are not wanted. Answers how many
+    loops would each wait for themselves. Columns whose data is at 0 are not wanted. Returns how many
     records were taken, the address behind them, the offset delta of the last one, and the sizes of keys and values.
     """
     key_ends += 4 * row + 4
@@ -325,7 +325,7 @@ def decode_records(
     The plan is that of `lay_out` and the bounds; its places are counted from `base`, and `body_size` is where they end.
     Records are taken a block at a time. As long as they are plain and all wanted, they are scanned and moved at once
     (`_take_plain`); of others one tight loop finds out where everything is, then one for each column moves it while
-    the block is in the nearest cache. Where there is a message, it is written in front of `base`.
+    the block is in the nearest cache. A message, if any, is written in front of `base`.
     """
     for field in range(TO_OFFSETS, TO_HEADERS_AT + 1):
         if plan[field]:

@@ -38,17 +38,17 @@ from anabranch.records.kernels.memory import (
 HEADER_OVERHEAD_MAX = 10
 """A record header's bytes beside its key and value, at most."""
 
-# What `encode_batches` is told beside the columns (keys, values, header keys, header values).
+# The plan of `encode_batches`, beside the columns (keys, values, header keys, header values).
 ROWS, PARTITIONS_AT, SHARES_AT, TIMESTAMPS_AT, TIMESTAMP, TARGET, BATCH_SIZE_MAX, STAMPED_BY = 0, 1, 2, 3, 4, 5, 6, 7
 LISTS_AT, LISTS_WIDE, LISTS_VALIDITY, LISTS_FIRST, SIZE_IN_ALL = 8, 9, 10, 11, 12
 ENCODE_FIELDS = 13
 KEYS, VALUES, HEADER_KEYS, HEADER_VALUES = 0, 1, 2, 3
 
-# What is known of each partition while rows are encoded: the bytes and rows that are its share, and its present batch.
+# A partition while rows are encoded: the bytes and rows that are its share, and its present batch.
 SHARE, SHARE_ROWS, WRITTEN_TO, BATCH_AT, BATCH_ROWS, BATCH_FIRST, BATCH_BASE, BATCH_MAX = 0, 1, 2, 3, 4, 5, 6, 7
 SHARE_FIELDS = 8
 
-# Columns of the table of batches that `encode_batches` answers.
+# Columns of the table of batches that `encode_batches` fills.
 AT, BYTES, PARTITION, FIRST, COUNT = 0, 1, 2, 3, 4
 ENCODED_FIELDS = 5
 _SMALL = 1 << 14
@@ -59,7 +59,7 @@ _SMALL = 1 << 14
 def share_rows(columns: NDArray[np.int64], plan: NDArray[np.int64], partition_count: int) -> tuple[int, int]:
     """Find out which room each partition's batches need at most, and where in the target it begins, as WRITTEN_TO.
 
-    Answers the room and the number of batches in all.
+    Returns the room and the number of batches in all.
     """
     shares_at = plan[SHARES_AT]
     if plan[PARTITIONS_AT]:
@@ -117,7 +117,7 @@ def _varint_size(zigzag: int) -> int:
 
 @inlined
 def _put_varint(at: int, zigzag: int) -> int:
-    """Write a number that is zigzag already; answers the address behind it."""
+    """Write a number that is zigzag already; returns the address behind it."""
     while zigzag & ~0x7F:
         put8(at, (zigzag & 0x7F) | 0x80)
         zigzag = (zigzag >> 7) & (INT64_MAX >> 6)
@@ -142,7 +142,7 @@ def _put_small(at: int, number: int) -> int:
 
 @inlined
 def _put_bytes(at: int, present: bool, source: int, size: int, limit: int) -> int:
-    """Write a length and that many bytes, or the length -1; answers the address behind them."""
+    """Write a length and that many bytes, or the length -1; returns the address behind them."""
     if not present:
         put8(at, 1)
         return at + 1
@@ -161,7 +161,7 @@ def encode_batches(
     here and there is waited for, memory that is written here and there is not. Every batch gets its header, with the
     checksum if there are tables for it. WRITTEN_TO of a partition's share says where its batches begin; there must be
     room for the sum of all its bytes, the overheads and the slack. The table has a row for every batch that
-    can come out. Answers how many did.
+    can come out. Returns how many did.
     """
     timestamps_at = plan[TIMESTAMPS_AT]
     partitions = plan[PARTITIONS_AT]
@@ -270,7 +270,7 @@ def encode_batches(
 
 @called
 def _end_batch(table: NDArray[np.int64], row: int, plan: NDArray[np.int64], share: int) -> int:
-    """Give a partition's present batch its header, and enter it in the table; answers the next row of that."""
+    """Give a partition's present batch its header, and enter it in the table; returns the next row of that."""
     at, end, count = i64(share + 8 * BATCH_AT), i64(share + 8 * WRITTEN_TO), i64(share + 8 * BATCH_ROWS)
     base_timestamp, max_timestamp = i64(share + 8 * BATCH_BASE), i64(share + 8 * BATCH_MAX)
     _put_header(at, end, count, base_timestamp, max_timestamp, plan[STAMPED_BY])

@@ -216,7 +216,7 @@ def to_zigzag(value: int) -> int:
 
 @inlined
 def from_zigzag(value: int) -> int:
-    """What a zigzag number stands for."""
+    """Return the number that a zigzag number stands for."""
     return ((value >> 1) & INT64_MAX) ^ -(value & 1)
 
 

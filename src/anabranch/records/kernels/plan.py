@@ -19,37 +19,37 @@ from anabranch.records.kernels.memory import ALIGNMENT, INT64_MAX, MASK_32, SLAC
 RECORD_SIZE_MIN = 7
 """The fewest bytes of a record: six fields of one byte and the attributes."""
 MALFORMED = -1
-"""The answer of a kernel that met bytes that cannot be."""
+"""Returned by a kernel that met malformed bytes."""
 CORRUPT = -2
-"""The answer of a kernel that met bytes that their checksum was not made of."""
+"""Returned by a kernel that met bytes that do not fit their checksum."""
 
 # Columns of the table of batches, one row each: where its records lie in memory, and its header.
 START, END, LIMIT, BASE_OFFSET, LAST_OFFSET_DELTA, LEADER_EPOCH, ATTRIBUTES = 0, 1, 2, 3, 4, 5, 6
 BASE_TIMESTAMP, MAX_TIMESTAMP, PRODUCER_ID, RECORD_COUNT, POSITION, SIZE, CRC = 7, 8, 9, 10, 11, 12, 13
 BATCH_FIELDS = 14
 
-# What `decode_records` is told: bounds, and the address of every column it fills (0: not wanted).
+# The plan of `decode_records`: bounds, and the address of every column that it fills (0: not wanted).
 FROM_OFFSET, TO_OFFSET, RANGED, RANGE_START, RANGE_END = 0, 1, 2, 3, 4
 TO_OFFSETS, TO_TIMESTAMPS, TO_TIMESTAMP_TYPES, TO_LEADER_EPOCHS, TO_HASHES = 5, 6, 7, 8, 9
 TO_KEY_ENDS, TO_KEY_DATA, TO_KEY_VALIDITY, TO_VALUE_ENDS, TO_VALUE_DATA, TO_VALUE_VALIDITY = 10, 11, 12, 13, 14, 15
 TO_HEADERS_AT, CHECKED_BY, RECORDS_MAX = 16, 17, 18
 DECODE_FIELDS = 19
 
-# A row of a layout, which says for each buffer of an answer the field of the plan, bits for each record, bytes beside,
-# and whether it is the data of values, of a size that only the records tell.
+# A row of a layout, one for each buffer: the field of the plan, bits for each record, bytes beside, and whether the
+# buffer is the data of values, of a size that only the records tell.
 BUFFER_FIELD, RECORD_BITS, BYTES_BESIDE, IS_DATA = 0, 1, 2, 3
 
-# What `decode_records` is told of the message in front of the buffers (`envelope`): where a copy of it is and its size,
-# and where in it the numbers are.
+# The message in front of the buffers (`arrow.ipc`), for `decode_records`: the address of a copy, the size, and the
+# positions of the numbers in it.
 MESSAGE_AT, MESSAGE_SIZE, BODY_SIZE_AT, ROWS_AT, NODES_AT, BUFFERS_AT = 0, 1, 2, 3, 4, 5
 MESSAGE_FIELDS = 6
 
 # Behind that for each column: the fields of the plan that its buffers have (0: none), the bytes of data for each record
-# (0: it is the data of values), and the fields of what is answered that tell its nulls and its size.
+# (0: it is the data of values), and the fields of the answer that tell its nulls and its size.
 COLUMN_VALIDITY, COLUMN_ENDS, COLUMN_DATA, RECORD_SIZE, NULLS_AT, SIZE_AT = 0, 1, 2, 3, 4, 5
 MESSAGE_COLUMN_FIELDS = 6
 
-# What `decode_records` answers.
+# The answer of `decode_records`, an array that the caller owns.
 ROWS, KEY_SIZE, KEY_NULLS, VALUE_SIZE, VALUE_NULLS, HEADER_COUNT, HEADER_SIZES, AT_BATCH = 0, 1, 2, 3, 4, 5, 6, 7
 DECODED_FIELDS = 8
 BLOCK = 128
@@ -80,7 +80,7 @@ def count_batches(address: int, size: int) -> int:
 
 @kernel
 def read_headers(address: int, size: int, table: NDArray[np.int64]) -> int:
-    """Fill the table of batches; answers how many are sound, which is fewer than its rows if one is not."""
+    """Fill the table of batches; returns how many are sound, fewer than the table's rows if one is not."""
     position = 0
     limit = address + size
     for row in range(len(table)):
@@ -126,7 +126,7 @@ def read_headers(address: int, size: int, table: NDArray[np.int64]) -> int:
 def choose_batches(table: NDArray[np.int64], from_offset: int, to_offset: int) -> tuple[int, int]:
     """Move the rows of batches to decode to the front of the table: all but control batches and those out of bounds.
 
-    Answers how many they are, and the highest offset of all batches, -1 if there are none.
+    Returns how many they are, and the highest offset of all batches, -1 if there are none.
     """
     count = 0
     highest = -1
@@ -146,7 +146,7 @@ def choose_batches(table: NDArray[np.int64], from_offset: int, to_offset: int) -
 def next_batches(table: NDArray[np.int64], first: int, count: int, size_max: int) -> tuple[int, int]:
     """Take rows from `first` on, below `count`: at most `size_max` bytes or one batch.
 
-    Answers the first row that is not taken, and whether any that is taken is compressed.
+    Returns the first row that is not taken, and whether any that is taken is compressed.
     """
     size = 0
     compressed = 0
@@ -160,7 +160,7 @@ def next_batches(table: NDArray[np.int64], first: int, count: int, size_max: int
 
 @kernel
 def lay_out(table: NDArray[np.int64], first: int, end: int, layout: NDArray[np.int64], plan: NDArray[np.int64]) -> int:
-    """Find room for all buffers of an answer, each aligned and followed by `SLACK`; answers where they end.
+    """Find room for all buffers of an answer, each aligned and followed by `SLACK`; returns where they end.
 
     Puts down in the plan where each buffer is, none at 0, and how many records the batches claim. MALFORMED if one of
     them claims more than its bytes can hold.
