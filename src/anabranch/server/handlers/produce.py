@@ -1,4 +1,7 @@
-"""Produce (API 0). Everything up to the append happens before the handler returns; only durability is awaited."""
+"""Produce (API 0): translates; `server.partitions.appending` appends.
+
+Everything up to the append happens before the handler returns; only durability is awaited.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def handle_produce(
 ) -> ProduceResponse | Awaitable[ProduceResponse] | None:
     """Append every partition's batches in order; None where the client wants no answer (acks=0)."""
     replicas = broker.replicas
-    pending: _Pending | None = None
+    unsynced: _UnsyncedResponse | None = None
     topics: list[TopicProduceResponse] = []
     refusal = ErrorCode.NONE if request.acks in (NO_ACKS, LEADER_ACK, ALL_ACKS) else ErrorCode.INVALID_REQUIRED_ACKS
     check_transaction = _transaction_check(broker, request.transactional_id, call.api_version)
@@ -61,26 +64,25 @@ def handle_produce(
                 error_message=produced.message,
             )
             answers.append(answer)
-            for unsynced in produced.unsynced:
+            for appended_to in produced.unsynced:
                 if request.acks == ALL_ACKS:
-                    pending = pending or _Pending()
-                    replicas.commit_then(unsynced, pending.told_of(answer))
+                    unsynced = unsynced or _UnsyncedResponse()
+                    replicas.commit_then(appended_to, unsynced.wait_for(answer))
                 else:
-                    replicas.commit(unsynced)
-            unwaited = not produced.unsynced and produced.error is ErrorCode.NONE
-            if unwaited and partition is not None and partition.log.flush_due:
-                replicas.commit(partition)
+                    replicas.commit(appended_to)
+            if partition is not None and produced.error is ErrorCode.NONE and not produced.unsynced:
+                replicas.commit_if_due(partition)
         topics.append(TopicProduceResponse(name=topic.name, partition_responses=answers))
     response = ProduceResponse(responses=topics)
     if request.acks == NO_ACKS:
         if any(answer.error_code for topic in topics for answer in topic.partition_responses):
             raise CloseConnectionError("a produce without acks went wrong")
         return None
-    return response if pending is None else pending.when_durable(response)
+    return response if unsynced is None else unsynced.when_synced(response)
 
 
 def _transaction_check(broker: BrokerContext, transactional_id: str | None, version: int) -> TransactionCheck:
-    """What asks the coordinator of the request's transaction, which is in this process, and words its refusal."""
+    """Make the check of the request's transaction: it asks the coordinator, and words a refusal for the producer."""
     if transactional_id is None:
         return no_transaction
     named = transactional_id
@@ -91,7 +93,7 @@ def _transaction_check(broker: BrokerContext, transactional_id: str | None, vers
         return {
             ErrorCode.INVALID_TXN_STATE: unknown,
             ErrorCode.PRODUCER_FENCED: ErrorCode.INVALID_PRODUCER_EPOCH,
-            # The producer only knows these from its coordinator; it repeats the batch for this one.
+            # A producer expects these from its coordinator only; for this code it repeats the batch.
             ErrorCode.CONCURRENT_TRANSACTIONS: ErrorCode.NOT_ENOUGH_REPLICAS,
             ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: ErrorCode.NOT_ENOUGH_REPLICAS,
             ErrorCode.COORDINATOR_NOT_AVAILABLE: ErrorCode.NOT_ENOUGH_REPLICAS,
@@ -106,32 +108,32 @@ def _view(data: PartitionProduceData) -> memoryview:
     return data.records
 
 
-class _Pending:
+class _UnsyncedResponse:
     """A response that is sent when all records that it acknowledges are durable."""
 
-    __slots__ = ("_answers", "_durable")
+    __slots__ = ("_synced", "_syncs")
 
     def __init__(self) -> None:
-        self._answers = 0
-        """Those that are not known yet."""
-        self._durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._syncs = 0
+        """The syncs that are not over."""
+        self._synced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def told_of(self, answer: PartitionProduceResponse) -> Told:
-        """What is to be called when the records of one answer are durable, or cannot be."""
-        self._answers += 1
+    def wait_for(self, answer: PartitionProduceResponse) -> Told:
+        """Wait for one more sync; give the function to be called when it is over, or has failed."""
+        self._syncs += 1
 
-        def told(error: OSError | None) -> None:
+        def on_synced(error: OSError | None) -> None:
             if error is not None:
                 answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
                 answer.base_offset = -1
                 answer.error_message = f"The disk refuses: {error.strerror}."
-            self._answers -= 1
-            if not self._answers and not self._durable.done():
-                self._durable.set_result(None)
+            self._syncs -= 1
+            if not self._syncs and not self._synced.done():
+                self._synced.set_result(None)
 
-        return told
+        return on_synced
 
-    async def when_durable(self, response: ProduceResponse) -> ProduceResponse:
-        """Answer the response then."""
-        await self._durable
+    async def when_synced(self, response: ProduceResponse) -> ProduceResponse:
+        """Answer the response when every sync is over."""
+        await self._synced
         return response

@@ -371,6 +371,11 @@ class Replicas:
         """As `commit`; calls `done` with the OSError of the sync, or None."""
         partition.log.commit_then(done)
 
+    def commit_if_due(self, partition: Partition) -> None:
+        """Sync a segment that was finished where no request waits for it."""
+        if partition.log.flush_due:
+            partition.log.commit()
+
     async def keep_up(self, producer_idle_max_ms: int) -> None:
         """Delete what is past its retention, forget idle producers, keep the others."""
         now_ms = self._clock.now_ms()

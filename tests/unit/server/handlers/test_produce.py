@@ -1,0 +1,192 @@
+"""Produce: what is refused before anything is looked up, and when the response is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import TopicPartition
+from anabranch.machines.controller.topics import INTERNAL_TOPICS
+from anabranch.protocol.messages.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from anabranch.records.batch import TRANSACTIONAL
+from anabranch.server.context import BrokerContext, CloseConnectionError, RequestContext
+from anabranch.server.handlers.produce import handle_produce
+from tests.support.batches import make_batch
+from tests.support.replicas import NOW_MS, TOPIC, LocalReplicas
+
+OK = ErrorCode.NONE
+CALL = RequestContext("User:ANONYMOUS", None, "test:1", 1, 12)
+
+
+class Broker:
+    """The parts of a broker that Produce uses."""
+
+    def __init__(self, path: Path) -> None:
+        self.local = LocalReplicas(path, durability="fsync")
+        self.local.resize(1)
+        self.removed: set[tuple[str, int]] = set()
+        self.verdict = ErrorCode.NONE
+        self.verified: list[tuple[str, TopicPartition, int, int]] = []
+        parts = SimpleNamespace(
+            replicas=self.local.replicas,
+            clock=self.local.clock,
+            view=SimpleNamespace(has_removed=lambda topic, number: (topic, number) in self.removed),
+            transactions=SimpleNamespace(verify=self._verify),
+        )
+        self.context = cast(BrokerContext, parts)
+
+    def _verify(self, name: str, partition: TopicPartition, producer_id: int, producer_epoch: int) -> ErrorCode:
+        self.verified.append((name, partition, producer_id, producer_epoch))
+        return self.verdict
+
+    def send(
+        self,
+        records: bytes | bytearray | None,
+        number: int = 0,
+        *,
+        topic: str = TOPIC,
+        acks: int = -1,
+        transaction: str | None = None,
+        version: int = 12,
+    ) -> PartitionProduceResponse | None:
+        """The answer for the one partition of the request; None where there is no response."""
+
+        async def call() -> ProduceResponse | None:
+            data = PartitionProduceData(index=number, records=None if records is None else memoryview(records))
+            topics = [TopicProduceData(name=topic, partition_data=[data])]
+            request = ProduceRequest(transactional_id=transaction, acks=acks, timeout_ms=1, topic_data=topics)
+            found: Any = handle_produce(self.context, request, CALL._replace(api_version=version))
+            self.waited = isinstance(found, Awaitable)
+            response = await found if isinstance(found, Awaitable) else found
+            return cast("ProduceResponse | None", response)
+
+        response = self.local.runner.run(call())
+        return None if response is None else response.responses[0].partition_responses[0]
+
+    def error(self, records: bytes | bytearray | None, number: int = 0, **options: Any) -> ErrorCode:
+        answer = self.send(records, number, **options)
+        assert answer is not None
+        return ErrorCode(answer.error_code)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    made = Broker(tmp_path)
+    yield made
+    made.local.close()
+
+
+def batch(sequence: int = -1, *, transactional: bool = False) -> bytearray:
+    identity = {"producer_id": 7, "producer_epoch": 0, "base_sequence": sequence} if sequence >= 0 else {}
+    return make_batch(timestamp=NOW_MS, attributes=TRANSACTIONAL if transactional else 0, **identity)
+
+
+def test_what_cannot_be_appended_is_refused(broker: Broker) -> None:
+    assert broker.error(batch(), topic=next(iter(INTERNAL_TOPICS))) is ErrorCode.INVALID_TOPIC_EXCEPTION
+    assert broker.error(batch(), 5) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert broker.error(None) is ErrorCode.INVALID_RECORD
+    assert broker.error(b"") is ErrorCode.INVALID_RECORD
+    assert broker.error(batch(), acks=2) is ErrorCode.INVALID_REQUIRED_ACKS
+    broker.local[0].abandon("damaged")
+    assert broker.error(batch()) is ErrorCode.KAFKA_STORAGE_ERROR
+    assert not broker.waited
+
+
+def test_a_removed_partition_is_addressed_where_the_cluster_knows_of_it(broker: Broker) -> None:
+    broker.local.resize(2)
+    broker.local.resize(1)
+    broker.local.remove(1)
+    assert broker.error(batch(), 1) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    broker.removed.add((TOPIC, 1))
+    answer = broker.send(batch(), 1)
+    assert answer is not None
+    assert (answer.error_code, answer.base_offset, answer.log_start_offset) == (OK, 0, -1)
+    assert broker.local[0].log.flushed == 1, "its survivor's log is synced"
+
+
+def test_with_all_acks_the_response_waits_for_the_sync_and_with_one_it_does_not(broker: Broker) -> None:
+    assert broker.error(batch(0)) is OK
+    assert broker.waited
+    assert broker.local[0].log.flushed == 1
+    assert broker.error(batch(1), acks=1) is OK
+    assert not broker.waited
+    assert broker.error(batch(0)) is OK
+    assert not broker.waited, "a repetition of what is synced"
+
+
+def test_the_response_waits_for_the_last_of_several_batches_too(broker: Broker) -> None:
+    assert broker.error(batch(0)) is OK
+    assert broker.error(batch(0) + batch(1)) is OK
+    assert broker.waited
+    assert broker.local[0].log.flushed == 2
+
+
+def test_a_sync_that_fails_is_an_error(broker: Broker) -> None:
+    broker.local.disk.broken = True
+    answer = broker.send(batch(0))
+    assert answer is not None
+    assert (answer.error_code, answer.base_offset) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
+    assert answer.error_message == "The disk refuses: Input/output error."
+
+
+def test_without_acks_there_is_no_response_and_an_error_ends_the_connection(broker: Broker) -> None:
+    assert broker.send(batch(), acks=0) is None
+    assert broker.local[0].log.end == 1
+    with pytest.raises(CloseConnectionError):
+        broker.send(batch(), 5, acks=0)
+
+
+def test_the_coordinator_is_asked_under_the_requests_name(broker: Broker) -> None:
+    assert broker.error(batch(0, transactional=True)) is ErrorCode.INVALID_TXN_STATE
+    assert broker.verified == []
+    assert broker.error(batch(0, transactional=True), transaction="x") is OK
+    assert broker.verified == [("x", broker.local.name(0), 7, 0)]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "version", "error"),
+    [
+        (ErrorCode.INVALID_TXN_STATE, 10, ErrorCode.INVALID_TXN_STATE),
+        (ErrorCode.INVALID_TXN_STATE, 11, ErrorCode.TRANSACTION_ABORTABLE),
+        (ErrorCode.PRODUCER_FENCED, 12, ErrorCode.INVALID_PRODUCER_EPOCH),
+        (ErrorCode.CONCURRENT_TRANSACTIONS, 12, ErrorCode.NOT_ENOUGH_REPLICAS),
+        (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, 12, ErrorCode.NOT_ENOUGH_REPLICAS),
+        (ErrorCode.COORDINATOR_NOT_AVAILABLE, 12, ErrorCode.NOT_ENOUGH_REPLICAS),
+        (ErrorCode.NOT_COORDINATOR, 12, ErrorCode.NOT_ENOUGH_REPLICAS),
+    ],
+)
+def test_the_coordinators_refusal_is_worded_for_producers(
+    broker: Broker, verdict: ErrorCode, version: int, error: ErrorCode
+) -> None:
+    broker.verdict = verdict
+    assert broker.error(batch(0, transactional=True), transaction="x", version=version) is error
+
+
+def test_a_client_that_hangs_up_while_its_response_waits_leaves_no_error_behind(broker: Broker) -> None:
+    async def hang_up() -> None:
+        data = PartitionProduceData(index=0, records=memoryview(batch()))
+        request = ProduceRequest(
+            acks=-1, timeout_ms=1, topic_data=[TopicProduceData(name=TOPIC, partition_data=[data])]
+        )
+        found: Any = handle_produce(broker.context, request, CALL)
+        waiting = asyncio.ensure_future(found)
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await broker.local.replicas.commit(broker.local[0])
+
+    broker.local.runner.run(hang_up())
+    assert broker.local[0].log.flushed == 1
