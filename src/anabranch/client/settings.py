@@ -17,6 +17,7 @@ from anabranch.client.cluster.connection import ConnectionSettings
 from anabranch.machines.clients.membership.assignors import PartitionAssignor
 from anabranch.machines.clients.membership.strategies import COOPERATIVE_STICKY, RANGE, strategies_of
 from anabranch.records.compression import Compression
+from anabranch.runtime.net.transport import connect
 
 ACKS: Mapping[object, int] = {"all": -1, "-1": -1, -1: -1, "0": 0, 0: 0, "1": 1, 1: 1}
 IN_FLIGHT_MAX = 5
@@ -47,7 +48,7 @@ class ClientSettings:
 
     def connection(self) -> ConnectionSettings:
         """The settings of connections."""
-        return taken(ConnectionSettings, self)
+        return taken(ConnectionSettings, self, connect=connect)
 
 
 @dataclass(frozen=True, kw_only=True)

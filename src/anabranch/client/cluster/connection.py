@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from anabranch.base.errors import AnabranchError, ApiError, DecodeError, ErrorCode
 from anabranch.base.limits import RESPONSE_SIZE_MAX
@@ -35,6 +35,12 @@ class ConnectError(AnabranchError, ConnectionError):
     """No connection could be made; nothing was sent."""
 
 
+class Connect(Protocol):
+    """Opens a stream to a broker and gives it to a protocol; OSError where nothing answers."""
+
+    def __call__(self, make_protocol: Callable[[], Connection], host: str, port: int, /) -> Awaitable[Connection]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
     """How connections are made, by Kafka's names."""
@@ -44,6 +50,8 @@ class ConnectionSettings:
     socket_connection_setup_timeout_ms: int = 10_000
     reconnect_backoff_ms: int = 50
     reconnect_backoff_max_ms: int = 1_000
+    connect: Connect = connect
+    """Opens the transport: plain TCP, or whatever else a client is given."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -69,7 +77,9 @@ class Connection(asyncio.BufferedProtocol):
         self._reason: Exception | None = None
 
     @classmethod
-    async def open(cls, host: str, port: int, *, client_id: str, timeout_ms: int) -> Connection:
+    async def open(
+        cls, host: str, port: int, *, client_id: str, timeout_ms: int, connect: Connect = connect
+    ) -> Connection:
         """Connect and agree on versions."""
         name = f"{host}:{port}"
         try:
@@ -299,6 +309,7 @@ class Lane:
                 self.port,
                 client_id=settings.client_id,
                 timeout_ms=settings.socket_connection_setup_timeout_ms,
+                connect=settings.connect,
             )
         except Exception:
             backoff = min(settings.reconnect_backoff_ms << min(self._failures, 16), settings.reconnect_backoff_max_ms)

@@ -7,11 +7,13 @@ from typing import Any, cast
 import pytest
 
 from anabranch.base.errors import ApiError, DecodeError
-from anabranch.client.cluster.connection import Connection, DisconnectedError
+from anabranch.client.cluster.connection import ConnectError, Connection, ConnectionSettings, DisconnectedError, Lane
 from anabranch.client.cluster.metadata import parse_servers
 from anabranch.protocol.frames import encode_response
+from anabranch.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 from anabranch.protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
 from anabranch.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from anabranch.protocol.registry import api_of
 
 TIMEOUT_MS = 60_000
 LARGE = 700_000
@@ -182,3 +184,30 @@ def test_bootstrap_servers_are_read_as_kafka_reads_them() -> None:
     for wrong in ("", ":1", "a:b", "a:99999"):
         with pytest.raises(ValueError, match=r"bootstrap\.servers"):
             parse_servers(wrong)
+
+
+def test_a_connection_is_made_over_the_transport_that_it_is_given() -> None:
+    """The seam for TLS and for simulated networks: nothing else opens a stream."""
+    asked: list[tuple[str, int]] = []
+
+    async def connect(make_protocol: Callable[[], Connection], host: str, port: int, /) -> Connection:
+        asked.append((host, port))
+        connection = make_protocol()
+        connection.connection_made(cast(asyncio.Transport, Socket()))
+        keys = [ApiVersion(api_key=1, min_version=4, max_version=12)]
+        data = answer(ApiVersionsResponse(api_keys=keys), 18, api_of(ApiVersionsRequest).versions[-1], 1)
+        asyncio.get_running_loop().call_soon(feed, connection, data, 4_096)
+        return connection
+
+    async def refuse(make_protocol: Callable[[], Connection], host: str, port: int, /) -> Connection:
+        raise ConnectionRefusedError(111, "refused")
+
+    async def scenario() -> None:
+        lane = Lane("broker", 9092, ConnectionSettings(connect=connect))
+        connection = await lane.connection()
+        assert connection.is_open and connection.versions == {1: (4, 12)}
+        assert asked == [("broker", 9092)]
+        with pytest.raises(ConnectError, match="no connection to broker:9092: refused"):
+            await Lane("broker", 9092, ConnectionSettings(connect=refuse)).connection()
+
+    run(scenario)
