@@ -17,8 +17,8 @@ from anabranch.machines.placement import place
 from anabranch.spark.plan import (
     Splitting,
     Task,
-    TopicLook,
     TopicOffsets,
+    TopicSnapshot,
     extent,
     offsets_from_json,
     offsets_to_json,
@@ -80,11 +80,11 @@ class Topic:
                 return
             self.removed[p] = self.logs.pop(p).end
 
-    def look(self, *, ordered: bool = True) -> TopicLook:
+    def look(self, *, ordered: bool = True) -> TopicSnapshot:
         ends = tuple({p: end for p, end in ends.items() if p in self.logs} for ends in self.ends)
         lineage = self.lineage_class(self.initial, tuple(self.counts), ends)
         starts = {p: log.start for p, log in self.logs.items()}
-        return TopicLook(TOPIC, "id", lineage, starts, {p: log.end for p, log in self.logs.items()}, ordered)
+        return TopicSnapshot(TOPIC, "id", lineage, starts, {p: log.end for p, log in self.logs.items()}, ordered)
 
 
 def range_hash(key: int) -> int:

@@ -1,8 +1,8 @@
-"""The driver's eyes: topics as they are at one moment, lineage and ends of logs together.
+"""Snapshots of topics for the driver: lineage and log ends of one moment, together.
 
 The rule: a lineage and the log ends beside it belong to the same layout. ListOffsets says the leader epochs that the
-lineage was read with, so a resize in between is refused by the broker (FENCED_LEADER_EPOCH), and the topic is looked
-at anew. A resize changes the epoch of every partition that stays, so on an elastic broker nothing else need be asked
+lineage was read with, so the broker refuses after a resize in between (FENCED_LEADER_EPOCH), and the topic is read
+anew. A resize changes the epoch of every partition that stays, so on an elastic broker nothing else need be asked
 to notice one; topics that come, go, or grow on a stock broker are noticed when metadata is asked again.
 """
 
@@ -21,7 +21,7 @@ from anabranch.client.cluster.connection import ConnectionSettings
 from anabranch.client.cluster.metadata import Cluster, offsets_request
 from anabranch.machines.clients.fetching import TopicView
 from anabranch.spark.options import EARLIEST, LATEST, Bound, OptionError, Options
-from anabranch.spark.plan import TopicLook
+from anabranch.spark.plan import TopicSnapshot
 
 METADATA_AGE_MAX_S = 1.0
 """After that long metadata is asked again, though no epoch has changed."""
@@ -29,7 +29,7 @@ METADATA_AGE_MAX_S = 1.0
 R = TypeVar("R")
 
 
-def lane_settings(options: Options) -> ConnectionSettings:
+def connection_settings(options: Options) -> ConnectionSettings:
     """How connections are made for a query."""
     names = {name.removeprefix("kafka.").replace(".", "_"): value for name, value in options.client.items()}
     fields = ConnectionSettings.__dataclass_fields__
@@ -37,14 +37,14 @@ def lane_settings(options: Options) -> ConnectionSettings:
     return ConnectionSettings(**{"client_id": "anabranch-spark", **given})
 
 
-class Looker:
-    """Looks at the topics of a query. Synchronous; keeps its connections between looks."""
+class SnapshotReader:
+    """Reads snapshots of the topics of a query. Synchronous; keeps its connections between snapshots."""
 
     def __init__(self, options: Options, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
         self._clock = clock
         self._loop = asyncio.new_event_loop()
-        self._cluster = Cluster(options.servers, lane_settings(options))
+        self._cluster = Cluster(options.servers, connection_settings(options))
         self._admin: Admin | None = None
         self._views: dict[str, TopicView] = {}
         self._names: tuple[str, ...] = ()
@@ -68,18 +68,19 @@ class Looker:
             self._admin = Admin(self._options.servers, client_id="anabranch-spark")
         await self._admin.alter_group_offsets(group_id, offsets)
 
-    def look(self) -> dict[str, TopicLook]:
-        """See all topics of the query as they are now.
+    def read(self) -> dict[str, TopicSnapshot]:
+        """Return all topics of the query as they are now.
 
-        Raises `ApiError` for a topic that is not there when the query begins; one that is deleted later is left out.
+        Raises `ApiError` for a topic that does not exist when the query begins; one that is deleted later is left out.
         """
-        return self._run(self._look())
+        return self._run(self._read())
 
-    def bound(self, looks: Mapping[str, TopicLook], bound: Bound, name: str) -> dict[str, dict[int, int]]:
+    def bound(self, snapshots: Mapping[str, TopicSnapshot], bound: Bound, name: str) -> dict[str, dict[int, int]]:
         """Turn where to begin or to end into an offset for every partition; `name` is the option's, for errors."""
         if bound.timestamp is not None or bound.timestamps:
-            return self._run(self._by_timestamp(looks, bound, name))
-        return {topic: _by_offset(look, bound, name) for topic, look in _mentioned(looks, bound.offsets, name).items()}
+            return self._run(self._by_timestamp(snapshots, bound, name))
+        mentioned = _mentioned(snapshots, bound.offsets, name)
+        return {topic: _by_offset(snapshot, bound, name) for topic, snapshot in mentioned.items()}
 
     def at_timestamp(self, topic: str, timestamp: int) -> dict[int, int]:
         """The first offset of each partition whose record has this time in ms or a later one; -1 if none has."""
@@ -90,14 +91,14 @@ class Looker:
     def _run(self, coroutine: Coroutine[Any, Any, R]) -> R:
         return self._loop.run_until_complete(coroutine)
 
-    async def _look(self) -> dict[str, TopicLook]:
+    async def _read(self) -> dict[str, TopicSnapshot]:
         now = self._clock()
         if now - self._asked_at > METADATA_AGE_MAX_S:
             await self._refresh()
             self._asked_at = now
-        looks = await asyncio.gather(*(self._look_at(name) for name in self._names))
+        snapshots = await asyncio.gather(*(self._read_topic(name) for name in self._names))
         self._began = True
-        return {look.topic: look for look in looks if look is not None}
+        return {snapshot.topic: snapshot for snapshot in snapshots if snapshot is not None}
 
     async def _refresh(self) -> None:
         """Ask which topics there are, and forget what is known of those that are not what they were."""
@@ -116,7 +117,7 @@ class Looker:
             if info is None or isinstance(info, ApiError) or (info.topic_id, info.epochs, info.leaders) != known:
                 del self._views[name]
 
-    async def _look_at(self, name: str) -> TopicLook | None:
+    async def _read_topic(self, name: str) -> TopicSnapshot | None:
         try:
             return await self._patiently(name, self._ends)
         except ApiError as error:
@@ -124,11 +125,11 @@ class Looker:
                 return None
             raise
 
-    async def _ends(self, view: TopicView) -> TopicLook:
+    async def _ends(self, view: TopicView) -> TopicSnapshot:
         starts, ends = await asyncio.gather(self._offsets(view, EARLIEST), self._offsets(view, LATEST))
         ordered = self._options.ordered and view.ordered
         later = {partition: max(end, starts[partition]) for partition, end in ends.items()}
-        return TopicLook(view.name, view.topic_id.hex, view.lineage, starts, later, ordered)
+        return TopicSnapshot(view.name, view.topic_id.hex, view.lineage, starts, later, ordered)
 
     async def _patiently(self, name: str, ask: Callable[[TopicView], Coroutine[Any, Any, R]]) -> R:
         """Ask about a topic until nothing has changed meanwhile."""
@@ -174,34 +175,38 @@ class Looker:
                 found[result.partition_index] = result.offset
         return found
 
-    async def _by_timestamp(self, looks: Mapping[str, TopicLook], bound: Bound, name: str) -> dict[str, dict[int, int]]:
+    async def _by_timestamp(
+        self, snapshots: Mapping[str, TopicSnapshot], bound: Bound, name: str
+    ) -> dict[str, dict[int, int]]:
         found: dict[str, dict[int, int]] = {}
-        for topic, look in _mentioned(looks, bound.timestamps, name).items():
-            wanted = dict.fromkeys(look.starts, bound.timestamp)
+        for topic, snapshot in _mentioned(snapshots, bound.timestamps, name).items():
+            wanted = dict.fromkeys(snapshot.starts, bound.timestamp)
             if bound.timestamp is None:
-                _check_partitions(look, bound.timestamps.get(topic, {}), name)
+                _check_partitions(snapshot, bound.timestamps.get(topic, {}), name)
                 wanted.update(bound.timestamps.get(topic, {}))
             found[topic] = {}
             for timestamp in sorted({timestamp for timestamp in wanted.values() if timestamp is not None}):
                 offsets = await self._patiently(topic, lambda view, at=timestamp: self._offsets(view, at))  # type: ignore[misc]
                 for partition, offset in offsets.items():
                     if wanted.get(partition) == timestamp:
-                        found[topic][partition] = self._or_end(look, partition, offset, timestamp, name)
+                        found[topic][partition] = self._or_end(snapshot, partition, offset, timestamp, name)
             for partition, timestamp_ in wanted.items():
                 if timestamp_ is None:
-                    found[topic][partition] = look.starts[partition] if _is_start(name) else look.ends[partition]
+                    found[topic][partition] = (
+                        snapshot.starts[partition] if _is_start(name) else snapshot.ends[partition]
+                    )
         return found
 
-    def _or_end(self, look: TopicLook, partition: int, offset: int, timestamp: int, name: str) -> int:
+    def _or_end(self, snapshot: TopicSnapshot, partition: int, offset: int, timestamp: int, name: str) -> int:
         if offset >= 0:
             return offset
-        retired = partition >= look.lineage.count
+        retired = partition >= snapshot.lineage.count
         if _is_start(name) and not retired and not self._options.latest_if_no_timestamp:
             raise OptionError(
-                f"{name}: {TopicPartition(look.topic, partition)} has no record at {timestamp} ms or later. Choose an "
-                "earlier time, or set startingOffsetsByTimestampStrategy to latest to begin at the end."
+                f"{name}: {TopicPartition(snapshot.topic, partition)} has no record at {timestamp} ms or later. Choose "
+                "an earlier time, or set startingOffsetsByTimestampStrategy to latest to begin at the end."
             )
-        return look.ends[partition]
+        return snapshot.ends[partition]
 
 
 def _is_start(name: str) -> bool:
@@ -216,29 +221,29 @@ def _matcher(pattern: str) -> Callable[[str], bool]:
 
 
 def _mentioned(
-    looks: Mapping[str, TopicLook], wanted: Mapping[str, Mapping[int, int]], name: str
-) -> Mapping[str, TopicLook]:
+    snapshots: Mapping[str, TopicSnapshot], wanted: Mapping[str, Mapping[int, int]], name: str
+) -> Mapping[str, TopicSnapshot]:
     """All topics of the query, once it is sure that no other is named."""
-    others = sorted(wanted.keys() - looks.keys())
+    others = sorted(wanted.keys() - snapshots.keys())
     if others:
         raise OptionError(f"{name} names {', '.join(others)}, which this query does not read.")
-    return looks
+    return snapshots
 
 
-def _check_partitions(look: TopicLook, wanted: Mapping[int, int], name: str) -> None:
+def _check_partitions(snapshot: TopicSnapshot, wanted: Mapping[int, int], name: str) -> None:
     """A partition that was removed may still be named; one that never was, may not."""
-    never = sorted(p for p in wanted if p not in look.starts and not 0 <= p < max(look.lineage.counts))
+    never = sorted(p for p in wanted if p not in snapshot.starts and not 0 <= p < max(snapshot.lineage.counts))
     if never:
-        has = f"partitions 0 to {max(look.starts)}"
-        raise OptionError(f"{name} names partition {never[0]} of {look.topic}, which has {has}.")
+        has = f"partitions 0 to {max(snapshot.starts)}"
+        raise OptionError(f"{name} names partition {never[0]} of {snapshot.topic}, which has {has}.")
 
 
-def _by_offset(look: TopicLook, bound: Bound, name: str) -> dict[int, int]:
-    wanted = bound.offsets.get(look.topic, {})
-    _check_partitions(look, wanted, name)
+def _by_offset(snapshot: TopicSnapshot, bound: Bound, name: str) -> dict[int, int]:
+    wanted = bound.offsets.get(snapshot.topic, {})
+    _check_partitions(snapshot, wanted, name)
     otherwise = bound.everywhere
     if bound.offsets:
         otherwise = EARLIEST if _is_start(name) else LATEST
-    chosen = {partition: wanted.get(partition, otherwise) for partition in look.starts}
-    named = {EARLIEST: look.starts, LATEST: look.ends}
+    chosen = {partition: wanted.get(partition, otherwise) for partition in snapshot.starts}
+    named = {EARLIEST: snapshot.starts, LATEST: snapshot.ends}
     return {p: named[offset][p] if offset in named else offset for p, offset in chosen.items()}

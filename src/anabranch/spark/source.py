@@ -1,6 +1,6 @@
 """The data source that Spark sees: `spark.read.format("anabranch")` and `spark.readStream.format("anabranch")`.
 
-The driver looks at the topics, plans (`plan.py`) and logs the plan; executors fetch and decode (`reader.py`). A
+The driver snapshots at the topics, plans (`plan.py`) and logs the plan; executors fetch and decode (`reader.py`). A
 streaming query's offsets are those of every partition it has begun; partitions that appear are begun at their log
 start, partitions that were removed leave. Neither fails a query; records that are gone unread do, unless
 `failOnDataLoss` is false.
@@ -49,18 +49,18 @@ from anabranch.spark.plan import (
     Loss,
     Splitting,
     Task,
-    TopicLook,
     TopicOffsets,
+    TopicSnapshot,
     extent,
     lost_between,
     offsets_from_json,
     offsets_to_json,
     plan_tasks,
     plan_to_json,
-    stand,
+    query_positions,
 )
 from anabranch.spark.reader import ReadSettings, read_task
-from anabranch.spark.snapshot import Looker
+from anabranch.spark.snapshot import SnapshotReader
 
 FORMAT = "anabranch"
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -137,16 +137,16 @@ class _Reader:
 
     def _tasks(
         self,
-        looks: Mapping[str, TopicLook],
+        snapshots: Mapping[str, TopicSnapshot],
         start: Mapping[str, Mapping[int, int]],
         end: Mapping[str, Mapping[int, int]],
         *,
         whole: bool,
     ) -> list[TaskPartition]:
-        tasks = plan_tasks(looks, start, end, self.splitting, whole=whole)
+        tasks = plan_tasks(snapshots, start, end, self.splitting, whole=whole)
         path = self.options.plan_log
         if path or plans.isEnabledFor(logging.INFO):
-            line = plan_to_json(looks, start, end, tasks, by_key=self.splitting.by_key, whole=whole)
+            line = plan_to_json(snapshots, start, end, tasks, by_key=self.splitting.by_key, whole=whole)
             plans.info("%s", line)
             if path:
                 with open(path, "a", encoding="utf-8") as file:
@@ -192,34 +192,34 @@ class BatchReader(_Reader, DataSourceReader):
     def partitions(self) -> list[TaskPartition]:
         """Plan the tasks."""
         options = self.options
-        looker = Looker(options)
+        reader = SnapshotReader(options)
         try:
-            looks = looker.look()
-            _check_assignment(looks, options)
-            start = looker.bound(looks, options.start or Bound(EARLIEST), _name_of("starting", options.start))
-            end = looker.bound(looks, options.end or Bound(LATEST), _name_of("ending", options.end))
+            snapshots = reader.read()
+            _check_assignment(snapshots, options)
+            start = reader.bound(snapshots, options.start or Bound(EARLIEST), _name_of("starting", options.start))
+            end = reader.bound(snapshots, options.end or Bound(LATEST), _name_of("ending", options.end))
             losses: list[Loss] = []
-            for topic, look in looks.items():
+            for topic, snapshot in snapshots.items():
                 assigned = None if options.assign is None else options.assign[topic]
-                standing = stand(look, TopicOffsets(start[topic]), assigned)
-                losses += standing.losses
-                first = dict(standing.positions)
-                last = {partition: min(end[topic].get(partition, 0), look.ends[partition]) for partition in first}
+                found = query_positions(snapshot, TopicOffsets(start[topic]), assigned)
+                losses += found.losses
+                first = dict(found.positions)
+                last = {partition: min(end[topic].get(partition, 0), snapshot.ends[partition]) for partition in first}
                 for filter_ in self.filters:
-                    filter_.narrow(looker, look, first, last)
+                    filter_.narrow(reader, snapshot, first, last)
                 start[topic] = first
                 end[topic] = {partition: max(offset, first[partition]) for partition, offset in last.items()}
             self._report(losses)
         finally:
-            looker.close()
-        return self._tasks(looks, start, end, whole=True)
+            reader.close()
+        return self._tasks(snapshots, start, end, whole=True)
 
 
 class FilteringBatchReader(BatchReader):
     """Reads no more than the filters on partition, offset and timestamp ask for."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Take what says where to read; give back what Spark must still look at."""
+        """Take what says where to read; give back what Spark must still snapshot at."""
         for filter_ in filters:
             range_ = _range_of(filter_)
             if range_ is not None:
@@ -239,10 +239,12 @@ class _Range:
         below = self.high is None or value <= self.high
         return above and below and (self.values is None or value in self.values)
 
-    def narrow(self, looker: Looker, look: TopicLook, first: dict[int, int], last: dict[int, int]) -> None:
+    def narrow(
+        self, reader: SnapshotReader, snapshot: TopicSnapshot, first: dict[int, int], last: dict[int, int]
+    ) -> None:
         """Move the ends of what is read of a topic together."""
         if self.column == "timestamp" and self.low is not None:
-            at = looker.at_timestamp(look.topic, self.low)
+            at = reader.at_timestamp(snapshot.topic, self.low)
             for partition in first:
                 found = at.get(partition, -1)
                 first[partition] = max(first[partition], found) if found >= 0 else last[partition]
@@ -299,9 +301,9 @@ def _name_of(which: str, bound: Bound | None) -> str:
     return f"{which}OffsetsByTimestamp" if bound is not None and bound.timestamps else f"{which}Offsets"
 
 
-def _check_assignment(looks: Mapping[str, TopicLook], options: Options) -> None:
+def _check_assignment(snapshots: Mapping[str, TopicSnapshot], options: Options) -> None:
     for topic, numbers in (options.assign or {}).items():
-        has = looks[topic].starts
+        has = snapshots[topic].starts
         absent = sorted(numbers - has.keys())
         if absent:
             raise OptionError(f"assign names partition {absent[0]} of {topic}, which has partitions 0 to {max(has)}.")
@@ -315,28 +317,30 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def __init__(self, options: Options, schema: StructType) -> None:
         super().__init__(options, schema)
-        self._looker: Looker | None = None
-        self._looks: Mapping[str, TopicLook] | None = None
+        self._snapshot_reader: SnapshotReader | None = None
+        self._snapshots: Mapping[str, TopicSnapshot] | None = None
         self._horizon: dict[str, dict[int, int]] | None = None
 
-    def _look(self) -> Mapping[str, TopicLook]:
-        if self._looker is None:
-            self._looker = Looker(self.options)
-        self._looks = self._looker.look()
-        return self._looks
+    def _read_snapshots(self) -> Mapping[str, TopicSnapshot]:
+        if self._snapshot_reader is None:
+            self._snapshot_reader = SnapshotReader(self.options)
+        self._snapshots = self._snapshot_reader.read()
+        return self._snapshots
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new query begins."""
         options = self.options
-        looks = self._look()
-        _check_assignment(looks, options)
-        assert self._looker is not None
-        start = self._looker.bound(looks, options.start or Bound(LATEST), _name_of("starting", options.start))
+        snapshots = self._read_snapshots()
+        _check_assignment(snapshots, options)
+        assert self._snapshot_reader is not None
+        start = self._snapshot_reader.bound(
+            snapshots, options.start or Bound(LATEST), _name_of("starting", options.start)
+        )
         offsets: dict[str, TopicOffsets] = {}
-        for topic, look in looks.items():
-            assigned = look.starts.keys() if options.assign is None else options.assign[topic]
+        for topic, snapshot in snapshots.items():
+            assigned = snapshot.starts.keys() if options.assign is None else options.assign[topic]
             chosen = {partition: start[topic][partition] for partition in assigned}
-            offsets[topic] = TopicOffsets(chosen, look.topic_id, len(look.lineage.counts))
+            offsets[topic] = TopicOffsets(chosen, snapshot.topic_id, len(snapshot.lineage.counts))
         return offsets_to_json(offsets)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -348,40 +352,40 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Where the micro-batch that begins at `start` ends; `start` itself if there is nothing to read."""
         known = offsets_from_json(start)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        reach = extent(self._look(), known, rows, assigned=self.options.assign, horizon=self._horizon)
+        reach = extent(self._read_snapshots(), known, rows, assigned=self.options.assign, horizon=self._horizon)
         self._report(reach.losses)
         return offsets_to_json(reach.end) if reach.advances else start
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """The ends of the logs, for the query's progress report."""
-        if self._looks is None:
+        if self._snapshots is None:
             return None
         ends = {
-            topic: TopicOffsets(look.ends, look.topic_id, len(look.lineage.counts))
-            for topic, look in self._looks.items()
+            topic: TopicOffsets(snapshot.ends, snapshot.topic_id, len(snapshot.lineage.counts))
+            for topic, snapshot in self._snapshots.items()
         }
         return offsets_to_json(ends)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Read what is there now, and nothing that comes later."""
-        self._horizon = {topic: dict(look.ends) for topic, look in self._look().items()}
+        self._horizon = {topic: dict(snapshot.ends) for topic, snapshot in self._read_snapshots().items()}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TaskPartition]:
         """Plan the tasks of a micro-batch; also of one that an earlier run planned and did not finish."""
-        looks = self._looks if self._looks is not None else self._look()
+        snapshots = self._snapshots if self._snapshots is not None else self._read_snapshots()
         begin, finish = offsets_from_json(start), offsets_from_json(end)
-        self._report(lost_between(looks, begin, finish))
+        self._report(lost_between(snapshots, begin, finish))
         first = {topic: known.offsets for topic, known in begin.items()}
         last = {topic: known.offsets for topic, known in finish.items()}
-        return self._tasks(looks, first, last, whole=False)
+        return self._tasks(snapshots, first, last, whole=False)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Tell the consumer group, if the options name one, how far the query is: for those who look at lag.
+        """Tell the consumer group, if the options name one, how far the query is: for those who snapshot at lag.
 
         The query itself goes on from its checkpoint, so a commit that fails is said, and fails nothing.
         """
         group_id = self.options.group_id
-        if group_id is None or self._looker is None:
+        if group_id is None or self._snapshot_reader is None:
             return
         offsets = {
             TopicPartition(topic, partition): offset
@@ -389,12 +393,12 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             for partition, offset in known.offsets.items()
         }
         try:
-            self._looker.commit(group_id, offsets)
+            self._snapshot_reader.commit(group_id, offsets)
         except (AnabranchError, OSError) as error:
             log.warning("The progress of the query was not committed to group %s: %s", group_id, error)
 
     def stop(self) -> None:
         """End the connections."""
-        if self._looker is not None:
-            self._looker.close()
-            self._looker = None
+        if self._snapshot_reader is not None:
+            self._snapshot_reader.close()
+            self._snapshot_reader = None

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from anabranch.spark.options import EARLIEST, LATEST, Bound, OptionError, for_batch, for_stream, parse
-from anabranch.spark.snapshot import Looker
+from anabranch.spark.snapshot import SnapshotReader
 
 LEAST = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "flights"}
 
@@ -105,10 +105,10 @@ def test_a_stream_has_no_end_and_a_batch_does_not_begin_there() -> None:
 
 
 def test_a_pattern_that_is_not_re2_is_refused_with_the_engines_reason_alone(capfd: pytest.CaptureFixture[str]) -> None:
-    looker = Looker(parse({"bootstrap.servers": "127.0.0.1:1", "subscribePattern": "flights-("}))
+    reader = SnapshotReader(parse({"bootstrap.servers": "127.0.0.1:1", "subscribePattern": "flights-("}))
     try:
         with pytest.raises(OptionError, match=r"^subscribePattern: 'flights-\(' is not an RE2 .*: missing \)"):
-            looker.look()
+            reader.read()
     finally:
-        looker.close()
+        reader.close()
     assert capfd.readouterr().err == ""

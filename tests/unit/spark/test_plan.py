@@ -13,16 +13,16 @@ from anabranch.spark.plan import (
     Loss,
     Read,
     Splitting,
-    TopicLook,
     TopicOffsets,
+    TopicSnapshot,
     extent,
     key_ranges,
     offsets_from_json,
     offsets_to_json,
     plan_tasks,
     plan_to_json,
+    query_positions,
     share,
-    stand,
     verify,
 )
 
@@ -30,7 +30,7 @@ GROWN = Lineage(1, (1, 2, 4), ({0: 3}, {0: 3, 1: 0}))
 """The design's example: three records in 0, none in 1, and then some in 3."""
 
 
-def grown(**changes: object) -> TopicLook:
+def grown(**changes: object) -> TopicSnapshot:
     values: dict[str, object] = {
         "topic": "t",
         "topic_id": "id",
@@ -38,11 +38,11 @@ def grown(**changes: object) -> TopicLook:
         "starts": {0: 0, 1: 0, 2: 0, 3: 0},
         "ends": {0: 3, 1: 0, 2: 0, 3: 1},
     }
-    return TopicLook(**{**values, **changes})  # type: ignore[arg-type]
+    return TopicSnapshot(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def flat(ends: dict[int, int], starts: dict[int, int] | None = None, topic: str = "t") -> TopicLook:
-    return TopicLook(topic, "id", Lineage.flat(len(ends)), starts or dict.fromkeys(ends, 0), ends)
+def flat(ends: dict[int, int], starts: dict[int, int] | None = None, topic: str = "t") -> TopicSnapshot:
+    return TopicSnapshot(topic, "id", Lineage.flat(len(ends)), starts or dict.fromkeys(ends, 0), ends)
 
 
 def offsets(of: dict[int, int], **more: object) -> dict[str, TopicOffsets]:
@@ -96,24 +96,24 @@ def test_offsets_survive_the_checkpoint_and_equal_offsets_are_equal_text() -> No
     ],
 )
 def test_an_offset_outside_the_log_is_a_loss_that_names_wanted_and_available(
-    known: dict[int, int], looked: TopicLook, loss: str
+    known: dict[int, int], looked: TopicSnapshot, loss: str
 ) -> None:
     found = extent({"t": looked}, offsets(known))
     assert [str(one)[: len(loss)] for one in found.losses] == [loss]
     assert loss in str(DataLossError(found.losses))
-    assert "failOnDataLoss" in str(DataLossError(found.losses))
+    assert "set the option failOnDataLoss to false" in str(DataLossError(found.losses))
     assert found.end["t"].offsets == {0: 9}
 
 
 def test_a_partition_that_was_removed_is_no_loss_when_it_was_read_and_one_otherwise() -> None:
     look = flat({0: 9})
-    assert stand(look, TopicOffsets({0: 9, 1: 40}, "id")).losses == ()
-    (lost,) = stand(look, TopicOffsets({0: 9, 1: 40}, "id", 1, {1: 50})).losses
+    assert query_positions(look, TopicOffsets({0: 9, 1: 40}, "id")).losses == ()
+    (lost,) = query_positions(look, TopicOffsets({0: 9, 1: 40}, "id", 1, {1: 50})).losses
     assert lost == Loss("t", 1, 40, None, "the partition was removed before its records up to offset 50 were read")
 
 
 def test_a_new_partition_starts_at_its_log_start_without_loss() -> None:
-    standing = stand(flat({0: 9, 1: 60}, {0: 0, 1: 50}), TopicOffsets({0: 9}, "id"))
+    standing = query_positions(flat({0: 9, 1: 60}, {0: 0, 1: 50}), TopicOffsets({0: 9}, "id"))
     assert standing.positions == {0: 9, 1: 50}
     assert standing.losses == ()
 
@@ -152,7 +152,7 @@ def test_a_micro_batch_is_one_task_per_partition_unless_more_are_asked_for() -> 
 
 def test_splits_by_offset_cover_the_partition_and_keep_their_layouts() -> None:
     lineage = Lineage(1, (1, 2, 1), ({0: 4}, {0: 6, 1: 0}))
-    look = TopicLook("t", "id", lineage, {0: 0, 1: 0}, {0: 9, 1: 0})
+    look = TopicSnapshot("t", "id", lineage, {0: 0, 1: 0}, {0: 9, 1: 0})
     splitting = Splitting(max_records_per_partition=3, by_key=False)
     reads = [task.reads[0] for task in plan_tasks({"t": look}, {}, {"t": {0: 9}}, splitting)]
     assert reads == [
@@ -164,7 +164,7 @@ def test_splits_by_offset_cover_the_partition_and_keep_their_layouts() -> None:
 
 def test_a_batch_query_reads_a_family_in_layout_order() -> None:
     lineage = Lineage(1, (1, 2, 1), ({0: 4}, {0: 6, 1: 5}))
-    look = TopicLook("t", "id", lineage, {0: 0, 1: 0}, {0: 9, 1: 5})
+    look = TopicSnapshot("t", "id", lineage, {0: 0, 1: 0}, {0: 9, 1: 5})
     (task,) = plan_tasks({"t": look}, {}, {"t": look.ends}, Splitting(), whole=True)
     assert task.reads == (
         Read("t", 0, 0, 6, (4,), (0, 1)),

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from anabranch.base.errors import DecodeError
+from anabranch.base.ids import TopicPartition
 from anabranch.base.limits import SEQUENCE_OFFSET_BITS
 from anabranch.client.consumer.handout import Record
+from anabranch.client.consumer.range_reader import decode_range
 from anabranch.machines.clients.fetching import Deliverable
 from anabranch.machines.lineage import Lineage, sequence_cuts
-from anabranch.records.arrow.decode import COLUMN_TYPES, decode_all
+from anabranch.records.arrow.decode import COLUMN_TYPES
 from anabranch.records.arrow.memory import as_column, as_numbers
 
 TYPES = {
@@ -56,31 +57,21 @@ def table_of(
         wanted = [column for column in columns if column not in ("topic", "partition", "sequence")]
         if "sequence" in columns or not wanted:
             wanted.append("offset")
-        for records in _decoded(part, tuple(dict.fromkeys(wanted)), key_range, check_crcs=check_crcs):
+        for records in decode_range(
+            TopicPartition(part.topic, part.partition),
+            part.fetched.data,
+            part.start,
+            part.end,
+            columns=tuple(dict.fromkeys(wanted)),
+            key_range=key_range,
+            aborted=part.fetched.aborted,
+            check_crc=check_crcs,
+        ):
             count = records.num_rows
             if count:
                 arrays = [_column(name, part, records, count, lineages) for name in columns]
                 batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
     return pa.Table.from_batches(batches, schema)
-
-
-def _decoded(
-    part: Deliverable, columns: tuple[str, ...], key_range: tuple[int, int] | None, *, check_crcs: bool
-) -> Iterator[pa.RecordBatch]:
-    try:
-        for decoded in decode_all(
-            part.fetched.data,
-            columns=columns,
-            start_offset=part.start,
-            end_offset=part.end,
-            key_range=key_range,
-            aborted=part.fetched.aborted,
-            check_crc=check_crcs,
-        ):
-            yield decoded.records
-    except DecodeError as error:
-        error.add_note(f"in {part.topic}-{part.partition}")
-        raise
 
 
 def _column(name: str, part: Deliverable, decoded: Any, count: int, lineages: Mapping[str, Lineage]) -> Any:

@@ -1,0 +1,284 @@
+"""Ranges of offsets of single partitions, fetched and decoded: what a task of a query reads, and no more.
+
+`RangeReader` fetches without sessions or groups, on an event loop in a thread of its own, and always has the next fetch
+under way while the caller decodes the last one. `decode_range` turns fetched batches into Arrow record batches; the
+consumer's tables are made by it too. Positions, gates and layouts are the caller's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+import uvloop
+
+from anabranch.base.errors import AnabranchError, ApiError, DecodeError, ErrorCode
+from anabranch.base.ids import TopicPartition
+from anabranch.client.cluster.connection import ConnectionSettings
+from anabranch.client.cluster.metadata import Cluster, TopicInfo
+from anabranch.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from anabranch.records.batch import HEADER_SIZE, parse_header
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from anabranch.records.arrow.decode import Decoded
+
+FETCH_SIZE_MIN = 64 * 1024
+RECORD_SIZE_GUESS = 1024
+FETCH_VERSION_MAX = 12
+"""The last version that names topics, so that their ids need not be known."""
+RETRY_INTERVAL_S = 0.1
+
+_LENGTH_AT, _LENGTH_END = 8, 12
+
+T = TypeVar("T")
+
+
+class OffsetRange(Protocol):
+    """Offsets `start` to `end`, `end` exclusive, of one partition."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
+R = TypeVar("R", bound=OffsetRange)
+
+
+class OffsetsGoneError(AnabranchError):
+    """Offsets of a range do not exist any more; `available` is where reading can go on, None where nowhere."""
+
+    def __init__(self, tp: TopicPartition, offset: int, available: int | None, why: str) -> None:
+        super().__init__(f"{tp} cannot be read at offset {offset}: {why}")
+        self.offset = offset
+        self.available = available
+        self.why = why
+
+
+@dataclass(frozen=True, slots=True)
+class RangeReaderSettings:
+    """How ranges are fetched, by Kafka's names."""
+
+    fetch_max_bytes: int = 50 * 1024 * 1024
+    max_partition_fetch_bytes: int = 8 * 1024 * 1024
+    fetch_max_wait_ms: int = 500
+    request_timeout_ms: int = 30_000
+    retry_timeout_ms: int = 120_000
+    """How long one fetch is tried."""
+    retry_timeout_name: str = "retry timeout"
+    """The name of that setting, for the error that says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedRange(Generic[R]):
+    """Whole batches of `range`, perhaps with a piece of one more; records before `start` are not asked for."""
+
+    range: R
+    start: int
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Whole batches at and after `offset`."""
+
+    offset: int
+    data: memoryview
+    next_offset: int
+
+
+class RangeReader:
+    """Reads ranges for the threads of one process.
+
+    `on_gone` is called for offsets that do not exist any more: it raises, or returns, and the range is passed over up
+    to the offset where reading can go on.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str],
+        connections: ConnectionSettings,
+        settings: RangeReaderSettings,
+        on_gone: Callable[[OffsetRange, OffsetsGoneError], None],
+    ) -> None:
+        self._settings = settings
+        self._on_gone = on_gone
+        self._loop = uvloop.new_event_loop()
+        self._topics: dict[str, TopicInfo] = {}
+        threading.Thread(target=self._loop.run_forever, name="anabranch-fetch", daemon=True).start()
+        self._cluster = self._submit(_cluster(bootstrap_servers, connections)).result()
+
+    def read(self, ranges: Sequence[R]) -> Iterator[FetchedRange[R]]:
+        """Yield what is fetched of `ranges`, one after the other; the next fetch is sent before."""
+        steps = iter(ranges)
+        current = next(steps, None)
+        if current is None:
+            return
+        size_per_offset: float = RECORD_SIZE_GUESS
+        offset = current.start
+        pending: Future[_Found] | None = self._begin(current, offset, size_per_offset)
+        try:
+            while pending is not None:
+                found = pending.result()
+                pending = None
+                fetched, start = current, max(offset, found.offset)
+                offset = max(start, found.next_offset)
+                if offset > start:
+                    size_per_offset = max(1.0, len(found.data) / (offset - start))
+                if offset >= fetched.end:
+                    upcoming = next(steps, None)
+                    if upcoming is not None:
+                        current, offset = upcoming, upcoming.start
+                        pending = self._begin(current, offset, size_per_offset)
+                else:
+                    pending = self._begin(current, offset, size_per_offset)
+                if start < fetched.end:
+                    yield FetchedRange(fetched, start, found.data)
+        finally:
+            if pending is not None:
+                pending.cancel()
+
+    def _begin(self, wanted: OffsetRange, offset: int, size_per_offset: float) -> Future[_Found]:
+        """Begin to fetch `wanted` from `offset` on; at least one whole batch comes, if there is any."""
+        expected = int((wanted.end - offset) * size_per_offset * 1.1)
+        size = min(self._settings.max_partition_fetch_bytes, max(FETCH_SIZE_MIN, expected))
+        return self._submit(self._fetch(wanted, offset, size))
+
+    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    async def _fetch(self, wanted: OffsetRange, offset: int, size: int) -> _Found:
+        tp = TopicPartition(wanted.topic, wanted.partition)
+        deadline = time.monotonic() + self._settings.retry_timeout_ms / 1000
+        while True:
+            error: AnabranchError
+            try:
+                found = await self._ask(tp, offset, size)
+                if found is not None:
+                    return found
+                error = ApiError(ErrorCode.OFFSET_NOT_AVAILABLE, f"the broker sends nothing of {tp} at offset {offset}")
+            except OffsetsGoneError as gone:
+                self._on_gone(wanted, gone)
+                on = wanted.end if gone.available is None or gone.available <= offset else gone.available
+                return _Found(offset, memoryview(b""), on)
+            except ApiError as refused:
+                if not refused.retriable:
+                    raise
+                error = refused
+            except DecodeError:
+                raise
+            except (AnabranchError, OSError) as failed:
+                error = failed if isinstance(failed, AnabranchError) else AnabranchError(str(failed))
+            self._topics.pop(wanted.topic, None)
+            if time.monotonic() > deadline:
+                settings = self._settings
+                error.add_note(f"Tried for {settings.retry_timeout_ms} ms ({settings.retry_timeout_name}).")
+                raise error
+            await asyncio.sleep(RETRY_INTERVAL_S)
+
+    async def _ask(self, tp: TopicPartition, offset: int, size: int) -> _Found | None:
+        info = self._topics.get(tp.topic)
+        if info is None or tp.partition not in info.partitions:
+            info = self._topics[tp.topic] = await self._cluster.topic(tp.topic)
+        partition = info.partitions.get(tp.partition)
+        if partition is None:
+            raise OffsetsGoneError(tp, offset, None, "the partition was removed")
+        if partition.leader < 0:
+            raise ApiError(ErrorCode.LEADER_NOT_AVAILABLE, f"{tp} has no leader")
+        connection = await self._cluster.connection(partition.leader)
+        settings = self._settings
+        version = min(connection.version_of(FetchRequest), FETCH_VERSION_MAX)
+        timeout_ms = settings.fetch_max_wait_ms + settings.request_timeout_ms
+        response = await connection.send(_request(tp, offset, size, settings), timeout_ms=timeout_ms, version=version)
+        if response.error_code:
+            raise ApiError(ErrorCode.of(response.error_code), f"{connection.name} refused a fetch")
+        (result,) = (data for topic in response.responses for data in topic.partitions)
+        code = ErrorCode.of(result.error_code)
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE:
+            raise OffsetsGoneError(tp, offset, result.log_start_offset, "it is gone")
+        if code is not ErrorCode.NONE:
+            raise ApiError(code, f"{connection.name} refused a fetch of {tp}")
+        if result.records is None or len(result.records) < HEADER_SIZE:
+            return None
+        next_offset = next_offset_of(result.records)
+        return None if next_offset is None else _Found(offset, result.records, next_offset)
+
+
+async def _cluster(bootstrap_servers: str | Sequence[str], connections: ConnectionSettings) -> Cluster:
+    return Cluster(bootstrap_servers, connections)
+
+
+def _request(tp: TopicPartition, offset: int, size: int, settings: RangeReaderSettings) -> FetchRequest:
+    partition = FetchPartition(partition=tp.partition, fetch_offset=offset, partition_max_bytes=size)
+    return FetchRequest(
+        replica_id=-1,
+        max_wait_ms=settings.fetch_max_wait_ms,
+        min_bytes=1,
+        max_bytes=settings.fetch_max_bytes,
+        isolation_level=0,
+        session_id=0,
+        session_epoch=-1,
+        topics=[FetchTopic(topic=tp.topic, partitions=[partition])],
+        forgotten_topics_data=[],
+    )
+
+
+def next_offset_of(data: memoryview) -> int | None:
+    """Return the offset after the last whole batch; None if there is none. Raises `DecodeError` for a bad length."""
+    position, last, size = 0, -1, len(data)
+    while position + HEADER_SIZE <= size:
+        length = int.from_bytes(data[position + _LENGTH_AT : position + _LENGTH_END], "big", signed=True)
+        if length < HEADER_SIZE - _LENGTH_END:
+            raise DecodeError(f"a record batch of {length} bytes is too short for its header")
+        if position + _LENGTH_END + length > size:
+            break
+        last, position = position, position + _LENGTH_END + length
+    return None if last < 0 else parse_header(data, last).next_offset
+
+
+def decode_range(
+    tp: TopicPartition,
+    data: memoryview,
+    start: int,
+    end: int,
+    *,
+    columns: Sequence[str],
+    key_range: tuple[int, int] | None = None,
+    aborted: Sequence[tuple[int, int]] = (),
+    check_crc: bool = True,
+    decoded_size_max: int | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Decode the records at offsets `start` to `end`, `end` exclusive, of fetched batches; in pieces, at least one.
+
+    With `key_range`, only keys whose range hash is in it, both ends inclusive. `decoded_size_max` bounds the bytes of
+    a piece. Raises `DecodeError`, with the partition in a note.
+    """
+    from anabranch.records.arrow.decode import DECODED_SIZE_MAX, decode_all
+
+    try:
+        decoded: Decoded
+        for decoded in decode_all(
+            data,
+            columns=columns,
+            start_offset=start,
+            end_offset=end,
+            key_range=key_range,
+            aborted=aborted,
+            check_crc=check_crc,
+            decoded_size_max=DECODED_SIZE_MAX if decoded_size_max is None else decoded_size_max,
+        ):
+            yield decoded.records
+    except DecodeError as error:
+        error.add_note(f"in {tp}")
+        raise

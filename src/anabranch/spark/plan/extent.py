@@ -1,0 +1,100 @@
+"""How far the next batch of a query goes: to the log ends, the first closed gates, or the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from anabranch.base.ids import TopicPartition
+from anabranch.machines.lineage import BEYOND
+from anabranch.spark.plan.offsets import Loss, Offsets, QueryPositions, TopicOffsets, TopicSnapshot, query_positions
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How far the next batch goes, and what was lost before it."""
+
+    end: Offsets
+    losses: tuple[Loss, ...]
+    advances: bool
+    """False: there is nothing to read now, and the batch is not worth running."""
+
+
+def extent(
+    snapshots: Mapping[str, TopicSnapshot],
+    start: Offsets,
+    limit: int | None = None,
+    *,
+    assigned: Mapping[str, frozenset[int]] | None = None,
+    horizon: Mapping[str, Mapping[int, int]] | None = None,
+) -> Extent:
+    """Choose the end of the micro-batch that begins at `start`, of at most `limit` offsets.
+
+    `horizon` holds the log ends not to read beyond; what is not in it is not read. The limit is shared in proportion
+    to what may be read; a partition that has something gets one offset at least, in turn if the limit is that small.
+    """
+    losses: list[Loss] = []
+    all_positions: dict[str, QueryPositions] = {}
+    open_: dict[TopicPartition, int] = {}
+    for topic, snapshot in sorted(snapshots.items()):
+        found = query_positions(
+            snapshot, start.get(topic), None if assigned is None else assigned.get(topic, frozenset())
+        )
+        all_positions[topic] = found
+        losses += found.losses
+        limits = _gates(snapshot, found.positions)
+        for partition, position in found.positions.items():
+            end = snapshot.ends[partition]
+            if horizon is not None:
+                end = min(end, horizon.get(topic, {}).get(partition, position))
+            gate = limits[partition]
+            open_[TopicPartition(topic, partition)] = (end if gate is None else min(end, gate)) - position
+    for topic in sorted(start.keys() - snapshots.keys()):
+        losses.append(Loss(topic, None, 0, None, "the topic was deleted"))
+    read_so_far = sum(position for found in all_positions.values() for position in found.positions.values())
+    taken = share(open_, limit, turn=read_so_far)
+    end_offsets: dict[str, TopicOffsets] = {}
+    for topic, found in all_positions.items():
+        snapshot = snapshots[topic]
+        ends = {
+            partition: position + taken.get(TopicPartition(topic, partition), 0)
+            for partition, position in found.positions.items()
+        }
+        seen = {
+            partition: snapshot.ends[partition] for partition, end in ends.items() if end < snapshot.ends[partition]
+        }
+        end_offsets[topic] = TopicOffsets(ends, snapshot.topic_id, len(snapshot.lineage.counts), seen)
+    return Extent(end_offsets, tuple(losses), bool(losses) or any(taken.values()))
+
+
+def _gates(snapshot: TopicSnapshot, positions: Mapping[int, int]) -> Mapping[int, int | None]:
+    if not snapshot.ordered:
+        return dict.fromkeys(positions)
+    everywhere = {partition: positions.get(partition, BEYOND) for partition in snapshot.starts}
+    return snapshot.lineage.deliverable(everywhere)
+
+
+def share(open_: Mapping[TopicPartition, int], limit: int | None, *, turn: int) -> dict[TopicPartition, int]:
+    """Share `limit` offsets out over partitions in proportion to what each has open.
+
+    `turn` is the number of offsets read so far. The first to get something of what cannot be shared moves on with it,
+    around all partitions, so that each has its turn after at most len(open_) / limit batches.
+    """
+    some = {tp: count for tp, count in open_.items() if count > 0}
+    total = sum(some.values())
+    if limit is None or total <= limit:
+        return some
+    assert limit > 0
+    names = sorted(open_)
+    first = turn % len(names)
+    in_turn = [tp for tp in (*names[first:], *names[:first]) if tp in some]
+    if limit <= len(some):
+        return dict.fromkeys(in_turn[:limit], 1)
+    taken = {tp: 1 + (count - 1) * (limit - len(some)) // (total - len(some)) for tp, count in some.items()}
+    rest = limit - sum(taken.values())
+    for tp in in_turn:
+        more = min(rest, 1, some[tp] - taken[tp])
+        taken[tp] += more
+        rest -= more
+    assert rest == 0
+    return taken

@@ -1,0 +1,163 @@
+"""Snapshots of topics, the offsets of a query, and what was lost between the two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from anabranch.base.errors import AnabranchError
+from anabranch.base.ids import TopicPartition
+from anabranch.machines.lineage import Lineage
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSnapshot:
+    """A topic at one moment: no resize between the lineage and the ends of the logs."""
+
+    topic: str
+    topic_id: str
+    lineage: Lineage
+    starts: Mapping[int, int]
+    """The log start of every partition there is."""
+    ends: Mapping[int, int]
+    """The high watermark of every partition there is."""
+    ordered: bool = True
+    """Whether gates apply: false where the topic or the query says that order does not matter."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicOffsets:
+    """How far a query has read one topic."""
+
+    offsets: Mapping[int, int]
+    """The next offset of each partition. One that is not here has not been begun: it starts at its log start."""
+    topic_id: str = ""
+    layouts: int = 0
+    """How many layouts the topic had."""
+    seen: Mapping[int, int] = field(default_factory=dict)
+    """Log ends that were seen and not reached: what must not vanish unread."""
+
+
+Offsets = Mapping[str, TopicOffsets]
+
+
+def offsets_to_json(offsets: Offsets) -> dict[str, Any]:
+    """Write offsets as Spark keeps them: equal offsets give equal text."""
+    return {
+        topic: {
+            "id": known.topic_id,
+            "layouts": known.layouts,
+            "offsets": {str(p): known.offsets[p] for p in sorted(known.offsets)},
+            "seen": {str(p): known.seen[p] for p in sorted(known.seen)},
+        }
+        for topic, known in sorted(offsets.items())
+    }
+
+
+def offsets_from_json(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
+    """Read what `offsets_to_json` wrote."""
+    return {
+        topic: TopicOffsets(
+            {int(p): int(offset) for p, offset in known["offsets"].items()},
+            str(known["id"]),
+            int(known["layouts"]),
+            {int(p): int(offset) for p, offset in known["seen"].items()},
+        )
+        for topic, known in value.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Records that the query was to read and that are not there any more."""
+
+    topic: str
+    partition: int | None
+    """None: the whole topic."""
+    wanted: int
+    available: int | None
+    """The offset at which reading can go on; None where the partition or topic is gone."""
+    why: str
+
+    def __str__(self) -> str:
+        name = self.topic if self.partition is None else str(TopicPartition(self.topic, self.partition))
+        if self.available is None:
+            return f"{name}: {self.why}"
+        return f"{name}: wanted offset {self.wanted}, available from offset {self.available}: {self.why}"
+
+
+class DataLossError(AnabranchError):
+    """Records are gone that the query has not read, and `failOnDataLoss` is true."""
+
+    def __init__(self, losses: Sequence[Loss]) -> None:
+        what = "; ".join(str(loss) for loss in losses[:10])
+        more = f"; and {len(losses) - 10} more" if len(losses) > 10 else ""
+        super().__init__(
+            f"Records were lost before this query read them: {what}{more}. "
+            "To go on with what is there, set the option failOnDataLoss to false."
+        )
+        self.losses = tuple(losses)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPositions:
+    """A query's positions in one topic, made to fit what is there now."""
+
+    positions: Mapping[int, int]
+    """Of every partition that is read."""
+    losses: tuple[Loss, ...]
+
+
+def query_positions(
+    snapshot: TopicSnapshot, known: TopicOffsets | None, assigned: frozenset[int] | None = None
+) -> QueryPositions:
+    """Return the positions of a query in a topic, and the records it lost.
+
+    A partition that is not in `known` has not been begun. One that was removed has left; that is no loss if it was
+    read up to the end that was last seen. `assigned` limits what is read, None for all partitions.
+    """
+    losses: list[Loss] = []
+    if known is not None and known.topic_id and snapshot.topic_id and known.topic_id != snapshot.topic_id:
+        losses.append(Loss(snapshot.topic, None, 0, None, "the topic was deleted and created again since"))
+        known = None
+    offsets: Mapping[int, int] = {} if known is None else known.offsets
+    positions: dict[int, int] = {}
+    for partition, start in snapshot.starts.items():
+        if assigned is not None and partition not in assigned:
+            continue
+        offset = offsets.get(partition, start)
+        end = snapshot.ends[partition]
+        if offset < start:
+            why = "the log starts later, by retention or DeleteRecords"
+            losses.append(Loss(snapshot.topic, partition, offset, start, why))
+        elif offset > end:
+            why = "the log ends before, as after a crash of a broker that does not flush"
+            losses.append(Loss(snapshot.topic, partition, offset, end, why))
+        positions[partition] = min(max(offset, start), max(start, end))
+    if known is not None:
+        for partition, end in known.seen.items():
+            if partition not in snapshot.starts and offsets.get(partition, 0) < end:
+                why = f"the partition was removed before its records up to offset {end} were read"
+                losses.append(Loss(snapshot.topic, partition, offsets.get(partition, 0), None, why))
+    return QueryPositions(positions, tuple(losses))
+
+
+def lost_between(snapshots: Mapping[str, TopicSnapshot], start: Offsets, end: Offsets) -> list[Loss]:
+    """What is gone of a micro-batch that was planned before, and is now to be read."""
+    losses: list[Loss] = []
+    for topic, known in end.items():
+        snapshot = snapshots.get(topic)
+        begun = start.get(topic, TopicOffsets({}))
+        if snapshot is None or (known.topic_id and snapshot.topic_id and known.topic_id != snapshot.topic_id):
+            losses.append(Loss(topic, None, 0, None, "the topic was deleted"))
+            continue
+        for partition, finish in known.offsets.items():
+            first = snapshot.starts.get(partition)
+            wanted = begun.offsets.get(partition, 0 if first is None else first)
+            if wanted < finish and first is None:
+                losses.append(Loss(topic, partition, wanted, None, "the partition was removed"))
+            elif wanted < finish and first is not None and wanted < first:
+                why = "the log starts later, by retention or DeleteRecords"
+                losses.append(Loss(topic, partition, wanted, first, why))
+    return losses
