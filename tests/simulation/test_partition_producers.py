@@ -136,8 +136,8 @@ class History:
         """The partition is removed, and made again where it ended; the broker may be killed in between."""
         end = self.partition.log.end
         removed = RemovedPartitions(DATA, self.disk)
-        removed.hold(NAME, TOPIC, self.partition.table)
-        removed.keep(NAME)
+        removed.remember(NAME, TOPIC, self.partition.table)
+        removed.save(NAME)
         self.partition.log.close()
         self.disk.remove_tree(DATA / str(NAME))
         if self.chance.random() < 0.5:
@@ -148,10 +148,10 @@ class History:
             assert earlier is not None
             assert removed.table(NAME, UUID(int=8)) is None
             self.partition.table = earlier
-            self.partition.keep_inherited()
+            self.partition.save_inherited()
         if self.chance.random() < 0.5:
             self.open()
-        removed.made_again(NAME)
+        removed.forget(NAME)
         assert not len(RemovedPartitions(DATA, self.disk))
         self.durable = dict(self.last)
 
@@ -190,8 +190,8 @@ def test_what_is_remembered_of_a_removed_partition_goes_with_its_producers() -> 
     removed = RemovedPartitions(DATA, disk)
     table = ProducerTable()
     table.apply(parse_header(make_batch(1, producer_id=5, producer_epoch=0, base_sequence=0)), 1_000)
-    removed.hold(NAME, TOPIC, table)
-    removed.keep(NAME)
+    removed.remember(NAME, TOPIC, table)
+    removed.save(NAME)
     removed.expire(1_500, 600)
     assert len(RemovedPartitions(DATA, disk)) == 1
     removed.expire(2_000, 600)

@@ -249,7 +249,7 @@ class Broker:
                 events.warning("upkeep failed", work=getattr(work, "__name__", "?"), reason=error)
 
     async def _keep_up(self) -> None:
-        await self.context.replicas.keep_up(self.settings.producer_id_expiration_ms)
+        await self.context.replicas.maintain(self.settings.producer_id_expiration_ms)
         await self._controller.inspect_all_retiring()
 
     # -- metrics -----------------------------------------------------------------------------------------------------

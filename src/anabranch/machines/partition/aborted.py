@@ -1,4 +1,4 @@
-"""The aborted-transaction index of one partition: what a reader of committed records must be told beside the records.
+"""The aborted-transaction index of one partition, which readers of committed records are sent beside the records.
 
 A line is written when the marker of an abort is appended, so lines stand in the order of their `last_offset`. Four
 integers a line, in one array: a partition may have a million of them.
@@ -25,7 +25,7 @@ class AbortedTransaction(NamedTuple):
     first_offset: int
     last_offset: int
     last_stable_offset: int
-    """As it was when the marker was appended: no later line begins below it."""
+    """The last stable offset when the marker was appended: no later line begins below it."""
 
 
 class AbortedTransactions:
@@ -51,7 +51,7 @@ class AbortedTransactions:
         self._lines.extend(line)
 
     def between(self, start: int, end: int) -> list[AbortedTransaction]:
-        """Find the lines that say something about records from `start` to `end`, `end` exclusive."""
+        """Find the lines of transactions with records from `start` to `end`, `end` exclusive."""
         found: list[AbortedTransaction] = []
         for index in range(self._behind(start), len(self)):
             line = self._at(index)
@@ -62,7 +62,7 @@ class AbortedTransactions:
         return found
 
     def forget_before(self, offset: int) -> None:
-        """Drop the lines whose marker lies below `offset`: there is nothing left that they speak of."""
+        """Drop the lines whose marker lies below `offset`: none of their records is left."""
         gone = self._behind(offset)
         if gone:
             del self._lines[: gone * _FIELDS]

@@ -1,30 +1,30 @@
-"""How much a fetch is answered with, and when: the budget of its bytes.
+"""The byte budget of a fetch: how much is answered, and whether to wait for more.
 
 At least one batch is given, however large, if there is any; beyond it `max_bytes` holds for the answer, and
-`partition_max_bytes` for each partition. A fetch that finds fewer than `min_bytes` waits, unless the reader must hear
-of something at once.
+`partition_max_bytes` for each partition. A fetch that finds fewer than `min_bytes` waits, unless something must be
+answered at once.
 """
 
 from __future__ import annotations
 
 
 class FetchBudget:
-    """The bytes of one answer: what is taken, and what may be."""
+    """The bytes of one answer: those taken, and those that may still be."""
 
     __slots__ = ("_size_max", "_size_min", "size", "urgent")
 
     def __init__(self, size_min: int, size_max: int, broker_size_max: int) -> None:
-        """`size_min`, `size_max`: of the request; `broker_size_max`: what the broker allows for any answer."""
+        """`size_min`, `size_max`: of the request. `broker_size_max`: the limit for every answer of the broker."""
         self._size_max = max(0, min(size_max, broker_size_max))
         self._size_min = min(size_min, self._size_max)
         self.size = 0
         """Bytes taken."""
         self.urgent = False
-        """Whether the reader must hear of something at once: an error, or a log that diverges from its own."""
+        """Whether to answer at once: because of an error, or of a log that diverges from the reader's."""
 
     @property
     def reached(self) -> bool:
-        """Whether there is no reason to wait for more."""
+        """Whether to wait no longer."""
         return self.size >= self._size_min or self.urgent
 
     def room(self, partition_size_max: int) -> int | None:

@@ -1,16 +1,16 @@
 """Idempotent and transactional producers of one partition, as a pure fold over its batches (ordering.md, section 5).
 
-`check` decides about a batch before it is appended, `apply` folds a batch that was, live and on recovery alike.
+`appending` asks the table about a batch before it is appended; `apply` folds an appended batch, live and on recovery.
 
-    same producer, epoch, sequences as one of the last 5 batches           Duplicate: answered as it was then
+    same producer, epoch, sequences as one of the last 5 batches           a repetition: answered as it was then
     older epoch                                                            INVALID_PRODUCER_EPOCH
     newer epoch that does not start with sequence 0                        OUT_OF_ORDER_SEQUENCE_NUMBER
     sequence that does not follow the last one (2^31-1 is followed by 0)   OUT_OF_ORDER_SEQUENCE_NUMBER
-    producer that nobody remembers                                         any sequence, as Apache Kafka (KIP-360)
+    a producer that is not remembered                                      any sequence, as in Apache Kafka (KIP-360)
 
 The last line has a trap (KAFKA-15591): the first batch of a pipeline is refused, the second one finds no producer and
-is accepted, the first one's repetition is then out of order for ever. So whoever refuses a batch for a reason that may
-pass tells the table (`refused`): what comes next from that producer must be that batch.
+is accepted, and the first one's repetition is out of order for ever. So a batch that is refused for a reason that may
+pass is noted in the table (`refused`): the next batch of that producer must be that one (docs/adr/0012).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REFUSALS_REMEMBERED_MAX = 1_000
 
 
 class Batch(Protocol):
-    """What is read of a batch's header: `records.batch.BatchHeader` has it."""
+    """The fields that decisions read of a batch's header; `records.batch.BatchHeader` has them."""
 
     @property
     def base_offset(self) -> int: ...
@@ -120,11 +120,11 @@ class Producer:
 
 
 class ProducerTable:
-    """Every producer that a partition remembers. Two tables are equal when they would decide alike."""
+    """The producers that a partition remembers. Two tables are equal when they would decide alike."""
 
     def __init__(self, producers_max: int = PRODUCERS_PER_PARTITION_MAX) -> None:
         self._producers: dict[int, Producer] = {}
-        """The one that was idle longest first."""
+        """By id; the one that was idle longest first."""
         self._producers_max = producers_max
         self._awaited: dict[int, tuple[int, int]] = {}
         """Producer to the epoch and sequence of the refused batch that must come next. Not durable."""
@@ -133,9 +133,9 @@ class ProducerTable:
         self._ended: dict[int, int] = {}
         """First offset to marker offset of transactions whose marker may lie above the high watermark."""
         self.aborted = AbortedTransactions()
-        """What readers of committed records are told to leave out."""
+        """The index of aborted transactions, which readers of committed records leave out."""
         self.evicted = 0
-        """Producers forgotten because there were too many."""
+        """How many producers were forgotten to make room."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ProducerTable) and self._comparable() == other._comparable()
@@ -190,7 +190,7 @@ class ProducerTable:
     def refused(self, batch: Batch) -> None:
         """Remember that a batch which `check` accepted was refused, for a reason that may pass.
 
-        Only for a producer that has no sequence here yet does that matter: the next one must be this one's.
+        Only producers that have no sequence here yet need that: their next batch must be this one.
         """
         known = self._producers.get(batch.producer_id)
         if batch.producer_id == NO_PRODUCER_ID or batch.base_sequence == NO_SEQUENCE:
@@ -222,8 +222,7 @@ class ProducerTable:
     def apply(self, batch: Batch, now_ms: int, marker: Marker | None = None) -> AbortedTransaction | None:
         """Fold a batch that is in the log, with its offsets; for a control batch, with the marker that it holds.
 
-        What it gives back is a new line of the aborted-transaction index. `now_ms` says when the producer was last
-        heard of.
+        Returns the new line of the aborted-transaction index, if there is one. `now_ms`: when the producer was seen.
         """
         if batch.producer_id == NO_PRODUCER_ID:
             return None
@@ -254,7 +253,7 @@ class ProducerTable:
         return None
 
     def expire(self, now_ms: int, idle_max_ms: int) -> int:
-        """Forget producers that were idle for longer, except in an open transaction; say how many."""
+        """Forget producers that were idle for longer, except in an open transaction; return how many."""
         idle = [
             producer_id
             for producer_id, known in self._producers.items()
@@ -267,10 +266,10 @@ class ProducerTable:
     # Transactions.
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Where readers of committed records must stop: nothing below belongs to an undecided transaction.
+        """The offset below which no record belongs to an open transaction: readers of committed records stop there.
 
-        One whose marker is not below the high watermark is undecided still: a crash may undo the marker. The high
-        watermark never falls from call to call, so what is decided is forgotten.
+        A transaction whose marker is not below the high watermark is still open: a crash may undo the marker. The high
+        watermark never falls from call to call, so transactions that have ended are forgotten.
         """
         for start in [start for start, marker in self._ended.items() if marker < high_watermark]:
             del self._ended[start]
@@ -288,12 +287,12 @@ class ProducerTable:
         return len(self._undecided)
 
     def needs_marker(self, producer_id: int, producer_epoch: int) -> bool:
-        """Whether a marker would change anything: one that was written before need not be written again."""
+        """Whether a marker would change anything; a marker that was written before does not."""
         known = self._producers.get(producer_id)
         return known is None or known.transaction_start is not None or producer_epoch > known.epoch
 
     def __iter__(self) -> Iterator[tuple[int, Producer]]:
-        """Every producer with what is remembered of it."""
+        """The producers by id."""
         return iter(self._producers.items())
 
     # Snapshots.
@@ -411,7 +410,7 @@ def redirected(producer_id: int, partition: int) -> int:
 
 
 def origin(producer_id: int) -> tuple[int, int | None]:
-    """The producer behind an id, and the partition that it addressed, where that is not the one that was written."""
+    """The producer behind an id, and the partition that it addressed if its batch was redirected."""
     if producer_id < 1 << PRODUCER_ID_BITS:
         return producer_id, None
     return producer_id & ((1 << PRODUCER_ID_BITS) - 1), (producer_id >> PRODUCER_ID_BITS) - 1

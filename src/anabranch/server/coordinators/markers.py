@@ -85,7 +85,7 @@ class Markers:
 
     def _aliases(self, marker: WritableTxnMarker, topic: str, number: int) -> list[tuple[Partition, int]]:
         """Where the producer's batches for the partition were redirected to, and are in an open transaction."""
-        roles = (other.leadership for other in self._replicas.of(topic))
+        roles = (other.leadership for other in self._replicas.of_topic(topic))
         role = next((role for role in roles if role is not None), None)
         if role is None:
             return []

@@ -1,4 +1,4 @@
-"""Fetches: read what is there, or wait for it without polling.
+"""Fetches: read the records at hand, or wait for records without polling.
 
 What a log has near is read at once; what it must fetch is waited for, of all partitions together, before the answer.
 A fetch that finds too little watches its partitions and reads again those that changed, until its budget is reached,
@@ -49,7 +49,7 @@ class PartitionRead:
     log_start: int = -1
     found: Slice | None = None
     aborted: Sequence[AbortedTransaction] = ()
-    """The aborted transactions that have records in what was found; only readers of committed records are told."""
+    """The aborted transactions that have records in what was found; empty unless only committed records are wanted."""
     diverging: EpochEnd | None = None
     """Set where the reader's log is not a prefix of the leader's; nothing is found then."""
     limit: int = -1
@@ -81,7 +81,7 @@ class Fetches:
         self._topic_names = topic_names
 
     def stop(self) -> None:
-        """Have every waiting fetch answered with what there is, now and from now on."""
+        """Let no fetch wait any more: each is answered with what has been found."""
         self.stopping = True
         for waiting in self.waiting:
             if not waiting.done():
@@ -109,7 +109,7 @@ class Fetch:
     __slots__ = ("_budget", "_fetches", "_reads", "coming", "committed", "context")
 
     def __init__(self, fetches: Fetches, context: FetchContext, budget: FetchBudget, *, committed: bool) -> None:
-        """Read what is there. `committed`: only records of committed transactions are wanted (READ_COMMITTED)."""
+        """Read every target. `committed`: only records of committed transactions are wanted (READ_COMMITTED)."""
         self.context = context
         self.committed = committed
         self._fetches = fetches
@@ -120,7 +120,7 @@ class Fetch:
 
     @property
     def complete(self) -> bool:
-        """Whether there is no reason to wait."""
+        """Whether to answer now."""
         return not self.coming and self._enough
 
     @property
@@ -175,7 +175,7 @@ class Fetch:
         if isinstance(failure, OSError):
             partition.storage_failed(failure)
         else:
-            partition.abandon(str(failure))
+            partition.take_offline(str(failure))
         return self._refuse(read.target, None, ErrorCode.KAFKA_STORAGE_ERROR)
 
     def _take(self, read: PartitionRead, partition: Partition, found: Slice) -> None:
@@ -219,7 +219,7 @@ class Fetch:
 
         def read_again() -> None:
             if self.coming:
-                return  # It is called again when that is there.
+                return  # `wait` calls again when the reads have arrived.
             indexes = sorted(changed)
             changed.clear()
             if done.done():
@@ -256,7 +256,7 @@ class Fetch:
                 partition.unwatch(watcher)
 
     def answer(self) -> Iterator[PartitionRead]:
-        """Give what is to be answered, once: of an incremental session, only what its reader was not sent before."""
+        """Give the reads to answer, once; of an incremental session only those that changed since the last response."""
         session, incremental = self.context.session, self.context.incremental
         for read in self._reads:
             target = read.target

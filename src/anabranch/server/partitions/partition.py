@@ -1,4 +1,4 @@
-"""One partition at its leader: its log, its producers, the role it has taken, and who waits for it to change.
+"""One partition at its leader: its log, its producers, the role it has taken, and the watchers of its changes.
 
 Everything here runs in the broker's loop without awaiting, which is the lock that a resize and an append share. The
 rules: the producer table is a fold over the log, so that it is the same after a restart, and what it has from records
@@ -27,8 +27,8 @@ FAILURE_INTERVAL_S = 10.0
 Watcher = Callable[[], None]
 
 
-class Amount(Protocol):
-    """Something that is counted up."""
+class Counter(Protocol):
+    """A counter of bytes or records."""
 
     def add(self, amount: float = 1) -> None: ...
 
@@ -60,9 +60,9 @@ class Partition:
         log: PartitionLog,
         settings: TopicSettings,
         *,
-        bytes_in: Amount,
-        bytes_out: Amount,
-        messages_in: Amount,
+        bytes_in: Counter,
+        bytes_out: Counter,
+        messages_in: Counter,
     ) -> None:
         self.name = name
         self.topic_id = topic_id
@@ -77,19 +77,19 @@ class Partition:
         self.bytes_out = bytes_out
         self.messages_in = messages_in
         self._now_ms = 0
-        """When anything was last appended, or the table built."""
+        """The time of the last append, or of building the table."""
         self._failures = Seldom(FAILURE_INTERVAL_S)
         self._watchers: dict[Watcher, None] = {}
         log.observe(self)
 
     @property
     def leader_epoch(self) -> int:
-        """The epoch under which it serves; -1 before it was told."""
+        """The leader epoch of its role; NO_LEADER_EPOCH before it has taken one."""
         return NO_LEADER_EPOCH if self.leadership is None else self.leadership.leader_epoch
 
     @property
     def retiring(self) -> bool:
-        """Whether it takes no more appends."""
+        """Whether its role takes no more appends."""
         return self.leadership is not None and self.leadership.retiring
 
     @property
@@ -107,7 +107,7 @@ class Partition:
             marker = _marker(data) if header.is_control else None
             self.table.apply(header._replace(base_offset=appended.base_offset), now_ms, marker)
             if marker is not None:
-                self.table.last_stable_offset(self.log.high_watermark)  # It forgets what is decided.
+                self.table.last_stable_offset(self.log.high_watermark)  # It forgets transactions that have ended.
         self.bytes_in.add(header.size)
         self.messages_in.add(header.record_count)
         if not self.settings.fsync:
@@ -115,13 +115,13 @@ class Partition:
         return appended
 
     def storage_failed(self, error: OSError) -> None:
-        """An append was refused by the disk: say so, but not for every one of them."""
+        """Log that the disk refused an append or a read, at most every FAILURE_INTERVAL_S seconds."""
         suppressed = self._failures.turn(time.monotonic())
         if suppressed is not None:
             events.error("append refused by the disk", partition=self.name, reason=error, suppressed=suppressed)
 
     def high_watermark_moved(self) -> None:
-        """A sync is done: records may be read that could not be before."""
+        """A sync is done: call the watchers, as more records may be read."""
         self.changed()
 
     # -- producers -----------------------------------------------------------------------------------------------
@@ -131,30 +131,30 @@ class Partition:
         self._now_ms = now_ms
         self.table, self.snapshot_end = fold_producers(self.log, self.name, now_ms)
 
-    def keep_inherited(self) -> None:
-        """Keep the table of an earlier life of the partition beside a log that is new. Blocks; OSError."""
+    def save_inherited(self) -> None:
+        """Save the table of the removed partition of this name beside the new log. Blocks; OSError."""
         self.log.write_snapshot(self.table.snapshot())
         self.snapshot_end = self.log.end
 
     def snapshot(self) -> None:
-        """Keep the producer table beside the log, if there is anything in it that is not kept yet. Blocks; OSError."""
+        """Save the producer table beside the log, unless the newest snapshot has it all. Blocks; OSError."""
         if self.snapshot_end != self.log.end and (len(self.table) or self.snapshot_end >= 0):
             self.log.write_snapshot(self.table.snapshot())
             self.snapshot_end = self.log.end
 
     def before_delete(self, start: int) -> None:
-        """The records below `start` are about to be deleted: keep what the table has from them. Blocks; OSError."""
+        """The records below `start` are about to be deleted: save the producers they tell of. Blocks; OSError."""
         if len(self.table) and not self.log.has_snapshot_from(start):
             self._sync_tail()
             self.snapshot()
 
     def _sync_tail(self) -> None:
-        """Whoever loses the end of the log loses the snapshots taken there: it must not be the only one then."""
+        """Sync the log: a power loss that cuts its end takes the snapshots taken there with it."""
         if self.log.flushed < self.log.end:
             self.log.flush()
 
     def forget_aborted(self, markers: Iterable[int]) -> None:
-        """These markers are about to be compacted away: forget their transactions, durably. Blocks; OSError."""
+        """Forget, durably, the transactions of markers that are about to be compacted away. Blocks; OSError."""
         self._sync_tail()
         self.table.aborted.forget(markers)
         self.log.write_snapshot(self.table.snapshot(), only=True)
@@ -182,7 +182,7 @@ class Partition:
         return len(self._watchers)
 
     def changed(self) -> None:
-        """Tell everyone who waits."""
+        """Call every watcher."""
         if self._watchers:
             for watcher in list(self._watchers):
                 watcher()
@@ -190,30 +190,30 @@ class Partition:
     # -- its end -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Keep the producers, sync and close the log. Blocks; OSError."""
+        """Save the producers, sync and close the log. Blocks; OSError."""
         self.leadership = None
         self.changed()
         if self.offline_reason is None:
             self.snapshot()
             self.log.close()
 
-    def abandon(self, reason: str) -> None:
-        """Serve this partition no more, and say why; the others go on."""
+    def take_offline(self, reason: str) -> None:
+        """Serve this partition no more, and log why; other partitions are not touched."""
         self.offline_reason = reason
         events.error("partition offline", partition=self.name, reason=reason)
         self.changed()
 
     def unavailable(self) -> ErrorCode:
-        """Why nothing can be read or appended; NONE where it can."""
+        """The error for requests while nothing can be read or appended; NONE where it can."""
         if self.offline_reason is not None:
             return ErrorCode.KAFKA_STORAGE_ERROR
         return ErrorCode.NONE if self.leadership is not None else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 def fold_producers(log: PartitionLog, name: TopicPartition, now_ms: int) -> tuple[ProducerTable, int]:
-    """Put together what a log knows of producers: the newest snapshot that can be read, and the batches after it.
+    """Fold the producers of a log: the newest snapshot that can be read, then the batches after it.
 
-    Answers where these begin, too. Blocks; OSError, OfflineLogError.
+    Returns the table and the offset of the snapshot. Blocks; OSError, OfflineLogError.
     """
     table, start = ProducerTable(), log.log_start
     for offset, data in log.snapshots():
@@ -237,6 +237,6 @@ def _marker_at(log: PartitionLog, header: BatchHeader) -> Marker | None:
 
 
 def _marker(batch: bytearray | memoryview) -> Marker | None:
-    """What a control batch says of a transaction; None where it marks something else."""
+    """Read the end of a transaction from a control batch; None from another one."""
     found = parse_end_transaction_marker(batch)
     return None if found is None else Marker(found.commit, found.coordinator_epoch)

@@ -1,10 +1,10 @@
-"""What removed partitions knew of their producers, until they are made again or the producers are forgotten.
+"""The producer tables of removed partitions, until a partition of that name is made again or the producers expire.
 
-A producer may not know whether its last batches were appended when their partition is removed; it repeats them, there
-or, once it has heard of the removal, elsewhere. Only who remembers can tell it apart from a new batch (ordering.md,
-section 5, rule 1), so the table outlives the log: in memory from the moment the partition is gone, and in a file
-`<topic>-<partition>.producers` of the data directory, topic id and snapshot, before the log is deleted. A partition
-that is made again inherits it. Here are remembered, too, the batches that a partition refused which is not there.
+A producer that does not know whether its last batches were appended repeats them, also to a partition that has been
+removed. Only the table tells a repetition from a new batch (ordering.md, section 5, rule 1), so the table outlives the
+log (docs/adr/0021): in memory from the moment the partition is removed, and in a file `<topic>-<partition>.producers`
+of the data directory, topic id and snapshot, before the log is deleted. A partition that is made again inherits the
+table, and with it the refusals that were noted meanwhile.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class RemovedPartition:
 
 
 class RemovedPartitions:
-    """The producer tables of partitions that are not there any more, by name."""
+    """The producer tables of removed partitions, by name."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
-        """Read what is in the data directory; a file that is damaged is passed over with a warning. OSError."""
+        """Read the files of the data directory; a damaged one is skipped with a warning. OSError."""
         self._path = path
         self._disk = disk
         self._tables: dict[TopicPartition, tuple[UUID, ProducerTable]] = {}
@@ -60,23 +60,23 @@ class RemovedPartitions:
     def __len__(self) -> int:
         return len(self._tables)
 
-    def hold(self, name: TopicPartition, topic_id: UUID, table: ProducerTable) -> None:
-        """Remember the table of a partition from now on, in memory."""
+    def remember(self, name: TopicPartition, topic_id: UUID, table: ProducerTable) -> None:
+        """Remember the table of a partition, in memory."""
         self._tables[name] = topic_id, table
 
     def table(self, name: TopicPartition, topic_id: UUID) -> ProducerTable | None:
-        """What the partition of this topic knew, if anything is remembered of it."""
+        """Find the table of a removed partition; None if none is remembered, or that of another topic of this name."""
         found = self._tables.get(name)
         return None if found is None or found[0] != topic_id else found[1]
 
-    def keep(self, name: TopicPartition) -> None:
-        """Make durable what is held of a partition, if it knew any producer. Blocks; OSError."""
+    def save(self, name: TopicPartition) -> None:
+        """Make the table of a partition durable, unless it is empty. Blocks; OSError."""
         topic_id, table = self._tables[name]
         if len(table):
             self._disk.replace(self._file(name), topic_id.bytes + table.snapshot())
 
-    def made_again(self, name: TopicPartition) -> None:
-        """Forget the partition, which is there again and has what was remembered, or is of another topic."""
+    def forget(self, name: TopicPartition) -> None:
+        """Forget a partition that has been made again."""
         try:
             self._forget(name)
         except OSError as error:
@@ -88,7 +88,7 @@ class RemovedPartitions:
             self._forget(name)
 
     def expire(self, now_ms: int, idle_max_ms: int) -> None:
-        """Forget producers that were idle for longer, and partitions that no producer is left of. OSError."""
+        """Forget producers that were idle for longer, and partitions without any producer left. OSError."""
         for name, (_, table) in list(self._tables.items()):
             table.expire(now_ms, idle_max_ms)
             if not len(table):

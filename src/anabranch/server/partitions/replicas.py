@@ -82,7 +82,7 @@ class Replicas:
     def __len__(self) -> int:
         return len(self._partitions)
 
-    def of(self, topic: str) -> list[Partition]:
+    def of_topic(self, topic: str) -> list[Partition]:
         """The partitions of a topic that live here."""
         return [partition for (name, _), partition in self._partitions.items() if name == topic]
 
@@ -165,13 +165,13 @@ class Replicas:
         partitions = [partition for partition in adopted if partition is not None]
         heirs = [partition for partition in partitions if self._inherits(partition)]
         if heirs:
-            # Nobody finds these partitions before it is durable what they know: who asks hears of the removed ones.
-            await asyncio.gather(*(loop.run_in_executor(self._threads, self._keep_inherited, heir) for heir in heirs))
+            # Until the inherited producers are durable, requests find the removed partitions.
+            await asyncio.gather(*(loop.run_in_executor(self._threads, self._save_inherited, heir) for heir in heirs))
         for partition in partitions:
             self._partitions[order.topic, partition.name.partition] = partition
             self._unopened.discard(partition.name)
             if partition.offline_reason is None:
-                self.removed.made_again(partition.name)
+                self.removed.forget(partition.name)
 
     def _open(
         self, name: TopicPartition, role: Role, settings: TopicSettings
@@ -226,12 +226,12 @@ class Replicas:
             ),
         )
         if reason is not None:
-            partition.abandon(reason)
+            partition.take_offline(reason)
             return partition
         try:
             partition.rebuild_table(self._clock.now_ms())
         except (OSError, OfflineLogError) as error:
-            partition.abandon(str(error))
+            partition.take_offline(str(error))
         return partition
 
     def _closed_log(self, name: TopicPartition, settings: TopicSettings) -> PartitionLog:
@@ -250,12 +250,12 @@ class Replicas:
         partition.table = earlier
         return len(earlier) > 0
 
-    def _keep_inherited(self, partition: Partition) -> None:
+    def _save_inherited(self, partition: Partition) -> None:
         """Make durable beside its log what a partition has inherited. Blocks."""
         try:
-            partition.keep_inherited()
+            partition.save_inherited()
         except OSError as error:
-            partition.abandon(str(error))
+            partition.take_offline(str(error))
 
     async def stop(self, order: SendStopReplica) -> dict[int, ErrorCode]:
         """Carry out a StopReplica: delete the logs, keep what they know of producers; an error code for each."""
@@ -272,7 +272,7 @@ class Replicas:
             name = TopicPartition(order.topic, number)
             if partition is not None:
                 del self._partitions[order.topic, number]
-                self.removed.hold(name, order.topic_id, partition.table)
+                self.removed.remember(name, order.topic_id, partition.table)
                 partition.leadership = None
                 partition.changed()
                 await asyncio.wait([partition.log.commit()])
@@ -289,12 +289,12 @@ class Replicas:
         try:
             if order.topic_deleted:
                 self.removed.forget_topic(order.topic)
-            # A checkpoint of a log that is gone must not be there when the topic is made again.
+            # The checkpoint of a deleted log must not apply to a topic that is made again.
             await loop.run_in_executor(self._threads, self._checkpoints.save)
         except OSError as error:
             events.error("checkpoints not saved", topic=order.topic, reason=error)
             return dict.fromkeys(errors, ErrorCode.KAFKA_STORAGE_ERROR)
-        if not self.of(order.topic):
+        if not self.of_topic(order.topic):
             self._metrics.forget(topic=order.topic)
         return errors
 
@@ -313,8 +313,8 @@ class Replicas:
             except OfflineLogError as error:
                 events.warning("producers of a removed partition not kept", partition=name, reason=error)
                 return
-            self.removed.hold(name, topic_id, table)
-        self.removed.keep(name)
+            self.removed.remember(name, topic_id, table)
+        self.removed.save(name)
 
     def removed_partition(self, name: TopicPartition) -> RemovedPartition:
         """What a produce request finds where a partition was removed."""
@@ -333,13 +333,13 @@ class Replicas:
         table = self.removed.table(name, topic_id)
         if table is None and name not in self._unopened:
             table = ProducerTable()
-            self.removed.hold(name, topic_id, table)
+            self.removed.remember(name, topic_id, table)
         return table
 
     def apply_settings(self, topic: str) -> None:
         """The configs of a topic changed: its logs go on with the new ones."""
         settings = self._settings_of(topic)
-        for partition in self.of(topic):
+        for partition in self.of_topic(topic):
             partition.settings = settings
             partition.log.configure(settings.log)
             partition.changed()
@@ -354,7 +354,7 @@ class Replicas:
             partition.name.partition: LogRange(
                 partition.log.log_start, partition.log.end, partition.leadership.leader_epoch
             )
-            for partition in self.of(topic)
+            for partition in self.of_topic(topic)
             if partition.leadership is not None
             and partition.retiring
             and partition.offline_reason is None
@@ -376,8 +376,8 @@ class Replicas:
         if partition.log.flush_due:
             partition.log.commit()
 
-    async def keep_up(self, producer_idle_max_ms: int) -> None:
-        """Delete what is past its retention, forget idle producers, keep the others."""
+    async def maintain(self, producer_idle_max_ms: int) -> None:
+        """Delete records past their retention, forget idle producers, save the others, compact."""
         now_ms = self._clock.now_ms()
         for partition in self:
             if partition.offline_reason is not None or partition.leadership is None:

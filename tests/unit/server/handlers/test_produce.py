@@ -99,7 +99,7 @@ def test_what_cannot_be_appended_is_refused(broker: Broker) -> None:
     assert broker.error(None) is ErrorCode.INVALID_RECORD
     assert broker.error(b"") is ErrorCode.INVALID_RECORD
     assert broker.error(batch(), acks=2) is ErrorCode.INVALID_REQUIRED_ACKS
-    broker.local[0].abandon("damaged")
+    broker.local[0].take_offline("damaged")
     assert broker.error(batch()) is ErrorCode.KAFKA_STORAGE_ERROR
     assert not broker.waited
 

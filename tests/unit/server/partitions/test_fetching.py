@@ -276,7 +276,7 @@ def test_a_topic_is_found_by_its_id_and_another_one_of_its_name_is_not_it(world:
 
 def test_partitions_that_cannot_be_read_say_why(world: World) -> None:
     world.local[0].leadership = None
-    world.local[1].abandon("damaged")
+    world.local[1].take_offline("damaged")
     errors = [read.error for read in world.read(target(0), target(1))]
     assert errors == [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.KAFKA_STORAGE_ERROR]
 
@@ -327,7 +327,7 @@ def test_a_fetch_waits_no_longer_than_its_reader_allows(world: World) -> None:
 
 def test_a_partition_that_is_lost_ends_the_waiting(world: World) -> None:
     fetch = world.fetch(target(0), target(1))
-    (_, read) = world.waited(fetch, lambda: world.local[1].abandon("damaged"))
+    (_, read) = world.waited(fetch, lambda: world.local[1].take_offline("damaged"))
     assert read.error is ErrorCode.KAFKA_STORAGE_ERROR
 
 

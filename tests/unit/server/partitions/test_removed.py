@@ -49,31 +49,31 @@ def again(path: Path) -> RemovedPartitions:
 def test_what_is_held_is_known_at_once_and_what_is_kept_after_a_restart(
     removed: RemovedPartitions, tmp_path: Path
 ) -> None:
-    removed.hold(NAME, TOPIC_ID, table(5))
+    removed.remember(NAME, TOPIC_ID, table(5))
     assert removed.table(NAME, TOPIC_ID) == table(5)
     assert len(again(tmp_path)) == 0
-    removed.keep(NAME)
+    removed.save(NAME)
     assert again(tmp_path).table(NAME, TOPIC_ID) == table(5)
 
 
 def test_another_topic_of_the_same_name_inherits_nothing(removed: RemovedPartitions) -> None:
-    removed.hold(NAME, TOPIC_ID, table(5))
+    removed.remember(NAME, TOPIC_ID, table(5))
     assert removed.table(NAME, UUID(int=9)) is None
     assert removed.table(OTHER, TOPIC_ID) is None
 
 
 def test_a_partition_that_knew_no_producer_costs_no_file(removed: RemovedPartitions, tmp_path: Path) -> None:
-    removed.hold(NAME, TOPIC_ID, table())
-    removed.keep(NAME)
+    removed.remember(NAME, TOPIC_ID, table())
+    removed.save(NAME)
     assert list(tmp_path.iterdir()) == []
     assert removed.table(NAME, TOPIC_ID) is not None
 
 
 def test_made_again_it_is_forgotten_with_its_file(removed: RemovedPartitions, tmp_path: Path) -> None:
     for name in (NAME, OTHER):
-        removed.hold(name, TOPIC_ID, table(5))
-        removed.keep(name)
-    removed.made_again(NAME)
+        removed.remember(name, TOPIC_ID, table(5))
+        removed.save(name)
+    removed.forget(NAME)
     assert removed.table(NAME, TOPIC_ID) is None
     assert again(tmp_path).table(NAME, TOPIC_ID) is None
     assert again(tmp_path).table(OTHER, TOPIC_ID) is not None
@@ -82,15 +82,15 @@ def test_made_again_it_is_forgotten_with_its_file(removed: RemovedPartitions, tm
 def test_a_deleted_topic_is_forgotten_whole(removed: RemovedPartitions, tmp_path: Path) -> None:
     names = [NAME, NAME._replace(partition=4), OTHER]
     for name in names:
-        removed.hold(name, TOPIC_ID, table(5))
-        removed.keep(name)
+        removed.remember(name, TOPIC_ID, table(5))
+        removed.save(name)
     removed.forget_topic(NAME.topic)
     assert [again(tmp_path).table(name, TOPIC_ID) is None for name in names] == [True, True, False]
 
 
 def test_idle_producers_go_and_with_the_last_one_the_partition(removed: RemovedPartitions, tmp_path: Path) -> None:
-    removed.hold(NAME, TOPIC_ID, table(0, 50))
-    removed.keep(NAME)
+    removed.remember(NAME, TOPIC_ID, table(0, 50))
+    removed.save(NAME)
     removed.expire(101, 100)
     left = removed.table(NAME, TOPIC_ID)
     assert left is not None
@@ -102,8 +102,8 @@ def test_idle_producers_go_and_with_the_last_one_the_partition(removed: RemovedP
 
 
 def test_a_damaged_file_and_files_of_others_are_passed_over(removed: RemovedPartitions, tmp_path: Path) -> None:
-    removed.hold(NAME, TOPIC_ID, table(5))
-    removed.keep(NAME)
+    removed.remember(NAME, TOPIC_ID, table(5))
+    removed.save(NAME)
     (tmp_path / f"{OTHER}.producers").write_bytes(b"damaged")
     (tmp_path / "no-number.producers").write_bytes(b"")
     (tmp_path / "another-7").mkdir()
