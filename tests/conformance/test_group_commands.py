@@ -85,7 +85,7 @@ def test_the_life_of_a_group(address: str) -> None:
     assert not shown["executed"] and [row["to"] for row in shown["offsets"]] == [0, 0]
     assert run(address, *reading)[0] == ""
     out, err = run(address, "group", "reset-offsets", name, "--shift-by", "-3", "--topic", f"{name}:1", "--execute")
-    assert "Done." in err
+    assert "Offsets reset." in err
     assert sorted(map(int, run(address, *reading)[0].split())) == [15, 17, 19]
     when = "2023-11-14T22:13:20.010+00:00"
     moved = document(address, "group", "reset-offsets", name, "--to-datetime", when, "--execute")
@@ -105,10 +105,12 @@ def test_patterns_are_tried_out_and_misuse_is_explained(address: str) -> None:
     assert document(address, "group", "validate-regex", name)["topics"] == []
     _, err = run(address, "group", "validate-regex", "(", code=1)
     assert "'(' is not an RE2 regular expression: missing )" in err
-    assert "say one of" in run(address, "group", "reset-offsets", "g", code=2)[1]
+    assert "give exactly one of" in run(address, "group", "reset-offsets", "g", code=2)[1]
     assert (
         "expected a date"
         in run(address, "group", "reset-offsets", "g", "--topic", f"{name}-1", "--to-datetime", "x", code=2)[1]
     )
-    assert "no offsets to move" in run(address, "group", "reset-offsets", f"{name}-none", "--to-latest", code=1)[1]
+    assert (
+        "has no committed offsets" in run(address, "group", "reset-offsets", f"{name}-none", "--to-latest", code=1)[1]
+    )
     assert "--group or --partition" in run(address, "consume", f"{name}-1", "--group", "g", "-p", "0", code=2)[1]

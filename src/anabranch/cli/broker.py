@@ -76,7 +76,7 @@ def options_of(arguments: Sequence[str]) -> Options | None:
 
 
 def serve_broker(options: Options) -> int:
-    """Run a broker until it is told to stop; the exit code."""
+    """Run a broker until SIGTERM or SIGINT; return the exit code."""
     try:
         chosen = load_settings(options)
     except (AnabranchError, OSError) as error:
@@ -86,7 +86,7 @@ def serve_broker(options: Options) -> int:
 
 
 def load_settings(options: Options) -> Settings:
-    """Put the settings together, later sources winning."""
+    """Merge the sources of settings: file, environment, --set, --data and --listen, later ones override."""
     properties: dict[str, str] = {}
     if options.config is not None:
         properties.update(table.read_properties(options.config.read_text()))
@@ -100,14 +100,14 @@ def load_settings(options: Options) -> Settings:
 
 
 def raise_file_limit() -> None:
-    """Allow this process as many open files, which sockets are too, as it may allow itself."""
+    """Raise the soft limit of open files, sockets among them, to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def run(settings: Settings) -> int:
-    """Run a broker until a signal; the exit code."""
+    """Run a broker until SIGTERM or SIGINT; return the exit code."""
     raise_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     import uvloop
@@ -128,7 +128,7 @@ async def _run(settings: Settings) -> int:
 
     def on_signal() -> None:
         if stopping.is_set():
-            events.warning("told to stop a second time: stopped at once")
+            events.warning("second signal to stop: stopped at once")
             os._exit(EXIT_FAILED)
         stopping.set()
 

@@ -25,7 +25,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Form(StrEnum):
-    """How records are printed."""
+    """The output format."""
 
     TABLE = "table"
     JSON = "json"
@@ -34,21 +34,21 @@ class Form(StrEnum):
 
 
 class Start(StrEnum):
-    """Where reading begins."""
+    """The offset to begin at."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
 
 
 class Protocol(StrEnum):
-    """How members of a group agree."""
+    """The rebalance protocol of a group."""
 
     CONSUMER = "consumer"
     CLASSIC = "classic"
 
 
 class Ordering(StrEnum):
-    """What order is kept."""
+    """The order that is kept."""
 
     KEY = "key"
     NONE = "none"
@@ -57,17 +57,21 @@ class Ordering(StrEnum):
 def consume(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to read.")],
     form: Annotated[
-        Form, typer.Option("--format", help="Lines, JSON lines, bare values, or an Arrow IPC stream.")
+        Form, typer.Option("--format", help="Aligned lines, JSON lines, bare values, or an Arrow IPC stream.")
     ] = Form.TABLE,
-    start: Annotated[Start, typer.Option("--from", help="The records that are there, or only those to come.")] = (
+    start: Annotated[Start, typer.Option("--from", help="Begin with the first record, or with the next to come.")] = (
         Start.EARLIEST
     ),
     limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Stop after so many records.")] = None,
-    until_end: Annotated[bool, typer.Option("--until-end", help="Stop at the end, instead of waiting.")] = False,
+    until_end: Annotated[bool, typer.Option("--until-end", help="Stop at the end of the topic.")] = False,
     partition: Annotated[list[int] | None, typer.Option("--partition", "-p", help="Only these partitions.")] = None,
-    group: Annotated[str | None, typer.Option("--group", "-g", help="Read as a member of this group.")] = None,
-    protocol: Annotated[Protocol, typer.Option("--group-protocol", help="How its members agree.")] = Protocol.CONSUMER,
-    ordering: Annotated[Ordering, typer.Option(help="key: across resizes too; none: as they come.")] = Ordering.KEY,
+    group: Annotated[str | None, typer.Option("--group", "-g", help="Consume as a member of this group.")] = None,
+    protocol: Annotated[
+        Protocol, typer.Option("--group-protocol", help="The rebalance protocol of the group.")
+    ] = Protocol.CONSUMER,
+    ordering: Annotated[
+        Ordering, typer.Option(help="key: in order across resizes; none: as they arrive.")
+    ] = Ordering.KEY,
     servers: Servers = DEFAULT_SERVERS,
 ) -> None:
     """Print the records of a topic, every key in order, until Ctrl-C or SIGTERM.
@@ -105,7 +109,7 @@ def consume(
                         printer.print(table.slice(0, wanted))
                         given = wanted
                     finally:
-                        _give_back(consumer, topic, table.slice(given))
+                        _seek_back(consumer, topic, table.slice(given))
                     printed += wanted
                 if until_end and consumer.assignment() and all(lag == 0 for lag in consumer.lag().values()):
                     break
@@ -116,8 +120,8 @@ def consume(
     note(f"{printed:,} records")
 
 
-def _give_back(consumer: Consumer, topic: str, table: pa.Table) -> None:
-    """Go back to the first records that were not printed, so that a group does not count them as read."""
+def _seek_back(consumer: Consumer, topic: str, table: pa.Table) -> None:
+    """Seek to the first records that were not printed, so that their offsets are not committed."""
     first: dict[int, int] = {}
     for row in table.select(["partition", "offset"]).to_pylist():
         first.setdefault(row["partition"], row["offset"])
@@ -143,7 +147,7 @@ class _Lines:
 
 
 class _Table(_Lines):
-    """Aligned columns, long values cut, for people."""
+    """Aligned columns, with long values cut."""
 
     def __init__(self) -> None:
         self._headed = False
@@ -161,7 +165,7 @@ class _Table(_Lines):
 
 
 class _Json(_Lines):
-    """One JSON object a line; keys and values that are no text are `{"base64": ...}`, times in no calendar stay ms."""
+    """One JSON object a line; binary keys and values are `{"base64": ...}`, times outside the calendar stay ms."""
 
     def line(self, row: dict[str, Any]) -> str:
         time = _time(row["timestamp"])
@@ -172,7 +176,7 @@ class _Json(_Lines):
 
 
 class _Value(_Lines):
-    """The value and a line end."""
+    """The value and a newline."""
 
     def print(self, table: pa.Table) -> None:
         out = sys.stdout.buffer
@@ -209,7 +213,7 @@ _PRINTERS: dict[Form, type[_Lines] | type[_Arrow]] = {
 
 
 def _time(timestamp_ms: int) -> datetime | None:
-    """When that was, in UTC; producers may say what is in no calendar."""
+    """Convert to UTC; None for a producer's timestamp outside the calendar."""
     try:
         return _EPOCH + timedelta(milliseconds=timestamp_ms)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""Where the command starts: a broker at once, everything else through the whole command line."""
+"""The entry point: `serve` starts the broker at once, every other command goes through the whole command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file formats that `anabranch produce` reads, told apart without opening anything."""
+"""The file formats that `anabranch produce` reads, and the format of a file by its ending."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from anabranch.base.errors import AnabranchError
 
 
 class Format(StrEnum):
-    """What a file holds; told by its ending where it is not said."""
+    """The format of a file."""
 
     CSV = "csv"
     JSON = "json"
@@ -26,16 +26,16 @@ ENDINGS = {
 }
 
 
-def format_of(source: str, said: Format | None) -> Format:
-    """Tell a file's format from what was said, else from its ending."""
-    if said is not None:
-        return said
+def format_of(source: str, given: Format | None) -> Format:
+    """Return the format that was given, else that of the file's ending; JSON lines for standard input (`-`)."""
+    if given is not None:
+        return given
     if source == "-":
         return Format.JSON
     ending = Path(source).suffix.lower()
     if ending not in ENDINGS:
         raise AnabranchError(
-            f"Cannot tell what {source!r} holds from its ending {ending!r}: expected one of {', '.join(ENDINGS)}. "
-            "Say --format csv, json or parquet."
+            f"The ending {ending!r} of {source!r} names no known format: expected one of {', '.join(ENDINGS)}. "
+            "Give --format csv, json or parquet."
         )
     return ENDINGS[ending]

@@ -1,4 +1,4 @@
-"""`anabranch group`: list, describe and delete groups, move their offsets, try out subscription patterns."""
+"""`anabranch group`: list, describe and delete groups, reset their offsets, validate subscription patterns."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ if TYPE_CHECKING:
     from anabranch.client import GroupDescription, MemberDescription
     from anabranch.client.sync import Admin
 
-app = typer.Typer(no_args_is_help=True, help="List, describe and delete groups, and move their offsets.")
+app = typer.Typer(
+    no_args_is_help=True, help="List, describe and delete groups, reset their offsets, validate patterns."
+)
 
 EARLIEST, LATEST = -2, -1
+MEMBER_COLUMNS = ("member", "client", "epoch", "subscribed", "current", "target", "pending", "revoking")
+OFFSET_COLUMNS = ("topic", "partition", "committed offset", "log end offset", "lag", "member")
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
 Groups = Annotated[list[str], typer.Argument(metavar="GROUP...", help="Names of groups.")]
 
@@ -49,7 +53,7 @@ def list_groups(
     elif found:
         print_table(("group", "type", "state", "protocol"), found)
     else:
-        note("There are no such groups. A consumer makes one: anabranch consume TOPIC --group NAME")
+        note("No such groups. A consumer creates one: anabranch consume TOPIC --group NAME")
 
 
 def _split(given: list[str] | None) -> list[str]:
@@ -59,7 +63,7 @@ def _split(given: list[str] | None) -> list[str]:
 
 @app.command()
 def describe(groups: Groups, servers: Servers = DEFAULT_SERVERS, as_json: AsJson = False) -> None:
-    """Show members (what they read now, beside what they are to read), offsets, and how far they are behind."""
+    """Show members with their current and target assignments, and the committed offset and lag of each partition."""
     documents: list[dict[str, Any]] = []
     with _admin(servers) as admin:
         for name, group in admin.describe_groups(groups).items():
@@ -72,31 +76,31 @@ def describe(groups: Groups, servers: Servers = DEFAULT_SERVERS, as_json: AsJson
 
 
 def _offsets(admin: Admin, name: str, group: GroupDescription) -> list[dict[str, Any]]:
-    """Every partition that the group reads or has read, in order."""
+    """Describe every partition that is assigned to a member or has a committed offset, in order."""
     committed = admin.list_group_offsets(name)
     owners = {tp: member for member in group.members for tp in member.assigned}
-    heirs = {tp: member for member in group.members for tp in member.target}
-    wanted = sorted({*committed, *owners, *heirs})
-    there = _existing(admin, wanted)
-    starts = admin.list_offsets(dict.fromkeys(there, EARLIEST)) if there else {}
-    ends = admin.list_offsets(dict.fromkeys(there, LATEST)) if there else {}
+    targets = {tp: member for member in group.members for tp in member.target}
+    partitions = sorted({*committed, *owners, *targets})
+    existing = _existing(admin, partitions)
+    starts = admin.list_offsets(dict.fromkeys(existing, EARLIEST)) if existing else {}
+    ends = admin.list_offsets(dict.fromkeys(existing, LATEST)) if existing else {}
     rows: list[dict[str, Any]] = []
-    for tp in wanted:
-        at = committed.get(tp)
+    for tp in partitions:
+        offset = committed[tp].offset if tp in committed else None
         end = ends[tp].offset if tp in ends else None
         start = starts[tp].offset if tp in starts else None
-        behind = None if at is None or end is None else max(0, end - at.offset)
-        owner, heir = owners.get(tp), heirs.get(tp)
+        lag = None if offset is None or end is None else max(0, end - offset)
+        owner, target = owners.get(tp), targets.get(tp)
         rows.append(
             {
                 "topic": tp.topic,
                 "partition": tp.partition,
-                "committed": None if at is None else at.offset,
+                "committed": offset,
                 "log_start": start,
                 "log_end": end,
-                "lag": behind,
+                "lag": lag,
                 "owner": None if owner is None else owner.member_id,
-                "target": None if heir is None else heir.member_id,
+                "target": None if target is None else target.member_id,
             }
         )
     return rows
@@ -143,9 +147,9 @@ def _print(group: GroupDescription, offsets: list[dict[str, Any]]) -> None:
     typer.echo(f"  coordinator {group.coordinator}\n")
     if group.members:
         rows = [_row(member) for member in group.members]
-        print_table(("member", "client", "epoch", "reads", "current", "target", "pending", "to let go"), rows)
+        print_table(MEMBER_COLUMNS, rows)
     else:
-        typer.echo("It has no members.")
+        typer.echo("No members.")
     if offsets:
         typer.echo()
         names = {member.member_id: _name(member) for member in group.members}
@@ -156,7 +160,7 @@ def _print(group: GroupDescription, offsets: list[dict[str, Any]]) -> None:
             )
             for row in offsets
         ]
-        print_table(("topic", "partition", "committed", "log end", "lag", "member"), table)
+        print_table(OFFSET_COLUMNS, table)
     typer.echo()
 
 
@@ -166,14 +170,14 @@ def _name(member: MemberDescription) -> str:
 
 def _row(member: MemberDescription) -> tuple[object, ...]:
     epoch = "" if member.epoch < 0 else member.epoch
-    reads = f"/{member.pattern}/" if member.pattern else ", ".join(member.topics)
+    subscribed = f"/{member.pattern}/" if member.pattern else ", ".join(member.topics)
     client = f"{member.client_id} {member.client_host}"
-    sets = (member.assigned, member.target, member.pending, member.revoking)
-    return (_name(member), client, epoch, reads, *(_brief(partitions) for partitions in sets))
+    assignments = (member.assigned, member.target, member.pending, member.revoking)
+    return (_name(member), client, epoch, subscribed, *(_brief(partitions) for partitions in assignments))
 
 
 def _brief(partitions: Iterable[TopicPartition]) -> str:
-    """`flights 0-2,5`."""
+    """Write partitions as `flights 0-2,5`."""
     topics: dict[str, list[int]] = {}
     for tp in sorted(partitions):
         topics.setdefault(tp.topic, []).append(tp.partition)
@@ -194,35 +198,39 @@ def _ranges(numbers: list[int]) -> str:
 def reset_offsets(
     group: Group,
     topic: Annotated[
-        list[str] | None, typer.Option("--topic", help="TOPIC or TOPIC:0,1; by default all with an offset.")
+        list[str] | None,
+        typer.Option("--topic", help="TOPIC or TOPIC:0,1; by default every partition with a committed offset."),
     ] = None,
     to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the log start.")] = False,
     to_latest: Annotated[bool, typer.Option("--to-latest", help="To the log end.")] = False,
     to_offset: Annotated[int | None, typer.Option("--to-offset", min=0, help="To this offset.")] = None,
     to_datetime: Annotated[
-        str | None, typer.Option("--to-datetime", help="To the first record at or after, as 2026-01-31T12:00:00Z.")
+        str | None,
+        typer.Option("--to-datetime", help="To the first record of this time or later, as 2026-01-31T12:00:00Z."),
     ] = None,
-    shift_by: Annotated[int | None, typer.Option("--shift-by", help="Forward, or back if negative.")] = None,
-    execute: Annotated[bool, typer.Option("--execute/--dry-run", help="Do it, or only show it.")] = False,
+    shift_by: Annotated[int | None, typer.Option("--shift-by", help="By so many records, back if negative.")] = None,
+    execute: Annotated[
+        bool, typer.Option("--execute/--dry-run", help="Reset the offsets, or only print the new ones.")
+    ] = False,
     servers: Servers = DEFAULT_SERVERS,
     as_json: AsJson = False,
 ) -> None:
-    """Move a group's offsets. Only shows what would be done, unless you say --execute. Stop its members first."""
+    """Reset the committed offsets of a group without members. Without --execute the new offsets are only printed."""
     ways = [to_earliest, to_latest, to_offset is not None, to_datetime is not None, shift_by is not None]
     if sum(ways) != 1:
         raise typer.BadParameter(
-            "say one of --to-earliest, --to-latest, --to-offset, --to-datetime and --shift-by, to tell where to"
+            "give exactly one of --to-earliest, --to-latest, --to-offset, --to-datetime and --shift-by"
         )
     with _admin(servers) as admin:
         committed = admin.list_group_offsets(group)
         wanted = _chosen(admin, topic, committed)
         if not wanted:
-            raise AnabranchError(f"Group '{group}' has no offsets to move. Say which with --topic.")
-        starts = {tp: at.offset for tp, at in admin.list_offsets(dict.fromkeys(wanted, EARLIEST)).items()}
-        ends = {tp: at.offset for tp, at in admin.list_offsets(dict.fromkeys(wanted, LATEST)).items()}
+            raise AnabranchError(f"Group '{group}' has no committed offsets. Name the topics with --topic.")
+        starts = {tp: found.offset for tp, found in admin.list_offsets(dict.fromkeys(wanted, EARLIEST)).items()}
+        ends = {tp: found.offset for tp, found in admin.list_offsets(dict.fromkeys(wanted, LATEST)).items()}
         if to_datetime is not None:
-            found = admin.list_offsets(dict.fromkeys(wanted, _timestamp(to_datetime)))
-            goals = {tp: at.offset if at.offset >= 0 else ends[tp] for tp, at in found.items()}
+            by_time = admin.list_offsets(dict.fromkeys(wanted, _timestamp(to_datetime)))
+            goals = {tp: found.offset if found.offset >= 0 else ends[tp] for tp, found in by_time.items()}
         elif shift_by is not None:
             goals = {tp: (committed[tp].offset if tp in committed else starts[tp]) + shift_by for tp in wanted}
         elif to_offset is not None:
@@ -241,7 +249,7 @@ def reset_offsets(
         print_json({"executed": execute, "offsets": [dict(zip(names, row, strict=True)) for row in rows]})
         return
     print_table(("topic", "partition", "from", "to", "lag"), rows)
-    note("Done." if execute else "Nothing was changed. To do this, add --execute.")
+    note("Offsets reset." if execute else "Nothing was changed. Add --execute to reset the offsets.")
 
 
 def _chosen(admin: Admin, named: list[str] | None, committed: Iterable[TopicPartition]) -> list[TopicPartition]:
@@ -250,13 +258,15 @@ def _chosen(admin: Admin, named: list[str] | None, committed: Iterable[TopicPart
     wanted: list[TopicPartition] = []
     for text in named:
         name, colon, listed = text.partition(":")
-        there = admin.topics([name])[name].partitions
+        existing = admin.topics([name])[name].partitions
         try:
-            numbers = [int(number) for number in listed.split(",")] if colon else list(there)
+            numbers = [int(number) for number in listed.split(",")] if colon else list(existing)
         except ValueError:
             raise typer.BadParameter(f"expected TOPIC or TOPIC:0,1,..., found {text!r}") from None
-        if absent := sorted(set(numbers) - set(there)):
-            raise AnabranchError(f"Topic {name} has no partition {', '.join(map(str, absent))}; it has {len(there)}.")
+        if absent := sorted(set(numbers) - set(existing)):
+            raise AnabranchError(
+                f"Topic {name} has no partition {', '.join(map(str, absent))}; it has {len(existing)}."
+            )
         wanted += [TopicPartition(name, number) for number in numbers]
     return wanted
 
@@ -272,12 +282,12 @@ def _timestamp(text: str) -> int:
 @app.command()
 def delete(
     groups: Groups,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     servers: Servers = DEFAULT_SERVERS,
     as_json: AsJson = False,
 ) -> None:
-    """Delete groups that have no members, with their offsets."""
-    if not yes and not typer.confirm(f"Delete {', '.join(groups)} with all offsets?", err=True):
+    """Delete groups without members, and their committed offsets."""
+    if not yes and not typer.confirm(f"Delete {', '.join(groups)} with all committed offsets?", err=True):
         raise AnabranchError("Nothing was deleted.")
     with _admin(servers) as admin:
         admin.delete_groups(groups)
@@ -293,7 +303,7 @@ def validate_regex(
     servers: Servers = DEFAULT_SERVERS,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether a pattern can be subscribed to, and which topics it matches as a whole."""
+    """Validate a subscription pattern, and list the existing topics whose whole name matches."""
     from anabranch.base.patterns import compile_pattern
 
     matches = compile_pattern(pattern)
@@ -304,4 +314,4 @@ def validate_regex(
     elif matched:
         typer.echo("\n".join(matched))
     else:
-        note("The pattern is valid, and matches no topic that there is now.")
+        note("The pattern is valid. No existing topic matches.")

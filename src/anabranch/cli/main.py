@@ -1,4 +1,4 @@
-"""The `anabranch` command. Exit codes: 0, 1 when it failed, 2 when it was used wrongly."""
+"""The `anabranch` command. Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ app.command()(demo)
 app.command(name="verify-plan")(verify_plan)
 
 
-def _say_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"anabranch {__version__}")
         raise typer.Exit
 
@@ -38,14 +38,14 @@ def _say_version(wanted: bool) -> None:
 @app.callback()
 def anabranch(
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Elastic, key-ordered streams for Python and Spark, on the Kafka protocol."""
 
 
 def main() -> None:
-    """Run the command line; every failure that can be expected is one sentence."""
+    """Run the command line; an expected failure is one sentence on standard error."""
     try:
         app(prog_name="anabranch")
     except KeyboardInterrupt:

@@ -17,7 +17,7 @@ def verify_plan(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Check by brute force that micro-batches, as a query planned and logged them, keep every key in order."""
+    """Check by brute force that the micro-batches of a logged query plan keep every key in order."""
     from anabranch.spark.plan import verify
 
     try:

@@ -15,8 +15,8 @@ from anabranch.cli.output import DEFAULT_SERVERS, AsJson, Servers, print_json, p
 
 def produce(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to write to.")],
-    source: Annotated[str, typer.Option("--from", "-f", help="A CSV, JSON lines or Parquet file; - reads stdin.")],
-    key: Annotated[str | None, typer.Option("--key", "-k", help="The column or field that is the key.")] = None,
+    source: Annotated[str, typer.Option("--from", "-f", help="A CSV, JSON lines or Parquet file; - is stdin.")],
+    key: Annotated[str | None, typer.Option("--key", "-k", help="The column or field to take as the key.")] = None,
     file_format: Annotated[
         Format | None,
         typer.Option("--format", help="The file's format; by default from its ending, JSON lines for stdin."),
@@ -26,9 +26,9 @@ def produce(
     servers: Servers = DEFAULT_SERVERS,
     as_json: AsJson = False,
 ) -> None:
-    """Write every row of a file as one record: the row as a JSON object, keyed by one of its columns.
+    """Produce every row of a file as one record: the row as a JSON object, keyed by one of its columns.
 
-    All rows are acknowledged before the command ends. If it fails it says how many were.
+    All rows are acknowledged before the command ends. A failure reports how many were.
     """
     import pyarrow as pa
 

@@ -1,8 +1,8 @@
-"""Files as columns of keys and values: CSV, JSON lines and Parquet in, batch by batch, whatever their size.
+"""Files as columns of keys and values: CSV, JSON lines and Parquet, batch by batch, of any size.
 
-A row's value is the row as one JSON object (for JSON lines: the line as it stands), its key the text of one column. All
-of it is column work: no Python per row. The first malformed row ends the reading with a sentence that says where it is;
-what came before it has been handed out.
+The value of a row is the row as one JSON object (for JSON lines: the unchanged line), its key the text of one column.
+Rows are handled as columns, without Python per row. The first malformed row ends the reading with an error that names
+its line; earlier batches have been yielded.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Rows(NamedTuple):
 def read_rows(source: str, file_format: Format, key: str | None) -> Iterator[Rows]:
     """Read a file (`-`: standard input) batch by batch; `key` names the column or field that is the key."""
     if source != "-" and not Path(source).is_file():
-        raise AnabranchError(f"There is no file {source!r}. Give the path of a CSV, JSON lines or Parquet file, or -.")
+        raise AnabranchError(
+            f"File {source!r} does not exist. Give the path of a CSV, JSON lines or Parquet file, or -."
+        )
     reader = {Format.CSV: _read_csv, Format.JSON: _read_json_lines, Format.PARQUET: _read_parquet}[file_format]
     file: IO[bytes] = sys.stdin.buffer if source == "-" else open(source, "rb")  # noqa: SIM115
     try:
@@ -119,7 +121,7 @@ def _has(line: bytes, field: str) -> bool:
 
 
 def _key_column_one_by_one(lines: list[bytes], source: str, key: str | None, before: int) -> pa.Table:
-    """Find the line that is at fault, or accept keys that are numbers or booleans, which Arrow will not cast."""
+    """Name the malformed line, or accept keys that are numbers or booleans, which Arrow does not cast."""
     keys: list[str | None] = []
     for number, line in enumerate(lines, before + 1):
         if not line.strip():
@@ -137,7 +139,7 @@ def _key_column_one_by_one(lines: list[bytes], source: str, key: str | None, bef
 
 def _rows_of(batch: pa.RecordBatch, source: str, key: str | None, read: int) -> Iterator[Rows]:
     if key is not None and key not in batch.schema.names:
-        raise AnabranchError(f"{source}: there is no column {key!r}; the columns are {', '.join(batch.schema.names)}.")
+        raise AnabranchError(f"{source}: no column {key!r}; the columns are {', '.join(batch.schema.names)}.")
     for start in range(0, batch.num_rows, ROWS_PER_BATCH):
         part = batch.slice(start, ROWS_PER_BATCH)
         keys = None if key is None else part.column(key).cast(pa.string())
@@ -145,7 +147,7 @@ def _rows_of(batch: pa.RecordBatch, source: str, key: str | None, read: int) -> 
 
 
 class _Counting(io.RawIOBase):
-    """A file that counts what was read of it."""
+    """A file that counts the bytes read."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

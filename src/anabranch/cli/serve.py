@@ -1,4 +1,4 @@
-"""`anabranch serve` with help and checks by typer: the command's options are those of `broker.OPTIONS`."""
+"""`anabranch serve` with the help and checks of typer: its options are those of `broker.OPTIONS`."""
 
 from __future__ import annotations
 

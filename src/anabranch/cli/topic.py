@@ -18,7 +18,7 @@ app = typer.Typer(no_args_is_help=True, help="Create, resize, describe, list, de
 
 Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
 Names = Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Names of topics.")]
-Partitions = Annotated[int, typer.Option("--partitions", "-p", min=1, help="How many partitions.")]
+Partitions = Annotated[int, typer.Option("--partitions", "-p", min=1, help="The partition count.")]
 
 
 def _admin(servers: str) -> Admin:
@@ -43,11 +43,11 @@ def create(
     topic: Name,
     partitions: Partitions = 1,
     config: Annotated[list[str] | None, typer.Option("--config", "-c", help="A setting, as NAME=VALUE.")] = None,
-    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="It is no error if it is there.")] = False,
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Do nothing if the topic exists.")] = False,
     servers: Servers = DEFAULT_SERVERS,
     as_json: AsJson = False,
 ) -> None:
-    """Create a topic. Its partition count is also the least that it can be resized to later."""
+    """Create a topic. Its partition count is also the minimum that the topic can be resized to."""
     created = True
     with _admin(servers) as admin:
         try:
@@ -59,12 +59,12 @@ def create(
     if as_json:
         print_json({"topic": topic, "partitions": partitions, "created": created})
     else:
-        typer.echo(f"Created {topic}, partitions: {partitions}." if created else f"{topic} is there already.")
+        typer.echo(f"Created {topic}, partitions: {partitions}." if created else f"{topic} exists already.")
 
 
 @app.command()
 def resize(topic: Name, partitions: Partitions, servers: Servers = DEFAULT_SERVERS, as_json: AsJson = False) -> None:
-    """Give a topic more partitions, or fewer, while it is being written and read. Every key stays in order."""
+    """Change the partition count of a topic while producers and consumers use it. Every key stays in order."""
     with _admin(servers) as admin, progress(f"resizing {topic}", None):
         before = admin.topics([topic])[topic].partition_count
         began = time.perf_counter()
@@ -77,12 +77,12 @@ def resize(topic: Name, partitions: Partitions, servers: Servers = DEFAULT_SERVE
     typer.echo(f"Resized {topic}: {before} → {partitions} partitions in {took_ms:.0f} ms.")
     if retiring:
         listed = ", ".join(map(str, retiring))
-        typer.echo(f"Retiring, to be removed when empty: {listed}. Readers drain them first; nothing is lost.")
+        typer.echo(f"Retiring partitions, removed when empty: {listed}. Consumers drain them first; nothing is lost.")
 
 
 @app.command()
 def describe(topics: Names, servers: Servers = DEFAULT_SERVERS, as_json: AsJson = False) -> None:
-    """Show layouts, partitions, segments, epochs, and who waits on whom."""
+    """Show layouts, partitions, segments, leader epochs, and the offsets that a consumer waits for."""
     with _admin(servers) as admin:
         described = admin.describe_topics(topics)
         configs = {name: admin.describe_configs("topic", name) for name in described}
@@ -111,7 +111,7 @@ def describe(topics: Names, servers: Servers = DEFAULT_SERVERS, as_json: AsJson 
                 (info.partition, state, info.leader, info.leader_epoch, span, "  ".join(segments), waits or "nothing")
             )
         columns = ("partition", "state", "leader", "epoch", "offsets", "segments (layout: offsets)")
-        print_table((*columns, "a reader from the start waits on"), rows)
+        print_table((*columns, "a consumer at the log start waits for"), rows)
         typer.echo()
 
 
@@ -145,7 +145,7 @@ def _as_json(found: TopicDescription, configs: dict[str, Any]) -> dict[str, Any]
 
 @app.command(name="list")
 def list_topics(
-    internal: Annotated[bool, typer.Option("--internal", help="Internal topics too.")] = False,
+    internal: Annotated[bool, typer.Option("--internal", help="Include internal topics.")] = False,
     servers: Servers = DEFAULT_SERVERS,
     as_json: AsJson = False,
 ) -> None:
@@ -170,13 +170,13 @@ def list_topics(
     elif rows:
         print_table(columns, rows)
     else:
-        note("There are no topics. Make one: anabranch topic create NAME --partitions 2")
+        note("No topics. Create one: anabranch topic create NAME --partitions 2")
 
 
 @app.command()
 def delete(
     topics: Names,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     servers: Servers = DEFAULT_SERVERS,
     as_json: AsJson = False,
 ) -> None:
@@ -195,7 +195,7 @@ def delete(
 def config(
     topic: Name,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a setting, as NAME=VALUE.")] = None,
-    unset: Annotated[list[str] | None, typer.Option("--unset", help="Take a setting back to its default.")] = None,
+    unset: Annotated[list[str] | None, typer.Option("--unset", help="Reset a setting to its default.")] = None,
     servers: Servers = DEFAULT_SERVERS,
     as_json: AsJson = False,
 ) -> None:

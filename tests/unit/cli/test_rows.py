@@ -142,7 +142,7 @@ def test_bad_input_is_a_sentence(tmp_path: Path, text: str, ending: str, key: st
 
 
 def test_a_file_that_is_not_there_and_an_ending_that_says_nothing(tmp_path: Path) -> None:
-    with pytest.raises(AnabranchError, match="no file"):
+    with pytest.raises(AnabranchError, match="does not exist"):
         read(str(tmp_path / "none.csv"), Format.CSV, None)
-    with pytest.raises(AnabranchError, match="Say --format"):
+    with pytest.raises(AnabranchError, match="Give --format"):
         format_of("flights.xlsx", None)

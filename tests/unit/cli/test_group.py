@@ -1,0 +1,65 @@
+"""The text of `anabranch group describe`, column by column."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.base.ids import TopicPartition
+from anabranch.cli.group import _print, _split
+from anabranch.client import GroupDescription, MemberDescription
+
+
+def partitions(*numbers: int) -> frozenset[TopicPartition]:
+    return frozenset(TopicPartition("flights", number) for number in numbers)
+
+
+def member(name: str, assigned: frozenset[TopicPartition], target: frozenset[TopicPartition]) -> MemberDescription:
+    return MemberDescription(
+        member_id=name,
+        instance_id=None,
+        client_id="app",
+        client_host="/10.0.0.1",
+        epoch=7,
+        topics=("flights",) if name == "m1" else (),
+        pattern=None if name == "m1" else "fl.*",
+        assigned=assigned,
+        target=target,
+        type="consumer",
+    )
+
+
+def test_members_are_shown_with_what_they_subscribe_to_and_what_they_revoke(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    members = (member("m1", partitions(0, 1, 2, 5), partitions(0, 1)), member("m2", partitions(), partitions(2, 5)))
+    group = GroupDescription("billing", "consumer", "Reconciling", "uniform", 8, 8, members, "localhost:9092")
+    offsets = [
+        {"topic": "flights", "partition": 0, "committed": 3, "log_end": 10, "lag": 7, "owner": "m1"},
+        {"topic": "flights", "partition": 9, "committed": None, "log_end": None, "lag": None, "owner": None},
+    ]
+    _print(group, offsets)
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
+        "billing  (consumer, Reconciling, assignor uniform, epoch 8, assigned at 8)",
+        "  coordinator localhost:9092",
+        "",
+        "member  client         epoch  subscribed  current        target       pending      revoking",
+        "m1      app /10.0.0.1  7      flights     flights 0-2,5  flights 0-1               flights 2,5",
+        "m2      app /10.0.0.1  7      /fl.*/                     flights 2,5  flights 2,5",
+        "",
+        "topic    partition  committed offset  log end offset  lag  member",
+        "flights  0          3                 10              7    m1",
+        "flights  9",
+        "",
+    ]
+
+
+def test_a_group_without_members_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    _print(GroupDescription("old", "classic", "Empty", "", -1, -1, (), "localhost:9092"), [])
+    assert capsys.readouterr().out == (
+        "old  (classic, Empty, assignor none)\n  coordinator localhost:9092\n\nNo members.\n\n"
+    )
+
+
+def test_an_option_takes_names_with_commas_and_may_be_repeated() -> None:
+    assert _split(["classic,consumer", " stable , "]) == ["classic", "consumer", "stable"]
+    assert _split(None) == []
