@@ -125,6 +125,7 @@ def test_consume_leaves_its_group_when_it_is_interrupted_or_terminated(anabranch
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=anabranch.environment)
     assert process.stdout is not None
     assert process.stdout.readline() == b'{"k": 1}\n'
+    assert len(anabranch.json("group", "describe", group)[0]["members"]) == 1
     process.send_signal(number)
     _, errors = process.communicate(timeout=30)
     assert (process.returncode, errors) == (0, b"1 records\n")
