@@ -1,29 +1,22 @@
 """The transaction coordinators of this broker: shards over `__transaction_state`, and the delivery of their markers.
 
-A transaction that is decided is delivered until every partition has its marker, however often that is tried; then its
-shard is told. A partition that is no more (its topic was deleted, or it was retired, emptied and removed) has nothing
-left to be decided. When a shard dies meanwhile, it asks for the delivery again once it is loaded.
+A shard is told when the markers of a decided transaction are durable. If it dies meanwhile, its machine asks for the
+delivery again once it is loaded.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
-from anabranch.protocol.messages.write_txn_markers import (
-    WritableTxnMarker,
-    WritableTxnMarkerTopic,
-    WriteTxnMarkersRequest,
-)
 from anabranch.runtime.clock import Clock
-from anabranch.runtime.events import EventLogger, Seldom
 from anabranch.server.cluster.commands import Commands
 from anabranch.server.cluster.peers import MarkerPeers
 from anabranch.server.cluster.view import ClusterView
+from anabranch.server.coordinators.deliveries import Deliveries
 from anabranch.server.coordinators.shard import RecordCodec
 from anabranch.server.coordinators.shard_set import ShardSet
 from anabranch.server.partitions.replicas import Replicas
@@ -35,12 +28,7 @@ if TYPE_CHECKING:  # Imported when the first log is read, so that a broker witho
     from anabranch.machines.transactions.states import State
     from anabranch.machines.transactions.transaction import Transaction
 
-events = EventLogger("transactions")
 TOPIC = "__transaction_state"
-RETRY_S = 0.02
-RETRY_MAX_S = 2.0
-WARNING_INTERVAL_S = 30.0
-FENCED = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED})
 
 
 class TransactionFilter(NamedTuple):
@@ -54,6 +42,15 @@ class TransactionFilter(NamedTuple):
     """The least time that it has been open; below 0 passes those that are not open, too."""
     matches: Callable[[str], bool]
     """Tells whether a transactional id passes."""
+
+    def passes(self, transactional_id: str, known: Transaction, now_ms: int) -> bool:
+        """Whether a transaction satisfies the filter."""
+        return (
+            (self.states is None or known.state in self.states)
+            and (not self.producer_ids or known.producer_id in self.producer_ids)
+            and (self.open_for_ms < 0 or 0 <= known.started_ms <= now_ms - self.open_for_ms)
+            and self.matches(transactional_id)
+        )
 
 
 class Transactions(ShardSet["Coordinator", "Record"]):
@@ -86,10 +83,8 @@ class Transactions(ShardSet["Coordinator", "Record"]):
             clock=clock,
             new_id=new_id,
         )
-        self._peers = peers
+        self._deliveries = Deliveries(peers, view)
         self._broker_settings = settings
-        self._deliveries: dict[WriteMarkers, asyncio.Task[None]] = {}
-        self._warnings = Seldom(WARNING_INTERVAL_S)
 
     @property
     def deliveries(self) -> int:
@@ -99,8 +94,7 @@ class Transactions(ShardSet["Coordinator", "Record"]):
     def unload(self) -> None:
         """Decide nothing more; markers that are not written yet are written after the next start."""
         super().unload()
-        for task in self._deliveries.values():
-            task.cancel()
+        self._deliveries.cancel()
 
     def verify(
         self, transactional_id: str, partition: TopicPartition, producer_id: int, producer_epoch: int
@@ -115,14 +109,9 @@ class Transactions(ShardSet["Coordinator", "Record"]):
     def listed(self, wanted: TransactionFilter) -> Iterator[tuple[str, Transaction]]:
         """Every transactional id that passes the filter, with its state. ApiError if a shard is not active."""
         for shard in self:
-            latest_ms = shard.now_ms() - wanted.open_for_ms
+            now_ms = shard.now_ms()
             for name, known in shard.machine:
-                if (
-                    (wanted.states is None or known.state in wanted.states)
-                    and (not wanted.producer_ids or known.producer_id in wanted.producer_ids)
-                    and (wanted.open_for_ms < 0 or 0 <= known.started_ms <= latest_ms)
-                    and wanted.matches(name)
-                ):
+                if wanted.passes(name, known, now_ms):
                     yield name, known
 
     def _make_coordinator(self, partition: int) -> Coordinator:
@@ -139,76 +128,13 @@ class Transactions(ShardSet["Coordinator", "Record"]):
             )
         )
 
-    # -- markers -----------------------------------------------------------------------------------------------------
-
     def _perform(self, effect: WriteMarkers) -> None:
-        decided = effect
-        if decided not in self._deliveries:
-            task = asyncio.get_running_loop().create_task(self._deliver(decided), name="write markers")
-            self._deliveries[decided] = task
-            task.add_done_callback(lambda done: self._end_delivery(decided, done))
-
-    def _end_delivery(self, decided: WriteMarkers, done: asyncio.Task[None]) -> None:
-        del self._deliveries[decided]
-        if not done.cancelled() and (error := done.exception()) is not None:
-            events.error("markers not written", transactional_id=decided.transactional_id, exception=error)
-
-    async def _deliver(self, decided: WriteMarkers) -> None:
-        shard = self.shard_of(decided.transactional_id)
-        left: Collection[TopicPartition] = decided.partitions
-        delay_s = RETRY_S
-        while True:
-            request = _request(decided, left, shard.partition.leader_epoch)
-            response = await self._peers.write_markers(request)
-            left = [
-                TopicPartition(topic.name, result.partition_index)
-                for marker in response.markers
-                for topic in marker.topics
-                for result in topic.partitions
-                if not self._is_delivered(decided, topic.name, result.partition_index, ErrorCode.of(result.error_code))
-            ]
-            if not left:
-                break
-            suppressed = self._warnings.turn(asyncio.get_running_loop().time())
-            if suppressed is not None:
-                events.warning(
-                    "markers not written yet",
-                    transactional_id=decided.transactional_id,
-                    partitions=",".join(map(str, left)),
-                    suppressed=suppressed,
-                )
-            await asyncio.sleep(delay_s)
-            delay_s = min(delay_s * 2, RETRY_MAX_S)
-        shard.tell(lambda machine, now_ms: machine.markers_written(decided, now_ms))
-
-    def _is_delivered(self, decided: WriteMarkers, topic: str, number: int, error: ErrorCode) -> bool:
-        if error in FENCED:
-            events.error(
-                "marker refused: its partition knows of a later one",
-                transactional_id=decided.transactional_id,
-                partition=f"{topic}-{number}",
-                reason=error.name,
-            )
-        if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            known = self._view.topic(topic)
-            return known is None or not known.exists(number)
-        return error is ErrorCode.NONE or error in FENCED
-
-
-def _request(
-    decided: WriteMarkers, partitions: Collection[TopicPartition], coordinator_epoch: int
-) -> WriteTxnMarkersRequest:
-    topics: dict[str, list[int]] = {}
-    for topic, number in sorted(partitions):
-        topics.setdefault(topic, []).append(number)
-    marker = WritableTxnMarker(
-        producer_id=decided.producer_id,
-        producer_epoch=decided.producer_epoch,
-        transaction_result=decided.commit,
-        topics=[WritableTxnMarkerTopic(name=name, partition_indexes=numbers) for name, numbers in topics.items()],
-        coordinator_epoch=coordinator_epoch,
-    )
-    return WriteTxnMarkersRequest(markers=[marker])
+        shard = self.shard_of(effect.transactional_id)
+        self._deliveries.begin(
+            effect,
+            shard.partition.leader_epoch,
+            lambda: shard.tell(lambda machine, now_ms: machine.markers_written(effect, now_ms)),
+        )
 
 
 def _codec() -> RecordCodec[Record]:

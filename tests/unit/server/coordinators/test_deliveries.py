@@ -1,0 +1,109 @@
+"""Deliveries of markers: tried until every partition has its marker, or needs none; on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import TopicPartition
+from anabranch.machines.controller.topics import DeleteTopic, decide_delete_topic
+from anabranch.machines.transactions.coordinator import WriteMarkers
+from anabranch.protocol.messages.write_txn_markers import (
+    WritableTxnMarkerPartitionResult,
+    WritableTxnMarkerResult,
+    WritableTxnMarkerTopicResult,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+from anabranch.server.cluster.feed import everything
+from anabranch.server.cluster.view import ClusterView
+from anabranch.server.coordinators.deliveries import RETRY_MAX_S, RETRY_S, Deliveries
+from tests.simulation.virtual_time import run
+from tests.unit.machines.controller.transcript import Cluster
+
+OK = ErrorCode.NONE
+DECIDED = WriteMarkers("tx", 7, 3, True, frozenset({TopicPartition("t", 0), TopicPartition("t", 1)}))
+
+
+class Leaders:
+    """Answers what a test says, and notes when it was asked for which partitions."""
+
+    def __init__(self, answer: Callable[[int, int], ErrorCode]) -> None:
+        """`answer` gives the error for a partition at the n-th attempt, from 0 on."""
+        self.attempts: list[tuple[float, list[int]]] = []
+        self._answer = answer
+
+    async def write_markers(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+        (marker,) = request.markers
+        (topic,) = marker.topics
+        attempt, numbers = len(self.attempts), list(topic.partition_indexes)
+        self.attempts.append((asyncio.get_running_loop().time(), numbers))
+        await asyncio.sleep(0)
+        results = [
+            WritableTxnMarkerPartitionResult(partition_index=it, error_code=self._answer(it, attempt)) for it in numbers
+        ]
+        topics = [WritableTxnMarkerTopicResult(name=topic.name, partitions=results)]
+        return WriteTxnMarkersResponse(markers=[WritableTxnMarkerResult(producer_id=marker.producer_id, topics=topics)])
+
+
+def view_of(cluster: Cluster) -> ClusterView:
+    view = ClusterView()
+    view.update(everything(cluster.state, 1))
+    return view
+
+
+def deliver(leaders: Leaders, view: ClusterView, *, until_s: float = 60.0) -> bool:
+    """Deliver for a minute; whether it was delivered."""
+
+    async def story() -> bool:
+        delivered: list[bool] = []
+        deliveries = Deliveries(leaders, view)
+        deliveries.begin(DECIDED, 5, lambda: delivered.append(True))
+        deliveries.begin(DECIDED, 5, lambda: delivered.append(True))
+        assert len(deliveries) == 1, "a second request for the same delivery begins nothing"
+        await asyncio.sleep(until_s)
+        assert len(deliveries) == (0 if delivered else 1)
+        deliveries.cancel()
+        await asyncio.sleep(0.1)
+        assert len(deliveries) == 0
+        return bool(delivered)
+
+    return run(story(), 1)
+
+
+def test_only_what_failed_is_tried_again_at_growing_intervals() -> None:
+    refusals = {1: 12}
+    leaders = Leaders(
+        lambda number, attempt: OK if attempt >= refusals.get(number, 0) else ErrorCode.KAFKA_STORAGE_ERROR
+    )
+    assert deliver(leaders, view_of(Cluster(partitions=2)))
+    assert [numbers for _, numbers in leaders.attempts] == [[0, 1]] + [[1]] * 12
+    times = [at for at, _ in leaders.attempts]
+    pauses = [round(later - sooner, 6) for sooner, later in itertools.pairwise(times)]
+    assert (pauses[0], pauses[-1]) == (RETRY_S, RETRY_MAX_S)
+    assert pauses == sorted(pauses)
+
+
+def test_a_partition_that_knows_of_a_later_epoch_is_not_asked_again() -> None:
+    errors = {0: ErrorCode.INVALID_PRODUCER_EPOCH, 1: ErrorCode.TRANSACTION_COORDINATOR_FENCED}
+    leaders = Leaders(lambda number, attempt: errors[number])
+    assert deliver(leaders, view_of(Cluster(partitions=2)))
+    assert len(leaders.attempts) == 1
+
+
+def test_a_partition_that_exists_is_waited_for_and_one_that_was_removed_needs_no_marker() -> None:
+    missing = Leaders(lambda number, attempt: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    assert not deliver(missing, view_of(Cluster(partitions=2)))
+    shrunk = Cluster(partitions=1)
+    one_left = Leaders(lambda number, attempt: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if number else OK)
+    assert deliver(one_left, view_of(shrunk))
+    assert len(one_left.attempts) == 1
+
+
+def test_a_topic_that_is_deleted_needs_no_marker() -> None:
+    cluster = Cluster(partitions=2)
+    cluster.submit(lambda state: decide_delete_topic(state, DeleteTopic("t")))
+    leaders = Leaders(lambda number, attempt: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    assert deliver(leaders, view_of(cluster))
