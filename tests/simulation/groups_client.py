@@ -1,20 +1,26 @@
-"""A consumer in the world: the member machine that ships, carried out by a shell and an application made of chance.
+"""A consumer in the world: the group driver that ships, on a false network and with an application made of chance.
 
-The shell does what `client.consumer.group` does: sends, computes, waits, learns topics, carries out events inside
-polls only, commits before it lets go. The application polls, works for a while, sometimes too long, and sometimes stops
-existing.
+The driver sends, computes, waits, learns topics, carries out events inside polls, commits before it lets go. False are
+the cluster's metadata, the connections (`groups_network`), what is fetched, and the application: it polls, works for a
+while, sometimes too long, and sometimes stops existing. The member machine is watched, and nothing of it is changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-from anabranch.base.errors import ApiError, ErrorCode
-from anabranch.base.ids import NO_TOPIC_ID
+from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
+from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.client.cluster.connection import ConnectError
+from anabranch.client.cluster.metadata import PartitionInfo, TopicInfo
+from anabranch.client.consumer.group import Group
+from anabranch.client.settings import ConsumerSettings
+from anabranch.machines.clients.fetching import LATEST
 from anabranch.machines.clients.membership.assignors import (
     AssignmentSpec,
     AssignorMetadata,
@@ -23,46 +29,35 @@ from anabranch.machines.clients.membership.assignors import (
     PartitionAssignor,
     TopicIdPartition,
 )
-from anabranch.machines.clients.membership.classic import ClassicMember
 from anabranch.machines.clients.membership.classic import Phase as ClassicPhase
-from anabranch.machines.clients.membership.consumer import ConsumerMember
 from anabranch.machines.clients.membership.consumer import Phase as ConsumerPhase
 from anabranch.machines.clients.membership.steps import (
     Assign,
-    Compute,
     Event,
-    Failed,
     Lost,
     Member,
-    MemberSettings,
     Owned,
     Revoke,
     Send,
+    Step,
     Subscription,
-    TopicFacts,
-    WaitUntil,
 )
-from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from anabranch.protocol.messages.find_coordinator import Coordinator as FoundCoordinator
+from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from anabranch.protocol.messages.join_group import JoinGroupRequest
-from anabranch.protocol.messages.leave_group import LeaveGroupRequest
-from anabranch.protocol.messages.offset_commit import (
-    OffsetCommitRequest,
-    OffsetCommitRequestPartition,
-    OffsetCommitRequestTopic,
-)
-from anabranch.protocol.messages.offset_fetch import (
-    OffsetFetchRequest,
-    OffsetFetchRequestGroup,
-    OffsetFetchRequestTopics,
-)
-from anabranch.protocol.messages.sync_group import SyncGroupRequest
+from anabranch.protocol.messages.offset_commit import OffsetCommitRequest
+from anabranch.protocol.messages.offset_fetch import OffsetFetchRequest
+from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from anabranch.protocol.registry import api_of
+from tests.simulation.groups_clock import WorldClock
 from tests.simulation.groups_network import Connection
 
 if TYPE_CHECKING:
+    from anabranch.machines.groups.image import TopicImage
     from tests.simulation.groups_world import World
 
-STEPS_MAX = 40
-"""What a machine may want at one moment."""
+ATTEND_LEAST_MS = 100
+"""Between two looks at a driver that has told of nothing."""
 Partition = tuple[UUID, int]
 
 
@@ -125,6 +120,162 @@ class SimAssignor(PartitionAssignor):
         return GroupAssignment({m: MemberAssignment(frozenset(partitions)) for m, partitions in given.items()})
 
 
+class FalseCluster:
+    """What a driver asks of a cluster's metadata, and the ways to the coordinator's broker."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._world = client.world
+        self._ways: dict[str, Way] = {}
+
+    async def any_connection(self) -> Way:
+        return Way(self._client, None)
+
+    async def ask(self, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
+        await self._delay()
+        await self._reach()
+        broker = self._client.broker
+        found = FoundCoordinator(key=request.key, node_id=broker.number, host="broker", port=broker.number)
+        return FindCoordinatorResponse(coordinators=[found])
+
+    async def connection_to(self, host: str, port: int, purpose: str) -> Way:
+        way = self._ways.get(purpose)
+        if way is None or not way.is_open:
+            await self._reach()
+            way = self._ways.get(purpose)
+            if way is None or not way.is_open:
+                connection = Connection(self._world, self._client.name, self._client.broker)
+                way = self._ways[purpose] = Way(self._client, connection)
+        return way
+
+    async def _reach(self) -> None:
+        if not self._world.reaches(self._client):
+            await asyncio.sleep(self._world.chance.choice((0.005, 1.0)))
+            raise ConnectError("nobody there")
+
+    async def _delay(self) -> None:
+        await asyncio.sleep(self._world.delay_ms() / 1000)
+
+    async def topics(self, names: Sequence[str] | None = None) -> dict[str, TopicInfo | ApiError]:
+        await self._delay()
+        known = {name: _info(topic) for name, topic in self._world.some_image().by_name.items()}
+        missing = ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return {name: known.get(name, missing) for name in (known if names is None else names)}
+
+    async def topics_by_id(self, topic_ids: Iterable[UUID]) -> dict[UUID, TopicInfo]:
+        await self._delay()
+        known = self._world.some_image().by_id
+        return {topic_id: _info(known[topic_id]) for topic_id in sorted(topic_ids) if topic_id in known}
+
+    def close(self) -> None:
+        """The process is gone."""
+        for way in self._ways.values():
+            way.close("the process is gone")
+
+
+def _info(topic: TopicImage) -> TopicInfo:
+    parts = {number: PartitionInfo(number, 0, 0) for number in (*topic.partitions, *topic.retiring)}
+    return TopicInfo(topic.name, topic.topic_id, parts, len(parts), len(topic.partitions), (len(parts),), True)
+
+
+class Way:
+    """One connection as the driver sees it."""
+
+    name = "broker"
+
+    def __init__(self, client: Client, connection: Connection | None) -> None:
+        self._client = client
+        self._connection = connection
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None and self._connection.is_open
+
+    def close(self, reason: str) -> None:
+        if self._connection is not None:
+            self._connection.close(reason)
+
+    def serves(self, request_class: type[Any]) -> bool:
+        return True
+
+    def version_of(self, request_class: type[Any]) -> int:
+        old = self._client.is_classic and self._client.version < 9
+        if request_class is JoinGroupRequest and self._client.is_classic:
+            return self._client.version
+        if request_class is SyncGroupRequest and old:
+            return 3 if self._client.version == 5 else 4
+        if request_class in (OffsetCommitRequest, OffsetFetchRequest):
+            return 10
+        return api_of(request_class).versions[-1]
+
+    def send(self, message: Any, *, timeout_ms: int, version: int | None = None) -> asyncio.Future[Any]:
+        assert self._connection is not None
+        version = self.version_of(type(message)) if version is None else version
+        return self._connection.send(message, version, timeout_ms, self._client.noted)
+
+
+class FalseFetcher:
+    """What a driver asks of its fetcher: positions of the partitions that it was granted, and nothing to wait for."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._granted: dict[TopicPartition, UUID | None] = {}
+        self._begun: dict[TopicPartition, int] = {}
+        self._positions: dict[TopicPartition, int] = {}
+
+    def grant(self, partitions: Iterable[tuple[TopicPartition, UUID | None]]) -> None:
+        self._granted.update(partitions)
+
+    def withdraw(self, partitions: Iterable[TopicPartition]) -> None:
+        for tp in partitions:
+            for known in (self._granted, self._begun, self._positions):
+                known.pop(tp, None)
+
+    def awaiting(self) -> tuple[TopicPartition, ...]:
+        return tuple(sorted(self._granted.keys() - self._positions.keys()))
+
+    def begin(self, tp: TopicPartition, *, offset: int | None = None, timestamp: int = LATEST) -> None:
+        if tp in self._granted:
+            topic = self._client.world.image.by_id.get(self._topic_id(tp))
+            start = 0 if topic is None else topic.log_start(tp.partition)
+            self._positions[tp] = self._begun[tp] = start if offset is None else offset
+
+    def _topic_id(self, tp: TopicPartition) -> UUID:
+        return self._granted[tp] or self._client.stamp(tp.topic)
+
+    def waits(self) -> tuple[TopicPartition, ...]:
+        return ()
+
+    def milestone(self) -> bool:
+        return False
+
+    def view(self, topic: str) -> None:
+        return None
+
+    def read_on(self) -> None:
+        """Hand out some records of every partition that has any."""
+        for tp in sorted(self._positions):
+            if (self._topic_id(tp), tp.partition) not in self._client.world.silent:
+                self._positions[tp] += self._client.world.chance.randint(0, 3)
+
+    def consumed(self) -> dict[TopicPartition, int]:
+        """Positions of the partitions of which records were handed out."""
+        return {tp: offset for tp, offset in self._positions.items() if offset > self._begun[tp]}
+
+
+class Listener:
+    """The application's side of a rebalance: it takes its time."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def _called(self, partitions: Any) -> None:
+        chance = self._client.world.chance
+        await asyncio.sleep(chance.randint(0, 1_500 if self._client.is_slow else 20) / 1000)
+
+    on_partitions_assigned = on_partitions_revoked = on_partitions_lost = _called
+
+
 class Client:
     """One process with one consumer; a process that comes back is another client."""
 
@@ -147,10 +298,12 @@ class Client:
         self.instance = instance
         self.is_classic = classic
         self.subscription = subscription
-        self.reads: Subscription | None = None
+        self.reads = None if classic and subscription.pattern is not None else subscription
         """What the machine was told: a classic one is told names, and keeps to them while a pattern has no match."""
         self.is_alive = True
         self.is_leaving = False
+        self.is_closing = False
+        """The driver was told to leave."""
         self.stuck_until_ms = 0
         self.has_given_up = False
         """It has left, since its application is stuck, with what that still holds."""
@@ -158,52 +311,56 @@ class Client:
         self.given: frozenset[Partition] | None = None
         """What the coordinator had down for it when it gave the last answer that was read."""
         self.assigning: frozenset[Owned] = frozenset()
-        self.positions: dict[Owned, int] = {}
-        self._begun: dict[Owned, int] = {}
-        """Where it has begun to read: who was given no record commits nothing."""
         self.stamps: dict[Owned, UUID] = {}
         """Ids of topics that are known by name, as they were when the partition was given."""
         self._ids: dict[str, UUID] = {}
+        self._notes: dict[int, tuple[Any, Any]] = {}
+        self._carrying: Event | None = None
+        self._stay: bool | None = None
+        self._paused = False
+        self._started_anew: asyncio.Future[None] = world.loop.create_future()
+        """Never done: the process of a consumer that was refused waits to be ended."""
+        self.broker = world.broker_of(group)
         chance = world.chance
-        settings = MemberSettings(
-            group,
-            instance,
+        self.is_slow = chance.random() < 0.3
+        self.version = chance.choice((5, 8, 9))
+        """Of JoinGroup; SyncGroup as at that time."""
+        self._cluster = FalseCluster(self)
+        self._fetcher = FalseFetcher(self)
+        self._process = world.loop.process(name)
+        self._settings = ConsumerSettings(
+            group_id=group,
+            group_protocol="classic" if classic else "consumer",
+            group_instance_id=instance,
+            group_remote_assignor=server_assignor,
+            group_local_assignors=local_assignors,
+            partition_assignment_strategy=strategies,
+            session_timeout_ms=world.theme.session_timeout_ms,
+            heartbeat_interval_ms=world.theme.heartbeat_interval_ms,
+            enable_auto_commit=chance.random() < 0.7,
+            auto_commit_interval_ms=chance.choice((1_000, 3_000)),
             max_poll_interval_ms=world.theme.poll_interval_ms,
+            auto_offset_reset="earliest",
+            request_timeout_ms=chance.choice((800, 1_500, 5_000)),
+            default_api_timeout_ms=2_000,
+            metadata_max_age_ms=world.theme.metadata_age_ms,
             retry_backoff_ms=chance.choice((50, 200)),
         )
-        self.machine: Member
-        if classic:
-            self.machine = ClassicMember(
-                settings,
-                strategies=strategies,
-                session_timeout_ms=world.theme.session_timeout_ms,
-                heartbeat_interval_ms=world.theme.heartbeat_interval_ms,
-                metadata_max_age_ms=world.theme.metadata_age_ms,
-            )
-        else:
-            self.machine = ConsumerMember(
-                settings, world.fresh_id(), server_assignor=server_assignor, local_assignors=local_assignors
-            )
-        self.request_timeout_ms = chance.choice((800, 1_500, 5_000))
-        self.is_slow = chance.random() < 0.3
-        self.broker = world.broker_of(group)
-        self._channels: dict[str, Connection] = {}
-        self._paused = False
-        self._deferred: list[Callable[[], None]] = []
-        self._wake_at: int | None = None
-        self._polling = True
-        self._carrying: Event | None = None
-        self._is_refused = False
-        self._learning = False
-        self._looking = False
-        self._matched: frozenset[str] = frozenset()
-        self._fetching = False
-        self._committing = False
-        self.version = chance.choice((5, 8, 9)) if classic else 1
-        """Of JoinGroup; SyncGroup and the others as at that time."""
-        self._subscribe()
-        self._in(chance.randint(0, 50), self._pump)
-        self._in(chance.randint(100, 1_500), self._work)
+        self._driver = self._process.call(self._made)
+        self.machine = self._driver._context.member
+        self._watch(self.machine)
+        self._task = self._process.create_task(self._live(), name=name)
+
+    def _made(self) -> Group:
+        self._news = asyncio.Event()
+        return Group(
+            self._settings,
+            self._cluster,  # type: ignore[arg-type]
+            self._fetcher,  # type: ignore[arg-type]
+            self,
+            clock=WorldClock(self.world),
+            chance=SimpleNamespace(uuid=self.world.fresh_id),  # type: ignore[arg-type]
+        )
 
     # -- what it is ----------------------------------------------------------------------------------------------------
 
@@ -253,62 +410,28 @@ class Client:
 
     # -- its life ------------------------------------------------------------------------------------------------------
 
-    def _subscribe(self) -> None:
-        if self.is_classic and self.subscription.pattern is not None:
-            if not self._looking:
-                self._looking = True
-                self._match()
-        else:
-            self.reads = self.subscription
-            self.machine.subscribe(self.subscription)
-
-    def _match(self) -> None:
-        """Keep a classic member subscribed to the topics that match."""
-        import re2
-
-        pattern = self.subscription.pattern
-        if pattern is None:
-            self._looking = False
-            return
-        image = self.world.some_image()
-        names = frozenset(name for name in image.by_name if re2.compile(pattern).fullmatch(name))
-        if names and names != self._matched and not self.is_leaving:
-            self._matched = names
-            self.reads = Subscription(names)
-            self.machine.subscribe(self.reads)
-            self._pump()
-        self._in(self.world.theme.metadata_age_ms if self._matched else 500, self._match)
-
     def subscribe(self, subscription: Subscription) -> None:
         """Want something else."""
-        if self.is_leaving:
-            return
-        self.subscription = subscription
-        self._matched = frozenset()
-        self.world.say("%s subscribes to %s", self.name, subscription)
-        self._subscribe()
-        self._pump()
+        if not self.is_leaving and not self._paused:
+            self.subscription = subscription
+            self.world.say("%s subscribes to %s", self.name, subscription)
+            self._process.call(self._driver.subscribe, subscription, Listener(self))
 
     def leave(self, *, stay: bool | None = None) -> None:
-        """Close the consumer; its process ends when it has left, or after a while."""
-        if self.is_leaving:
-            return
-        self.world.say("%s leaves", self.name)
-        self.is_leaving = True
-        self.machine.leave(stay=stay)
-        if not self._polling:
-            self._polling = True
-            self.machine.poll_began(self.world.now_ms)
-        self._pump()
-        self._in(20_000, self.kill)
+        """Have the application close the consumer; its process ends when it has left, or after a while."""
+        if not self.is_leaving:
+            self.world.say("%s leaves", self.name)
+            self.is_leaving, self._stay = True, stay
+            self._news.set()
+            self.world.after(20_000, self.kill)
 
     def kill(self) -> None:
         """The process is gone, and with it what it held."""
         if self.is_alive:
             self.world.say("%s is gone", self.name)
             self.is_alive = False
-            for connection in list(self._channels.values()):
-                connection.close("the process is gone")
+            self._process.kill()
+            self._cluster.close()
             self.world.gone(self)
 
     def pause(self, ms: int) -> None:
@@ -316,6 +439,7 @@ class Client:
         if not self._paused:
             self.world.say("%s stands still for %d ms", self.name, ms)
             self._paused = True
+            self._process.alive = False
             self.world.after(ms, self.resume)
 
     def resume(self) -> None:
@@ -323,338 +447,154 @@ class Client:
         if self._paused and self.is_alive:
             self.world.say("%s goes on", self.name)
             self._paused = False
-            deferred, self._deferred = self._deferred, []
-            for do in deferred:
-                self._do(do)
-
-    def _in(self, ms: int, do: Callable[[], None]) -> None:
-        self.world.after(ms, self._do, do)
-
-    def _do(self, do: Callable[[], None]) -> None:
-        if self._paused:
-            self._deferred.append(do)
-        elif self.is_alive:
-            do()
-
-    # -- the shell -----------------------------------------------------------------------------------------------------
-
-    def _pump(self) -> None:
-        """Do all that the machine wants now."""
-        for _ in range(STEPS_MAX):
-            now_ms = self.world.now_ms
-            step = self.machine.next(now_ms)
-            match step:
-                case Send():
-                    self._send(step)
-                case Compute():
-                    self._compute(step)
-                case WaitUntil(at_ms):
-                    if at_ms is not None and (self._wake_at is None or at_ms < self._wake_at or self._wake_at < now_ms):
-                        assert at_ms > now_ms, f"{self.name}, {self.machine.phase}, waits for {at_ms - now_ms} ms"  # type: ignore[attr-defined]
-                        self._wake_at = at_ms
-                        self._in(at_ms - now_ms, self._woken)
-                    break
-        else:
-            raise AssertionError(f"{self.name} does not come to rest")
-        if (self.machine.wanted_ids or self.machine.wanted_topics) and not self._learning:
-            self._learning = True
-            self._in(self.world.delay_ms(), self._learn)
-        self._attend()
-        if self.is_leaving and self.machine.has_left:
-            self.kill()
-
-    def _woken(self) -> None:
-        if self._wake_at is not None and self._wake_at <= self.world.now_ms:
-            self._wake_at = None
-        self._pump()
-
-    def _send(self, send: Send) -> None:
-        request = send.request
-        channel = "group-leave" if isinstance(request, LeaveGroupRequest) else "group"
-        self.world.rules.before_send(self, request)
-        self._request(
-            channel,
-            request,
-            send.timeout_ms or self.request_timeout_ms,
-            partial(self._replied, send),
-            partial(self._unanswered, send),
-        )
-
-    def _version_of(self, request: Any) -> int:
-        old = self.is_classic and self.version < 9
-        match request:
-            case JoinGroupRequest():
-                return self.version
-            case OffsetCommitRequest() | OffsetFetchRequest():
-                return 9 if self.is_classic else 10
-            case SyncGroupRequest() if old:
-                return 3 if self.version == 5 else 4
-            case _:
-                from anabranch.protocol.registry import api_of
-
-                return api_of(type(request)).versions[-1]
-
-    def _request(
-        self,
-        channel: str,
-        request: Any,
-        timeout_ms: int,
-        on_reply: Callable[[Any, Any], None],
-        on_error: Callable[[Exception], None],
-    ) -> None:
-        connection = self._channels.get(channel)
-        if connection is None or not connection.is_open:
-            if not self.world.reaches(self):
-                delay_ms = self.world.chance.choice((5, 1_000))
-                self._in(delay_ms, lambda: on_error(ConnectError("nobody there")))
-                return
-            connection = self._channels[channel] = Connection(self.world, self.name, self.broker)
-        connection.send(
-            request,
-            self._version_of(request),
-            timeout_ms,
-            lambda reply, note: self._do(lambda: on_reply(reply, note)),
-            lambda error: self._do(lambda: on_error(error)),
-        )
-
-    def _replied(self, send: Send, reply: Any, note: Any) -> None:
-        if note is not None:
-            self.standing, self.given, ids = note
-            if isinstance(send.request, SyncGroupRequest):
-                self._ids = ids
-        else:
-            self.given = None
-        awaited = send.ticket == self.machine._flight  # type: ignore[attr-defined]
-        self.machine.on_response(send.ticket, reply, self.world.now_ms)
-        if awaited and self.is_classic and isinstance(send.request, SyncGroupRequest):
-            # A partition that stays assigned is, by its name, now one of whatever topic has that name. A member that
-            # began to leave ignores the answer: what it still holds is what it was given before.
-            for owned in self.machine.owned & (getattr(self.machine, "_target", None) or frozenset()):
-                self.stamps[owned] = self._stamp(owned)
-        self.world.rules.after_reply(self, send.request, reply)
-        self._pump()
-
-    def _unanswered(self, send: Send, error: Exception) -> None:
-        self.given = None
-        self.machine.on_error(send.ticket, error, self.world.now_ms)
-        self._pump()
-
-    def _compute(self, compute: Compute) -> None:
-        chance = self.world.chance
-        try:
-            result = compute.work()
-        except ValueError as error:
-            answer = partial(self.machine.on_error, compute.ticket, error)
-        else:
-            answer = partial(self.machine.on_response, compute.ticket, result)
-        ms = chance.randint(0, 50)
-        if chance.random() < self.world.slow_assignors:
-            ms = chance.randint(500, 2 * self.world.theme.poll_interval_ms)
-
-        def computed() -> None:
-            answer(self.world.now_ms)
-            self._pump()
-
-        self._in(ms, computed)
-
-    def _learn(self) -> None:
-        self._learning = False
-        image = self.world.some_image()
-        facts = [
-            TopicFacts(topic.name, topic.topic_id, topic.size)
-            for topic_id in self.machine.wanted_ids
-            if (topic := image.by_id.get(topic_id)) is not None
-        ]
-        for name in sorted(self.machine.wanted_topics):
-            known = image.by_name.get(name)
-            facts.append(TopicFacts(name, NO_TOPIC_ID if known is None else known.topic_id, known.size if known else 0))
-        self.machine.on_topics(facts)
-        if self.machine.wanted_ids or self.machine.wanted_topics:
-            self._learning = True
-            self._in(300, self._learn)
-        self._pump()
+            self._process.thaw()
 
     # -- the application -----------------------------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        """Poll returned: work on what came, commit now and then, poll again."""
-        if self.is_leaving:
-            return
-        if self._carrying is not None:
-            self._in(20, self._work)
-            return
+    async def _live(self) -> None:
         chance, theme = self.world.chance, self.world.theme
-        self._polling = False
-        self.machine.poll_ended(self.world.now_ms)
-        for owned in sorted(self.positions):
-            if (self._id_of(owned), owned.partition) not in self.world.silent:
-                self.positions[owned] += chance.randint(0, 3)
-        if chance.random() < 0.3:
-            self._commit(lambda: None)
-        ms = chance.randint(1, 3_000 if self.is_slow else 200)
-        if chance.random() < self.world.stuck:
-            self.world.say("%s is stuck", self.name)
-            ms = theme.poll_interval_ms + chance.randint(0, theme.poll_interval_ms)
-            self.stuck_until_ms = self.world.now_ms + ms
-        self._in(ms, self._poll)
-        self._pump()
+        await asyncio.sleep(chance.randint(0, 50) / 1000)
+        self._driver.subscribe(self.subscription, Listener(self))
+        self._driver.start()
+        polls_ms = chance.randint(100, 1_500)
+        while not self.is_leaving:
+            await self._poll(polls_ms)
+            self._fetcher.read_on()
+            if chance.random() < 0.15:
+                with suppress(AnabranchError, OSError):
+                    await self._driver.commit(None)
+            ms = chance.randint(1, 3_000 if self.is_slow else 200)
+            if chance.random() < self.world.stuck:
+                self.world.say("%s is stuck", self.name)
+                ms = theme.poll_interval_ms + chance.randint(0, theme.poll_interval_ms)
+                self.stuck_until_ms = self.world.now_ms + ms
+            await self._wait(ms)
+            polls_ms = chance.randint(300, 2_000)
+        self.is_closing = True
+        await self._driver.close(leave=None if self._stay is None else not self._stay, timeout_ms=20_000)
+        self.world.after(0, self.kill)
 
-    def _poll(self) -> None:
-        if not self.is_leaving:
-            self._polling = True
-            self.machine.poll_began(self.world.now_ms)
-            self._in(self.world.chance.randint(300, 2_000), self._work)
-            self._pump()
+    async def _poll(self, ms: int) -> None:
+        end_ms = self.world.now_ms + ms
+        self._driver.poll_began()
+        while not self.is_leaving:
+            try:
+                await self._driver.attend()
+            except AnabranchError as error:
+                self.world.say("%s: %s", self.name, error)
+                if self.has_failed:
+                    self.world.failed(self)
+                    await self._started_anew
+            if self.world.now_ms >= end_ms:
+                break
+            due_ms = self._driver.next_attendance_ms()
+            ms = end_ms - self.world.now_ms
+            await self._wait(ms if due_ms is None else min(ms, max(ATTEND_LEAST_MS, due_ms - self.world.now_ms)))
+        self._driver.poll_ended()
 
-    def _attend(self) -> None:
-        """Carry out what the member is told, in poll."""
-        if not self._polling or self._carrying is not None or self._is_refused:
-            return
-        event = self.machine.take()
-        if event is None:
-            return
+    async def _wait(self, ms: int) -> None:
+        """Wait, at most until something has happened."""
+        self._news.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ms / 1000):
+                await self._news.wait()
+
+    def happened(self) -> None:
+        """The driver has something for the next `attend`."""
+        self._news.set()
+
+    def dropped(self, partitions: Iterable[TopicPartition]) -> None:
+        """Nothing is kept of what was fetched."""
+
+    def consumed(self) -> Mapping[TopicPartition, int]:
+        """The positions after what was handed out."""
+        return self._fetcher.consumed()
+
+    def stamp(self, topic: str) -> UUID:
+        """What stands for a topic's id to a classic member."""
+        return self._ids.get(topic) or nameless(topic)
+
+    # -- watching the member -------------------------------------------------------------------------------------------
+
+    def noted(self, reply: Any, note: Any) -> None:
+        """A reply has come; what the rules want its receiver to know."""
+        self._notes[id(reply)] = reply, note
+
+    def _watch(self, member: Member) -> None:
+        """Show the rules what the member is told, takes and has done. It decides as it did."""
+        machine: Any = member
+        step, take, done, subscribe = machine.next, machine.take, machine.done, machine.subscribe
+        on_response, on_error = machine.on_response, machine.on_error
+
+        def watched_next(now_ms: int) -> Step:
+            next_step: Step = step(now_ms)
+            if isinstance(next_step, Send):
+                self.world.rules.before_send(self, next_step.request)
+            return next_step
+
+        def watched_take() -> Event | None:
+            event: Event | None = take()
+            if event is not None:
+                self._took(event)
+            return event
+
+        def watched_done(event: Event, now_ms: int) -> None:
+            self._carrying = None
+            self.assigning = frozenset()
+            self.world.say("%s did %s", self.name, type(event).__name__)
+            done(event, now_ms)
+            if self.is_classic and not machine.owned:
+                self.has_given_up = False
+            for owned in [owned for owned in self.stamps if owned not in machine.owned]:
+                del self.stamps[owned]
+
+        def watched_subscribe(subscription: Subscription) -> None:
+            self.reads = subscription
+            subscribe(subscription)
+
+        def watched_response(ticket: int, reply: Any, now_ms: int) -> None:
+            _, note = self._notes.pop(id(reply), (None, _NO_REPLY))
+            if note is _NO_REPLY:
+                on_response(ticket, reply, now_ms)
+            else:
+                self._heard(on_response, ticket, reply, note, now_ms)
+
+        def watched_error(ticket: int, error: Exception, now_ms: int) -> None:
+            self.given = None
+            on_error(ticket, error, now_ms)
+
+        machine.next, machine.take, machine.done = watched_next, watched_take, watched_done
+        machine.subscribe = watched_subscribe
+        machine.on_response, machine.on_error = watched_response, watched_error
+
+    def _took(self, event: Event) -> None:
         self._carrying = event
         self.world.say("%s carries out %s", self.name, event)
-        chance = self.world.chance
-        ms = chance.randint(0, 1_500 if self.is_slow else 20)
-        match event:
-            case Assign(partitions):
-                for owned in partitions:
-                    if owned.topic_id == NO_TOPIC_ID:
-                        self.stamps[owned] = self._stamp(owned)
-                self.assigning = partitions
-                self.world.rules.after_assign(self)
-            case Revoke(partitions) if not chance.randrange(4) or not self.positions.keys() & partitions:
-                pass
-            case Revoke():
-                self._in(ms, lambda: self._commit(lambda: self._did(event)))
-                return
-            case Failed():
-                self._is_refused = True
-                self.world.failed(self)
-            case _:
-                pass
-        self._in(ms, lambda: self._did(event))
+        if isinstance(event, Assign):
+            for owned in event.partitions:
+                if owned.topic_id == NO_TOPIC_ID:
+                    self.stamps[owned] = self.stamp(owned.topic)
+            self.assigning = event.partitions
+            self.world.rules.after_assign(self)
 
-    def _stamp(self, owned: Owned) -> UUID:
-        return self._ids.get(owned.topic) or nameless(owned.topic)
-
-    def _did(self, event: Event) -> None:
-        if self._carrying is not event:
-            return
-        self._carrying = None
-        self.assigning = frozenset()
-        match event:
-            case Revoke(partitions) | Lost(partitions):
-                for owned in partitions:
-                    self.positions.pop(owned, None)
-                    self._begun.pop(owned, None)
-            case _:
-                pass
-        self.world.say("%s did %s", self.name, type(event).__name__)
-        self.machine.done(event, self.world.now_ms)
-        if self.is_classic and not self.machine.owned:
-            self.has_given_up = False
-        for owned in [owned for owned in self.stamps if owned not in self.machine.owned]:
-            del self.stamps[owned]
-        if self.machine.owned - self.positions.keys() and not self._fetching:
-            self._fetching = True
-            self._in(0, self._fetch)
-        self._pump()
-
-    # -- positions -----------------------------------------------------------------------------------------------------
-
-    def _fetch(self) -> None:
-        wanted = self.machine.owned - self.positions.keys()
-        if not wanted or self.is_leaving:
-            self._fetching = False
-            return
-        topics: dict[tuple[str, UUID], list[int]] = {}
-        for owned in sorted(wanted):
-            topics.setdefault((owned.topic, owned.topic_id), []).append(owned.partition)
-        asked = OffsetFetchRequestGroup(
-            group_id=self.group,
-            member_id=self.machine.member_id,
-            member_epoch=self.machine.epoch,
-            topics=[
-                OffsetFetchRequestTopics(name=name, topic_id=topic_id, partition_indexes=numbers)
-                for (name, topic_id), numbers in topics.items()
-            ],
-        )
-
-        def fetched(reply: Any, _: Any) -> None:
-            group = reply.groups[0]
-            if not group.error_code:
-                for topic in group.topics:
-                    for part in topic.partitions:
-                        for owned in wanted & self.machine.owned:
-                            same = (
-                                owned.topic_id == topic.topic_id if not self.is_classic else owned.topic == topic.name
-                            )
-                            if same and owned.partition == part.partition_index and not part.error_code:
-                                self._began(owned, part.committed_offset)
-            self._in(100, self._fetch)
-
-        self._request(
-            "offsets",
-            OffsetFetchRequest(groups=[asked]),
-            self.request_timeout_ms,
-            fetched,
-            lambda _: self._in(200, self._fetch),
-        )
-
-    def _began(self, owned: Owned, committed: int) -> None:
-        """Begin where the group stands, or else at the log start."""
-        topic = self.world.image.by_id.get(self._id_of(owned))
-        start = 0 if topic is None else topic.log_start(owned.partition)
-        self.positions[owned] = self._begun[owned] = start if committed < 0 else committed
-
-    def _id_of(self, owned: Owned) -> UUID:
-        return self._stamp(owned) if self.is_classic else owned.topic_id
-
-    def _commit(self, then: Callable[[], None], attempts: int = 3) -> None:
-        """Commit what is held; go on when it is done, or cannot be."""
-        known = {
-            owned: offset
-            for owned, offset in self.positions.items()
-            if owned in self.machine.owned and offset > self._begun[owned]
-        }
-        if not known or not self.machine.is_member:
-            then()
-            return
-        topics: dict[tuple[str, UUID], list[OffsetCommitRequestPartition]] = {}
-        for owned, offset in sorted(known.items()):
-            topics.setdefault((owned.topic, owned.topic_id), []).append(
-                OffsetCommitRequestPartition(partition_index=owned.partition, committed_offset=offset)
-            )
-        request = OffsetCommitRequest(
-            group_id=self.group,
-            generation_id_or_member_epoch=self.machine.epoch,
-            member_id=self.machine.member_id,
-            group_instance_id=self.instance,
-            topics=[
-                OffsetCommitRequestTopic(name=name, topic_id=topic_id, partitions=parts)
-                for (name, topic_id), parts in topics.items()
-            ],
-        )
-
-        def committed(reply: Any, _: Any) -> None:
-            codes = {part.error_code for topic in reply.topics for part in topic.partitions}
-            if codes <= {0} or attempts <= 1:
-                then()
-            else:
-                self._in(100, lambda: self._commit(then, attempts - 1))
-
-        def failed(_: Exception) -> None:
-            if attempts > 1:
-                self._in(100, lambda: self._commit(then, attempts - 1))
-            else:
-                then()
-
-        self._request("offsets", request, self.request_timeout_ms, committed, failed)
+    def _heard(self, on_response: Any, ticket: int, reply: Any, note: Any, now_ms: int) -> None:
+        if note is not None:
+            self.standing, self.given, ids = note
+            if isinstance(reply, SyncGroupResponse):
+                self._ids = ids
+        else:
+            self.given = None
+        awaited = ticket == self.machine._flight  # type: ignore[attr-defined]
+        on_response(ticket, reply, now_ms)
+        if awaited and self.is_classic and isinstance(reply, SyncGroupResponse):
+            # A partition that stays assigned is, by its name, now one of whatever topic has that name. A member that
+            # began to leave ignores the answer: what it still holds is what it was given before.
+            for owned in self.machine.owned & (getattr(self.machine, "_target", None) or frozenset()):
+                self.stamps[owned] = self.stamp(owned.topic)
+        self.world.rules.after_reply(self, reply)
 
     def __str__(self) -> str:
         return self.name
 
 
-__all__ = ["ApiError", "Client", "ConsumerGroupHeartbeatRequest", "ErrorCode", "SimAssignor", "Standing"]
+_NO_REPLY: Any = object()

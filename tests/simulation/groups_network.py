@@ -22,16 +22,8 @@ if TYPE_CHECKING:
     from tests.simulation.groups_shard import Broker
     from tests.simulation.groups_world import World
 
-OnReply = Callable[[Any, Any], None]
-OnError = Callable[[Exception], None]
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A request that its sender waits for."""
-
-    on_reply: OnReply
-    on_error: OnError
+Noted = Callable[[Any, Any], None]
+"""Is told of a reply, and of what the rules want its receiver to know, before the future is done."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +52,7 @@ class Connection:
         self.number = world.next_connection()
         self.life = broker.lives
         self.is_open = True
-        self._flights: dict[int, _Flight] = {}
+        self._flights: dict[int, tuple[asyncio.Future[Any], Noted]] = {}
         self._correlations = self._arrived = 0
         self._up_at = self._down_at = 0
         self._last_heard = 1 << 60
@@ -70,22 +62,28 @@ class Connection:
 
     # -- the client's end ----------------------------------------------------------------------------------------------
 
-    def send(self, request: Any, version: int, timeout_ms: int, on_reply: OnReply, on_error: OnError) -> None:
-        """Send; exactly one of the two is called later."""
-        assert self.is_open
+    def send(self, request: Any, version: int, timeout_ms: int, noted: Noted) -> asyncio.Future[Any]:
+        """Send; the future is the answer, or fails."""
+        world = self.world
+        future = world.loop.create_future()
+        future.add_done_callback(_consume, context=world.loop.outside)
+        if not self.is_open:
+            future.set_exception(DisconnectedError("the connection has ended"))
+            return future
         self._correlations += 1
-        correlation, world = self._correlations, self.world
-        self._flights[correlation] = _Flight(on_reply, on_error)
+        correlation = self._correlations
+        self._flights[correlation] = future, noted
         data = b"".join(bytes(part) for part in encode(request, version))
         self._up_at = max(self._up_at, world.now_ms + world.delay_ms())
         world.at(self._up_at, self._arrive, correlation, api_of(type(request)), version, data)
         world.after(timeout_ms, self._too_late, correlation)
+        return future
 
     def _too_late(self, correlation: int) -> None:
         if correlation in self._flights:
             self.close("no answer in time")
 
-    def close(self, reason: str, *, tell_later: bool = False) -> None:
+    def close(self, reason: str) -> None:
         """Give up the connection, and all that waits on it."""
         if not self.is_open:
             return
@@ -97,12 +95,9 @@ class Connection:
             self.world.at(max(self._up_at, self.world.now_ms) + self.world.delay_ms(), self._hung_up)
         self.world.say("%s closes connection %d: %s", self.client_id, self.number, reason)
         flights, self._flights = self._flights, {}
-        for flight in flights.values():
-            error = DisconnectedError(reason)
-            if tell_later:
-                self.world.after(0, flight.on_error, error)
-            else:
-                flight.on_error(error)
+        for future, _ in flights.values():
+            if not future.done():
+                future.set_exception(DisconnectedError(reason))
 
     def stall(self, ms: int, *, up: bool) -> None:
         """Nothing passes for a while in one direction; then all of it comes."""
@@ -117,9 +112,11 @@ class Connection:
         return max(self._up_at, self._down_at)
 
     def _hear(self, correlation: int, api: Api, version: int, data: bytes, note: Any) -> None:
-        flight = self._flights.pop(correlation, None)
-        if flight is not None:
-            flight.on_reply(decode(api.response, data, version), note)
+        future, noted = self._flights.pop(correlation, (None, None))
+        if future is not None and noted is not None and not future.done():
+            reply = decode(api.response, data, version)
+            noted(reply, note)
+            future.set_result(reply)
 
     # -- the broker's end ----------------------------------------------------------------------------------------------
 
@@ -159,3 +156,9 @@ class Connection:
             first = self._calls.popleft()
             self._down_at = max(self._down_at, world.now_ms + world.delay_ms())
             world.at(self._down_at, self._hear, first.correlation, first.api, first.version, first.answer, first.note)
+
+
+def _consume(future: asyncio.Future[Any]) -> None:
+    """Its waiter may be gone: then nobody asks what became of it."""
+    if not future.cancelled():
+        future.exception()

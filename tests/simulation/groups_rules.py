@@ -515,7 +515,7 @@ class Rules:
             if request.member_epoch == 0:
                 assert not client.holds, (client.name, request, client.holds)
                 client.has_given_up = False
-        if leaves and client.is_leaving:
+        if leaves and client.is_closing:
             assert not client.holds, (client.name, request, client.holds)
         elif leaves:
             client.has_given_up = True
@@ -536,12 +536,12 @@ class Rules:
             return standing, None if member is None else frozenset(_each(member.assigned)), {}
         return standing, None, {topic.name: topic.topic_id for topic in machine.image.by_name.values()}
 
-    def after_reply(self, client: Client, request: Any, reply: Any) -> None:
+    def after_reply(self, client: Client, reply: Any) -> None:
         """What a member thinks it is to have is what the coordinator had down for it."""
         target = getattr(client.machine, "_target", None)
         if (
             client.given is not None
-            and isinstance(request, ConsumerGroupHeartbeatRequest)
+            and isinstance(reply, ConsumerGroupHeartbeatResponse)
             and target is not None
             and client.is_in
         ):

@@ -25,7 +25,6 @@ from anabranch.machines.groups.records import Record
 from anabranch.machines.outcome import Outcome
 from anabranch.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponseGroup
 from anabranch.protocol.registry import api_of
-from anabranch.runtime.clock import Clock
 from anabranch.runtime.metrics import Counter
 from anabranch.server.context import CloseConnectionError, RequestContext
 from anabranch.server.coordinators import shard as shards
@@ -34,6 +33,7 @@ from anabranch.server.coordinators.shard import Shard
 from anabranch.server.handlers import ENDPOINTS
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.topic_settings import topic_settings
+from tests.simulation.groups_clock import WorldClock
 from tests.simulation.groups_log import Batch, FalseLog
 
 if TYPE_CHECKING:
@@ -202,18 +202,6 @@ class WatchedShard(Shard[Coordinator, Record]):
 # -- the broker --------------------------------------------------------------------------------------------------------
 
 
-class WorldClock(Clock):
-    """The world's time."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def now_ms(self) -> int:
-        return self._world.now_ms
-
-    monotonic_ms = now_ms
-
-
 class Groups:
     """What the handlers ask of a broker's group coordinators, of which there is one."""
 
@@ -309,6 +297,7 @@ class Broker:
         world.say("%s: crashes", self)
         world.rules.before_stop(self)
         self.process.kill()
+        world.dead.append(self.shard)
         self.lives += 1
         self.shard = None
         world.cut_off(self)

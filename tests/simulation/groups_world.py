@@ -153,6 +153,8 @@ class World:
         self._log_starts: dict[tuple[UUID, int], int] = {}
         self.connections: list[Connection] = []
         self.clients: list[Client] = []
+        self.dead: list[object] = []
+        """Processes that have ended: their tasks are kept, to be cancelled at the end."""
         self._unreachable: dict[str, int] = {}
         self.group_configs: dict[str, dict[str, str]] = {}
         self.rules = Rules(self)
@@ -319,6 +321,7 @@ class World:
     def gone(self, client: Client) -> None:
         """A process has ended."""
         self.clients.remove(client)
+        self.dead.append(client)
 
     def failed(self, client: Client) -> None:
         """The group refuses it: whoever runs it starts it anew after a while."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
-from uuid import UUID
 
 import pytest
 
-from anabranch.machines.clients.membership.steps import Owned, Revoke, Send, Subscription
-from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from anabranch.machines.clients.membership.steps import Owned, Revoke, Subscription
+from anabranch.protocol.messages.sync_group import SyncGroupResponse
 from tests.simulation.groups_client import Client
 from tests.simulation.groups_world import World
 
@@ -77,11 +76,13 @@ def test_an_answer_that_a_leaving_member_ignores_does_not_move_what_it_holds_to_
     client.is_slow = True
     world._new_topic("a")
     client.leave()
-    assert isinstance(client.due, Revoke)
+    while not isinstance(client.due, Revoke):
+        world.run_until(world.now_ms + 1)
     # Its answer was on the way when it began to leave: by now the machine waits for no answer.
-    new: dict[str, UUID] = {"a": world.image.by_name["a"].topic_id}
-    sync = Send(ticket=1, request=SyncGroupRequest(group_id="g0", generation_id=1, member_id=client.machine.member_id))
-    client._replied(sync, SyncGroupResponse(), (client.standing, None, new))
+    new = {"a": world.image.by_name["a"].topic_id}
+    late = SyncGroupResponse()
+    client.noted(late, (client.standing, None, new))
+    client.machine.on_response(1, late, world.now_ms)
 
     assert client.machine.owned == {A0, A1}, "it has yet to let go"
     assert client.holds == {(former, 0), (former, 1)}, "nobody gave it anything of the new topic"

@@ -19,7 +19,6 @@ from anabranch.client.consumer.group_context import (
     TOPIC_GONE,
     GroupContext,
     is_final,
-    now_ms,
 )
 from anabranch.client.consumer.offsets import MemberIdentity, OffsetAndMetadata
 
@@ -43,7 +42,7 @@ class Commits:
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed; None where nothing is."""
         wanted = list(partitions)
-        deadline = now_ms() + self._settings.default_api_timeout_ms
+        deadline = self._context.now_ms() + self._settings.default_api_timeout_ms
         while True:
             try:
                 identity = self._context.identity() if self._member.is_member else MemberIdentity()
@@ -59,7 +58,7 @@ class Commits:
                 tp, code = codes[0]
                 raise ApiError(code, f"the committed offset of {tp} cannot be read")
             except (AnabranchError, OSError) as error:
-                if is_final(error) or now_ms() > deadline:
+                if is_final(error) or self._context.now_ms() > deadline:
                     raise
             await self._context.epoch_or_pause(identity)
 
@@ -69,12 +68,14 @@ class Commits:
         """Make offsets durable, by default the positions after everything that was handed out. One after another."""
         if offsets is None:
             offsets = {tp: OffsetAndMetadata(offset) for tp, offset in self._context.host.consumed().items()}
-        deadline = now_ms() + (self._settings.default_api_timeout_ms if timeout_ms is None else timeout_ms)
+        deadline = self._context.now_ms() + (
+            self._settings.default_api_timeout_ms if timeout_ms is None else timeout_ms
+        )
         async with self._in_turn:
             await self._commit(dict(offsets), deadline)
 
     async def _commit(self, pending: dict[TopicPartition, OffsetAndMetadata], deadline: int) -> None:
-        began = now_ms()
+        began = self._context.now_ms()
         while pending:
             identity = self._context.identity()
             failure: AnabranchError | OSError
@@ -99,7 +100,7 @@ class Commits:
                     if code in TOPIC_GONE:
                         deadline = min(deadline, began + TOPIC_GONE_TIMEOUT_MS)
             if pending:
-                if now_ms() > deadline:
+                if self._context.now_ms() > deadline:
                     raise failure
                 await self._context.epoch_or_pause(identity)
 
@@ -108,7 +109,7 @@ class Commits:
             self._context.subscription is not None and not self._member.is_member
         ):
             return
-        now = now_ms()
+        now = self._context.now_ms()
         self._milestone = self._context.fetcher.milestone() or self._milestone
         if now < self.due_ms and not self._milestone:
             return

@@ -22,6 +22,8 @@ from anabranch.client.consumer.handout import Handout
 from anabranch.client.settings import ConsumerSettings, taken
 from anabranch.machines.clients.fetching import Deliverable, Fetch, Fetcher, FetcherSettings, FetchResult, Lookup
 from anabranch.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
+from anabranch.runtime.chance import Chance
+from anabranch.runtime.clock import Clock
 
 PURPOSE = "fetch"
 TOPIC_ID_VERSION = 13
@@ -36,7 +38,7 @@ class FetchingDriver:
         self.handout = Handout(self.fetcher, check_crcs=settings.check_crcs)
         self.group: Group | None = None
         if settings.group_id is not None:
-            self.group = Group(settings, cluster, self.fetcher, self)
+            self.group = Group(settings, cluster, self.fetcher, self, clock=Clock(), chance=Chance())
         self.closed = False
         self._settings = settings
         self._cluster = cluster

@@ -16,7 +16,7 @@ from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.client.cluster.metadata import Cluster
 from anabranch.client.consumer.commits import Commits
-from anabranch.client.consumer.group_context import GroupContext, Host, now_ms
+from anabranch.client.consumer.group_context import GroupContext, Host
 from anabranch.client.consumer.listeners import GroupMetadata, Invoke, in_callback, invoke_here
 from anabranch.client.consumer.member_driver import MemberDriver
 from anabranch.client.consumer.offsets import OffsetAndMetadata
@@ -33,6 +33,8 @@ from anabranch.machines.clients.membership.steps import (
     Revoke,
     Subscription,
 )
+from anabranch.runtime.chance import Chance
+from anabranch.runtime.clock import Clock
 
 CLOSE_TIMEOUT_MS = 30_000
 
@@ -40,10 +42,19 @@ CLOSE_TIMEOUT_MS = 30_000
 class Group:
     """A consumer's membership and offsets. Belongs to one event loop."""
 
-    def __init__(self, settings: ConsumerSettings, cluster: Cluster, fetcher: Fetcher, host: Host) -> None:
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        cluster: Cluster,
+        fetcher: Fetcher,
+        host: Host,
+        *,
+        clock: Clock,
+        chance: Chance,
+    ) -> None:
         self.invoke: Invoke = invoke_here
         self._settings = settings
-        self._context = GroupContext(settings, cluster, fetcher, host)
+        self._context = GroupContext(settings, cluster, fetcher, host, clock, chance)
         self._member = self._context.member
         self._driver = MemberDriver(self._context)
         self._positions = Positions(self._context, self._driver)
@@ -108,12 +119,12 @@ class Group:
 
     def poll_began(self) -> None:
         """The application has come back."""
-        self._member.poll_began(now_ms())
+        self._member.poll_began(self._context.now_ms())
         self._context.changed.set()
 
     def poll_ended(self) -> None:
         """The application works."""
-        self._member.poll_ended(now_ms())
+        self._member.poll_ended(self._context.now_ms())
         self._context.changed.set()
 
     def refuse_in_callback(self) -> None:
@@ -187,7 +198,7 @@ class Group:
                 case Failed(error):
                     raise error
         finally:
-            self._member.done(event, now_ms())
+            self._member.done(event, self._context.now_ms())
             self._context.changed.set()
 
     async def _revoke(self, names: tuple[TopicPartition, ...]) -> None:

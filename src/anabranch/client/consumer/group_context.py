@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Protocol, TypeGuard
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
@@ -18,6 +18,8 @@ from anabranch.machines.clients.fetching import Fetcher
 from anabranch.machines.clients.membership.classic import ClassicMember
 from anabranch.machines.clients.membership.consumer import ConsumerMember
 from anabranch.machines.clients.membership.steps import Member, MemberSettings, Subscription
+from anabranch.runtime.chance import Chance
+from anabranch.runtime.clock import Clock
 
 EPOCH_STALE = frozenset({ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.ILLEGAL_GENERATION})
 """The group has moved on, and a heartbeat may soon bring this member its new epoch."""
@@ -43,7 +45,15 @@ class Host(Protocol):
 class GroupContext:
     """Shared by a group's parts; belongs to one event loop."""
 
-    def __init__(self, settings: ConsumerSettings, cluster: Cluster, fetcher: Fetcher, host: Host) -> None:
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        cluster: Cluster,
+        fetcher: Fetcher,
+        host: Host,
+        clock: Clock,
+        chance: Chance,
+    ) -> None:
         assert settings.group_id is not None
         self.settings = settings
         self.group_id = settings.group_id
@@ -52,7 +62,9 @@ class GroupContext:
         self.host = host
         self.coordinator = Coordinator(cluster, self.group_id)
         self.offsets = Offsets(self.coordinator, self.group_id, settings.request_timeout_ms)
-        self.member = _member(self.group_id, settings)
+        self.now_ms = clock.monotonic_ms
+        """The time that the member machine is told."""
+        self.member = _member(self.group_id, settings, chance)
         self.subscription: Subscription | None = None
         self.changed = asyncio.Event()
         """Set whenever the member machine may have something to do."""
@@ -82,8 +94,8 @@ class GroupContext:
 
     async def epoch_or_pause(self, asked_as: MemberIdentity) -> None:
         """Wait a little; less, if a heartbeat changes the member's epoch."""
-        until = now_ms() + self.settings.retry_backoff_ms
-        while now_ms() < until and self.identity() == asked_as:
+        until = self.now_ms() + self.settings.retry_backoff_ms
+        while self.now_ms() < until and self.identity() == asked_as:
             await asyncio.sleep(min(0.02, self.settings.retry_backoff_ms / 1000))
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> None:
@@ -116,7 +128,7 @@ class GroupContext:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _member(group_id: str, settings: ConsumerSettings) -> Member:
+def _member(group_id: str, settings: ConsumerSettings, chance: Chance) -> Member:
     common = taken(MemberSettings, settings, group_id=group_id)
     if settings.group_protocol == "classic":
         return ClassicMember(
@@ -128,7 +140,7 @@ def _member(group_id: str, settings: ConsumerSettings) -> Member:
         )
     return ConsumerMember(
         common,
-        str(uuid4()),
+        str(chance.uuid()),
         server_assignor=settings.group_remote_assignor,
         local_assignors=settings.local_assignors,
     )

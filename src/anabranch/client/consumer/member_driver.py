@@ -15,7 +15,7 @@ from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
 from anabranch.client.cluster.connection import Connection
 from anabranch.client.cluster.metadata import TopicInfo
-from anabranch.client.consumer.group_context import GroupContext, now_ms
+from anabranch.client.consumer.group_context import GroupContext
 from anabranch.client.consumer.patterns import compiled
 from anabranch.machines.clients.membership.steps import Compute, Send, Subscription, TopicFacts, WaitUntil
 from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
@@ -36,6 +36,7 @@ class MemberDriver:
         self._context = context
         self._settings = context.settings
         self._member = context.member
+        self._now_ms = context.now_ms
         self.first_seen: dict[str, frozenset[int]] | None = None
         """The partitions of each topic when this member began; None when that is not known."""
 
@@ -45,7 +46,7 @@ class MemberDriver:
             await self._look_first()
         self.join()
         while True:
-            step = self._member.next(now_ms())
+            step = self._member.next(self._now_ms())
             match step:
                 case Send():
                     self._context.run(self._send(step))
@@ -58,7 +59,7 @@ class MemberDriver:
                         self._context.host.happened()
                     self._context.changed.clear()
                     with suppress(TimeoutError):
-                        async with asyncio.timeout(None if at_ms is None else max(0, at_ms - now_ms()) / 1000):
+                        async with asyncio.timeout(None if at_ms is None else max(0, at_ms - self._now_ms()) / 1000):
                             await self._context.changed.wait()
 
     def join(self) -> None:
@@ -98,9 +99,9 @@ class MemberDriver:
                 send.request, purpose, timeout_ms=timeout_ms, version=version
             )
         except (AnabranchError, OSError) as error:
-            self._member.on_error(send.ticket, error, now_ms())
+            self._member.on_error(send.ticket, error, self._now_ms())
         else:
-            self._member.on_response(send.ticket, response, now_ms())
+            self._member.on_response(send.ticket, response, self._now_ms())
         self._context.changed.set()
 
     async def _compute(self, compute: Compute) -> None:
@@ -108,9 +109,9 @@ class MemberDriver:
             result = await asyncio.get_running_loop().run_in_executor(None, compute.work)
         except Exception as error:
             _log.exception("the assignor of group '%s' failed", self._context.group_id)
-            self._member.on_error(compute.ticket, error, now_ms())
+            self._member.on_error(compute.ticket, error, self._now_ms())
         else:
-            self._member.on_response(compute.ticket, result, now_ms())
+            self._member.on_response(compute.ticket, result, self._now_ms())
         self._context.changed.set()
 
     async def _learn_topics(self) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
-from anabranch.client.consumer.group_context import GroupContext, is_final, now_ms
+from anabranch.client.consumer.group_context import GroupContext, is_final
 from anabranch.client.consumer.member_driver import MemberDriver
 from anabranch.client.consumer.offsets import MemberIdentity, OffsetAndMetadata
 from anabranch.machines.clients.fetching import EARLIEST, LATEST
@@ -109,7 +109,7 @@ class Positions:
                 self._heard({tp: offset for tp, offset in reached.items() if offset >= 0})
                 # Where nothing is committed, there is nothing to read before the start of the log, nor at all if its
                 # reader has had it for as long as it may take between two polls (ADR 0018).
-                now = now_ms()
+                now = self._context.now_ms()
                 silent = {tp: silent.get(tp, now) for tp, offset in reached.items() if offset < 0}
                 overdue = [tp for tp in silent if now - silent[tp] >= self._settings.max_poll_interval_ms]
                 self._heard(dict.fromkeys(overdue, BEYOND))
