@@ -120,7 +120,10 @@ class Draft(Generic[Written]):
 
     def outcome(self, reply: Given) -> Outcome[Given, Written]:
         """Give what was gathered, and this reply."""
-        return Outcome(reply, tuple(self.records), self.timers, self.answers, self.producer, tuple(self.effects))
+        answers = self.answers if self._answers else ()
+        return Outcome(
+            reply, tuple(self.records), tuple(self._timers.values()), answers, self.producer, tuple(self.effects)
+        )
 
     def outcome_for(self, ticket: Hashable) -> Outcome[Any, Written]:
         """Give what was gathered; the reply is the answer to `ticket` if there is one, and else `Parked`."""
