@@ -18,7 +18,7 @@ from anabranch.storage.interface import (
     Create,
     Delete,
     MetadataError,
-    Node,
+    StoredNode,
     NodeExistsError,
     NoNodeError,
     NotEmptyError,
@@ -149,11 +149,11 @@ class MemoryMetadataStore:
         async with self._turn:
             return sorted(child.rpartition("/")[2] for child in self._tree.entry(path).children)
 
-    async def subtree(self, path: str) -> Sequence[Node]:
+    async def subtree(self, path: str) -> Sequence[StoredNode]:
         async with self._turn:
             nodes, below = self._tree.nodes, path.rstrip("/") + "/"
             found = sorted(other for other in nodes if other == path or other.startswith(below))
-            return [Node(each, nodes[each].data, nodes[each].version) for each in found]
+            return [StoredNode(each, nodes[each].data, nodes[each].version) for each in found]
 
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False) -> None:
         await self.multi([Create(path, data, ephemeral)])

@@ -288,7 +288,7 @@ class Check:
     version: int = ANY_VERSION
 
 
-class Node(NamedTuple):
+class StoredNode(NamedTuple):
     """One node of a tree that was read."""
 
     path: str
@@ -326,7 +326,7 @@ class MetadataStore(Protocol):
     async def children(self, path: str) -> Sequence[str]:
         """Read the names of a node's children, sorted; NoNodeError."""
 
-    async def subtree(self, path: str) -> Sequence[Node]:
+    async def subtree(self, path: str) -> Sequence[StoredNode]:
         """Read a node and all nodes below it, parents before their children; nothing where no node has this path."""
 
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False) -> None:

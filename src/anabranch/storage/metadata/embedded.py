@@ -28,7 +28,7 @@ from anabranch.storage.interface import (
     Create,
     Delete,
     MetadataError,
-    Node,
+    StoredNode,
     NodeExistsError,
     NoNodeError,
     NotEmptyError,
@@ -106,7 +106,7 @@ class EmbeddedMetadataStore:
         """Read the names of a node's children, sorted; NoNodeError."""
         return await self._run(self._database.children, path)
 
-    async def subtree(self, path: str) -> Sequence[Node]:
+    async def subtree(self, path: str) -> Sequence[StoredNode]:
         """Read a node and all nodes below it, parents before their children; nothing where no node has this path."""
         return await self._run(self._database.subtree, path)
 
@@ -211,7 +211,7 @@ class _Database:
         rows = self._execute("SELECT path FROM node WHERE parent = ? ORDER BY path", path)
         return [row[0].rpartition("/")[2] for row in rows]
 
-    def subtree(self, path: str) -> Sequence[Node]:
+    def subtree(self, path: str) -> Sequence[StoredNode]:
         below = path.rstrip("/")
         rows = self._execute(
             "SELECT path, data, version FROM node WHERE path = ? OR (path > ? AND path < ?) ORDER BY path",
@@ -219,7 +219,7 @@ class _Database:
             f"{below}/",
             f"{below}0",  # The character that follows the slash.
         )
-        return [Node(row[0], bytes(row[1]), row[2]) for row in rows]
+        return [StoredNode(row[0], bytes(row[1]), row[2]) for row in rows]
 
     def ensure(self, path: str) -> tuple[int, Happened]:
         parts = path.strip("/").split("/")

@@ -16,7 +16,7 @@ from anabranch.storage.interface import (
     Delete,
     MetadataError,
     MetadataStore,
-    Node,
+    StoredNode,
     NodeExistsError,
     NoNodeError,
     NotEmptyError,
@@ -101,12 +101,12 @@ def test_a_subtree_is_read_at_once_parents_first(play: Play) -> None:
         await store.set("/topics/a/0", b"zero")
         found = await store.subtree("/topics")
         assert sorted(found) == [
-            Node("/topics", b"", 0),
-            Node("/topics/a", b"", 0),
-            Node("/topics/a-b", b"", 0),
-            Node("/topics/a-b/1", b"", 0),
-            Node("/topics/a/0", b"zero", 1),
-            Node("/topics/b", b"", 0),
+            StoredNode("/topics", b"", 0),
+            StoredNode("/topics/a", b"", 0),
+            StoredNode("/topics/a-b", b"", 0),
+            StoredNode("/topics/a-b/1", b"", 0),
+            StoredNode("/topics/a/0", b"zero", 1),
+            StoredNode("/topics/b", b"", 0),
         ]
         places = {node.path: place for place, node in enumerate(found)}
         assert all(places[path.rpartition("/")[0]] < place for path, place in places.items() if path != "/topics")
