@@ -192,7 +192,7 @@ class WatchedShard(Shard[Coordinator, Record]):
             raise
         return reply
 
-    def _stop(self, state: shards.State) -> None:
+    def _stop(self, state: shards.ShardState) -> None:
         if self.broker.shard is self:
             self.broker.world.say("%s: stops, %s", self.broker, state)
             self.broker.world.rules.before_stop(self.broker)

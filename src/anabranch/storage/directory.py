@@ -85,7 +85,7 @@ class DataDirectory:
         return found
 
     def log_path(self, partition: TopicPartition) -> Path:
-        """Where a partition's log lives."""
+        """The directory of a partition's log."""
         return self.path / str(partition)
 
     def logs(self) -> Sequence[TopicPartition]:
@@ -141,7 +141,7 @@ class DataDirectory:
         self._disk.replace(self.path / CLEAN_STOP_FILE, b"")
 
     def release(self) -> None:
-        """Let another broker have the directory."""
+        """Unlock the directory."""
         self._lock.release()
 
     def _holder(self) -> str:

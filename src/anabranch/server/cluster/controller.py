@@ -2,8 +2,7 @@
 
 One decision at a time: `decide` looks at the state, its records go to the metadata store in one transaction, only then
 are they applied and the reply is given. Effects are performed one after the other, in the order in which they were
-given; what answers them is decided upon like any command. Whoever waits for something to come true is woken after
-every change.
+given; what answers them is decided upon like any command. `wait_until` checks its condition after every change.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class Controller:
         self._worker = asyncio.create_task(self._work(), name="controller")
 
     async def stop(self) -> None:
-        """Give up; what is unfinished is taken up again by the next term."""
+        """End the term; the next term continues what is unfinished."""
         self._timers.cancel_all()
         for task in [self._worker, *self._tasks]:
             if task is not None:
@@ -124,7 +123,7 @@ class Controller:
         return decision.reply
 
     async def command(self, decide: Callable[[State], Decision[CommandReply]], timeout_ms: int) -> Accepted | Validated:
-        """Submit a command until it is not told to wait, then wait until it has been carried out.
+        """Submit a command, again after each `Wait`, and wait until the change has been carried out.
 
         Raises ApiError: the refusal, or REQUEST_TIMED_OUT when it is accepted but `timeout_ms` was too short.
         """
@@ -148,7 +147,7 @@ class Controller:
         return reply
 
     async def wait_until(self, true: Callable[[State], bool], deadline: float) -> bool:
-        """Wait until `true` of the state, at most until `deadline` on the loop's clock; say whether it came true."""
+        """Wait until `true` of the state, at most until `deadline` on the loop's clock; return whether it came true."""
         loop = asyncio.get_running_loop()
         while not true(self.state):
             left = deadline - loop.time()
@@ -218,7 +217,7 @@ class Controller:
         except OSError as error:
             events.error("controller step failed, it will be tried again", effect=type(effect).__name__, reason=error)
             self._again(effect)
-        except Exception as error:  # ours: said loudly, and tried again, because nobody else would finish it
+        except Exception as error:  # A defect: nothing but the controller would finish the effect.
             events.error(
                 "controller step failed, it will be tried again", effect=type(effect).__name__, exception=error
             )

@@ -11,12 +11,12 @@ from collections import Counter
 
 from anabranch.runtime.metrics import Metrics, Sample
 from anabranch.server.coordinators.groups import Groups
-from anabranch.server.coordinators.shard import State
+from anabranch.server.coordinators.shard import ShardState
 
 PREFIX = "kafka_server_group_coordinator_metrics_"
 CONSUMER_STATES = ("Empty", "Assigning", "Reconciling", "Stable", "Dead")
 CLASSIC_STATES = ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead")
-PARTITION_STATES = {"loading": State.LOADING, "active": State.ACTIVE, "failed": State.FAILED}
+PARTITION_STATES = {"loading": ShardState.LOADING, "active": ShardState.ACTIVE, "failed": ShardState.FAILED}
 
 
 def describe(groups: Groups, metrics: Metrics) -> None:

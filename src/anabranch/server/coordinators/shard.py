@@ -5,7 +5,7 @@
 - `submit` decides, appends the outcome's records as one batch, applies them and sets timers without awaiting; replies
   and answers are given once everything that they were decided upon is durable.
 - The machine is a fold over the log. When the log refuses records, or loses those that were applied, the machine is
-  thrown away, everyone who waits is told COORDINATOR_NOT_AVAILABLE, and the log is read anew.
+  dropped, waiting requests are answered COORDINATOR_NOT_AVAILABLE, and the log is read anew.
 - A request that is parked waits for the `Answer` with its ticket; when its connection is closed the ticket is dropped.
 """
 
@@ -39,9 +39,9 @@ RELOAD_DELAY_MAX_MS = 30_000
 _RELOAD = object()
 """The key of the timer that ends the delay."""
 CATCH_UP_PAUSE_S = 0.01
-"""Between two steps of what loading left for later."""
+"""Between two steps of applying what loading left for later."""
 APPLY_STEP = 2_000
-"""Records that are applied before others get their turn."""
+"""Records that are applied before the loop runs other tasks."""
 
 RecordT = TypeVar("RecordT")
 Taken = TypeVar("Taken", contravariant=True)
@@ -49,7 +49,7 @@ Reply = TypeVar("Reply")
 
 
 class Machine(Protocol[Taken]):
-    """What a shard runs. It reads no clock and does no I/O."""
+    """The pure machine of a shard: reads no clock and does no I/O."""
 
     def apply(self, record: Taken, *, producer_id: int = -1) -> None:
         """Fold a record; one with a producer id is pending until that producer's marker."""
@@ -61,14 +61,14 @@ class Machine(Protocol[Taken]):
         """All records are applied: set timers, do what is due."""
 
     def on_timer(self, key: Any, now_ms: int) -> Outcome[None, Any]:
-        """The time that was set for `key` has come."""
+        """Decide as the timer of `key` is due."""
 
 
 MachineT = TypeVar("MachineT", bound=Machine[Any])
 
 
 class RecordCodec(NamedTuple, Generic[RecordT]):
-    """How records become keys and values; `decode` gives None for kinds that it does not know."""
+    """Translates records to keys and values and back; `decode` returns None for unknown kinds."""
 
     encode: Callable[[RecordT], tuple[bytes, bytes | None]]
     decode: Callable[[bytes, bytes | None], RecordT | None]
@@ -77,11 +77,11 @@ class RecordCodec(NamedTuple, Generic[RecordT]):
     adopt: Callable[[Any, Any], None] | None = None
     """Give that index to the machine."""
     catch_up: Callable[[Any], bool] | None = None
-    """Have the machine apply a millisecond's worth of what the index has left; whether there is more."""
+    """Have the machine apply a millisecond's worth of the index's records; return whether more are left."""
 
 
-class State(Enum):
-    """What a shard can do."""
+class ShardState(Enum):
+    """The states of a shard, each with the error code of requests in it."""
 
     LOADING = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     ACTIVE = ErrorCode.NONE
@@ -90,9 +90,9 @@ class State(Enum):
 
 
 MESSAGES = {
-    State.LOADING: "The coordinator is still reading its log; try again.",
-    State.FAILED: "The coordinator could not read or write its log; try again.",
-    State.UNLOADED: "The broker is stopping.",
+    ShardState.LOADING: "The coordinator is still reading its log; try again.",
+    ShardState.FAILED: "The coordinator could not read or write its log; try again.",
+    ShardState.UNLOADED: "The broker is stopping.",
 }
 
 
@@ -124,7 +124,7 @@ class Shard(Generic[MachineT, RecordT]):
         every effect of an outcome once its records are durable.
         """
         self.partition = partition
-        self.state = State.LOADING
+        self.state = ShardState.LOADING
         self.load_ms = 0
         """How long the last loading took."""
         self.records_loaded = 0
@@ -151,13 +151,13 @@ class Shard(Generic[MachineT, RecordT]):
 
     @property
     def active(self) -> bool:
-        """Whether it decides."""
-        return self.state is State.ACTIVE
+        """Whether the shard takes requests."""
+        return self.state is ShardState.ACTIVE
 
     @property
     def machine(self) -> MachineT:
         """The machine, to be read. ApiError when the shard is not active."""
-        if self.state is not State.ACTIVE:
+        if self.state is not ShardState.ACTIVE:
             raise ApiError(self.state.value, MESSAGES[self.state])
         assert self._machine is not None
         return self._machine
@@ -177,13 +177,13 @@ class Shard(Generic[MachineT, RecordT]):
         return await answer if isinstance(answer, asyncio.Future) else answer  # type: ignore[no-any-return]
 
     def read(self, look: Callable[[MachineT, int], Reply]) -> Reply | asyncio.Future[Reply]:
-        """Look at the machine; a future where what was seen is not durable yet. ApiError as for `ask`."""
+        """Read the machine; returns a future where the state read is not durable yet. ApiError as for `ask`."""
         reply = look(self.machine, self.now_ms())
         return self._when_durable(reply)
 
     def tell(self, decide: Callable[[MachineT, int], Outcome[None, RecordT]]) -> None:
-        """Submit something that nobody waits for; a shard that is not active learns of it when it is loaded."""
-        if self.state is State.ACTIVE:
+        """Submit a decision without a reply; a shard that is not active makes it when it is loaded."""
+        if self.state is ShardState.ACTIVE:
             self._decide_alone(decide)
 
     async def end_transaction(
@@ -206,7 +206,7 @@ class Shard(Generic[MachineT, RecordT]):
             await done
 
     def _resume_log(self) -> None:
-        """After a failed sync, have the log decide what is left of it before anything is decided upon that."""
+        """Have the log cut what a failed sync left in doubt before a decision is based on it."""
         try:
             self.partition.log.resume(self._clock.now_ms())
         except OSError as failure:
@@ -261,12 +261,12 @@ class Shard(Generic[MachineT, RecordT]):
 
     def _refused_by_disk(self, failure: OSError) -> NoReturn:
         self.partition.storage_failed(failure)
-        if self.state is State.ACTIVE:
+        if self.state is ShardState.ACTIVE:
             self._fail("append refused", failure)
         raise ApiError(self.state.value, MESSAGES[self.state]) from failure
 
     def _on_changed(self) -> None:
-        """Something happened to the partition: its log may have lost records that are applied."""
+        """Reload if the partition's log has lost records that are applied."""
         if self.partition.log.end < self._written:
             self._fail("records were cut from the log", OSError(0, f"it ends at {self.partition.log.end} now"))
 
@@ -352,7 +352,7 @@ class Shard(Generic[MachineT, RecordT]):
             self._decide_alone(lambda machine, now_ms: machine.on_timer(key, now_ms))
 
     def _decide_alone(self, decide: Callable[[MachineT, int], Outcome[None, RecordT]]) -> None:
-        """Decide what no request asked for: when that goes wrong nobody would try again, so the shard is reloaded."""
+        """Make a decision that no request asked for; reload the shard if that fails, as no client would retry."""
         try:
             self.ask(decide)
         except ApiError:
@@ -363,7 +363,7 @@ class Shard(Generic[MachineT, RecordT]):
     # -- loading and failing -----------------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Read the log and become active; when that fails it is tried again later."""
+        """Read the log and become active; a failed attempt is repeated later."""
         began_ms = self._clock.monotonic_ms()
         try:
             machine = await self._replayed()
@@ -373,9 +373,9 @@ class Shard(Generic[MachineT, RecordT]):
         except Exception as error:  # ours
             self._fail("log not applied", error)
             return
-        if self.state is State.UNLOADED:
+        if self.state is ShardState.UNLOADED:
             return
-        self._machine, self.state = machine, State.ACTIVE
+        self._machine, self.state = machine, ShardState.ACTIVE
         self.partition.watch(self._on_changed)
         self._written = self.partition.log.end
         if self._written > self.partition.log.high_watermark:
@@ -441,31 +441,31 @@ class Shard(Generic[MachineT, RecordT]):
         return replay
 
     def _fail(self, what: str, error: BaseException) -> None:
-        """Throw the machine away and load again after a while."""
+        """Drop the machine and load again after a delay."""
         ours = None if isinstance(error, (OSError, OfflineLogError, DecodeError)) else error
         events.error(f"coordinator stopped: {what}", partition=self.partition.name, reason=error, exception=ours)
         self._committing = None
-        if self.state is not State.UNLOADED:
-            self._stop(State.FAILED)
+        if self.state is not ShardState.UNLOADED:
+            self._stop(ShardState.FAILED)
             delay_ms = min(RELOAD_DELAY_MS * 2**self._failures, RELOAD_DELAY_MAX_MS)
             self._failures += 1
             self._timers.set(_RELOAD, self.now_ms() + delay_ms)
         waiting, self._waiting = self._waiting, deque()
         for _, future, _ in waiting:
-            _refuse(future, State.FAILED)
+            _refuse(future, ShardState.FAILED)
 
     def load_soon(self) -> None:
         """Begin to load."""
-        self.state = State.LOADING
+        self.state = ShardState.LOADING
         self._loading = asyncio.get_running_loop().create_task(self.load(), name=f"load {self.partition.name}")
 
     def unload(self) -> None:
-        """Decide nothing more: what is parked is answered NOT_COORDINATOR, what waits for the disk goes on waiting."""
-        self._stop(State.UNLOADED)
+        """Take no more requests: parked ones are answered NOT_COORDINATOR, those that wait for the disk go on."""
+        self._stop(ShardState.UNLOADED)
         if self._loading is not None:
             self._loading.cancel()
 
-    def _stop(self, state: State) -> None:
+    def _stop(self, state: ShardState) -> None:
         self.state = state
         self._machine = None
         self.partition.unwatch(self._on_changed)
@@ -475,13 +475,13 @@ class Shard(Generic[MachineT, RecordT]):
             _refuse(future, state)
 
 
-def _refuse(future: asyncio.Future[Any], state: State) -> None:
+def _refuse(future: asyncio.Future[Any], state: ShardState) -> None:
     if not future.done():
         future.set_exception(ApiError(state.value, MESSAGES[state]))
         future.add_done_callback(_consume)
 
 
 def _consume(future: asyncio.Future[Any]) -> None:
-    """Its waiter may be gone: then nobody asks what became of it."""
+    """Retrieve the error of a reply whose request was canceled, so that asyncio does not report it."""
     if not future.cancelled():
         future.exception()

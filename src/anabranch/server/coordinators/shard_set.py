@@ -18,7 +18,7 @@ from anabranch.runtime.clock import Clock
 from anabranch.runtime.events import EventLogger
 from anabranch.server.cluster.commands import Commands
 from anabranch.server.cluster.view import ClusterView
-from anabranch.server.coordinators.shard import Machine, RecordCodec, Shard, State
+from anabranch.server.coordinators.shard import Machine, RecordCodec, Shard, ShardState
 from anabranch.server.partitions.replicas import Replicas
 
 events = EventLogger("coordinators")
@@ -101,7 +101,7 @@ class ShardSet(Generic[MachineT, RecordT]):
         """The shard that coordinates `key`. ApiError before it exists."""
         number = coordinator_partition(key, self.count())
         shard = self.shard(number)
-        if shard.state is State.LOADING:
+        if shard.state is ShardState.LOADING:
             self._asked_for[number] = None
         return shard
 

@@ -273,8 +273,8 @@ class Cleaned(NamedTuple):
     groups: list[CleanedGroup]
     clean_to: int
     forgotten: tuple[int, ...]
-    """Offsets of markers of aborted transactions that are no more. Whoever keeps the aborted-transaction index drops
-    their lines, durably, before `finish`: a line without its marker would make readers leave out too much."""
+    """Offsets of markers of aborted transactions that are no more. The owner of the aborted-transaction index
+    drops their lines, durably, before `finish`: a line without its marker would hide too many records from readers."""
 
 
 def plan(

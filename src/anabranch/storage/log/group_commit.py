@@ -1,7 +1,7 @@
 """Group commit: appends that come while a sync runs share the next one, so the cost is one sync per few milliseconds.
 
-At most one sync per log is in flight; the logs' syncs run side by side. A failed sync fails everyone
-whose records it should have made durable; the log then cuts its unsynced tail before it takes appends again.
+At most one sync per log is in flight; the logs' syncs run side by side. A failed sync fails
+every request whose records it should have made durable; the log then cuts its unsynced tail before it takes appends.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class GroupCommit:
                 future.set_result(None)
 
     def close(self) -> None:
-        """Let threads and descriptors go, after `drain`."""
+        """Release threads and descriptors, after `drain`."""
         self._syncs.close()
 
 

@@ -6,7 +6,8 @@ int32; -1 and 0 where there is none). The newest entries are kept in memory unti
 ones are searched in the files, so that an index costs the same memory whatever the size of its segment.
 
 An index is a shortcut, not a source. It is synced when its segment is finished, and believed at the next start as
-far as the recovery point has passed it; whoever follows an entry checks what is there, and builds it anew if he must.
+far as the recovery point has passed it; a reader that follows an entry checks the batch, and has a wrong index
+rebuilt.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 - `append` gives offsets and writes; nothing else moves the end forward. When it fails the log is unchanged.
 - `flushed` moves only after a sync of every file with bytes below it, and of its name. After a failed sync the kernel
   may call the unsynced tail clean though it never reached the disk, so a later sync that succeeds proves nothing.
-  Before the log takes appends again that tail is cut (fsync: nobody was promised it), or read back, checked, written
-  again and synced (os: readers may have seen it); what does not pass is cut.
+  Before the log takes appends again that tail is cut (fsync: none of it was acknowledged), or read back, checked,
+  written again and synced (os: readers may have seen it); what does not pass is cut.
 
 One thread calls everything, except `Flush.run`, which blocks and may run in another.
 """
@@ -177,7 +177,7 @@ class LocalLog:
         return self.directory.name
 
     def checkpoint(self) -> None:
-        """Write down, durably, where the log starts and up to where it need not be checked again. Blocks; OSError."""
+        """Record durably where the log starts and up to where recovery need not check it again. Blocks; OSError."""
         self._record_points()
         self._points.save()
 
@@ -357,7 +357,7 @@ class LocalLog:
             self._resume(now_ms)
 
     def _resume(self, now_ms: int | None) -> None:
-        """Take appends again after a failed sync, if the disk lets us; raises OSError if not."""
+        """As `resume`; without `now_ms` whenever the last attempt was."""
         assert self._failure is not None
         if now_ms is not None:
             if now_ms < self._resume_at_ms:
@@ -381,7 +381,7 @@ class LocalLog:
             self._observer.log_cut(self.end)
 
     def _write_tail_again(self) -> None:
-        """Make the kernel write the unsynced batches once more; cut the log where they are not sound any more."""
+        """Have the kernel write the unsynced batches once more; cut the log at the first that is damaged."""
         for segment in self._segments[self._segments.index_of(self.flushed) :]:
             if segment.created:
                 start = max(self.flushed, segment.base_offset)
@@ -548,11 +548,11 @@ class LocalLog:
 
     @property
     def disk(self) -> Disk:
-        """Where it is."""
+        """The disk that holds the log."""
         return self._disk
 
     def finished_segments(self) -> list[Segment]:
-        """The segments that nothing will change any more, and that no recovery will look at. Blocks; OSError."""
+        """List the segments that take no more appends and that no recovery will check. Blocks; OSError."""
         self._note_checkpoint()
         self._points.save()
         point = self._points.recovery_point(self._name) or 0

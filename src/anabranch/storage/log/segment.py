@@ -111,7 +111,7 @@ class Segment:
         self.size += len(data)
 
     def note(self, base_offset: int, position: int, size: int, next_offset: int, timestamp: int) -> None:
-        """Take a batch that is in the file into the index; `timestamp` is the largest of its records'."""
+        """Index a batch of the file; `timestamp` is the largest of its records'."""
         if position == 0 or position + size - self._indexed_to > self._index_interval:
             self.index.append(base_offset, position, *self.max_timestamp)
             self._indexed_to = position + size
@@ -124,7 +124,7 @@ class Segment:
             del self._recent_offsets[: RECENT_MAX // 2], self._recent_positions[: RECENT_MAX // 2]
 
     def note_header(self, position: int, header: BatchHeader) -> None:
-        """Take a batch that was read into the index."""
+        """Index a batch by its header."""
         self.note(header.base_offset, position, header.size, header.next_offset, header.max_timestamp)
 
     def seal(self) -> None:
@@ -205,7 +205,7 @@ class Segment:
     # -- opening -------------------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Learn the size of the file; the rest is for `load_index` or recovery to find out."""
+        """Read the size of the file; `load_index` or recovery does the rest."""
         self.created = self.durable_name = True
         self.size = self.file.size()
 

@@ -19,7 +19,7 @@ from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.metrics import Counter
 from anabranch.server.coordinators import shard as shards
-from anabranch.server.coordinators.shard import RecordCodec, Shard, State
+from anabranch.server.coordinators.shard import RecordCodec, Shard, ShardState
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.topic_settings import topic_settings
 from anabranch.storage.log import cleaner
@@ -271,7 +271,7 @@ def test_a_full_disk_refuses_and_the_shard_comes_back_with_what_is_durable(
         with pytest.raises(ApiError) as error:
             await parked
         assert refused_with(error) is ErrorCode.COORDINATOR_NOT_AVAILABLE
-        assert world.shard.state is not State.ACTIVE
+        assert world.shard.state is not ShardState.ACTIVE
         disk.capacity = None
         await until(lambda: world.shard.active)
         assert world.shard.machine.values == {"a": "1"}

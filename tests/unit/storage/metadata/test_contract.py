@@ -16,11 +16,11 @@ from anabranch.storage.interface import (
     Delete,
     MetadataError,
     MetadataStore,
-    StoredNode,
     NodeExistsError,
     NoNodeError,
     NotEmptyError,
     Set,
+    StoredNode,
 )
 from anabranch.storage.metadata.embedded import EmbeddedMetadataStore
 from tests.support.metadata import MemoryMetadataStore, MemoryTree
