@@ -46,7 +46,7 @@ class BrokerContext:
     """By the `key_type` of FindCoordinator."""
 
     def stop_waiting(self) -> None:
-        """Have every waiting fetch answered with what there is, now and from now on."""
+        """Unload the coordinators; answer every waiting fetch, and later ones, with the records that are found."""
         for coordinators in self.coordinators.values():
             coordinators.unload()
         self.fetches.stop()

@@ -1,8 +1,8 @@
 """The shell of the controller: it decides, persists, applies, and performs effects, which come back as events.
 
-One decision at a time: `decide` looks at the state, its records go to the metadata store in one transaction, only then
-are they applied and the reply is given. Effects are performed one after the other, in the order in which they were
-given; what answers them is decided upon like any command. `wait_until` checks its condition after every change.
+One decision at a time: `decide` reads the state, its records go to the metadata store in one transaction, only then
+are they applied and published, and the reply is given. Effects are performed one after the other, in their order; their
+answers are submitted like commands. Requests that wait for a condition check it after every change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a change of the controller's state means to everybody who has a view of the cluster. Pure."""
+"""Translates changes of the controller's state into updates for the views of the cluster. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What KIP-848 says about a group coordinator in numbers, under the names of its MBeans; asked for when somebody looks.
+"""The metrics of group coordinators in KIP-848, under the names of its MBeans; computed when metrics are requested.
 
-Its threads are one loop here: the idle ratio is that of the loop's thread between two looks, and the queue is of the
+Its threads are one loop here: the idle ratio is that of the loop's thread between two requests, and the queue is of the
 replies that wait for the disk.
 """
 
@@ -94,19 +94,19 @@ def describe(groups: Groups, metrics: Metrics) -> None:
         "How long the last loading of a partition took, on average.",
         lambda: sum(load_times()) / len(load_times()),
     )
-    gauge(f"{PREFIX}thread_idle_ratio_min", "How idle the loop was between the last two looks.", idle.read)
-    gauge(f"{PREFIX}thread_idle_ratio_avg", "The same: there is one loop.", lambda: idle.ratio)
+    gauge(f"{PREFIX}thread_idle_ratio_min", "How idle the loop was since metrics were last read.", idle.read)
+    gauge(f"{PREFIX}thread_idle_ratio_avg", "The same: the broker has one loop.", lambda: idle.ratio)
 
 
 class _IdleRatio:
-    """How much of the time the thread that looks was not busy, between two looks."""
+    """The share of the time that the reading thread was not busy, between two reads."""
 
     def __init__(self) -> None:
         self.ratio = 1.0
         self._wall, self._busy = time.monotonic(), time.thread_time()
 
     def read(self) -> float:
-        """The ratio since the last look."""
+        """The ratio since the last read."""
         wall, busy = time.monotonic(), time.thread_time()
         if wall > self._wall:
             self.ratio = min(1.0, max(0.0, 1.0 - (busy - self._busy) / (wall - self._wall)))

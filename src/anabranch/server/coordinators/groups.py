@@ -194,7 +194,7 @@ def group_configs(settings: Settings) -> Mapping[str, GroupConfig]:
             settings.group_consumer_session_timeout_ms,
             settings.group_consumer_min_session_timeout_ms,
             settings.group_consumer_max_session_timeout_ms,
-            "How long a member may be silent before it is out.",
+            "The time without a heartbeat after which a member is removed.",
             "group.consumer.session.timeout.ms",
         ),
         HEARTBEAT_INTERVAL: GroupConfig(
@@ -202,7 +202,7 @@ def group_configs(settings: Settings) -> Mapping[str, GroupConfig]:
             settings.group_consumer_heartbeat_interval_ms,
             settings.group_consumer_min_heartbeat_interval_ms,
             settings.group_consumer_max_heartbeat_interval_ms,
-            "How often members are told to heartbeat.",
+            "The interval between heartbeats that members are asked for.",
             "group.consumer.heartbeat.interval.ms",
         ),
     }

@@ -1,7 +1,7 @@
 """The transaction coordinators of this broker: shards over `__transaction_state`, and the delivery of their markers.
 
-A shard is told when the markers of a decided transaction are durable. If it dies meanwhile, its machine asks for the
-delivery again once it is loaded.
+When the markers of a decided transaction are durable, its shard records that. If the shard fails meanwhile, its machine
+begins the delivery again once it is loaded.
 """
 
 from __future__ import annotations

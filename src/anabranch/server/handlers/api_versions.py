@@ -9,7 +9,7 @@ from anabranch.protocol.registry import API, api_of
 from anabranch.server.context import BrokerContext, RequestContext
 
 # Older librdkafka compresses only where it sees the oldest Produce, which it then does not use. Apache Kafka 4 says for
-# its sake that it serves it, and so do we; whoever sends it is told UNSUPPORTED_VERSION.
+# its sake that it serves it, and so do we; a request of it is answered UNSUPPORTED_VERSION.
 SAID_TO_BE_SERVED_FROM = {api_of(ProduceRequest).key: 0}
 
 

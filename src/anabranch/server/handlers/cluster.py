@@ -32,7 +32,7 @@ events = EventLogger("cluster")
 BROKERS = 1
 UNKNOWN_OPERATIONS = -(2**31)
 COORDINATED = {0: "groups", 1: "transactions"}
-"""By `key_type`; share groups (2) there are none."""
+"""By `key_type`; share groups (2) are not coordinated."""
 
 
 def handle_describe_cluster(

@@ -26,7 +26,7 @@ TOPIC_IDS_SINCE = 13
 def handle_fetch(
     broker: BrokerContext, request: FetchRequest, call: RequestContext
 ) -> FetchResponse | Awaitable[FetchResponse]:
-    """Answer a fetch at once, or when there is enough."""
+    """Answer a fetch at once, or when enough records are found."""
     uses_ids = call.api_version >= TOPIC_IDS_SINCE
     fetches = broker.fetches
     context = fetches.sessions.begin(

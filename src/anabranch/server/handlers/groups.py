@@ -2,7 +2,7 @@
 (10003), JoinGroup (11), SyncGroup (14), Heartbeat (12), LeaveGroup (13).
 
 The coordinator's machine takes the request and gives the response; what is done here is to find its shard, to copy
-what it may keep out of the request's frame, and to say it in the API's words when there is no shard to answer.
+what it may keep out of the request's frame, and to answer with the API's error when no shard can.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NO_CONSUMER_PROTOCOL = "This broker's group.coordinator.rebalance.protocols does
 
 
 def caller_of(broker: BrokerContext, call: RequestContext, member_id: str) -> Caller:
-    """What the machine is told about who asks; a member that has no id yet may take the one that is given here."""
+    """Describe the sender to the machine; a member without an id may take the one that is given here."""
     host = call.peer.rpartition(":")[0].strip("[]")
     fresh = "" if member_id else str(broker.chance.uuid())
     return Caller(call.client_id or "", f"/{host}", call.api_version, fresh, call.connection)

@@ -1,4 +1,4 @@
-"""A group's progress: OffsetCommit (8), OffsetFetch (9), OffsetDelete (47)."""
+"""Committed offsets of groups: OffsetCommit (8), OffsetFetch (9), OffsetDelete (47)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GROUP_ERROR_SINCE = 2
 def handle_offset_commit(
     broker: BrokerContext, request: OffsetCommitRequest, call: RequestContext
 ) -> OffsetCommitResponse | Awaitable[OffsetCommitResponse]:
-    """Make a group's progress durable."""
+    """Commit offsets of a group, durably."""
 
     def refuse(code: ErrorCode, message: str) -> OffsetCommitResponse:
         return OffsetCommitResponse(
@@ -61,7 +61,7 @@ def handle_offset_commit(
 def handle_offset_fetch(
     broker: BrokerContext, request: OffsetFetchRequest, call: RequestContext
 ) -> OffsetFetchResponse | Awaitable[OffsetFetchResponse]:
-    """Tell the progress of groups: of several from version 8, of one before."""
+    """Answer the committed offsets of groups: of several from version 8, of one before."""
     if call.api_version >= SEVERAL_GROUPS_SINCE:
         groups = list(request.groups)
     else:
@@ -150,7 +150,7 @@ def _response(answers: list[OffsetFetchResponseGroup], call: RequestContext) -> 
 def handle_offset_delete(
     broker: BrokerContext, request: OffsetDeleteRequest, call: RequestContext
 ) -> OffsetDeleteResponse | Awaitable[OffsetDeleteResponse]:
-    """Forget a group's progress in partitions of topics that it does not subscribe to."""
+    """Delete a group's committed offsets of topics that it does not subscribe to."""
     return submit(
         broker,
         request.group_id,

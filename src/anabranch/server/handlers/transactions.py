@@ -81,7 +81,7 @@ async def handle_init_producer_id(
 def handle_add_partitions_to_txn(
     broker: BrokerContext, request: AddPartitionsToTxnRequest, call: RequestContext
 ) -> AddPartitionsToTxnResponse | Awaitable[AddPartitionsToTxnResponse]:
-    """Let a transaction hold partitions: all of them, or none when there is one that does not exist."""
+    """Add partitions to a transaction: all of them, or none if one of them does not exist."""
     from anabranch.machines.transactions.coordinator import partitions_response
 
     named = [TopicPartition(it.name, number) for it in request.v3_and_below_topics for number in it.partitions]
@@ -97,7 +97,7 @@ def handle_add_partitions_to_txn(
 
 
 def _may_hold(broker: BrokerContext, name: TopicPartition) -> bool:
-    """Whether a partition is there, or was: who does not know yet that it was removed is redirected (ADR 0013)."""
+    """Whether a partition exists, or was removed: batches of producers with old metadata are redirected (ADR 0013)."""
     return broker.replicas.get(*name) is not None or broker.view.has_removed(*name)
 
 
@@ -182,7 +182,7 @@ async def handle_write_txn_markers(
 async def handle_describe_transactions(
     broker: BrokerContext, request: DescribeTransactionsRequest, call: RequestContext
 ) -> DescribeTransactionsResponse:
-    """Tell how far transactions are."""
+    """Describe transactions: their states, producers and partitions."""
     return DescribeTransactionsResponse(
         transaction_states=[await _describe(broker, name) for name in dict.fromkeys(request.transactional_ids)]
     )
@@ -237,7 +237,7 @@ def _pattern(pattern: str) -> Callable[[str], bool] | None:
 def handle_describe_producers(
     broker: BrokerContext, request: DescribeProducersRequest, call: RequestContext
 ) -> DescribeProducersResponse:
-    """Tell which producers partitions remember, and their open transactions."""
+    """Describe the producers that partitions remember, and their open transactions."""
     return DescribeProducersResponse(
         topics=[
             TopicResponse(
