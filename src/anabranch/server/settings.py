@@ -166,7 +166,7 @@ class Settings:
         "advertised.listeners",
         _parse_optional_address,
         None,
-        "What clients are told to connect to, where it is not `listeners`; port 0 means the port that is listened on.",
+        "The address that Metadata gives to clients, if not `listeners`; port 0 is the port listened on.",
     )
     log_dirs: Path = setting(
         "log.dirs", _parse_path, Path("anabranch-data"), "The directory that holds everything this broker keeps."
@@ -178,16 +178,19 @@ class Settings:
         "When acks=all is answered: after the records are on disk (fsync, shared by concurrent produces), or after "
         "they were written to the operating system (os, as Apache Kafka does by default).",
     )
-    broker_rack: str = setting("broker.rack", str.strip, "", "The rack of this broker, told to clients.")
+    broker_rack: str = setting("broker.rack", str.strip, "", "The rack of this broker, in Metadata.")
 
     num_partitions: int = setting(
-        "num.partitions", Between(1, limits.PARTITIONS_PER_TOPIC_MAX), 1, "Partitions of a topic that does not say."
+        "num.partitions",
+        Between(1, limits.PARTITIONS_PER_TOPIC_MAX),
+        1,
+        "Partitions of a topic that is created without a count.",
     )
     auto_create_topics_enable: bool = setting(
         "auto.create.topics.enable", _parse_bool, True, "Create a topic when a client asks for it by name."
     )
     default_replication_factor: int = setting(
-        "default.replication.factor", Between(1, 1), 1, "Replicas of a topic that does not say."
+        "default.replication.factor", Between(1, 1), 1, "Replicas of a topic that is created without a factor."
     )
     delete_topic_enable: bool = setting("delete.topic.enable", _parse_bool, True, "Whether topics can be deleted.")
 
@@ -208,7 +211,7 @@ class Settings:
         "log.index.size.max.bytes", Between(4, INT32_MAX), 10 * 1024 * 1024, "Largest index of a log segment."
     )
     log_cleanup_policy: str = setting(
-        "log.cleanup.policy", CLEANUP, "delete", "What becomes of old segments: deleted, or compacted by key."
+        "log.cleanup.policy", CLEANUP, "delete", "How old segments are cleaned up: deleted, or compacted by key."
     )
     log_cleaner_delete_retention_ms: int = setting(
         "log.cleaner.delete.retention.ms",
@@ -217,7 +220,10 @@ class Settings:
         "How long tombstones stay in a compacted log.",
     )
     log_retention_check_interval_ms: int = setting(
-        "log.retention.check.interval.ms", Between(1, INT64_MAX), 300_000, "How often old segments are looked for."
+        "log.retention.check.interval.ms",
+        Between(1, INT64_MAX),
+        300_000,
+        "The interval between searches for old segments.",
     )
     log_cleaner_min_cleanable_ratio: float = setting(
         "log.cleaner.min.cleanable.ratio",
@@ -232,7 +238,7 @@ class Settings:
         "log.message.timestamp.type",
         TIMESTAMP_TYPE,
         "CreateTime",
-        "Whose clock a record carries: the producer's, or ours.",
+        "The clock of a record's timestamp: the producer's, or the broker's.",
     )
     log_message_timestamp_before_max_ms: int = setting(
         "log.message.timestamp.before.max.ms",
@@ -265,28 +271,31 @@ class Settings:
         "transactional.id.expiration.ms",
         Between(1, INT64_MAX),
         7 * 24 * 3600 * 1000,
-        "How long a transactional id that nobody uses is remembered.",
+        "How long an unused transactional id is kept.",
     )
     transaction_timed_out_interval_ms: int = setting(
         "transaction.abort.timed.out.transaction.cleanup.interval.ms",
         Between(1, INT32_MAX),
         10_000,
-        "How often transactions that took too long are looked for, and aborted.",
+        "The interval between searches for transactions past their timeout, which are aborted.",
     )
     transaction_expired_interval_ms: int = setting(
         "transaction.remove.expired.transaction.cleanup.interval.ms",
         Between(1, INT32_MAX),
         3_600_000,
-        "How often transactional ids that nobody uses are looked for, and forgotten.",
+        "The interval between searches for unused transactional ids, which are deleted.",
     )
     producer_id_expiration_ms: int = setting(
         "producer.id.expiration.ms",
         Between(1, INT32_MAX),
         24 * 3600 * 1000,
-        "How long the sequence numbers of a silent idempotent producer are remembered.",
+        "How long the sequence numbers of an idempotent producer are kept after its last batch.",
     )
     reaper_interval_ms: int = setting(
-        "reaper.interval.ms", Between(10, INT32_MAX), 5_000, "How often emptied retiring partitions are looked for."
+        "reaper.interval.ms",
+        Between(10, INT32_MAX),
+        5_000,
+        "The interval between searches for empty retiring partitions.",
     )
 
     group_coordinator_threads: int = setting(
@@ -305,37 +314,37 @@ class Settings:
         "group.consumer.session.timeout.ms",
         Between(1, INT32_MAX),
         45_000,
-        "How long a member of a consumer group may be silent before it is out, where its group does not say.",
+        "How long after its last heartbeat a member of a consumer group is removed, if its group has no config.",
     )
     group_consumer_min_session_timeout_ms: int = setting(
         "group.consumer.min.session.timeout.ms",
         Between(1, INT32_MAX),
         45_000,
-        "The least that a group may say for consumer.session.timeout.ms.",
+        "The least value of a group's consumer.session.timeout.ms.",
     )
     group_consumer_max_session_timeout_ms: int = setting(
         "group.consumer.max.session.timeout.ms",
         Between(1, INT32_MAX),
         60_000,
-        "The most that a group may say for consumer.session.timeout.ms.",
+        "The largest value of a group's consumer.session.timeout.ms.",
     )
     group_consumer_heartbeat_interval_ms: int = setting(
         "group.consumer.heartbeat.interval.ms",
         Between(1, INT32_MAX),
         5_000,
-        "How often members of a consumer group are told to heartbeat, where its group does not say.",
+        "The interval between heartbeats of a consumer group's members, if its group has no config.",
     )
     group_consumer_min_heartbeat_interval_ms: int = setting(
         "group.consumer.min.heartbeat.interval.ms",
         Between(1, INT32_MAX),
         5_000,
-        "The least that a group may say for consumer.heartbeat.interval.ms.",
+        "The least value of a group's consumer.heartbeat.interval.ms.",
     )
     group_consumer_max_heartbeat_interval_ms: int = setting(
         "group.consumer.max.heartbeat.interval.ms",
         Between(1, INT32_MAX),
         15_000,
-        "The most that a group may say for consumer.heartbeat.interval.ms.",
+        "The largest value of a group's consumer.heartbeat.interval.ms.",
     )
     group_consumer_max_size: int = setting(
         "group.consumer.max.size", Between(1, INT32_MAX), INT32_MAX, "The most members of a consumer group."
@@ -351,13 +360,13 @@ class Settings:
         "group.consumer.migration.policy",
         Choice(("bidirectional", "upgrade", "downgrade", "disabled")),
         "bidirectional",
-        "Which way a group may change between the classic and the consumer protocol while it runs.",
+        "The directions in which a running group may change between the classic and the consumer protocol.",
     )
     group_consumer_regex_refresh_interval_ms: int = setting(
         "group.consumer.regex.refresh.interval.ms",
         Between(10_000, INT32_MAX),
         600_000,
-        "Accepted; subscribed patterns are looked at again whenever topics come or go.",
+        "Accepted; subscribed patterns are evaluated whenever topics are created or deleted.",
     )
     group_initial_rebalance_delay_ms: int = setting(
         "group.initial.rebalance.delay.ms",
@@ -384,19 +393,19 @@ class Settings:
         "offset.metadata.max.bytes",
         Between(0, INT32_MAX),
         4_096,
-        "The largest note that a member may leave with a committed offset.",
+        "The largest metadata of a committed offset, in bytes.",
     )
     offsets_retention_minutes: int = setting(
         "offsets.retention.minutes",
         Between(1, INT32_MAX),
         7 * 24 * 60,
-        "How long offsets are kept after the last member has left, or nobody subscribes to their topic any more.",
+        "How long offsets are kept after the group's last member left, or its last subscription to their topic ended.",
     )
     offsets_retention_check_interval_ms: int = setting(
         "offsets.retention.check.interval.ms",
         Between(1, INT64_MAX),
         600_000,
-        "How often offsets that are past their retention are looked for.",
+        "The interval between searches for offsets past their retention.",
     )
     offsets_topic_num_partitions: int = setting(
         "offsets.topic.num.partitions",
@@ -451,7 +460,7 @@ class Settings:
         "stalled.request.timeout.ms",
         Between(100, INT32_MAX),
         10_000,
-        "While others wait for request memory, a connection that has held some this long without a byte is closed.",
+        "While others wait for request memory, a connection that has held some this long without progress is closed.",
     )
     socket_send_buffer_bytes: int = setting(
         "socket.send.buffer.bytes",
@@ -466,7 +475,10 @@ class Settings:
         "SO_RCVBUF of client sockets; -1 leaves it to the system.",
     )
     fetch_max_bytes: int = setting(
-        "fetch.max.bytes", Between(1024, INT32_MAX), 55 * 1024 * 1024, "The most records one fetch is answered with."
+        "fetch.max.bytes",
+        Between(1024, INT32_MAX),
+        55 * 1024 * 1024,
+        "The most bytes of records in one fetch response.",
     )
     fetch_sessions_max: int = setting(
         "max.incremental.fetch.session.cache.slots",
@@ -484,7 +496,10 @@ class Settings:
     )
     log_format: str = setting("log.format", Choice(("logfmt", "json")), "logfmt", "The form of the broker's own log.")
     log_level: str = setting(
-        "log.level", Choice(("debug", "info", "warning", "error")), "info", "The least that the broker's own log says."
+        "log.level",
+        Choice(("debug", "info", "warning", "error")),
+        "info",
+        "The lowest level of lines in the broker's own log.",
     )
     controlled_shutdown_timeout_ms: int = setting(
         "shutdown.timeout.ms",
