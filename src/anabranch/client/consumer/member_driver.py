@@ -13,10 +13,10 @@ from typing import Any
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
+from anabranch.base.patterns import compile_pattern
 from anabranch.client.cluster.connection import Connection
 from anabranch.client.cluster.metadata import TopicInfo
 from anabranch.client.consumer.group_context import GroupContext
-from anabranch.client.consumer.patterns import compiled
 from anabranch.machines.clients.membership.steps import Compute, Send, Subscription, TopicFacts, WaitUntil
 from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from anabranch.protocol.messages.leave_group import LeaveGroupRequest
@@ -75,7 +75,7 @@ class MemberDriver:
         """Keep a classic member subscribed to the topics that match."""
         matched: frozenset[str] = frozenset()
         while (wanted := self._context.subscription) is not None and wanted.pattern is not None:
-            matches = compiled(wanted.pattern)
+            matches = compile_pattern(wanted.pattern)
             with suppress(AnabranchError, OSError):
                 topics = await self._context.cluster.topics()
                 names = frozenset(
