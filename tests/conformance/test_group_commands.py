@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 import os
-import sys
 import time
 from collections.abc import Iterator
-from typing import Any
-from unittest import mock
 
 import pytest
 
-from anabranch.cli.main import main
 from anabranch.client import sync
 from benchmarks.peers.kafka import ApacheKafka
 from tests.conformance.kinds import ALL_KINDS
 from tests.support.broker import running
+from tests.support.commands import document, run
 
 
 @pytest.fixture(scope="module", params=["anabranch", "apache-kafka"] if ALL_KINDS in os.environ else ["anabranch"])
@@ -29,29 +23,6 @@ def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     else:
         with ApacheKafka(settings={"group.initial.rebalance.delay.ms": "0"}) as kafka:
             yield kafka.address
-
-
-def run(address: str, *words: object, code: int = 0) -> tuple[str, str]:
-    """Run a command in this process, as its `main` does: a process for each would take most of the time to start."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
-    ended = 0
-    with (
-        mock.patch.object(sys, "argv", ["anabranch", *map(str, words)]),
-        mock.patch.dict(os.environ, {"ANABRANCH_BOOTSTRAP_SERVERS": address}),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        try:
-            main()
-        except SystemExit as end:
-            ended = int(end.code or 0)
-    said, complained = (stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
-    assert ended == code, (ended, said[-2000:], complained[-2000:])
-    return said, complained
-
-
-def document(address: str, *words: object) -> Any:
-    return json.loads(run(address, *words, "--json")[0])
 
 
 def test_the_life_of_a_group(address: str) -> None:

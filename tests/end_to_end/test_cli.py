@@ -1,4 +1,4 @@
-"""The command line as a user runs it: commands are processes, and so is the broker."""
+"""The command line as a user runs it: commands are processes, and so is the broker; scenery is set up in this one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from tests.support import commands
 from tests.support.broker import ROOT, BrokerProcess, running
 from tests.support.examples import python_examples
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with running(tmp_path_factory.mktemp("broker")) as process:
+    with running(tmp_path_factory.mktemp("broker"), group_initial_rebalance_delay_ms=0) as process:
         yield process
 
 
@@ -30,10 +31,11 @@ class Commands:
     """Runs `anabranch ...` against one broker."""
 
     def __init__(self, port: int) -> None:
+        self.address = f"127.0.0.1:{port}"
         self.environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT / "src"),
-            "ANABRANCH_BOOTSTRAP_SERVERS": f"127.0.0.1:{port}",
+            "ANABRANCH_BOOTSTRAP_SERVERS": self.address,
         }
 
     def run(self, *words: object, stdin: bytes = b"", code: int = 0) -> tuple[bytes, str]:
@@ -48,6 +50,10 @@ class Commands:
         assert done.returncode == code, (done.returncode, done.stdout[-2000:], done.stderr.decode()[-2000:])
         assert "Traceback" not in done.stderr.decode()
         return done.stdout, done.stderr.decode()
+
+    def set_up(self, *words: object, stdin: bytes = b"") -> None:
+        """Run a command that is not what is tested, within this process."""
+        commands.run(self.address, *words, stdin=stdin)
 
     def json(self, *words: object, stdin: bytes = b"") -> Any:
         return json.loads(self.run(*words, "--json", stdin=stdin)[0])
@@ -80,7 +86,7 @@ def test_the_tour_of_the_readme(anabranch: Commands, tmp_path: Path) -> None:
 
 
 def test_the_python_examples_of_the_readme_print_what_they_promise(broker: BrokerProcess, anabranch: Commands) -> None:
-    anabranch.run("topic", "create", "flights", "--partitions", 2)
+    anabranch.set_up("topic", "create", "flights", "--partitions", 2)
     clients, *_ = python_examples("README.md", f"127.0.0.1:{broker.port}")
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", clients],
@@ -92,9 +98,8 @@ def test_the_python_examples_of_the_readme_print_what_they_promise(broker: Broke
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "partition: int32" in done.stdout
-    assert anabranch.json("topic", "describe", "flights")[0]["partitions"]
-    values = anabranch.run("consume", "flights", "--format", "value", "--until-end")[0].splitlines()
-    assert sorted(values) == [b"departed", b'{"delay": 2}', b'{"delay": 4}']
+    values, _ = commands.run(anabranch.address, "consume", "flights", "--format", "value", "--until-end")
+    assert sorted(values.splitlines()) == ["departed", '{"delay": 2}', '{"delay": 4}']
 
 
 @pytest.mark.parametrize("form", ["csv", "json", "parquet"])
@@ -107,9 +112,9 @@ def test_standard_input_may_have_any_format(anabranch: Commands, form: str) -> N
         "json": b'{"k": "a", "v": 1}\n{"k": "b", "v": 2}\n',
         "parquet": parquet.getvalue(),
     }
-    anabranch.run("topic", "create", f"stdin-{form}")
+    anabranch.set_up("topic", "create", f"stdin-{form}")
     anabranch.run("produce", f"stdin-{form}", "--from", "-", "--format", form, "--key", "k", stdin=given[form])
-    out = anabranch.run("consume", f"stdin-{form}", "--format", "json", "--until-end")[0]
+    out, _ = commands.run(anabranch.address, "consume", f"stdin-{form}", "--format", "json", "--until-end")
     records = [json.loads(line) for line in out.splitlines()]
     assert [(record["key"], json.loads(record["value"])) for record in records] == [
         (row["k"], row) for row in table.to_pylist()
@@ -119,30 +124,30 @@ def test_standard_input_may_have_any_format(anabranch: Commands, form: str) -> N
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_consume_leaves_its_group_when_it_is_interrupted_or_terminated(anabranch: Commands, number: int) -> None:
     topic, group = f"signal-{number}", f"told-{number}"
-    anabranch.run("topic", "create", topic)
-    anabranch.run("produce", topic, "--from", "-", stdin=b'{"k": 1}\n')
+    anabranch.set_up("topic", "create", topic)
+    anabranch.set_up("produce", topic, "--from", "-", stdin=b'{"k": 1}\n')
     command = [sys.executable, "-m", "anabranch.cli", "consume", topic, "--group", group, "--format", "value"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=anabranch.environment)
     assert process.stdout is not None
     assert process.stdout.readline() == b'{"k": 1}\n'
-    assert len(anabranch.json("group", "describe", group)[0]["members"]) == 1
+    assert len(commands.document(anabranch.address, "group", "describe", group)[0]["members"]) == 1
     process.send_signal(number)
     _, errors = process.communicate(timeout=30)
     assert (process.returncode, errors) == (0, b"1 records\n")
-    described = anabranch.json("group", "describe", group)[0]
+    [described] = commands.document(anabranch.address, "group", "describe", group)
     assert (described["state"], described["members"]) == ("Empty", [])
     assert [row["committed"] for row in described["offsets"]] == [1]
 
 
 def test_groups_are_listed_by_types_and_states_with_commas_or_one_by_one(anabranch: Commands) -> None:
-    anabranch.run("topic", "create", "listed")
-    anabranch.run("produce", "listed", "--from", "-", stdin=b'{"k": 1}\n')
+    anabranch.set_up("topic", "create", "listed")
+    anabranch.set_up("produce", "listed", "--from", "-", stdin=b'{"k": 1}\n')
     for protocol in ("classic", "consumer"):
         words = ("--group", f"listed-{protocol}", "--group-protocol", protocol, "--limit", 1)
-        anabranch.run("consume", "listed", *words)
+        anabranch.set_up("consume", "listed", *words)
 
     def found(*words: str) -> set[str]:
-        names = {group["group_id"] for group in anabranch.json("group", "list", *words)}
+        names = {group["group_id"] for group in commands.document(anabranch.address, "group", "list", *words)}
         return {name for name in names if name.startswith("listed-")}
 
     both = {"listed-classic", "listed-consumer"}
@@ -154,7 +159,7 @@ def test_groups_are_listed_by_types_and_states_with_commas_or_one_by_one(anabran
 
 def test_every_format_of_consume(anabranch: Commands) -> None:
     lines = b'{"k": "a", "v": 1}\n{"k": null, "v": 2}\n{"k": "\xc3\xa9", "v": 3}\n'
-    anabranch.run("topic", "create", "forms")
+    anabranch.set_up("topic", "create", "forms")
     anabranch.run("produce", "forms", "--from", "-", "--key", "k", "--compression", "zstd", stdin=lines)
     assert anabranch.run("consume", "forms", "--format", "value", "--until-end")[0] == lines
     table, note = anabranch.run("consume", "forms", "--limit", 2)
@@ -167,9 +172,9 @@ def test_every_format_of_consume(anabranch: Commands) -> None:
 
 
 def test_a_group_goes_on_after_what_was_printed_and_not_after_what_was_fetched(anabranch: Commands) -> None:
-    anabranch.run("topic", "create", "printed", "--partitions", 2)
+    anabranch.set_up("topic", "create", "printed", "--partitions", 2)
     lines = b"".join(b'{"k": %d}\n' % number for number in range(100))
-    anabranch.run("produce", "printed", "--from", "-", "--key", "k", stdin=lines)
+    anabranch.set_up("produce", "printed", "--from", "-", "--key", "k", stdin=lines)
     first = anabranch.run("consume", "printed", "--group", "readers", "--limit", 3, "--format", "value")[0]
     rest = anabranch.run("consume", "printed", "--group", "readers", "--until-end", "--format", "value")[0]
     assert len(first.splitlines()) == 3
@@ -177,8 +182,8 @@ def test_a_group_goes_on_after_what_was_printed_and_not_after_what_was_fetched(a
 
 
 def test_topics_are_listed_configured_and_deleted(anabranch: Commands) -> None:
-    anabranch.run("topic", "create", "configured", "-c", "retention.ms=1000")
-    anabranch.run("topic", "create", "configured", "--if-not-exists")
+    anabranch.set_up("topic", "create", "configured", "-c", "retention.ms=1000")
+    anabranch.set_up("topic", "create", "configured", "--if-not-exists")
     anabranch.run("topic", "config", "configured", "--set", "segment.bytes=1048576", "--unset", "retention.ms")
     configs = anabranch.json("topic", "config", "configured")
     assert configs["segment.bytes"] == {"value": "1048576", "is_default": False}
@@ -208,7 +213,7 @@ def test_topics_are_listed_configured_and_deleted(anabranch: Commands) -> None:
 def test_a_mistake_is_a_sentence_and_an_exit_code(
     anabranch: Commands, words: tuple[str, ...], code: int, says: str
 ) -> None:
-    anabranch.run("topic", "create", "mistakes", "--partitions", 2, "--if-not-exists")
+    anabranch.set_up("topic", "create", "mistakes", "--partitions", 2, "--if-not-exists")
     _, errors = anabranch.run(*words, stdin=b'{"k": 1}\nnot json\n', code=code)
     assert says in errors
 

@@ -6,6 +6,8 @@ import base64
 import json
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -85,16 +87,17 @@ def consume(
 
     printer = _PRINTERS[form]()
     printed = 0
-    # SIGTERM ends the loop as Ctrl-C does: the consumer commits, and leaves its group at once.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     wait_s = 0.1 if until_end else 0.5
-    with Consumer(
-        bootstrap_servers=servers,
-        group_id=group,
-        group_protocol=protocol.value,
-        auto_offset_reset=start.value,
-        ordering=ordering.value,
-    ) as consumer:
+    with (
+        _interrupted_by_sigterm(),
+        Consumer(
+            bootstrap_servers=servers,
+            group_id=group,
+            group_protocol=protocol.value,
+            auto_offset_reset=start.value,
+            ordering=ordering.value,
+        ) as consumer,
+    ):
         if group is not None:
             consumer.subscribe(topic)
         else:
@@ -118,6 +121,16 @@ def consume(
         finally:
             printer.close()
     note(f"{printed:,} records")
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end a block as Ctrl-C does: the consumer commits, and leaves its group at once."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _seek_back(consumer: Consumer, topic: str, table: pa.Table) -> None:
