@@ -185,6 +185,46 @@ def test_what_arrives_while_a_fetch_waits_may_have_to_be_fetched_too(world: Worl
     assert sizes(world.local.runner.run(fetch())) == {0: 1}
 
 
+def test_of_what_was_fetched_together_only_what_has_room_is_answered(world: World, tmp_path: Path) -> None:
+    for number in (0, 1):
+        cold(world, tmp_path, number)
+        for _ in range(9):
+            world.append(number)
+
+    async def fetch() -> list[PartitionRead]:
+        made = world.fetch(target(0), target(1))
+        await made.wait(LONG_MS)
+        return list(made.answer())
+
+    assert sizes(world.local.runner.run(fetch())) == {0: 9, 1: 0}, "the broker allows ten batches"
+
+
+def test_a_fetch_that_is_given_up_gives_up_what_it_waits_for(world: World, tmp_path: Path) -> None:
+    async def fetch() -> bool:
+        given_up = False
+
+        async def pause() -> None:
+            nonlocal given_up
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                given_up = True
+                raise
+
+        cold(world, tmp_path, 0, pause)
+        world.append(0)
+        waiting = asyncio.ensure_future(world.fetch(target(0)).wait(LONG_MS))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await asyncio.sleep(0)
+        return given_up
+
+    assert world.local.runner.run(fetch())
+
+
 def test_a_read_that_fails_later_is_answered_as_one_that_fails_at_once(world: World, tmp_path: Path) -> None:
     async def pause() -> None:
         raise OSError(errno.EIO, "the store does not answer")
