@@ -72,15 +72,14 @@ def digest(directory: str) -> str:
     return found.hexdigest()
 
 
-def _make(path: str) -> None:
-    """Make a directory in the place of those of other versions; OSError where it cannot be written."""
+@cache
+def _replace_others(path: str) -> None:
+    """Make a directory in the place of those of other versions, once in a process: two versions may run at once."""
     if not os.path.isdir(path):
         os.makedirs(path, exist_ok=True)
         for entry in os.scandir(os.path.dirname(path)):
             if entry.name.startswith(PREFIX) and entry.path != path:
                 _remove(entry.path)
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise PermissionError(f"{path} cannot be written")
 
 
 def _remove(path: str) -> None:
@@ -101,7 +100,11 @@ class _KeyedBySources:
         return digest(os.path.dirname(os.path.dirname(__file__)))
 
     def ensure_cache_path(self) -> None:
-        _make(self.get_cache_path())
+        path = self.get_cache_path()
+        _replace_others(path)
+        os.makedirs(path, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(f"{path} cannot be written")
 
 
 class _UserProvided(_KeyedBySources, UserProvidedCacheLocator):

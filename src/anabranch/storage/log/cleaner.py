@@ -204,7 +204,7 @@ class Cleaning:
             base_sequence=header.base_sequence,
         )
 
-    def _stays(self, record: Record, newest: _Newest) -> bool:
+    def _stays(self, record: KeyedRecord, newest: _Newest) -> bool:
         if record.key is None or record.offset < self.log_start:
             return False
         if newest.of_key.get(record.key, -1) > record.offset:
@@ -376,7 +376,7 @@ def _load_marks(log: LocalLog) -> list[Mark]:
         return []
 
 
-class Record(NamedTuple):
+class KeyedRecord(NamedTuple):
     """One record, as far as compaction needs it; `data` is all of its bytes."""
 
     offset: int
@@ -386,11 +386,11 @@ class Record(NamedTuple):
     data: memoryview
 
 
-def _records(header: BatchHeader, batch: memoryview) -> Iterator[Record]:
+def _records(header: BatchHeader, batch: memoryview) -> Iterator[KeyedRecord]:
     """Take the records of a batch apart; DecodeError where they are malformed."""
     records = memoryview(expanded(batch, header))
     for span in iterate(records, header.record_count, header.base_offset):
-        yield Record(
+        yield KeyedRecord(
             header.base_offset + span.offset_delta,
             header.base_timestamp + span.timestamp_delta,
             None if span.key_end < 0 else bytes(records[span.key_start : span.key_end]),

@@ -77,3 +77,24 @@ def test_a_package_that_cannot_be_written_has_its_code_in_the_users_cache(copy: 
     assert copy.run(COUNT_BATCHES) == "2 True"
     (directory,) = copy.directories()
     assert directory.is_relative_to(copy.user_cache)
+
+
+def test_a_package_in_an_archive_has_its_code_in_the_users_cache(copy: Copy, tmp_path: Path) -> None:
+    archive = shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path, "anabranch")
+    shutil.rmtree(tmp_path / "anabranch")
+    code = f"import sys; sys.path.insert(0, {archive!r}){COUNT_BATCHES}"
+    assert copy.run(code) == "2 False"
+    assert copy.run(code) == "2 True"
+
+
+def test_a_version_that_still_runs_leaves_the_code_of_another_where_it_is(copy: Copy) -> None:
+    change = f"""
+from pathlib import Path
+from anabranch.records.kernels import compiled, plan
+ours = Path(plan.count_batches.stats.cache_path)
+other = ours.with_name(compiled.PREFIX + "other")
+ours.rename(other)
+{COUNT_BATCHES}
+print(ours.exists(), other.exists())
+"""
+    assert copy.run(change) == "2 False\nTrue True"
