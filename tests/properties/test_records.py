@@ -17,9 +17,10 @@ from anabranch.records.arrow import encode as encoding
 from anabranch.records.arrow.decode import COLUMN_TYPES, decode, decode_all
 from anabranch.records.arrow.encode import encode_partitioned, encode_records, hash_keys
 from anabranch.records.arrow.warm import warm
-from anabranch.records.batch import headers
+from anabranch.records.batch import expanded, headers
 from anabranch.records.compression import Compression
 from anabranch.records.hashing import murmur2, placement_hash, range_hash
+from anabranch.records.rows import iterate
 from tests.properties import record_model as model
 from tests.properties.record_model import Batch, Row
 from tests.support.fence import FencedShelf, fenced_copy
@@ -406,6 +407,29 @@ def survives(data: bytes | bytearray) -> None:
             found.append(records.select(ROW_COLUMNS))
     one, other = found
     assert one == other
+    if isinstance(one, pa.RecordBatch):
+        whole = [one.column(name).to_pylist() for name in ("offset", "timestamp", "key", "value")]
+        assert one_by_one(bytes(data)) == list(zip(*whole, strict=True))
+
+
+def one_by_one(data: bytes) -> list[tuple[int, int, bytes | None, bytes | None]]:
+    """Offset, timestamp, key and value of all records, as plain Python reads them."""
+    found = []
+    for position, header in headers(data):
+        if header.is_control:
+            continue
+        records = bytes(expanded(memoryview(data)[position:], header))
+        for span in iterate(records, header.record_count, header.base_offset):
+            timestamp = header.base_timestamp + span.timestamp_delta
+            found.append(
+                (
+                    header.base_offset + span.offset_delta,
+                    header.max_timestamp if header.log_append_time else (timestamp + (1 << 63)) % (1 << 64) - (1 << 63),
+                    None if span.key_end < 0 else records[span.key_start : span.key_end],
+                    None if span.value_end < 0 else records[span.value_start : span.value_end],
+                )
+            )
+    return found
 
 
 @settings(PATIENT, max_examples=400)
