@@ -1,0 +1,139 @@
+"""The range reader: ranges in order, the next fetch under way, errors tried again, lost offsets passed over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from anabranch.base.errors import ApiError, DecodeError, ErrorCode
+from anabranch.base.ids import TopicPartition
+from anabranch.client.cluster.connection import ConnectionSettings
+from anabranch.client.consumer import range_reader
+from anabranch.client.consumer.range_reader import (
+    OffsetRange,
+    OffsetsGoneError,
+    RangeReader,
+    RangeReaderSettings,
+    decode_range,
+    next_offset_of,
+)
+from anabranch.records.batch import build
+
+ROWS = bytes.fromhex("10 00 00 00 02 61 02 62 00")
+"""One record with key `a` and value `b`."""
+
+
+class Range(NamedTuple):
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+def batch(offset: int) -> bytes:
+    return bytes(build(ROWS, record_count=1, base_timestamp=5, max_timestamp=5, base_offset=offset))
+
+
+class Scripted(RangeReader):
+    """A reader whose broker has one record per batch, and fails as told."""
+
+    def __init__(self, *failures: Exception, log_start: int = 0, records_per_fetch: int = 2, **settings: int) -> None:
+        self.failures = list(failures)
+        self.log_start = log_start
+        self.records_per_fetch = records_per_fetch
+        self.asked: list[tuple[int, int, int]] = []
+        self.gone: list[OffsetsGoneError] = []
+        self.answered = threading.Semaphore(0)
+        super().__init__("127.0.0.1:1", ConnectionSettings(), RangeReaderSettings(**settings), self.on_gone)  # type: ignore[arg-type]
+
+    def on_gone(self, wanted: OffsetRange, gone: OffsetsGoneError) -> None:
+        self.gone.append(gone)
+
+    async def _ask(self, tp: TopicPartition, offset: int, size: int) -> range_reader._Found | None:
+        self.asked.append((tp.partition, offset, size))
+        if self.failures:
+            raise self.failures.pop(0)
+        if offset < self.log_start:
+            raise OffsetsGoneError(tp, offset, self.log_start, "it is gone")
+        data = b"".join(batch(offset + number) for number in range(self.records_per_fetch))
+        self.answered.release()
+        return range_reader._Found(offset, memoryview(data), offset + self.records_per_fetch)
+
+
+def offsets(reader: RangeReader, *ranges: Range) -> Iterator[tuple[int, int]]:
+    for fetched in reader.read(ranges):
+        tp = TopicPartition(fetched.range.topic, fetched.range.partition)
+        for records in decode_range(tp, fetched.data, fetched.start, fetched.range.end, columns=("offset",)):
+            yield from ((fetched.range.partition, offset) for offset in records.column(0).to_pylist())
+
+
+def test_ranges_are_read_one_after_the_other_to_exactly_their_ends() -> None:
+    reader = Scripted()
+    read = list(offsets(reader, Range("t", 0, 3, 6), Range("t", 1, 0, 1)))
+    assert read == [(0, 3), (0, 4), (0, 5), (1, 0)]
+    assert [(partition, offset) for partition, offset, _ in reader.asked] == [(0, 3), (0, 5), (1, 0)]
+    assert list(offsets(reader)) == []
+
+
+def test_the_next_fetch_is_under_way_before_the_last_is_given() -> None:
+    reader = Scripted()
+    steps = reader.read([Range("t", 0, 0, 4)])
+    next(steps)
+    assert all(reader.answered.acquire(timeout=10) for _ in range(2))
+    steps.close()
+
+
+def test_a_fetch_is_as_large_as_what_is_left_seems_to_need() -> None:
+    reader = Scripted(max_partition_fetch_bytes=100_000)
+    list(offsets(reader, Range("t", 0, 0, 4_000)))
+    assert reader.asked[0][2] == 100_000, "of records whose size is not known"
+    assert reader.asked[-1][2] == range_reader.FETCH_SIZE_MIN
+
+
+def test_errors_that_pass_are_tried_again_and_others_are_raised() -> None:
+    passing = ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "moved"), ConnectionResetError("gone")
+    reader = Scripted(*passing)
+    assert list(offsets(reader, Range("t", 0, 0, 1))) == [(0, 0)] and len(reader.asked) == 3
+    with pytest.raises(ApiError, match="not yours"):
+        list(offsets(Scripted(ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "not yours")), Range("t", 0, 0, 1)))
+    with pytest.raises(DecodeError, match="torn"):
+        list(offsets(Scripted(DecodeError("torn")), Range("t", 0, 0, 1)))
+
+
+def test_after_the_timeout_the_error_says_how_long_it_was_tried() -> None:
+    reader = Scripted(ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "moved"), retry_timeout_ms=0)
+    with pytest.raises(ApiError, match="moved") as refused:
+        list(offsets(reader, Range("t", 0, 0, 1)))
+    assert refused.value.__notes__ == ["Tried for 0 ms (retry timeout)."]
+
+
+def test_offsets_that_are_gone_are_reported_and_passed_over() -> None:
+    reader = Scripted(log_start=3)
+    assert list(offsets(reader, Range("t", 0, 1, 5))) == [(0, 3), (0, 4)]
+    assert [(gone.offset, gone.available) for gone in reader.gone] == [(1, 3)]
+
+
+def test_a_partition_that_is_gone_ends_its_range() -> None:
+    tp = TopicPartition("t", 0)
+    reader = Scripted(OffsetsGoneError(tp, 1, None, "the partition was removed"))
+    assert list(offsets(reader, Range("t", 0, 1, 5), Range("t", 1, 0, 2))) == [(1, 0), (1, 1)]
+
+
+def test_the_next_offset_is_that_after_the_last_whole_batch() -> None:
+    data = batch(7) + batch(8)
+    assert next_offset_of(memoryview(data)) == 9
+    assert next_offset_of(memoryview(data[:-1])) == 8
+    assert next_offset_of(memoryview(data[:40])) is None
+    with pytest.raises(DecodeError, match="too short for its header"):
+        next_offset_of(memoryview(data[:8] + bytes(4) + data[12:]))
+
+
+def test_a_malformed_batch_is_told_with_its_partition() -> None:
+    data = bytearray(batch(0))
+    data[-1] ^= 1
+    with pytest.raises(DecodeError) as malformed:
+        list(decode_range(TopicPartition("t", 4), memoryview(data), 0, 1, columns=("offset",)))
+    assert malformed.value.__notes__ == ["in t-4"]

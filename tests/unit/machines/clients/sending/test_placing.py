@@ -1,0 +1,141 @@
+"""Placing: one count for every unsent record of a topic, in the order of the records."""
+
+from __future__ import annotations
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.machines.clients.sending.placing import ENCODING_MAX, advance, learn, take_encoded
+from anabranch.machines.clients.sending.state import Chunk, Partition, SendingState, Topic
+from anabranch.machines.clients.sending.values import (
+    Batch,
+    BatcherSettings,
+    BatchState,
+    Encoded,
+    Placement,
+    ProducerWork,
+    Refused,
+)
+
+TWO, THREE = Placement(1, 2), Placement(1, 3)
+LEADERS = {0: 1, 1: 1, 2: 1}
+
+
+class Rows(list[str]):
+    @property
+    def record_count(self) -> int:
+        return len(self)
+
+
+def topic_with(*chunks: str, placement: Placement | None = TWO) -> tuple[SendingState, Topic]:
+    topic = Topic("t", placement, dict(LEADERS), needs_metadata=False)
+    topic.backlog.extend(Chunk(Rows([name]), 1, 1_000, 0) for name in chunks)
+    state = SendingState(BatcherSettings(), {"t": topic}, buffered_size=len(chunks))
+    return state, topic
+
+
+def encodes(state: SendingState, topic: Topic, now_ms: int = 0) -> list[tuple[int, object]]:
+    work = ProducerWork()
+    advance(state, topic, now_ms, work)
+    return [(encode.job, encode.rows) for encode in work.encodes]
+
+
+def fresh(topic: Topic, number: int, order: int, rows: Rows) -> Batch:
+    batch = Batch("t", number, rows, bytearray(5), order, 1_000)
+    topic.partitions.setdefault(number, Partition(number)).fresh.append(batch)
+    return batch
+
+
+def test_so_many_chunks_are_encoded_at_a_time() -> None:
+    state, topic = topic_with("a", "b", "c")
+    assert encodes(state, topic) == [(1, ["a"]), (2, ["b"])]
+    assert len(topic.encoding) == ENCODING_MAX and encodes(state, topic) == []
+
+
+def test_no_chunk_is_encoded_before_the_placement_is_known() -> None:
+    state, topic = topic_with("a", placement=None)
+    topic.needs_metadata = True
+    work = ProducerWork()
+    advance(state, topic, 0, work)
+    assert (work.encodes, work.refresh) == ([], ["t"])
+    learn(state, topic, TWO, LEADERS, 0)
+    assert encodes(state, topic) == [(1, ["a"])]
+
+
+def test_chunks_that_are_encoded_out_of_order_are_queued_in_order() -> None:
+    state, topic = topic_with("a", "b")
+    encodes(state, topic)
+    take_encoded(state, topic, 2, [Encoded(0, Rows(["b"]), bytearray(7))], [])
+    assert not topic.partitions
+    take_encoded(state, topic, 1, [Encoded(0, Rows(["a"]), bytearray(5))], [])
+    assert [batch.rows for batch in topic.partitions[0].fresh] == [["a"], ["b"]]
+    assert [batch.order for batch in topic.partitions[0].fresh] == [0, 1]
+    assert state.buffered_size == 12, "bytes of batches are counted now, not the sizes of rows"
+
+
+def test_rows_that_cannot_be_encoded_fail_and_the_others_go_on() -> None:
+    state, topic = topic_with("a")
+    encodes(state, topic)
+    error = ApiError(ErrorCode.MESSAGE_TOO_LARGE, "too large")
+    take_encoded(state, topic, 1, [Encoded(1, Rows(["x"]), bytearray(3))], [Refused(Rows(["y"]), error)])
+    assert len(topic.partitions[1].fresh) == 1 and len(state.outcomes) == 1
+
+
+def test_a_partition_without_a_known_leader_needs_metadata() -> None:
+    state, topic = topic_with("a")
+    encodes(state, topic)
+    take_encoded(state, topic, 1, [Encoded(9, Rows(["a"]), bytearray(1))], [])
+    assert topic.needs_metadata
+
+
+def test_a_new_count_waits_until_no_batch_is_on_the_wire_or_uncertain() -> None:
+    for unresolved in (BatchState.SENT, BatchState.UNCERTAIN):
+        state, topic = topic_with("later")
+        batch = fresh(topic, 0, 0, Rows(["first"]))
+        part = topic.partitions[0]
+        (part.sent if unresolved is BatchState.SENT else part.uncertain).append(part.fresh.popleft())
+        batch.state = unresolved
+        learn(state, topic, THREE, LEADERS, 0)
+        assert topic.moving and encodes(state, topic) == [] and topic.placement == TWO
+        part.sent.clear()
+        part.uncertain.clear()
+        assert encodes(state, topic) == [(1, ["later"])] and topic.placement == THREE
+
+
+def test_when_the_count_changes_all_fresh_batches_and_encodings_are_placed_anew_in_order() -> None:
+    state, topic = topic_with("c", "d")
+    fresh(topic, 1, 1, Rows(["b"]))
+    fresh(topic, 0, 0, Rows(["a"]))
+    encodes(state, topic)
+    learn(state, topic, THREE, LEADERS, 0)
+    assert [rows for _, rows in encodes(state, topic)] == [["a"], ["b"]]
+    assert [chunk.rows for chunk in topic.backlog] == [["c"], ["d"]]
+    take_encoded(state, topic, 1, [Encoded(0, Rows(["c"]), bytearray(1))], [])
+    assert not topic.partitions[0].fresh, "an encoding under the old count is dropped"
+
+
+def test_a_count_that_did_not_change_after_all_keeps_the_batches() -> None:
+    state, topic = topic_with()
+    fresh(topic, 0, 0, Rows(["a"]))
+    topic.moving = True
+    learn(state, topic, TWO, LEADERS, 0)
+    encodes(state, topic, now_ms=10)
+    assert not topic.moving and len(topic.partitions[0].fresh) == 1
+    assert topic.partitions[0].retry_at_ms == 110, "the broker has not applied the count yet"
+
+
+def test_a_removed_partition_with_uncertain_batches_keeps_its_last_leader() -> None:
+    state, topic = topic_with()
+    batch = fresh(topic, 2, 0, Rows(["a"]))
+    topic.partitions[2].fresh.clear()
+    topic.partitions[2].uncertain.append(batch)
+    learn(state, topic, TWO, {0: 7, 1: 7}, 0)
+    assert topic.removed == {2} and topic.leaders == {0: 7, 1: 7, 2: 1}
+    learn(state, topic, Placement(1, 2, elastic=False), {0: 7, 1: 7}, 0)
+    assert topic.removed == frozenset(), "a stock broker removes no partitions"
+
+
+def test_an_open_chunk_lingers_until_its_time() -> None:
+    state, topic = topic_with("a")
+    topic.open = topic.backlog[0]
+    topic.open.ready_at_ms = 5
+    assert encodes(state, topic, now_ms=4) == [] and state.wake_at_ms == 5
+    assert encodes(state, topic, now_ms=5) == [(1, ["a"])] and topic.open is None
