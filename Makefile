@@ -9,13 +9,13 @@ unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes are started, and compi
 
 .PHONY: demo test checked conformance lint types layers kernels peers unit simulate lock bench clean help setup
 
-help:  ## what can be made
+help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(READY)  ## the virtual environment, from requirements.lock
 
 $(READY): requirements.lock pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "Anabranch needs Python 3.11: install it, or say make PYTHON=/path/to/python3.11"; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "Anabranch needs Python 3.11: install it, or use make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
@@ -52,13 +52,13 @@ peers: $(READY)
 unit: $(READY) java
 	$(BIN)/pytest $(PYTEST)
 
-simulate: $(READY)  ## 10,000 lives of groups, each with its own faults: make simulate SEEDS=10000 FIRST=0 JOBS=2
+simulate: $(READY)  ## 10,000 simulated groups, each with its own faults: make simulate SEEDS=10000 FIRST=0 JOBS=2
 	$(BIN)/python -m tests.simulation.groups --seeds $(or $(SEEDS),10000) --first $(or $(FIRST),0) --jobs $(or $(JOBS),2)
 
 conformance: $(READY) java  ## groups with every kind of member, where `make test` takes one of each library
 	ANABRANCH_ALL_KINDS=1 $(BIN)/pytest $(PYTEST) tests/conformance
 
-lock:  ## pin what pyproject.toml asks for, with hashes
+lock:  ## pin the dependencies of pyproject.toml, with hashes
 	$(BIN)/uv pip compile pyproject.toml --extra dev --generate-hashes --no-emit-index-url --no-emit-find-links \
 	  --no-header --python-version 3.11 --quiet --output-file requirements.lock
 

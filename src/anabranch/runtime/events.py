@@ -43,16 +43,16 @@ class EventLogger:
             self._logger.log(level, event, extra={_FIELDS: fields}, exc_info=error)
 
 
-class Seldom:
-    """Lets one event in `interval_s` through and counts the others."""
+class EventLimit:
+    """Admits one event per `interval_s` and counts the suppressed ones."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
         self._next = float("-inf")
         self._suppressed = 0
 
-    def turn(self, now_s: float) -> int | None:
-        """How many were kept back since the last one, when it is time for another; None when it is not."""
+    def admit(self, now_s: float) -> int | None:
+        """Return the number of events suppressed since the last admitted one; None if this one is suppressed, too."""
         if now_s < self._next:
             self._suppressed += 1
             return None

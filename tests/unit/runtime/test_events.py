@@ -9,7 +9,7 @@ from io import StringIO
 
 import pytest
 
-from anabranch.runtime.events import EventLogger, Seldom, set_up
+from anabranch.runtime.events import EventLimit, EventLogger, set_up
 
 
 @pytest.fixture(autouse=True)
@@ -52,5 +52,5 @@ def test_events_below_the_level_are_not_logged() -> None:
 
 
 def test_one_event_in_an_interval_passes_and_the_others_are_counted() -> None:
-    seldom = Seldom(10)
-    assert [seldom.turn(now) for now in (0, 1, 9, 10, 11, 30)] == [0, None, None, 2, None, 1]
+    limit = EventLimit(10)
+    assert [limit.admit(now) for now in (0, 1, 9, 10, 11, 30)] == [0, None, None, 2, None, 1]

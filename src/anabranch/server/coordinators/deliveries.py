@@ -17,7 +17,7 @@ from anabranch.protocol.messages.write_txn_markers import (
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
 )
-from anabranch.runtime.events import EventLogger, Seldom
+from anabranch.runtime.events import EventLimit, EventLogger
 from anabranch.server.cluster.peers import MarkerPeers
 from anabranch.server.cluster.view import ClusterView
 
@@ -38,7 +38,7 @@ class Deliveries:
         self._peers = peers
         self._view = view
         self._tasks: dict[WriteMarkers, asyncio.Task[None]] = {}
-        self._warnings = Seldom(WARNING_INTERVAL_S)
+        self._warnings = EventLimit(WARNING_INTERVAL_S)
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -78,7 +78,7 @@ class Deliveries:
             ]
             if not left:
                 break
-            suppressed = self._warnings.turn(asyncio.get_running_loop().time())
+            suppressed = self._warnings.admit(asyncio.get_running_loop().time())
             if suppressed is not None:
                 events.warning(
                     "markers not written yet",

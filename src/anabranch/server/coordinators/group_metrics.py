@@ -86,12 +86,12 @@ def describe(groups: Groups, metrics: Metrics) -> None:
     )
     gauge(
         f"{PREFIX}partition_load_time_max_seconds",
-        "The longest that the last loading of a partition took.",
+        "Longest time of the last loading of a partition.",
         lambda: max(load_times()),
     )
     gauge(
         f"{PREFIX}partition_load_time_avg_seconds",
-        "How long the last loading of a partition took, on average.",
+        "Average time of the last loading of a partition.",
         lambda: sum(load_times()) / len(load_times()),
     )
     gauge(f"{PREFIX}thread_idle_ratio_min", "How idle the loop was since metrics were last read.", idle.read)

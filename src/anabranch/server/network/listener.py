@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from anabranch.runtime.events import EventLogger, Seldom
+from anabranch.runtime.events import EventLimit, EventLogger
 from anabranch.runtime.net.acceptor import Acceptor, ConnectionNumbers
 from anabranch.runtime.net.pool import BufferPool
 from anabranch.runtime.net.transport import PlainTransport
@@ -39,8 +39,8 @@ class Listener:
         self._acceptor: Acceptor | None = None
         self._numbers = numbers
         self._sweep: asyncio.TimerHandle | None = None
-        self._refused = Seldom(WARNING_INTERVAL_S)
-        self._accept_failed = Seldom(WARNING_INTERVAL_S)
+        self._refused = EventLimit(WARNING_INTERVAL_S)
+        self._accept_failed = EventLimit(WARNING_INTERVAL_S)
         metrics = broker.metrics
         name = "kafka_server_socketservermetrics_"
         metrics.gauge(f"{name}connections", "Connections that are open.", lambda: len(self._connections))
@@ -68,7 +68,7 @@ class Listener:
         if not self._admission.takes(len(self._connections)):
             sock.close()
             self._too_many.add()
-            suppressed = self._refused.turn(self._loop.time())
+            suppressed = self._refused.admit(self._loop.time())
             if suppressed is not None:
                 events.warning(
                     "connection refused: max.connections are open",
@@ -87,7 +87,7 @@ class Listener:
         connection.channel.start()
 
     def _on_accept_error(self, error: OSError) -> None:
-        suppressed = self._accept_failed.turn(self._loop.time())
+        suppressed = self._accept_failed.admit(self._loop.time())
         if suppressed is not None:
             events.error("connections cannot be accepted", reason=error, suppressed=suppressed)
 

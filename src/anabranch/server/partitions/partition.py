@@ -18,7 +18,7 @@ from anabranch.base.ids import NO_LEADER_EPOCH, TopicPartition
 from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.partition.producers import Marker, ProducerTable
 from anabranch.records.batch import BatchHeader, parse_end_transaction_marker
-from anabranch.runtime.events import EventLogger, Seldom
+from anabranch.runtime.events import EventLimit, EventLogger
 from anabranch.server.partitions.topic_settings import TopicSettings
 from anabranch.storage.interface import Appended, PartitionLog
 
@@ -78,7 +78,7 @@ class Partition:
         self.messages_in = messages_in
         self._now_ms = 0
         """The time of the last append, or of building the table."""
-        self._failures = Seldom(FAILURE_INTERVAL_S)
+        self._failures = EventLimit(FAILURE_INTERVAL_S)
         self._watchers: dict[Watcher, None] = {}
         log.observe(self)
 
@@ -116,7 +116,7 @@ class Partition:
 
     def storage_failed(self, error: OSError) -> None:
         """Log that the disk refused an append or a read, at most every FAILURE_INTERVAL_S seconds."""
-        suppressed = self._failures.turn(time.monotonic())
+        suppressed = self._failures.admit(time.monotonic())
         if suppressed is not None:
             events.error("append refused by the disk", partition=self.name, reason=error, suppressed=suppressed)
 
