@@ -21,12 +21,14 @@ from anabranch.machines.controller.effects import (
     ApplyConfigs,
     CommandReply,
     Decision,
-    Effect,
     InspectRetiring,
     Refused,
     Validated,
+    decision,
 )
+from anabranch.machines.controller.nodes import Record
 from anabranch.machines.controller.state import State
+from anabranch.machines.outcome import Draft
 
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
@@ -481,14 +483,12 @@ def _decide_overrides(
         return Decision(reply=refusal)
     if validate_only:
         return Decision(reply=Validated())
-    effects: list[Effect] = [ApplyConfigs(topic)]
+    draft: Draft[Record] = Draft()
+    draft.write(nodes.put_configs(topic, overrides))
+    draft.perform(ApplyConfigs(topic))
     if len(known.partitions) > known.undeleted_partition_count:
-        effects.append(InspectRetiring((topic,)))
-    return Decision(
-        reply=Accepted(topic, known.topic_id),
-        records=(nodes.put_configs(topic, overrides),),
-        effects=tuple(effects),
-    )
+        draft.perform(InspectRetiring((topic,)))
+    return decision(draft, Accepted(topic, known.topic_id))
 
 
 def _invalid_request(message: str) -> Decision[CommandReply]:
