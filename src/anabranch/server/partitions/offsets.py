@@ -95,7 +95,11 @@ async def delete_records(partition: Partition | None, before: int) -> int | Erro
     if offset <= log.log_start:
         return log.log_start
     try:
-        deleted = log.delete_before(offset)
+        await partition.sync_before_delete(offset)
+        error = partition.unavailable()  # The replica may have been stopped meanwhile.
+        if error is not ErrorCode.NONE:
+            return error
+        deleted = log.delete_before(max(offset, log.log_start))
         if deleted is not None:
             await deleted
     except OffsetOutOfRangeError:

@@ -148,6 +148,11 @@ class Partition:
             self._sync_tail()
             self.snapshot()
 
+    async def sync_before_delete(self, start: int) -> None:
+        """Sync the log if `before_delete` would have to, which must not block the loop for as long. OSError."""
+        if len(self.table) and self.log.flushed < self.log.end and not self.log.has_snapshot_from(start):
+            await self.log.commit()
+
     def _sync_tail(self) -> None:
         """Sync the log: a power loss that cuts its end takes the snapshots taken there with it."""
         if self.log.flushed < self.log.end:

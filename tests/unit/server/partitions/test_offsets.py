@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,3 +134,38 @@ def test_a_disk_that_refuses_keeps_the_records(local: LocalReplicas, monkeypatch
     monkeypatch.setattr(local.disk, "replace", refuse)
     assert deleted(local, 2) is ErrorCode.KAFKA_STORAGE_ERROR
     assert local[0].log.log_start == 0
+
+
+def test_a_deletion_syncs_what_tells_of_producers_without_blocking_the_loop(
+    local: LocalReplicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = make_batch(3, producer_id=7, producer_epoch=0, base_sequence=0)
+    local[0].append(data, parse_header(data), NOW_MS)
+
+    def flush() -> None:
+        raise AssertionError("this blocks")
+
+    monkeypatch.setattr(local[0].log, "flush", flush)
+    assert deleted(local, 2) == 2
+    assert local[0].log.flushed == 3
+    monkeypatch.undo()
+    local.disk.broken = True
+    data = make_batch(3, producer_id=7, producer_epoch=0, base_sequence=3)
+    local[0].append(data, parse_header(data), NOW_MS)
+    assert deleted(local, 4) is ErrorCode.KAFKA_STORAGE_ERROR
+    assert local[0].log.log_start == 2
+
+
+def test_a_replica_that_is_stopped_while_a_deletion_waits_is_left_alone(local: LocalReplicas) -> None:
+    partition = local[0]
+    data = make_batch(3, producer_id=7, producer_epoch=0, base_sequence=0)
+    partition.append(data, parse_header(data), NOW_MS)
+
+    async def stop_meanwhile() -> int | ErrorCode:
+        deleting = asyncio.ensure_future(delete_records(partition, 2))
+        await asyncio.sleep(0)
+        partition.leadership = None
+        return await deleting
+
+    assert local.runner.run(stop_meanwhile()) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert partition.log.log_start == 0
