@@ -8,5 +8,5 @@ repeated or missing answer does no harm, because an effect carries a whole targe
     commands  topics.decide_{create,delete}_topic  resize.decide_resize_topic  configs.decide_{alter,replace}_configs
     events    terms.decide_{elected,register_broker,broker_left}  resize.decide_{leader_and_isr_answered,retry}
               topics.decide_stop_replica_answered  reaper.decide_reap
-    leaders   leadership.{take_role,refuse_produce,refuse_read}    readers  views
+    leaders   leadership.{take_role,refuse_read}    readers  views
 """

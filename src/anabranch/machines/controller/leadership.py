@@ -83,19 +83,6 @@ def take_role(
     )
 
 
-def refuse_produce(leadership: Leadership, count_said: int) -> ErrorCode:
-    """Check the count in a produce request (ordering.md, section 5, rule 2): NONE to go on.
-
-    For a request without a count, a retiring partition gives INVALID_PARTITION_METADATA too; the broker then appends
-    to `leadership.survivor` in its place (`producers.redirected`), and never lets that code reach it.
-    """
-    if leadership.retiring:
-        return ErrorCode.INVALID_PARTITION_METADATA
-    if count_said not in (COUNT_NOT_SAID, leadership.undeleted_partition_count):
-        return ErrorCode.INVALID_PARTITION_METADATA
-    return ErrorCode.NONE
-
-
 def refuse_read(leadership: Leadership, count_said: int, epoch_said: int) -> ErrorCode:
     """Check the count and the `current_leader_epoch` of a fetch partition (or the epoch of a ListOffsets one)."""
     if epoch_said != NO_LEADER_EPOCH:

@@ -16,7 +16,7 @@ pass is noted in the table (`refused`): the next batch of that producer must be 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import NamedTuple, Protocol
@@ -53,29 +53,6 @@ class Batch(Protocol):
     def is_transactional(self) -> bool: ...
     @property
     def is_control(self) -> bool: ...
-
-
-class Accept(NamedTuple):
-    """Append the batch."""
-
-
-class Duplicate(NamedTuple):
-    """The batch was appended before: answer with this, append nothing."""
-
-    base_offset: int
-    last_offset: int
-    timestamp: int
-    """Its largest timestamp, which is the append time where the topic's timestamps are LogAppendTime."""
-
-
-class Refuse(NamedTuple):
-    """Answer with this code, append nothing."""
-
-    error: ErrorCode
-
-
-Verdict = Accept | Duplicate | Refuse
-ACCEPT = Accept()
 
 
 class Marker(NamedTuple):
@@ -147,22 +124,8 @@ class ProducerTable:
 
     # Deciding.
 
-    def check(self, batch: Batch) -> Verdict:
-        """Decide about a batch that a producer sent, before anything else is checked that a resize can change."""
-        duplicate = self.duplicate(batch)
-        if duplicate is not None:
-            return duplicate
-        error = self.follows(batch, batch.producer_id)
-        return ACCEPT if error is ErrorCode.NONE else Refuse(error)
-
-    def duplicate(self, batch: Batch) -> Duplicate | None:
-        """Find the batch among those that are remembered."""
-        known = self._producers.get(batch.producer_id)
-        found = None if known is None else known.repetition(batch)
-        return None if found is None else Duplicate(found.base_offset, found.last_offset, found.timestamp)
-
     def known(self, producer_id: int) -> Producer | None:
-        """What is remembered of a producer."""
+        """The producer of this id; None if it is not remembered."""
         return self._producers.get(producer_id)
 
     def follows(self, batch: Batch, producer_id: int) -> ErrorCode:
@@ -188,7 +151,7 @@ class ProducerTable:
         return ErrorCode.NONE
 
     def refused(self, batch: Batch) -> None:
-        """Remember that a batch which `check` accepted was refused, for a reason that may pass.
+        """Remember that a batch which repeats none and follows was refused, for a reason that may pass.
 
         Only producers that have no sequence here yet need that: their next batch must be this one.
         """
@@ -414,50 +377,6 @@ def origin(producer_id: int) -> tuple[int, int | None]:
     if producer_id < 1 << PRODUCER_ID_BITS:
         return producer_id, None
     return producer_id & ((1 << PRODUCER_ID_BITS) - 1), (producer_id >> PRODUCER_ID_BITS) - 1
-
-
-class _Aliased(NamedTuple):
-    """A batch under another producer id."""
-
-    base_offset: int
-    last_offset_delta: int
-    max_timestamp: int
-    producer_id: int
-    producer_epoch: int
-    base_sequence: int
-    is_transactional: bool
-    is_control: bool
-
-
-def check_redirected(batch: Batch, partition: int, own: ProducerTable, others: Iterable[ProducerTable]) -> Verdict:
-    """Decide about a batch of a stock producer for a `partition` that retires, or that retired and is open again.
-
-    `own` is the partition's table, `others` those of the partitions that its batches were, or will be, redirected to:
-    its ancestors. The producer counts one sequence for all of it, so duplicates are looked for everywhere, and the
-    batch must follow the newest that any of them has.
-    """
-    if batch.producer_id == NO_PRODUCER_ID:
-        return ACCEPT
-    alias = _Aliased(
-        batch.base_offset,
-        batch.last_offset_delta,
-        batch.max_timestamp,
-        redirected(batch.producer_id, partition),
-        batch.producer_epoch,
-        batch.base_sequence,
-        batch.is_transactional,
-        batch.is_control,
-    )
-    tables: Sequence[tuple[ProducerTable, Batch]] = [(own, batch), *((other, alias) for other in others)]
-    newest: tuple[ProducerTable, Batch, Producer] | None = None
-    for table, named in tables:
-        found = table.duplicate(named)
-        if found is not None:
-            return found
-        known = table.known(named.producer_id)
-        if known is not None and (newest is None or ahead(known, newest[2])):
-            newest = (table, named, known)
-    return own.check(batch) if newest is None else newest[0].check(newest[1])
 
 
 def ahead(one: Producer, other: Producer) -> bool:

@@ -12,7 +12,6 @@ from anabranch.machines.controller.effects import Role, SendLeaderAndIsr
 from anabranch.machines.controller.leadership import (
     Leadership,
     Taken,
-    refuse_produce,
     refuse_read,
     take_role,
 )
@@ -60,21 +59,6 @@ def test_an_older_epoch_is_fenced_by_the_role_and_by_the_log() -> None:
 def test_another_topic_of_the_same_name_is_refused() -> None:
     other = replace(ORDER, topic_id=UUID(int=2))
     assert take_role(OPEN, other, ROLE, latest_epoch=3) == Taken(OPEN, ErrorCode.INCONSISTENT_TOPIC_ID)
-
-
-@pytest.mark.parametrize(
-    ("leadership", "said", "error"),
-    [
-        (OPEN, 6, ErrorCode.NONE),
-        (OPEN, -1, ErrorCode.NONE),
-        (OPEN, 3, ErrorCode.INVALID_PARTITION_METADATA),
-        (CLOSED, 3, ErrorCode.INVALID_PARTITION_METADATA),
-        (CLOSED, 6, ErrorCode.INVALID_PARTITION_METADATA),
-        (CLOSED, -1, ErrorCode.INVALID_PARTITION_METADATA),
-    ],
-)
-def test_who_may_append(leadership: Leadership, said: int, error: ErrorCode) -> None:
-    assert refuse_produce(leadership, said) is error
 
 
 @pytest.mark.parametrize(
