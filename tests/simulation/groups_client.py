@@ -322,7 +322,7 @@ class Client:
         """Never done: the process of a consumer that was refused waits to be ended."""
         self.broker = world.broker_of(group)
         chance = world.chance
-        self.is_slow = chance.random() < 0.3
+        self.is_slow = chance.random() < world.theme.slow
         self.version = chance.choice((5, 8, 9))
         """Of JoinGroup; SyncGroup as at that time."""
         self._cluster = FalseCluster(self)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
-from anabranch.machines.groups.classic import ClassicGroup, subscribed_topics
+from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import (
     LEFT_FOR_A_WHILE,
     Assignment,
@@ -39,10 +39,9 @@ from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatRes
 from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from anabranch.protocol.messages.leave_group import LeaveGroupRequest
 from anabranch.protocol.messages.offset_commit import OffsetCommitRequest, OffsetCommitResponse
-from anabranch.protocol.messages.offset_delete import OffsetDeleteRequest
-from anabranch.protocol.messages.offset_fetch import OffsetFetchResponseGroup
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 from tests.simulation.groups_client import Client, Standing
+from tests.simulation.groups_positions import ABSENT, PositionRules
 from tests.simulation.groups_shard import Broker, Cause, Seen, see
 
 if TYPE_CHECKING:
@@ -67,7 +66,6 @@ TIMER_SLACK_MS = 50
 Partition = tuple[UUID, int]
 Key = TypeVar("Key")
 Value = TypeVar("Value")
-_ABSENT: Any = object()
 
 
 @dataclass(slots=True)
@@ -96,10 +94,7 @@ class Rules:
         self._client_side: dict[str, bool] = {}
         """Whether a group's target is what a member has computed."""
         self._subscribed: dict[str, dict[str, frozenset[str]]] = {}
-        self.committed: dict[tuple[str, str, int], tuple[UUID, int]] = {}
-        """Group, topic, partition: the topic's id and the offset that was acknowledged last."""
-        self._committers: dict[tuple[str, str, int], tuple[str, bool]] = {}
-        self._committed_ms: dict[tuple[str, str, int], int] = {}
+        self.positions = PositionRules(self)
         self._held: dict[tuple[str, UUID, int], tuple[str, int]] = {}
         """Who holds a partition, and since when."""
         self._owners_seen: dict[str, object] = {}
@@ -148,21 +143,21 @@ class Rules:
                 self.counts["upgrades" if now.kind is ConsumerGroup else "downgrades"] += 1
             self.check_owners(group_id)
         self._told_what_is(machine, cause, outcome)
-        self._positions(machine, cause, outcome)
+        self.positions.after_step(machine, cause, outcome)
         if cause.key == ("expire",):
-            self._expired(broker, machine)
+            self.positions.after_check(broker, machine)
         if self._changes and broker.log.end > broker.log.high_watermark:
             self._undo.setdefault(broker, deque()).append((broker.log.end, self._changes))
         self._decide(broker, cause.request, outcome.reply)
         for answer in outcome.answers:
             self._decide(broker, self._tickets.pop(answer.ticket), answer.reply)
 
-    def _change(self, mapping: MutableMapping[Key, Value], key: Key, value: Value) -> None:
-        """Note something that does not count if the log loses what was decided; `_ABSENT` takes the key out."""
-        former = mapping.get(key, _ABSENT)
+    def change(self, mapping: MutableMapping[Key, Value], key: Key, value: Value) -> None:
+        """Note something that does not count if the log loses what was decided; `ABSENT` takes the key out."""
+        former = mapping.get(key, ABSENT)
 
         def put(value: Value) -> None:
-            if value is _ABSENT:
+            if value is ABSENT:
                 mapping.pop(key, None)
             else:
                 mapping[key] = value
@@ -254,7 +249,7 @@ class Rules:
                     self._revoking_ms[group_id, member_id] = now_ms
 
     def _forget(self, group_id: str, member_id: str, why: str) -> None:
-        self._change(self.incarnations, (group_id, member_id), self.incarnations[group_id, member_id] + 1)
+        self.change(self.incarnations, (group_id, member_id), self.incarnations[group_id, member_id] + 1)
         self._revoking_ms.pop((group_id, member_id), None)
         self.counts["removed"] += 1
         self.world.say("  %s forgets %s (%s)", group_id, member_id, why)
@@ -325,7 +320,7 @@ class Rules:
             installs = isinstance(cause.request, ConsumerGroupInstallAssignmentRequest)
             last = client_assignor(offers_of(member.described) for member in group.members.values())
             by_member = installs and (last is not None or group.target_epoch != group.epoch)
-            self._change(self._client_side, group.group_id, by_member)
+            self.change(self._client_side, group.group_id, by_member)
             self.counts["installed" if installs else "assigned"] += 1
 
     def _consistent(self, machine: Coordinator, group: ConsumerGroup) -> None:
@@ -393,7 +388,7 @@ class Rules:
             return True
         positions = {}
         for number in (*topic.partitions, *topic.retiring):
-            topic_id, offset = self.committed.get((group.group_id, topic.name, number), (None, 0))
+            topic_id, offset = self.positions.committed.get((group.group_id, topic.name, number), (None, 0))
             if topic_id == topic.topic_id:
                 positions[number] = offset
             else:
@@ -498,7 +493,7 @@ class Rules:
 
     def check_machine(self, broker: Broker, machine: Coordinator) -> None:
         """What must hold at any time."""
-        self._check_positions(broker, machine)
+        self.positions.check(broker, machine)
         late_ms = self.world.now_ms - broker.expired_ms - self.world.settings.offsets_retention_check_interval_ms
         assert late_ms <= TIMER_SLACK_MS, f"{broker} looks for positions that nobody uses {late_ms} ms late"
         for group in machine.groups.values():
@@ -586,95 +581,6 @@ class Rules:
                     assert holder == client.standing.member_id, (
                         f"{client.name} owns {partition}, which the coordinator has down for {holder}"
                     )
-
-    # -- positions -----------------------------------------------------------------------------------------------------
-
-    def _positions(self, machine: Coordinator, cause: Cause, outcome: Outcome[Any, Any]) -> None:
-        request, reply = cause.request, outcome.reply
-        if isinstance(reply, OffsetCommitResponse):
-            by_id = cause.caller is not None and cause.caller.version >= 10
-            for asked, answered in zip(request.topics, reply.topics, strict=True):
-                name = machine.image.name_of(asked.topic_id) if by_id else asked.name
-                for part, answer in zip(asked.partitions, answered.partitions, strict=True):
-                    if answer.error_code == ErrorCode.NONE:
-                        self._committed(machine, cause, name, part, by_id=by_id)
-        for record in outcome.records:
-            if type(record.key).__name__ == "OffsetCommitKey" and record.value is None:
-                key = (record.key.group, record.key.topic, record.key.partition)
-                topic_id, _ = self.committed[key]
-                self._change(self.committed, key, _ABSENT)
-                topic = machine.image.by_name.get(key[1])
-                gone = topic is None or topic.topic_id != topic_id
-                old = self.world.now_ms - self._committed_ms[key] >= self.world.theme.retention_ms
-                expired = cause.key == ("expire",) and old and key[1] not in self._read_by(machine, key[0])
-                assert gone or expired or cause.kind == "admin", (cause, record)
-                if isinstance(cause.request, OffsetDeleteRequest):
-                    assert key[1] not in self._read_by(machine, key[0]), (cause, record)
-
-    def _read_by(self, machine: Coordinator, group_id: str) -> frozenset[str]:
-        group = machine.groups.get(group_id)
-        if isinstance(group, ConsumerGroup):
-            return frozenset().union(
-                *(subscription(member.described, machine.image, self._regexes) for member in group.members.values())
-            )
-        return frozenset() if group is None or not group.members else subscribed_topics(group) or frozenset()
-
-    def _committed(self, machine: Coordinator, cause: Cause, name: str, part: Any, *, by_id: bool) -> None:
-        """Who takes over a partition goes on from where the last one was; by name it may mean a topic that is gone.
-
-        What comes late may put it back: KIP-848 looks at the member's epoch alone, and that need not have grown.
-        """
-        request = cause.request
-        key = (request.group_id, name, part.partition_index)
-        topic_id = machine.image.by_name[name].topic_id
-        before, committer = self.committed.get(key), (request.member_id, by_id)
-        if before is not None and before[0] == topic_id and by_id:
-            last, last_by_id = self._committers[key]
-            if last_by_id and last != request.member_id and self.world.is_open(cause.caller.connection):
-                assert part.committed_offset >= before[1], f"{key} goes back from {before} by {request}"
-        self._change(self.committed, key, (topic_id, part.committed_offset))
-        self._change(self._committers, key, committer)
-        self._change(self._committed_ms, key, self.world.now_ms)
-        self.counts["commits"] += 1
-
-    def after_fetch(self, machine: Coordinator, answer: OffsetFetchResponseGroup) -> None:
-        """What is read is what was acknowledged last."""
-        for topic in answer.topics:
-            name = topic.name or machine.image.name_of(topic.topic_id)
-            known = machine.image.by_name.get(name)
-            for part in topic.partitions:
-                if part.error_code or known is None:
-                    continue
-                topic_id, offset = self.committed.get((answer.group_id, name, part.partition_index), (None, -1))
-                expected = offset if topic_id == known.topic_id else -1
-                assert part.committed_offset == expected, (answer, self.committed)
-
-    def _check_positions(self, broker: Broker, machine: Coordinator) -> None:
-        """Nothing that was acknowledged is lost."""
-        for (group_id, name, partition), (topic_id, offset) in self.committed.items():
-            if self.world.broker_of(group_id) is broker:
-                topic = machine.image.by_name.get(name)
-                if topic is not None and topic.topic_id == topic_id:
-                    position = machine.positions.get(group_id, name, partition)
-                    assert position is not None and position.offset == offset, (group_id, name, partition, position)
-
-    def _expired(self, broker: Broker, machine: Coordinator) -> None:
-        """Positions that nobody has used for the retention time are gone after a check."""
-        oldest_ms = self.world.now_ms - self.world.settings.offsets_retention_ms
-        broker.expired_ms = self.world.now_ms
-        for (group_id, name, partition), (topic_id, _) in self.committed.items():
-            topic = machine.image.by_name.get(name)
-            used_ms = self._committed_ms[group_id, name, partition]
-            if self.world.broker_of(group_id) is not broker or topic is None or topic.topic_id != topic_id:
-                continue
-            group = machine.groups.get(group_id)
-            if isinstance(group, ClassicGroup):
-                used_ms = max(used_ms, group.state_changed_ms)
-                if group.members and subscribed_topics(group) is None:
-                    continue
-            if used_ms <= oldest_ms:
-                known = self._read_by(machine, group_id)
-                assert name in known, f"{group_id} reads {known}, and still has a position in {name}-{partition}"
 
 
 def _each(assignment: Assignment | Iterable[tuple[UUID, Iterable[int]]]) -> Iterator[Partition]:

@@ -157,7 +157,7 @@ class WatchedCoordinator(Coordinator):
 
     def offset_fetch(self, *given: Any) -> OffsetFetchResponseGroup:
         answer = super().offset_fetch(*given)
-        self.broker.world.rules.after_fetch(self, answer)
+        self.broker.world.rules.positions.after_fetch(self, answer)
         return answer
 
 

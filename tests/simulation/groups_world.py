@@ -11,121 +11,30 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from anabranch.codec.declaration import is_declared, schema_of
-from anabranch.machines.clients.membership.steps import Owned, Subscription
+from anabranch.machines.clients.membership.steps import Subscription
 from anabranch.machines.groups.classic import State
 from anabranch.machines.groups.consumer.group import ConsumerGroup, GroupState
 from anabranch.machines.groups.image import Image, TopicImage
-from anabranch.machines.groups.records import Record
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.lineage import Lineage
-from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
-from anabranch.protocol.messages.consumer_group_heartbeat import TopicPartitions as BeatPartitions
-from anabranch.protocol.messages.delete_groups import DeleteGroupsRequest
-from anabranch.protocol.messages.heartbeat import HeartbeatRequest
-from anabranch.protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
-from anabranch.protocol.messages.offset_commit import (
-    OffsetCommitRequest,
-    OffsetCommitRequestPartition,
-    OffsetCommitRequestTopic,
-)
-from anabranch.protocol.messages.offset_delete import (
-    OffsetDeleteRequest,
-    OffsetDeleteRequestPartition,
-    OffsetDeleteRequestTopic,
-)
 from tests.simulation.groups_client import Client, SimAssignor
+from tests.simulation.groups_incidents import INCIDENTS
 from tests.simulation.groups_network import Connection
 from tests.simulation.groups_rules import Rules
 from tests.simulation.groups_shard import Broker
+from tests.simulation.groups_theme import NAMES, PARTITIONS_MAX, PATTERNS, Theme
+from tests.simulation.groups_transcript import shown
 from tests.simulation.virtual_time import VirtualLoop
 
-NAMES = ("a", "b", "ab", "c")
-PATTERNS = ("a.*", ".*b", "[a-c]", ".*")
-PARTITIONS_MAX = 8
 BEGIN_MS = 1_000_000
 QUIET_MAX_MS = 240_000
 CHECK_EVERY_MS = 500
 LOGS_EVERY_MS = 10_000
 STEPS_MAX = 10_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Theme:
-    """What a life is about; every seed has another one."""
-
-    groups: int
-    classic: float
-    """The share of clients that speak the classic protocol."""
-    strategies: tuple[tuple[str, ...], ...]
-    static: float
-    patterns: float
-    local_assignors: float
-    clients: int
-    """How many there are at most, in each group."""
-    length_ms: int
-    pace_ms: int
-    """Between two things that happen."""
-    session_timeout_ms: int
-    heartbeat_interval_ms: int
-    poll_interval_ms: int
-    initial_delay_ms: int
-    faults: float
-    """How bad the network is."""
-    slow_syncs: float
-    """The share of syncs that take long."""
-    crashes: int
-    topics: int
-    """Weights of what happens."""
-    ordered: float
-    """The share of topics that keep keys in order when they are resized: some of their partitions wait for others."""
-    silence: float
-    """The share of partitions without records."""
-    metadata_age_ms: int
-    """How old what clients know of topics may be."""
-    retention_ms: int
-    """How long positions stay that nobody uses."""
-
-    @classmethod
-    def of(cls, chance: random.Random) -> Theme:
-        heartbeat_ms = chance.choice((1_000, 2_000))
-        return cls(
-            groups=chance.choice((1, 1, 2, 3)),
-            classic=chance.choice((0.0, 0.0, 0.0, 0.5, 0.5, 0.3, 1.0)),
-            strategies=chance.choice(
-                (
-                    (("range",),),
-                    (("cooperative-sticky",),),
-                    (("range", "cooperative-sticky"), ("cooperative-sticky",)),
-                    (("range",), ("range", "cooperative-sticky"), ("roundrobin", "range")),
-                    (("sticky", "range"), ("range",)),
-                    (("range",), ("cooperative-sticky",)),
-                )
-            ),
-            static=chance.choice((0.0, 0.3, 0.8)),
-            patterns=chance.choice((0.0, 0.3)),
-            local_assignors=chance.choice((0.0, 0.0, 0.0, 1.0, 0.7)),
-            clients=chance.choice((2, 3, 4, 6)),
-            length_ms=chance.choice((15_000, 30_000, 50_000)),
-            pace_ms=chance.choice((300, 800, 2_000)),
-            session_timeout_ms=chance.choice((3, 5, 8)) * heartbeat_ms,
-            heartbeat_interval_ms=heartbeat_ms,
-            poll_interval_ms=chance.choice((4_000, 8_000, 20_000)),
-            initial_delay_ms=chance.choice((0, 500, 3_000)),
-            faults=chance.choice((0.0, 1.0, 1.0, 2.0)),
-            slow_syncs=chance.choice((0.0, 0.02, 0.1)),
-            crashes=chance.choice((0, 3, 8)),
-            topics=chance.choice((0, 6, 15)),
-            ordered=chance.choice((0.0, 0.6)),
-            silence=chance.choice((0.0, 0.2)),
-            metadata_age_ms=2_500,
-            retention_ms=chance.choice((20_000, 7 * 24 * 3_600_000)),
-        )
 
 
 class World:
@@ -285,7 +194,16 @@ class World:
         if lineage is not None:
             ends = {number: self.chance.randint(0, 9) + _last_end(lineage, number) for number in range(topic.size)}
             lineage = Lineage(lineage.initial, (*lineage.counts, count), (*lineage.ends, ends))
+            for number, end in ends.items():
+                if (topic.topic_id, number) in self.silent and self.chance.random() < 0.5:  # its records are deleted
+                    self._log_starts[topic.topic_id, number] = end
         self._put_topic(self._topic(topic.topic_id, topic.name, range(count), range(count, size), lineage))
+
+    def _delete_records(self, topic: TopicImage, number: int) -> None:
+        """The records of a partition's ended segments are deleted."""
+        assert topic.lineage is not None
+        self._log_starts[topic.topic_id, number] = _last_end(topic.lineage, number)
+        self.say("%s-%d starts at %d", topic.name, number, topic.log_start(number))
 
     def _reap(self, topic: TopicImage) -> None:
         """The last of the retiring partitions is empty, and goes."""
@@ -367,51 +285,16 @@ class World:
             return Subscription(frozenset(NAMES[:2]))
         return Subscription(frozenset(chance.sample(NAMES, chance.randint(1, 3))))
 
-    # -- what happens --------------------------------------------------------------------------------------------------
+    # -- what happens -------------------------------------------------------------------------------------------------
 
     def incident(self) -> None:
         """Something happens; and later something else."""
         if not self._incidents:
             return
-        weights = [weight(self.theme) for weight, _ in _INCIDENTS]
-        _, happen = self.chance.choices(_INCIDENTS, weights)[0]
+        weights = [weight(self.theme) for weight, _ in INCIDENTS]
+        _, happen = self.chance.choices(INCIDENTS, weights)[0]
         happen(self)
         self.after(self.chance.randint(1, 2 * self.theme.pace_ms), self.incident)
-
-    def a_client(self) -> Client | None:
-        return self.chance.choice(self.clients) if self.clients else None
-
-    def join(self) -> None:
-        group_id = self.chance.choice(self.groups)
-        there = list(self.clients_of(group_id))
-        if len(there) >= self.theme.clients:
-            return
-        instance = None
-        if self.chance.random() < self.theme.static:
-            used = {client.instance for client in there}
-            free = [name for name in ("i1", "i2", "i3") if name not in used]
-            # Now and then two processes are given the same name.
-            instance = self.chance.choice(free or ["i1"]) if self.chance.random() < 0.95 else "i1"
-        self.start(group_id, instance=instance)
-
-    def leave(self) -> None:
-        client = self.a_client()
-        if client is not None:
-            client.leave(stay=self.chance.choice((None, None, True, False)))
-
-    def bounce(self) -> None:
-        """A process ends, well or badly, and another one takes its place, perhaps of the other protocol."""
-        client = self.a_client()
-        if client is None or client.is_leaving:
-            return
-        if self.chance.random() < 0.5:
-            client.kill()
-        else:
-            client.leave()
-        classic = client.is_classic
-        if self.chance.random() < 0.3 and self.theme.classic:
-            classic = not classic
-        self.after(self.chance.randint(50, 6_000), self._bounced, client, classic)
 
     def _bounced(self, client: Client, classic: bool) -> None:
         client.kill()
@@ -420,168 +303,6 @@ class World:
 
     def _is_used(self, group_id: str, instance: str | None) -> bool:
         return instance is not None and any(client.instance == instance for client in self.clients_of(group_id))
-
-    def pause(self) -> None:
-        client = self.a_client()
-        if client is not None:
-            client.pause(self.chance.choice((500, 3_000, self.theme.session_timeout_ms * 2)))
-
-    def subscribe(self) -> None:
-        client = self.a_client()
-        if client is not None:
-            client.subscribe(self.subscription())
-
-    def choose_assignor(self) -> None:
-        self.assignor_data = str(self.chance.randrange(5)).encode()
-
-    def stall(self) -> None:
-        if self.connections:
-            connection = self.chance.choice(self.connections)
-            connection.stall(self.chance.choice((1_000, 3_000, 8_000)), up=self.chance.random() < 0.7)
-
-    def reset(self) -> None:
-        if self.connections:
-            self.chance.choice(self.connections).close("reset")
-
-    def isolate(self) -> None:
-        """A client reaches nobody for a while, and what it has sent is stuck."""
-        client = self.a_client()
-        if client is not None:
-            ms = self.chance.choice((1_000, 4_000, 2 * self.theme.session_timeout_ms))
-            self.say("%s is cut off for %d ms", client.name, ms)
-            self._unreachable[client.name] = self.now_ms + ms
-            for connection in self.connections:
-                if connection.client_id == client.name:
-                    connection.stall(ms, up=True)
-                    connection.stall(ms, up=False)
-
-    def crash(self) -> None:
-        broker = self.chance.choice(self.brokers)
-        happens = self.chance.random()
-        if happens < 0.6:
-            broker.crash()
-        elif happens < 0.8:
-            broker.log.refuses = True
-        else:
-            broker.fails_sync = True
-
-    def compact(self) -> None:
-        self.chance.choice(self.brokers).compact()
-
-    def change_topics(self) -> None:
-        """Topics come, go, come again, grow and shrink."""
-        chance = self.chance
-        name = chance.choice(NAMES)
-        topic = self.image.by_name.get(name)
-        if topic is None:
-            self._new_topic(name)
-            return
-        count = len(topic.partitions)
-        least = 1 if topic.lineage is None else topic.lineage.initial
-        match chance.choice(("grow", "grow", "shrink", "shrink", "reap", "delete", "again", "forget")):
-            case "grow" if topic.size < PARTITIONS_MAX:
-                self._resize(topic, count + chance.randint(1, 3))
-            case "shrink" if count > least:
-                self._resize(topic, chance.randint(least, count - 1))
-            case "reap" if topic.retiring:
-                self._reap(topic)
-            case "delete":
-                self._set_image({other: known for other, known in self.image.by_name.items() if other != name})
-            case "again":
-                self._new_topic(name)
-            case "forget" if topic.lineage is not None:
-                number = chance.randrange(topic.size)
-                self._log_starts[topic.topic_id, number] = _last_end(topic.lineage, number)
-                self.say("%s-%d starts at %d", name, number, topic.log_start(number))
-            case _:
-                pass
-
-    def configure(self) -> None:
-        """A group's config changes: it counts from each member's next heartbeat on."""
-        chance = self.chance
-        factor = chance.choice((3, 5, 8))
-        configs = {"consumer.session.timeout.ms": str(factor * self.theme.heartbeat_interval_ms)}
-        group_id = chance.choice(self.groups)
-        self.group_configs[group_id] = configs if chance.random() < 0.7 else {}
-        self.say("%s has configs %s", group_id, self.group_configs[group_id])
-
-    def expel(self) -> None:
-        """An administrator takes a member out."""
-        group_id = self.chance.choice(self.groups)
-        broker = self.broker_of(group_id)
-        group = None if broker.machine is None else broker.machine.groups.get(group_id)
-        if group is not None and group.members:
-            identity = MemberIdentity(member_id=self.chance.choice(sorted(group.members)))
-            request = LeaveGroupRequest(group_id=group_id, members=[identity])
-            self.say("an administrator says %s", request)
-            broker.administrate(request, 5)
-
-    def forget_offsets(self) -> None:
-        """An administrator deletes what a group has committed of a topic that nobody reads."""
-        group_id, name = self.chance.choice(self.groups), self.chance.choice(NAMES)
-        parts = [OffsetDeleteRequestPartition(partition_index=number) for number in range(PARTITIONS_MAX)]
-        request = OffsetDeleteRequest(group_id=group_id, topics=[OffsetDeleteRequestTopic(name=name, partitions=parts)])
-        self.broker_of(group_id).administrate(request, 0)
-
-    def delete_group(self) -> None:
-        group_id = self.chance.choice(self.groups)
-        broker = self.broker_of(group_id)
-        if broker.machine is not None:
-            group = broker.machine.groups.get(group_id)
-            if self.chance.random() < 0.7 and group is not None and group.members:
-                return
-            self.say("an administrator deletes %s", group_id)
-            broker.administrate(DeleteGroupsRequest(groups_names=[group_id]), 2)
-
-    def stranger(self) -> None:
-        """Somebody who is no member, or not any more, says something: it changes nothing."""
-        chance = self.chance
-        group_id = chance.choice(self.groups)
-        broker = self.broker_of(group_id)
-        if broker.machine is None:
-            return
-        group = broker.machine.groups.get(group_id)
-        member_id, epoch = "stranger", chance.choice((1, 5, 1 << 30))
-        if group is not None and group.members and chance.random() < 0.7:
-            member_id = chance.choice(sorted(group.members))
-            epoch = 1 << 30
-            if isinstance(group, ConsumerGroup):
-                member = group.members[member_id]
-                old = [one for one in range(1, member.epoch) if one != member.previous_epoch]
-                epoch = chance.choice([*old, epoch])
-        topics = [BeatPartitions(topic_id=topic_id, partitions=[0]) for topic_id in self.image.by_id]
-        part = OffsetCommitRequestPartition(partition_index=0, committed_offset=1 << 40)
-        request = chance.choice(
-            (
-                ConsumerGroupHeartbeatRequest(
-                    group_id=group_id, member_id=member_id, member_epoch=epoch, topic_partitions=topics
-                ),
-                ConsumerGroupHeartbeatRequest(group_id=group_id, member_id="stranger", member_epoch=-1),
-                ConsumerGroupHeartbeatRequest(
-                    group_id=group_id, member_id="stranger", member_epoch=-2, instance_id="i1"
-                ),
-                HeartbeatRequest(group_id=group_id, member_id=member_id, generation_id=epoch),
-                OffsetCommitRequest(
-                    group_id=group_id,
-                    member_id=member_id,
-                    generation_id_or_member_epoch=epoch,
-                    topics=[OffsetCommitRequestTopic(name=name, partitions=[part]) for name in self.image.by_name],
-                ),
-            )
-        )
-        version = 9 if isinstance(request, OffsetCommitRequest) else 1
-        end = broker.log.end
-        self.say("a stranger says %s", request)
-
-        def answered(reply: Any) -> None:
-            self.say("  answer to a stranger: %s", reply)
-            if isinstance(request, OffsetCommitRequest):
-                assert all(part.error_code for topic in reply.topics for part in topic.partitions), (request, reply)
-            else:
-                assert reply.error_code, (request, reply)
-
-        broker.handle(request, version, "stranger", 1 << 40, answered)
-        assert broker.log.end == end, request
 
     # -- a life --------------------------------------------------------------------------------------------------------
 
@@ -717,61 +438,5 @@ def reads(wanted: Subscription | None, name: str) -> bool:
 
 
 _DISTURBING = (Connection._arrive, World._bounced, World._again)
-_INCIDENTS: tuple[tuple[Callable[[Theme], float], Callable[[World], object]], ...] = (
-    (lambda theme: 10, World.join),
-    (lambda theme: 4, World.leave),
-    (lambda theme: 8, World.bounce),
-    (lambda theme: 3, World.pause),
-    (lambda theme: 4, World.subscribe),
-    (lambda theme: 2 * theme.local_assignors, World.choose_assignor),
-    (lambda theme: 12 * theme.faults, World.stall),
-    (lambda theme: 6 * theme.faults, World.reset),
-    (lambda theme: 3 * theme.faults, World.isolate),
-    (lambda theme: theme.crashes, World.crash),
-    (lambda theme: 4, World.compact),
-    (lambda theme: theme.topics, World.change_topics),
-    (lambda theme: 1, World.delete_group),
-    (lambda theme: 1, World.configure),
-    (lambda theme: 1, World.expel),
-    (lambda theme: 1, World.forget_offsets),
-    (lambda theme: 3, World.stranger),
-)
-
-
-def shown(value: Any) -> Any:
-    """A value for the transcript: what is default left out, sets in order, nothing that differs from run to run."""
-    match value:
-        case Enum():
-            return value.name
-        case bool() | int() | str() | None:
-            return value
-        case UUID():
-            return f"#{value.int >> 96}" if value.int >> 96 < 1 << 24 else value.bytes.decode().strip()
-        case frozenset() | set():
-            return "{" + ", ".join(sorted(str(shown(one)) for one in value)) + "}"
-        case bytes() | memoryview():
-            return bytes(value).hex() or "-"
-        case Record(key, body):
-            return f"{shown(key)} = {shown(body)}"
-        case Mapping():
-            return "{" + ", ".join(f"{shown(key)}: {shown(one)}" for key, one in value.items()) + "}"
-        case Owned(topic, partition, topic_id):
-            return f"{topic}-{partition}" + (f" ({shown(topic_id)})" if topic_id.int else "")
-        case list() | tuple():
-            return "[" + ", ".join(str(shown(one)) for one in value) + "]"
-        case _ if is_declared(type(value)):
-            names = [
-                name
-                for name, field in schema_of(type(value)).fields.items()
-                if getattr(value, name) not in (field.default, [], ()) or name in _ALWAYS
-            ]
-        case _ if is_dataclass(value):
-            names = [one.name for one in fields(value)]
-        case _:
-            return str(value)
-    return f"{type(value).__name__}({', '.join(f'{name}={shown(getattr(value, name))}' for name in names)})"
-
-
-_ALWAYS = ("member_epoch", "topic_partitions", "assigned_partitions")
 
 __all__ = ["Theme", "World", "shown"]

@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.client.consumer.member_driver import MemberDriver
 from anabranch.machines.clients.membership import strategies
 from anabranch.machines.clients.membership.consumer import ConsumerMember
 from anabranch.machines.groups import gates, migration, offsets
@@ -26,6 +27,20 @@ from tests.simulation.groups import live
 
 SEEDS_MAX = 60
 RESTLESS = {"topics": 15, "pace_ms": 300, "crashes": 0, "faults": 0.0, "length_ms": 50_000}
+SILENT_FOR_LONG = {"poll_interval_ms": 4_000, "session_timeout_ms": 16_000}
+MOVING = {
+    "groups": 3,
+    "clients": 4,
+    "topics": 6,
+    "pace_ms": 300,
+    "crashes": 0,
+    "faults": 0.0,
+    "length_ms": 15_000,
+    "slow": 1.0,
+    "initial_delay_ms": 0,
+    "poll_interval_ms": 20_000,
+    "session_timeout_ms": 16_000,
+}
 
 
 def believing() -> AbstractContextManager[object]:
@@ -135,6 +150,26 @@ def sleeping() -> AbstractContextManager[object]:
     return mock.patch.object(Timers, "_wake")
 
 
+def incurious() -> AbstractContextManager[object]:
+    """The client's driver does not find out what topics its member asks about."""
+
+    async def learn_nothing(self: MemberDriver) -> None:
+        pass
+
+    return mock.patch.object(MemberDriver, "_learn_topics", learn_nothing)
+
+
+def sulking() -> AbstractContextManager[object]:
+    """The client's driver does not tell its member that a request has failed."""
+    send = MemberDriver._send
+
+    async def send_once(self: MemberDriver, step: Any) -> None:
+        with mock.patch.object(self._member, "on_error"):
+            await send(self, step)
+
+    return mock.patch.object(MemberDriver, "_send", send_once)
+
+
 def lives(**changed: Any) -> None:
     for seed in range(SEEDS_MAX):
         live(seed, **changed)
@@ -148,16 +183,18 @@ def lives(**changed: Any) -> None:
         (hasty, {}),
         (trusting, {}),
         (impatient, {}),
-        (moving_on, {**RESTLESS, "classic": 0.5, "strategies": (("cooperative-sticky",),), "clients": 6}),
+        (moving_on, {**MOVING, "classic": 0.7, "strategies": (("cooperative-sticky",),)}),
         (overtaking, {"ordered": 1.0, "topics": 15, "classic": 0.0}),
         (uncooperative, {"classic": 1.0, "strategies": (("cooperative-sticky",),)}),
-        (waiting_forever, {"crashes": 15, "classic": 0.0, "poll_interval_ms": 4_000, "session_timeout_ms": 16_000}),
+        (waiting_forever, {**RESTLESS, "crashes": 15, "slow": 1.0, "classic": 0.0, **SILENT_FOR_LONG}),
         (remembering, {**RESTLESS, "ordered": 1.0, "silence": 0.5, "classic": 0.0, "poll_interval_ms": 4_000}),
-        (starting_at_zero, {"ordered": 1.0, "topics": 15, "silence": 0.5, "classic": 0.0}),
+        (starting_at_zero, {**RESTLESS, "ordered": 1.0, "silence": 0.5, "classic": 0.0}),
         (hoarding, {"retention_ms": 20_000}),
         (answering_early, {"slow_syncs": 0.1}),
         (trusting_its_log, {"crashes": 15}),
         (sleeping, {}),
+        (incurious, {"classic": 1.0}),
+        (sulking, {}),
     ],
 )
 def test_a_group_that_does_it_wrong_is_found_out(

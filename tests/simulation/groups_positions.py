@@ -1,0 +1,123 @@
+"""What must hold of the offsets that groups commit: nothing acknowledged is lost, and what expires does, in time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from anabranch.base.errors import ErrorCode
+from anabranch.machines.groups.classic import ClassicGroup, subscribed_topics
+from anabranch.machines.groups.consumer.group import ConsumerGroup
+from anabranch.machines.groups.consumer.target import subscription
+from anabranch.machines.groups.coordinator import Coordinator
+from anabranch.machines.groups.regex import Regexes
+from anabranch.machines.outcome import Outcome
+from anabranch.protocol.messages.offset_commit import OffsetCommitResponse
+from anabranch.protocol.messages.offset_delete import OffsetDeleteRequest
+from anabranch.protocol.messages.offset_fetch import OffsetFetchResponseGroup
+from tests.simulation.groups_shard import Broker, Cause
+
+if TYPE_CHECKING:
+    from tests.simulation.groups_rules import Rules
+
+ABSENT: Any = object()
+
+
+class PositionRules:
+    """The positions that were acknowledged, by whom and when."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._world = rules.world
+        self._regexes = Regexes(1_000)
+        self.committed: dict[tuple[str, str, int], tuple[UUID, int]] = {}
+        """Group, topic, partition: the topic's id and the offset that was acknowledged last."""
+        self._committers: dict[tuple[str, str, int], tuple[str, bool]] = {}
+        self._committed_ms: dict[tuple[str, str, int], int] = {}
+
+    def after_step(self, machine: Coordinator, cause: Cause, outcome: Outcome[Any, Any]) -> None:
+        request, reply = cause.request, outcome.reply
+        if isinstance(reply, OffsetCommitResponse):
+            by_id = cause.caller is not None and cause.caller.version >= 10
+            for asked, answered in zip(request.topics, reply.topics, strict=True):
+                name = machine.image.name_of(asked.topic_id) if by_id else asked.name
+                for part, answer in zip(asked.partitions, answered.partitions, strict=True):
+                    if answer.error_code == ErrorCode.NONE:
+                        self._committed(machine, cause, name, part, by_id=by_id)
+        for record in outcome.records:
+            if type(record.key).__name__ == "OffsetCommitKey" and record.value is None:
+                key = (record.key.group, record.key.topic, record.key.partition)
+                topic_id, _ = self.committed[key]
+                self._rules.change(self.committed, key, ABSENT)
+                topic = machine.image.by_name.get(key[1])
+                gone = topic is None or topic.topic_id != topic_id
+                old = self._world.now_ms - self._committed_ms[key] >= self._world.theme.retention_ms
+                expired = cause.key == ("expire",) and old and key[1] not in self._read_by(machine, key[0])
+                assert gone or expired or cause.kind == "admin", (cause, record)
+                if isinstance(cause.request, OffsetDeleteRequest):
+                    assert key[1] not in self._read_by(machine, key[0]), (cause, record)
+
+    def _read_by(self, machine: Coordinator, group_id: str) -> frozenset[str]:
+        group = machine.groups.get(group_id)
+        if isinstance(group, ConsumerGroup):
+            return frozenset().union(
+                *(subscription(member.described, machine.image, self._regexes) for member in group.members.values())
+            )
+        return frozenset() if group is None or not group.members else subscribed_topics(group) or frozenset()
+
+    def _committed(self, machine: Coordinator, cause: Cause, name: str, part: Any, *, by_id: bool) -> None:
+        """Who takes over a partition goes on from where the last one was; by name it may mean a topic that is gone.
+
+        What comes late may put it back: KIP-848 looks at the member's epoch alone, and that need not have grown.
+        """
+        request = cause.request
+        key = (request.group_id, name, part.partition_index)
+        topic_id = machine.image.by_name[name].topic_id
+        before, committer = self.committed.get(key), (request.member_id, by_id)
+        if before is not None and before[0] == topic_id and by_id:
+            last, last_by_id = self._committers[key]
+            if last_by_id and last != request.member_id and self._world.is_open(cause.caller.connection):
+                assert part.committed_offset >= before[1], f"{key} goes back from {before} by {request}"
+        self._rules.change(self.committed, key, (topic_id, part.committed_offset))
+        self._rules.change(self._committers, key, committer)
+        self._rules.change(self._committed_ms, key, self._world.now_ms)
+        self._rules.counts["commits"] += 1
+
+    def after_fetch(self, machine: Coordinator, answer: OffsetFetchResponseGroup) -> None:
+        """What is read is what was acknowledged last."""
+        for topic in answer.topics:
+            name = topic.name or machine.image.name_of(topic.topic_id)
+            known = machine.image.by_name.get(name)
+            for part in topic.partitions:
+                if part.error_code or known is None:
+                    continue
+                topic_id, offset = self.committed.get((answer.group_id, name, part.partition_index), (None, -1))
+                expected = offset if topic_id == known.topic_id else -1
+                assert part.committed_offset == expected, (answer, self.committed)
+
+    def check(self, broker: Broker, machine: Coordinator) -> None:
+        """Nothing that was acknowledged is lost."""
+        for (group_id, name, partition), (topic_id, offset) in self.committed.items():
+            if self._world.broker_of(group_id) is broker:
+                topic = machine.image.by_name.get(name)
+                if topic is not None and topic.topic_id == topic_id:
+                    position = machine.positions.get(group_id, name, partition)
+                    assert position is not None and position.offset == offset, (group_id, name, partition, position)
+
+    def after_check(self, broker: Broker, machine: Coordinator) -> None:
+        """Positions that nobody has used for the retention time are gone after a check."""
+        oldest_ms = self._world.now_ms - self._world.settings.offsets_retention_ms
+        broker.expired_ms = self._world.now_ms
+        for (group_id, name, partition), (topic_id, _) in self.committed.items():
+            topic = machine.image.by_name.get(name)
+            used_ms = self._committed_ms[group_id, name, partition]
+            if self._world.broker_of(group_id) is not broker or topic is None or topic.topic_id != topic_id:
+                continue
+            group = machine.groups.get(group_id)
+            if isinstance(group, ClassicGroup):
+                used_ms = max(used_ms, group.state_changed_ms)
+                if group.members and subscribed_topics(group) is None:
+                    continue
+            if used_ms <= oldest_ms:
+                known = self._read_by(machine, group_id)
+                assert name in known, f"{group_id} reads {known}, and still has a position in {name}-{partition}"

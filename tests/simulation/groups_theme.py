@@ -1,0 +1,86 @@
+"""What the life of a world of groups is about, drawn from its seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+NAMES = ("a", "b", "ab", "c")
+PATTERNS = ("a.*", ".*b", "[a-c]", ".*")
+PARTITIONS_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """What a life is about; every seed has another one."""
+
+    groups: int
+    classic: float
+    """The share of clients that speak the classic protocol."""
+    strategies: tuple[tuple[str, ...], ...]
+    static: float
+    patterns: float
+    local_assignors: float
+    clients: int
+    """How many there are at most, in each group."""
+    slow: float
+    """The share of applications that take their time."""
+    length_ms: int
+    pace_ms: int
+    """Between two things that happen."""
+    session_timeout_ms: int
+    heartbeat_interval_ms: int
+    poll_interval_ms: int
+    initial_delay_ms: int
+    faults: float
+    """How bad the network is."""
+    slow_syncs: float
+    """The share of syncs that take long."""
+    crashes: int
+    topics: int
+    """Weights of what happens."""
+    ordered: float
+    """The share of topics that keep keys in order when they are resized: some of their partitions wait for others."""
+    silence: float
+    """The share of partitions without records."""
+    metadata_age_ms: int
+    """How old what clients know of topics may be."""
+    retention_ms: int
+    """How long positions stay that nobody uses."""
+
+    @classmethod
+    def of(cls, chance: random.Random) -> Theme:
+        heartbeat_ms = chance.choice((1_000, 2_000))
+        return cls(
+            groups=chance.choice((1, 1, 2, 3)),
+            classic=chance.choice((0.0, 0.0, 0.0, 0.5, 0.5, 0.3, 1.0)),
+            strategies=chance.choice(
+                (
+                    (("range",),),
+                    (("cooperative-sticky",),),
+                    (("range", "cooperative-sticky"), ("cooperative-sticky",)),
+                    (("range",), ("range", "cooperative-sticky"), ("roundrobin", "range")),
+                    (("sticky", "range"), ("range",)),
+                    (("range",), ("cooperative-sticky",)),
+                )
+            ),
+            static=chance.choice((0.0, 0.3, 0.8)),
+            patterns=chance.choice((0.0, 0.3)),
+            local_assignors=chance.choice((0.0, 0.0, 0.0, 1.0, 0.7)),
+            clients=chance.choice((2, 3, 4, 6)),
+            slow=0.3,
+            length_ms=chance.choice((15_000, 30_000, 50_000)),
+            pace_ms=chance.choice((300, 800, 2_000)),
+            session_timeout_ms=chance.choice((3, 5, 8)) * heartbeat_ms,
+            heartbeat_interval_ms=heartbeat_ms,
+            poll_interval_ms=chance.choice((4_000, 8_000, 20_000)),
+            initial_delay_ms=chance.choice((0, 500, 3_000)),
+            faults=chance.choice((0.0, 1.0, 1.0, 2.0)),
+            slow_syncs=chance.choice((0.0, 0.02, 0.1)),
+            crashes=chance.choice((0, 3, 8)),
+            topics=chance.choice((0, 6, 15)),
+            ordered=chance.choice((0.0, 0.6)),
+            silence=chance.choice((0.0, 0.2)),
+            metadata_age_ms=2_500,
+            retention_ms=chance.choice((20_000, 7 * 24 * 3_600_000)),
+        )
