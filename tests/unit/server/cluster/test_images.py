@@ -1,0 +1,109 @@
+"""Images of topics for the group coordinators: the same object while nothing changed, complete as soon as it can be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from anabranch.machines.controller import configs
+from anabranch.machines.controller.configs import AlterConfigs, ConfigChange, ConfigOperation
+from anabranch.server.cluster.images import Images
+from anabranch.server.cluster.peers import Peers
+from anabranch.server.cluster.view import ClusterUpdate
+from tests.unit.server.cluster.test_view import Published
+
+
+class Leaders:
+    """What leaders know of their logs: the ends of all epochs, or of none yet."""
+
+    def __init__(self) -> None:
+        self.known = True
+        self.asked: list[Mapping[int, int]] = []
+
+    def epoch_ends(self, topic: str, epochs: Mapping[int, int]) -> Mapping[int, int]:
+        self.asked.append(epochs)
+        return {number: 10 * number + 5 for number in epochs} if self.known else {}
+
+    def log_start(self, topic: str, partition: int) -> int:
+        return 3
+
+
+def images_of(cluster: Published) -> tuple[Images, Leaders]:
+    leaders = Leaders()
+    return Images(cluster.view, cast(Peers, leaders)), leaders
+
+
+def test_a_topic_of_one_layout_needs_no_lineage() -> None:
+    images, leaders = images_of(Published(partitions=2))
+    topic = images.newest().by_name["t"]
+    assert (topic.partitions, list(topic.retiring), topic.lineage) == (range(2), [], None)
+    assert topic.log_start(1) == 3
+    assert leaders.asked == []
+
+
+def test_half_a_layout_is_never_shown() -> None:
+    cluster = Published(partitions=1)
+    images, _ = images_of(cluster)
+    before = images.newest().by_name["t"]
+    cluster.resize(3)
+    running = images.newest().by_name["t"]
+    assert (running.partitions, running.lineage) == (before.partitions, None)
+    cluster.run()
+    after = images.newest().by_name["t"]
+    assert after.partitions == range(3)
+    assert after.lineage is not None
+    assert (after.lineage.counts, after.lineage.ends) == ((1, 3), ({0: 5},))
+    cluster.resize(2)
+    cluster.run()
+    shrunk = images.newest().by_name["t"]
+    assert (list(shrunk.partitions), list(shrunk.retiring)) == ([0, 1], [2])
+
+
+def test_an_image_and_its_topics_are_the_same_objects_while_nothing_changed_in_them() -> None:
+    cluster = Published(partitions=1)
+    images, _ = images_of(cluster)
+    first = images.newest()
+    assert images.newest() is first
+    cluster.view.update(ClusterUpdate())
+    assert images.newest() is first
+    cluster.resize(2)
+    cluster.run()
+    second = images.newest()
+    assert second is not first
+    assert second.version > first.version
+    cluster.delete()
+    assert images.newest().by_name == {}
+
+
+def test_ends_that_no_leader_knows_yet_are_asked_for_again_with_the_next_update() -> None:
+    cluster = Published(partitions=1)
+    images, leaders = images_of(cluster)
+    leaders.known = False
+    cluster.resize(2)
+    cluster.run()
+    waiting = images.newest().by_name["t"].lineage
+    assert waiting is not None
+    assert waiting.ends == ({},)
+    asked = len(leaders.asked)
+    assert images.newest().by_name["t"].lineage is waiting
+    assert len(leaders.asked) == asked, "nothing is asked twice without an update"
+    leaders.known = True
+    cluster.view.update(ClusterUpdate())
+    complete = images.newest().by_name["t"].lineage
+    assert complete is not None
+    assert complete.ends == ({0: 5},)
+    asked = len(leaders.asked)
+    cluster.view.update(ClusterUpdate())
+    assert images.newest().by_name["t"].lineage is complete
+    assert len(leaders.asked) == asked
+
+
+def test_a_topic_without_ordered_delivery_has_no_lineage() -> None:
+    cluster = Published(partitions=1)
+    images, _ = images_of(cluster)
+    cluster.resize(2)
+    cluster.run()
+    assert images.newest().by_name["t"].lineage is not None
+    change = ConfigChange("enable.ordered.delivery", ConfigOperation.SET, "false")
+    cluster.submit(lambda state: configs.decide_alter_configs(state, AlterConfigs("t", [change])))
+    assert images.newest().by_name["t"].lineage is None
