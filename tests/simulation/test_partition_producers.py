@@ -17,6 +17,7 @@ from anabranch.runtime.metrics import Metrics
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.removed import RemovedPartitions
 from anabranch.server.partitions.topic_settings import topic_settings
+from anabranch.storage.directory import DataDirectory
 from anabranch.storage.log.config import Durability
 from anabranch.storage.log.log import LocalLog
 from tests.support.batches import make_batch
@@ -49,10 +50,12 @@ class History:
         """Producer to the sequence and offset of its last batch."""
         self.durable: dict[int, tuple[int, int]] = {}
         self.now_ms = 0
+        self.start_offset = 0
+        """Where the controller remembers that the partition began when it was last made."""
         self.open()
 
-    def open(self, start_offset: int = 0) -> None:
-        log = LocalLog.open(DATA / str(NAME), self.settings.log, disk=self.disk, start_offset=start_offset)
+    def open(self) -> None:
+        log = LocalLog.open(DATA / str(NAME), self.settings.log, disk=self.disk, start_offset=self.start_offset)
         amount = Metrics().counter("amount", "Anything.")
         self.partition = Partition(
             NAME, TOPIC, log, self.settings, bytes_in=amount, bytes_out=amount, messages_in=amount
@@ -134,15 +137,15 @@ class History:
 
     def remove(self) -> None:
         """The partition is removed, and made again where it ended; the broker may be killed in between."""
-        end = self.partition.log.end
+        self.start_offset = self.partition.log.end
         removed = RemovedPartitions(DATA, self.disk)
         removed.remember(NAME, TOPIC, self.partition.table)
         removed.save(NAME)
         self.partition.log.close()
-        self.disk.remove_tree(DATA / str(NAME))
+        DataDirectory(DATA, self.disk).remove_log(NAME)
         if self.chance.random() < 0.5:
             removed = RemovedPartitions(DATA, self.disk)
-        self.open(start_offset=end)
+        self.open()
         earlier = removed.table(NAME, TOPIC)
         if self.last:
             assert earlier is not None

@@ -13,7 +13,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from anabranch.runtime.disk import Disk, File
+from anabranch.runtime.disk import DirectoryLock, Disk, File
 
 SECTOR = 64
 
@@ -69,6 +69,7 @@ class FaultyDisk(Disk):
         self.nodes: dict[Path, Node] = {}
         self.safe_names: dict[Path, Node] = {}
         self.renames: list[tuple[Path, Path]] = []
+        self.directory_renames: list[tuple[Path, Path]] = []
         self.directories: set[Path] = set()
         self.safe_directories: set[Path] = set()
 
@@ -102,8 +103,16 @@ class FaultyDisk(Disk):
 
     def crash(self) -> FaultyDisk:
         """Lose the power; answer the disk as it is found afterwards."""
-        after = FaultyDisk(self.chance.randrange(2**32))
-        directories = {path for path in self.directories if path in self.safe_directories or self.chance.random() < 0.5}
+        after = FaultyDisk(self.chance.randrange(2**32), self.capacity)
+        for old, new in self.directory_renames:
+            if self.chance.random() < 0.5:
+                self._move_safe(old, new)
+            else:
+                self.nodes = _moved(self.nodes, new, old)
+                self.directories = {_at(path, new, old) for path in self.directories}
+        known = sorted(self.directories | self.safe_directories)
+        changing = self.directories ^ self.safe_directories
+        directories = {path for path in known if path not in changing or self.chance.random() < 0.5}
         names = dict(self.safe_names)
         changed = sorted(set(self.nodes) | set(self.safe_names))
         for old, new in self.renames:
@@ -177,6 +186,11 @@ class FaultyDisk(Disk):
         self.directories |= {path, *path.parents}
 
     def rename(self, old: Path, new: Path) -> None:
+        if old in self.directories:
+            self.nodes = _moved(self.nodes, old, new)
+            self.directories = {_at(path, old, new) for path in self.directories}
+            self.directory_renames.append((old, new))
+            return
         self.nodes[new] = self.nodes.pop(old)
         self.renames.append((old, new))
 
@@ -187,15 +201,51 @@ class FaultyDisk(Disk):
         for path in paths:
             self.unlink(path)
 
+    def remove_tree(self, path: Path) -> None:
+        self.nodes = {name: node for name, node in self.nodes.items() if path not in name.parents}
+        self.directories = {known for known in self.directories if known != path and path not in known.parents}
+
+    def lock(self, path: Path) -> DirectoryLock:
+        return _NoLock()
+
     def sync_directory(self, path: Path) -> None:
         self.syncs += 1
         if self.fail_sync:
             raise OSError(errno.EIO, "Input/output error")
+        for old, new in self.directory_renames:
+            if old.parent == path:
+                self._move_safe(old, new)
+        self.directory_renames = [pair for pair in self.directory_renames if pair[0].parent != path]
         self.renames = [pair for pair in self.renames if pair[0].parent != path]
         for known in [known for known in self.safe_names if known.parent == path]:
             del self.safe_names[known]
         self.safe_names.update({name: node for name, node in self.nodes.items() if name.parent == path})
+        gone = {known for known in self.safe_directories - self.directories if known.parent == path}
+        self.safe_directories -= gone
         self.safe_directories |= {known for known in self.directories if known.parent == path}
+
+    def _move_safe(self, old: Path, new: Path) -> None:
+        self.safe_names = _moved(self.safe_names, old, new)
+        self.safe_directories = {_at(path, old, new) for path in self.safe_directories}
+
+
+class _NoLock(DirectoryLock):
+    """The lock of a disk that has one user."""
+
+    def __init__(self) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+
+def _at(path: Path, old: Path, new: Path) -> Path:
+    """Where a path is when the directory `old` is called `new`."""
+    return new / path.relative_to(old) if path == old or old in path.parents else path
+
+
+def _moved(nodes: dict[Path, Node], old: Path, new: Path) -> dict[Path, Node]:
+    return {_at(path, old, new): node for path, node in nodes.items()}
 
 
 def _put(target: bytearray, position: int, data: bytes) -> None:

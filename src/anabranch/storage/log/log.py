@@ -182,11 +182,14 @@ class LocalLog:
         self._points.save()
 
     def _record_points(self) -> None:
+        self._make_directory_durable()
+        self._epochs_file.sync(self.epochs)
+        self._points.record(self._name, log_start=self.log_start, recovery_point=self._recovery_point)
+
+    def _make_directory_durable(self) -> None:
         if not self._directory_durable:
             self._disk.sync_directory(self.directory.parent)
             self._directory_durable = True
-        self._epochs_file.sync(self.epochs)
-        self._points.record(self._name, log_start=self.log_start, recovery_point=self._recovery_point)
 
     @property
     def _recovery_point(self) -> int:
@@ -581,6 +584,7 @@ class LocalLog:
 
         Of others stays none, or the newest of a synced end: a power loss takes snapshots with the records they are of.
         """
+        self._make_directory_durable()
         self._snapshots.write(data, self.end, flushed=self.flushed, only=only)
 
     def has_snapshot_from(self, offset: int) -> bool:
