@@ -28,7 +28,6 @@ from anabranch.runtime.syncs import Told
 from anabranch.server.partitions.partition import Partition, fold_producers
 from anabranch.server.partitions.removed import RemovedPartition, RemovedPartitions
 from anabranch.server.partitions.topic_settings import TopicSettings
-from anabranch.storage.checkpoints import Checkpoints
 from anabranch.storage.directory import DataDirectory
 from anabranch.storage.interface import OfflineLogError, PartitionLog
 from anabranch.storage.log import cleaner
@@ -53,8 +52,9 @@ class Replicas:
         metrics: Metrics,
         settings_of: Callable[[str], TopicSettings],
         recovering: bool = False,
+        commits: GroupCommit | None = None,
     ) -> None:
-        """Open nothing yet. CheckpointError when what says where logs start is damaged; OSError.
+        """Open nothing yet. OSError where what is remembered of removed partitions cannot be read.
 
         `recovering`: the last stop was not clean, so that logs are checked when they are opened.
         """
@@ -63,13 +63,13 @@ class Replicas:
         self._clock = clock
         self._metrics = metrics
         self._settings_of = settings_of
-        self._checkpoints = Checkpoints(disk, directory.path)
+        self._checkpoints = directory.checkpoints
         self.removed = RemovedPartitions(directory.path, disk)
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._unopened = set(directory.logs())
         """The logs from before the start that no role has had opened yet."""
         self._threads = ThreadPoolExecutor(RECOVERY_THREADS, thread_name_prefix="log")
-        self.commits = GroupCommit()
+        self.commits = commits or GroupCommit()
         self._recovering = recovering
 
     def get(self, topic: str, partition: int) -> Partition | None:
