@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from unittest import mock
@@ -16,37 +17,55 @@ from anabranch.machines.controller import plan, roles, topics
 from anabranch.machines.controller.leadership import Taken
 from anabranch.machines.controller.nodes import Phase
 from anabranch.machines.controller.plan import Plan
-from tests.simulation.controller_world import TOPIC, World
+from anabranch.server.partitions.partition import Partition
+from anabranch.server.partitions.replicas import Replicas
+from tests.simulation.controller_cluster import no_error_of_ours
+from tests.simulation.controller_rules import TOPIC
+from tests.simulation.controller_world import World
+from tests.simulation.virtual_time import run, running_loop
 
-STEPS = 1_000
-FOUND_OUT = r"still takes those before|is stuck|moved from|lies in the segment of|were lost"
+STEPS = 650
+FOUND_OUT = (
+    r"still takes those before|is stuck|moved from|lies in the segment of|were lost|after record|is refused|"
+    r"are forgotten"
+)
 SEEDS_PER_TEST = 6
+
+
+async def _life(seed: int, steps: int) -> World:
+    world = World(running_loop(), brokers=1 + seed % 3)
+    with no_error_of_ours(world.loop):
+        await world.begin(initial=1 + seed // 3 % 3)
+        for _ in range(steps):
+            await world.step()
+        await world.heal()
+        await world.drain()
+    return world
 
 
 def live(seed: int, steps: int = STEPS) -> World:
     """A life with faults, then without; then everything is read."""
-    world = World(seed, brokers=1 + seed % 3)
-    world.begin(initial=1 + seed // 3 % 3)
-    for _ in range(steps):
-        world.step()
-    world.heal()
-    world.drain()
-    return world
+    try:
+        return run(_life(seed, steps), seed)
+    except BaseException as error:
+        error.add_note(f"live({seed}, {steps})")
+        raise
 
 
 @pytest.mark.parametrize("first", range(0, 48, SEEDS_PER_TEST))
 def test_whatever_fails_a_resize_ends_and_every_key_is_read_in_order(first: int) -> None:
     lives = [live(seed) for seed in range(first, first + SEEDS_PER_TEST)]
     assert sum(world.layouts_made for world in lives) >= 2 * SEEDS_PER_TEST
-    assert sum(world.crashes for world in lives) >= 2 * SEEDS_PER_TEST
+    assert sum(world.cluster.crashes for world in lives) >= 2 * SEEDS_PER_TEST
     assert sum(len(line) for world in lives for line in world.delivered.values()) >= 50 * SEEDS_PER_TEST
 
 
 def test_a_seed_reproduces_a_life_byte_for_byte() -> None:
     one, two = live(11), live(11)
-    assert one.tree == two.tree
-    assert one.journal == two.journal
+    assert one.cluster.tree.nodes == two.cluster.tree.nodes
+    assert one.cluster.tree.journal == two.cluster.tree.journal
     assert one.delivered == two.delivered
+    assert one.loop.steps == two.loop.steps
 
 
 def closing_last() -> AbstractContextManager[object]:
@@ -75,7 +94,36 @@ def answering_early() -> AbstractContextManager[object]:
     return mock.patch.object(Taken, "final_end", new_callable=mock.PropertyMock, return_value=False)
 
 
-@pytest.mark.parametrize("sabotage", [closing_last, opening_first, not_waiting, forgetting, answering_early])
+def acknowledging_early() -> AbstractContextManager[object]:
+    """A producer is told that its records are appended before they are on the disk."""
+    commit = Replicas.commit
+
+    def early(replicas: Replicas, partition: Partition) -> asyncio.Future[None]:
+        commit(replicas, partition)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    return mock.patch.object(Replicas, "commit", early)
+
+
+def not_folding() -> AbstractContextManager[object]:
+    """A partition that is opened again knows no producer."""
+    return mock.patch.object(Partition, "rebuild_table")
+
+
+@pytest.mark.parametrize(
+    "sabotage",
+    [
+        closing_last,
+        opening_first,
+        not_waiting,
+        forgetting,
+        answering_early,
+        acknowledging_early,
+        not_folding,
+    ],
+)
 def test_a_cluster_that_does_a_step_wrong_is_found_out(
     sabotage: Callable[[], AbstractContextManager[object]],
 ) -> None:
@@ -87,72 +135,114 @@ def test_a_cluster_that_does_a_step_wrong_is_found_out(
         lives()
 
 
-def scripted(script: Callable[[World], None], crash_at: int | None = None, *, lost: bool = False) -> World:
-    """Run a script without any fault but one: the controller dies at its `crash_at`-th point."""
-    world = World(0, brokers=2, faults=False)
-    world.begin(2)
-    world.heal()
-    with mock.patch.object(world.chance, "random", return_value=0.0 if lost else 1.0):
-        world.crash_in = crash_at
-        script(world)
-        world.check()
-        world.heal()
-        world.check_replay()
-    return world
+Script = Callable[[World], Awaitable[None]]
 
 
-def points(script: Callable[[World], None]) -> Iterator[tuple[int, bool, World]]:
-    """The world after a crash at every point of a script, with and without what was on the wire."""
-    for lost in (False, True):
-        for point in range(1_000):
-            world = scripted(script, point, lost=lost)
-            if world.crashes == 0:
-                assert point > 8
-                break
-            yield point, lost, world
+class Crash:
+    """Where a controller dies: before a step of its process, or before an operation of a transaction."""
+
+    def __init__(self, at: int, *, tearing: bool = False, wire_lost: bool = False) -> None:
+        self.at = at
+        self.tearing = tearing
+        self.wire_lost = wire_lost
+
+    def __str__(self) -> str:
+        what = "operation" if self.tearing else "step"
+        return f"a crash at {what} {self.at}, requests {'lost' if self.wire_lost else 'delivered'}"
 
 
-def shape(world: World) -> dict[str, object]:
-    """The tree and the logs, without the controller epochs, which tell who wrote."""
+def scripted(script: Script, crash: Crash | None = None, steps: list[tuple[int, int]] | None = None) -> World:
+    """Run a script without any fault but one crash of the controller.
+
+    `steps` takes down, before every step of the controller's process, what it has done so far that outlives it:
+    operations of the tree, and orders.
+    """
+
+    async def main() -> World:
+        world = World(running_loop(), brokers=2, faults=False)
+        await world.begin(2)
+        await world.heal()
+        cluster = world.cluster
+        cluster.wire_lost = crash is not None and crash.wire_lost
+        assert cluster.process is not None
+        if crash is not None and crash.tearing:
+            cluster.tree.tear_in = crash.at
+        elif crash is not None:
+            cluster.process.kill_in(crash.at)
+        if steps is not None:
+            cluster.process.watch(lambda: steps.append((len(cluster.tree.journal), cluster.sent)))
+        with no_error_of_ours(world.loop):
+            await script(world)
+            if steps is not None:
+                cluster.process.watch(lambda: None)
+            world.check()
+            await world.heal()
+        return world
+
+    return run(main(), 0)
+
+
+def points(script: Script) -> Iterator[tuple[Crash, World]]:
+    """The world after a crash at every point of a script, with and without what was on the wire.
+
+    Crashes between which the controller did nothing that outlives it are one: the first and the last of them are tried.
+    """
+    steps: list[tuple[int, int]] = []
+    scripted(script, steps=steps)
+    bounds = zip([None, *steps], steps, [*steps[1:], None], strict=False)
+    at = [n for n, (before, here, after) in enumerate(bounds) if not before == here == after]
+    operations = steps[-1][0] - steps[0][0]
+    assert len(at) > 8
+    assert operations > 8
+    crashes = [Crash(n, wire_lost=lost) for n in at for lost in (False, True)]
+    for crash in (*crashes, *(Crash(n, tearing=True) for n in range(operations))):
+        world = scripted(script, crash)
+        assert world.cluster.crashes == 1, str(crash)
+        yield crash, world
+
+
+def shape(world: World) -> Mapping[str, Mapping[str, object]]:
+    """The tree and the logs, without the controller's and the brokers' epochs, which tell who wrote."""
     tree = {
         path: re.sub(rb'"controller_epoch":\d+', b'"controller_epoch":0', data)
-        for path, data in world.tree.items()
-        if path != "/controller_epoch"
+        for path, data in world.cluster.tree.nodes.items()
+        if path != "/controller_epoch" and not path.startswith("/brokers/ids/")
     }
     logs = {
-        f"{broker.broker_id}/{partition}": (log.start, log.end, log.epochs)
-        for broker in world.brokers.values()
-        for partition, log in broker.logs.items()
+        f"{machine.broker_id}/{partition.name}": (
+            partition.log.log_start,
+            partition.log.end,
+            partition.log.epochs.entries,
+        )
+        for machine, partition in world.partitions()
     }
     return {"tree": tree, "logs": logs}
 
 
-def resized(*counts: int) -> Callable[[World], None]:
-    """Resize once and again; whoever died between is followed by one who is asked again."""
+def resized(*counts: int) -> Script:
+    """Resize once and again; a controller that died between is followed by one that is asked again."""
 
-    def script(world: World) -> None:
+    async def script(world: World) -> None:
         for count in counts:
             for _ in range(3):
-                if world.state is None:
-                    world.elect()
+                await world.elect()
+                await world.register()
                 if world.state is not None and world.state.topics[TOPIC].undeleted_partition_count == count:
                     break
-                world.resize(count)
-            settle(world)
+                await world.try_resize(count)
+            await settle(world)
 
     return script
 
 
-def settle(world: World) -> None:
+async def settle(world: World) -> None:
     """Let everything that was sent arrive, and be answered; where the controller died, another one comes."""
-    for _ in range(20):
-        for broker in world.brokers.values():
-            while broker.inbox:
-                world.deliver_request(broker)
-        while world.answers:
-            world.deliver_answer()
-        if world.state is None:
-            world.elect()
+    for _ in range(40):
+        await world.elect()
+        await world.register()
+        if world.settled:
+            return
+        await world.pause(0.1)
 
 
 SCRIPTS = {
@@ -167,48 +257,48 @@ SCRIPTS = {
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_controller_may_die_at_any_point_of_a_resize(name: str) -> None:
     wanted = shape(scripted(SCRIPTS[name]))
-    for point, lost, world in points(SCRIPTS[name]):
-        assert shape(world) == wanted, f"after a crash at point {point}, requests {'lost' if lost else 'delivered'}"
+    for crash, world in points(SCRIPTS[name]):
+        assert shape(world) == wanted, str(crash)
 
 
-def reaped(world: World) -> None:
+async def reaped(world: World) -> None:
     """Shrink, remove what is empty, make it again."""
-    resized(5, 3)(world)
+    await resized(5, 3)(world)
     for _ in range(4):
-        world.report()
-        world.reap()
-        settle(world)
-    resized(5)(world)
+        await world.try_reap()
+        await settle(world)
+    await resized(5)(world)
 
 
 def test_a_controller_may_die_at_any_point_of_a_removal_and_return() -> None:
     wanted = shape(scripted(reaped))
-    tree = json.loads(dict(wanted["tree"])[f"/brokers/topics/{TOPIC}"])  # type: ignore[call-overload]
+    tree = json.loads(wanted["tree"][f"/brokers/topics/{TOPIC}"])  # type: ignore[arg-type]
     assert sorted(map(int, tree["partitions"])) == [0, 1, 2, 3, 4]
     assert not tree["removed"]
-    for point, lost, world in points(reaped):
-        assert shape(world) == wanted, f"after a crash at point {point}, requests {'lost' if lost else 'delivered'}"
+    for crash, world in points(reaped):
+        assert shape(world) == wanted, str(crash)
 
 
-def remade(world: World) -> None:
+async def remade(world: World) -> None:
     """Delete the topic in the middle of a resize, make one of its name."""
     command = topics.CreateTopic(TOPIC, UUID(int=8), 3, configs={"retention.ms": "1000"})
-    world.resize(4)
+    world.cluster.begin(world.resize(4))
+    await world.pause(0.003)
     for _ in range(4):
-        if world.state is None:
-            world.elect()
-        if world.state is not None and world.state.topics.get(TOPIC, None) is not None:
-            world.submit(lambda state: topics.decide_delete_topic(state, topics.DeleteTopic(TOPIC)))
-        settle(world)
+        await world.elect()
+        await world.register()
+        if world.state is not None and TOPIC in world.state.topics:
+            await world.cluster.submit(lambda state: topics.decide_delete_topic(state, topics.DeleteTopic(TOPIC)))
+        await settle(world)
     for _ in range(4):
-        if world.state is None:
-            world.elect()
-        world.submit(lambda state: topics.decide_create_topic(state, command))
-        settle(world)
+        await world.elect()
+        await world.register()
+        await world.cluster.submit(lambda state: topics.decide_create_topic(state, command))
+        await settle(world)
 
 
 def test_a_controller_may_die_at_any_point_of_a_deletion_and_a_new_topic_of_that_name() -> None:
     wanted = shape(scripted(remade))
-    assert f"/admin/delete_topics/{TOPIC}" not in wanted["tree"]  # type: ignore[operator]
-    for point, lost, world in points(remade):
-        assert shape(world) == wanted, f"after a crash at point {point}, requests {'lost' if lost else 'delivered'}"
+    assert f"/admin/delete_topics/{TOPIC}" not in wanted["tree"]
+    for crash, world in points(remade):
+        assert shape(world) == wanted, str(crash)

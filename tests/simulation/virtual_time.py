@@ -229,7 +229,10 @@ class Process:
         self._context = Context()
         self._context.run(_process.set, self)
         self._frozen: list[asyncio.Handle] = []
+        self._kept: list[asyncio.Task[Any]] = []
+        """The tasks of a dead process, which nobody else may know any more."""
         self._left: int | None = None
+        self._on_step: Callable[[], None] | None = None
 
     @property
     def context(self) -> Context:
@@ -259,14 +262,21 @@ class Process:
         """Run nothing of the process from now on."""
         if self.alive:
             self.alive = False
+            self._kept = [task for task in asyncio.all_tasks(self._loop) if _process_of(task) is self]
             self.killed.set_result(None)
 
     def kill_in(self, steps: int | None) -> None:
         """Kill the process instead of running its step after `steps` more of them; None: not."""
         self._left = steps
 
+    def watch(self, on_step: Callable[[], None]) -> None:
+        """Call `on_step` before every step of the process: `kill_in(n)` kills it after n such calls."""
+        self._on_step = on_step
+
     def may_run(self, handle: asyncio.Handle) -> bool:
         """Whether a step of the process may run; of one that is dead it is put aside."""
+        if self._on_step is not None and self.alive:
+            self._on_step()
         if self.alive and self._left is not None:
             self._left -= 1
             if self._left < 0:
@@ -420,8 +430,13 @@ def _context_of(handle: asyncio.Handle) -> Context:
     return context
 
 
+def _process_of(task: asyncio.Task[Any]) -> Process | None:
+    return task.process if isinstance(task, _Task) else None
+
+
 def _alive(task: asyncio.Task[Any]) -> bool:
-    return not isinstance(task, _Task) or task.process is None or task.process.alive
+    process = _process_of(task)
+    return process is None or process.alive
 
 
 def _place(task: asyncio.Task[Any]) -> str:

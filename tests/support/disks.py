@@ -179,8 +179,9 @@ class FaultyDisk(Disk):
         return path in self.nodes or path in self.directories
 
     def names(self, directory: Path) -> Sequence[str]:
-        inside = [path for path in (*self.nodes, *self.directories) if directory in path.parents]
-        return sorted({path.relative_to(directory).parts[0] for path in inside})
+        above = f"{directory}/"
+        inside = (str(path) for path in (*self.nodes, *self.directories))
+        return sorted({path[len(above) :].partition("/")[0] for path in inside if path.startswith(above)})
 
     def make_directory(self, path: Path) -> None:
         self.directories |= {path, *path.parents}
@@ -202,8 +203,8 @@ class FaultyDisk(Disk):
             self.unlink(path)
 
     def remove_tree(self, path: Path) -> None:
-        self.nodes = {name: node for name, node in self.nodes.items() if path not in name.parents}
-        self.directories = {known for known in self.directories if known != path and path not in known.parents}
+        self.nodes = {name: node for name, node in self.nodes.items() if not _is_in(name, path)}
+        self.directories = {known for known in self.directories if not _is_in(known, path)}
 
     def lock(self, path: Path) -> DirectoryLock:
         return _NoLock()
@@ -239,9 +240,13 @@ class _NoLock(DirectoryLock):
         pass
 
 
+def _is_in(path: Path, directory: Path) -> bool:
+    return path == directory or str(path).startswith(f"{directory}/")
+
+
 def _at(path: Path, old: Path, new: Path) -> Path:
     """Where a path is when the directory `old` is called `new`."""
-    return new / path.relative_to(old) if path == old or old in path.parents else path
+    return new / path.relative_to(old) if _is_in(path, old) else path
 
 
 def _moved(nodes: dict[Path, Node], old: Path, new: Path) -> dict[Path, Node]:

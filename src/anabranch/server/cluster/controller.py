@@ -74,8 +74,8 @@ class Controller:
             for node in await self._store.subtree(path):
                 if node.data:
                     apply(self.state, PutNode(node.path, node.data))
-        self._peers.publish(everything(self.state, node_id))
         epoch = await self.submit(decide_elected)
+        self._peers.publish(everything(self.state, node_id))
         broker = BrokerNode(node_id, epoch, rack, endpoints)
         await self.submit(lambda state: decide_register_broker(state, broker, unclean=unclean))
         while not self._effects.empty():

@@ -1,0 +1,295 @@
+"""What must hold of a cluster whenever something has happened: the rules of a resize, read off tree, roles and logs.
+
+- Metadata never shows half a layout; the tree and the controller's state say the same; leader epochs never go back.
+- An append under a layout is taken only when the leaders whose turn was before have taken their roles (ordering.md, 4).
+- A record lies in the segment of the layout that its producer counted with; the ends of segments never move.
+- What a partition knows of its producers outlives every start.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import reduce
+from typing import NamedTuple
+
+from anabranch.machines.controller import nodes, views
+from anabranch.machines.controller.effects import Decision
+from anabranch.machines.controller.nodes import PutNode, Topic
+from anabranch.machines.controller.state import State, apply
+from anabranch.machines.controller.views import TopicView
+from anabranch.machines.lineage import Lineage
+from anabranch.machines.partition.producers import ProducerTable
+from anabranch.records.batch import headers
+from anabranch.records.key_values import decode_pairs
+from anabranch.server.cluster.view import ClusterUpdate
+from anabranch.server.partitions.appending import Produced
+from anabranch.server.partitions.partition import Partition
+from anabranch.storage.interface import Slice
+from tests.simulation.controller_cluster import Cluster, Machine
+from tests.simulation.virtual_time import VirtualLoop
+
+TOPIC = "t"
+
+
+class Sent(NamedTuple):
+    """A record as it is read back from a log, with what the checks want to know of it."""
+
+    producer_id: int
+    key: int
+    number: int
+    count_said: int
+    """The partition count that its producer said."""
+
+    @property
+    def name(self) -> tuple[int, int, int]:
+        return self[:3]
+
+
+class Rules:
+    """The invariants of one cluster, and what they remember of it."""
+
+    def __init__(self, loop: VirtualLoop, cluster: Cluster) -> None:
+        self.loop = loop
+        self.chance = loop.chance
+        self.cluster = cluster
+        cluster.on_published = self._on_published
+        self.published: list[TopicView] = []
+        self.layouts: dict[tuple[int, int, int], int] = {}
+        """Record to the layout that its leader served when it was last appended."""
+        self.tables: dict[tuple[int, int], tuple[int, ProducerTable]] = {}
+        """(broker, partition) to where its log ended when its broker was killed, and what it knew of producers."""
+        self._cuts: dict[tuple[int, int], int] = {}
+        self._ends: dict[tuple[int, int], int] = {}
+        self._newest_epochs: dict[int, int] = {}
+        self._checked: Topic | None = None
+
+    @property
+    def state(self) -> State | None:
+        return self.cluster.state
+
+    @property
+    def topic(self) -> Topic | None:
+        """The topic node as it is in the tree, whoever controls."""
+        data = self.cluster.tree.nodes.get(nodes.topic_path(TOPIC))
+        return None if data is None else _read_topic(data)
+
+    @property
+    def layouts_made(self) -> int:
+        return 0 if self.topic is None else len(self.topic.layouts) - 1
+
+    @property
+    def machines(self) -> list[Machine]:
+        return list(self.cluster.machines.values())
+
+    def partitions(self) -> Iterator[tuple[Machine, Partition]]:
+        """All partitions that have a role, with their brokers."""
+        for machine in self.machines:
+            for found in machine.replicas if machine.up else ():
+                if found.leadership is not None and found.name.topic == TOPIC:
+                    yield machine, found
+
+    def _on_published(self, update: ClusterUpdate) -> None:
+        """The controller has persisted and applied a decision: the tree and the state must say the same."""
+        assert self.cluster.wire is not None
+        if self.chance.random() < 0.05:
+            self._check_replay(self.cluster.wire.controller.state)
+        snapshot = update.topics.get(TOPIC)
+        if snapshot is None or snapshot.deleting or (self.published and self.published[-1] == snapshot.view):
+            return
+        check_view(snapshot.view)
+        self.published.append(snapshot.view)
+
+    def leader(self, view: TopicView, partition: int) -> Machine | None:
+        """The broker that a client with this metadata turns to, if it is there."""
+        if partition >= len(view.partitions):
+            return None
+        machine = self.cluster.machines.get(view.partitions[partition].leader)
+        return machine if machine is not None and machine.up else None
+
+    def led(self, view: TopicView, number: int) -> Partition | None:
+        machine = self.leader(view, number)
+        return None if machine is None else machine.partition(TOPIC, number)
+
+    def lineage(self, view: TopicView) -> Lineage | None:
+        """The lineage as a client makes it: layouts from metadata, offsets from the leaders, epochs checked."""
+        ends: list[dict[int, int]] = [{} for _ in view.layouts[:-1]]
+        for seen in view.partitions:
+            partition = self.led(view, seen.partition)
+            if partition is None or partition.leader_epoch != seen.leader_epoch:
+                return None
+            for layout, known in enumerate(view.layouts[:-1]):
+                if seen.partition in known.ended_epochs:
+                    _, end = partition.log.end_offset_for_epoch(known.ended_epochs[seen.partition])
+                    ends[layout][seen.partition] = end
+        self._check_ends(view, ends)
+        counts = tuple(layout.count for layout in view.layouts)
+        return Lineage(view.initial_partition_count, counts, tuple(ends))
+
+    # Invariants.
+
+    def check(self) -> None:
+        """Check what is cheap; now and then, check every record."""
+        topic = self.topic
+        if topic is None:
+            return
+        if topic is not self._checked:
+            self._checked = topic
+            self._check_cuts(topic)
+        self._check_epochs(topic)
+        self._check_tables()
+        if self.chance.random() < 0.01:
+            self.check_segments()
+
+    async def check_replay(self) -> None:
+        """Replay equals live, between two decisions."""
+
+        def compare(state: State) -> Decision[None]:
+            self._check_replay(state)
+            return Decision(reply=None)
+
+        await self.cluster.submit(compare)
+
+    def _check_replay(self, state: State) -> None:
+        """Replay equals live: what was folded decision by decision is the tree as it stands."""
+        loaded = [PutNode(path, data) for path, data in sorted(self.cluster.tree.nodes.items()) if data]
+        assert reduce(apply, loaded, State()) == state
+
+    def _check_cuts(self, topic: Topic) -> None:
+        """Never two epochs cut for one layout and partition."""
+        for layout, known in enumerate(topic.layouts):
+            for partition, epoch in known.ended_epochs.items():
+                assert self._cuts.setdefault((layout, partition), epoch) == epoch
+
+    def _check_epochs(self, topic: Topic) -> None:
+        """Epochs never go back, at the leaders and in the tree, through removal and return."""
+        for partition in topic.partitions:
+            data = self.cluster.tree.nodes.get(nodes.partition_path(TOPIC, partition))
+            if data:
+                epoch = _leader_epoch(data)
+                assert epoch >= self._newest_epochs.get(partition, -1)
+                self._newest_epochs[partition] = epoch
+        for _, led in self.partitions():
+            entries = led.log.epochs.entries
+            assert all(one[0] < two[0] and one[1] <= two[1] for one, two in itertools.pairwise(entries))
+            assert led.log.epochs.latest <= self._newest_epochs.get(led.name.partition, -1)
+
+    def _check_tables(self) -> None:
+        """What a partition knows of producers after a start is what it knew before, where no record was lost."""
+        for machine, partition in self.partitions() if self.tables else ():
+            end, known = self.tables.pop((machine.broker_id, partition.name.partition), (-1, None))
+            if known is not None and end == partition.log.end:
+                assert _remembered(partition.table) == _remembered(known), (
+                    f"producers of {partition.name} are forgotten: {_remembered(partition.table)}, {_remembered(known)}"
+                )
+                assert ProducerTable.restore(known.snapshot()) == known
+
+    def check_segments(self) -> None:
+        """A record lies in the segment of the layout whose count its producer said."""
+        view = None if self.state is None else views.topic_view(self.state, TOPIC)
+        if self.state is None or view is None or self.state.topics[TOPIC].resize is not None:
+            return
+        lineage = self.lineage(view)
+        if lineage is None:
+            return
+        for seen in view.partitions:
+            found = self.led(view, seen.partition)
+            assert found is not None
+            for offset, record in read_log(found, found.log.log_start, found.log.end):
+                layout = lineage.layout_at(seen.partition, offset)
+                assert layout == self.layouts[record.name], (
+                    f"{record} at {offset} of {found.name} lies in the segment of layout {layout}, but was appended "
+                    f"under {self.layouts[record.name]}; {lineage}; {found.log.epochs.entries}"
+                )
+                assert lineage.counts[layout] == record.count_said
+
+    def _check_ends(self, view: TopicView, ends: list[dict[int, int]]) -> None:
+        """Ends, once known, never move."""
+        for layout, known in enumerate(ends):
+            for number, end in known.items():
+                before = self._ends.setdefault((layout, number), end)
+                found = self.led(view, number)
+                assert found is not None
+                # A partition that was removed and made again has forgotten the epochs of its earlier life.
+                assert end == before or before < end <= found.log.log_start, (
+                    f"end({number}, {layout}) moved from {before} to {end}"
+                )
+
+    def check_duplicate(self, partition: Partition, records: list[Sent], produced: Produced) -> None:
+        """A batch that is answered as appended before is the one that was appended."""
+        if produced.base_offset >= partition.log.log_start:
+            last = produced.base_offset + len(records)
+            assert last <= partition.log.end, f"{records}, appended at {produced.base_offset}: records were lost"
+            found = [record for _, record in read_log(partition, produced.base_offset, last)]
+            assert found == records
+
+    def check_order_of_phases(self, number: int, layout: int) -> None:
+        """Who takes an append under a layout can rely on everyone whose turn was before: ordering.md, section 4."""
+        topic = self.topic
+        assert topic is not None
+        if layout == 0 or topic.resize is None or layout != len(topic.layouts) - 1:
+            return
+        old, new = topic.layouts[-2].count, topic.layouts[-1].count
+        earlier = range(new, old) if new < old and number < new else range(old) if number >= old else ()
+        for _, other in self.partitions():
+            role = other.leadership
+            assert role is None or other.name.partition not in earlier or role.layout >= layout, (
+                f"partition {number} takes appends of layout {layout} while {other.name} still takes those before"
+            )
+
+
+def check_view(view: TopicView) -> None:
+    """Nobody sees half a layout."""
+    count = view.undeleted_partition_count
+    assert view.layouts[-1].count == count
+    assert not view.layouts[-1].ended_epochs
+    assert [seen.partition for seen in view.partitions] == list(range(len(view.partitions)))
+    assert len(view.partitions) >= count
+    assert all(seen.retiring == (seen.partition >= count) for seen in view.partitions)
+    for layout in view.layouts[:-1]:
+        assert set(layout.ended_epochs) >= set(range(layout.count))
+        assert sorted(layout.ended_epochs) == list(range(len(layout.ended_epochs)))
+
+
+def _remembered(table: ProducerTable) -> dict[int, object]:
+    """What a table knows of each producer, but when it was heard of."""
+    return {producer_id: replace(known, seen_ms=0) for producer_id, known in table}
+
+
+def read_log(partition: Partition, start: int, stop: int) -> Iterator[tuple[int, Sent]]:
+    """The records of a log from one offset to another, as they are on its disk."""
+    offset = start
+    while offset < stop:
+        part = partition.log.read(offset, 1 << 20, end=partition.log.end)
+        if part is None:
+            return
+        assert isinstance(part, Slice)
+        view = part.view()
+        for position, header in headers(view):
+            records = _records(bytes(view[position : position + header.size]), header.producer_id)
+            for place_of, record in enumerate(records, header.base_offset):
+                if offset <= place_of < stop:
+                    yield place_of, record
+            offset = max(offset, header.next_offset)
+
+
+@functools.lru_cache(20_000)
+def _records(batch: bytes, producer_id: int) -> list[Sent]:
+    _, header = next(iter(headers(batch)))
+    found = []
+    for key, value in decode_pairs(memoryview(batch), header):
+        assert key is not None and value is not None
+        found.append(Sent(producer_id, int(key), *map(int, value.split())))
+    return found
+
+
+@functools.lru_cache(1_000)
+def _read_topic(data: bytes) -> Topic:
+    return nodes.read_topic(TOPIC, data)
+
+
+@functools.lru_cache(1_000)
+def _leader_epoch(data: bytes) -> int:
+    return nodes.read_partition("", data).leader_epoch
