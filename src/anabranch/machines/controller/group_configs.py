@@ -43,6 +43,15 @@ def group_synonyms(
     return Synonym(config.name, overrides[config.name], ConfigSource.GROUP_CONFIG), of_broker
 
 
+def within_bounds(overrides: Mapping[str, str], known: Mapping[str, GroupConfig]) -> dict[str, str]:
+    """Return the known overrides, each moved to the nearest bound that the broker has now if it lies outside."""
+    return {
+        name: str(min(max(int(value), known[name].least), known[name].most))
+        for name, value in overrides.items()
+        if name in known
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class AlterGroupConfigs:
     """One group of an IncrementalAlterConfigs request."""

@@ -8,7 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from anabranch.machines.controller.group_configs import HEARTBEAT_INTERVAL, SESSION_TIMEOUT, GroupConfig
+from anabranch.machines.controller.group_configs import (
+    HEARTBEAT_INTERVAL,
+    SESSION_TIMEOUT,
+    GroupConfig,
+    within_bounds,
+)
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.collector import collector_paused
 from anabranch.runtime.net.acceptor import ConnectionNumbers
@@ -154,14 +159,7 @@ class Groups(ShardSet["Coordinator", "Record"]):
     def _configs_of(self, group_id: str) -> Mapping[str, str]:
         """A group's configs, within the bounds that the broker has now."""
         found = self._view.group_configs(group_id)
-        if not found:
-            return {}
-        known = self.configs
-        return {
-            name: str(min(max(int(value), known[name].least), known[name].most))
-            for name, value in found.items()
-            if name in known
-        }
+        return within_bounds(found, self.configs) if found else found
 
     # -- topics ------------------------------------------------------------------------------------------------------
 

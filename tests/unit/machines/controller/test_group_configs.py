@@ -14,6 +14,7 @@ from anabranch.machines.controller.group_configs import (
     GroupConfig,
     decide_alter_group_configs,
     group_synonyms,
+    within_bounds,
 )
 from anabranch.machines.controller.state import State, apply
 
@@ -88,3 +89,10 @@ def test_the_value_of_a_config_comes_from_the_group_then_from_the_broker() -> No
     assert group_synonyms(config, {SESSION_TIMEOUT: "50000"}, {}) == (of_group, default)
     (static,) = group_synonyms(config, {}, {config.broker_setting: "45000"})
     assert static == default._replace(source=ConfigSource.STATIC_BROKER_CONFIG)
+
+
+def test_overrides_of_earlier_bounds_move_to_the_nearest_bound_and_unknown_ones_are_dropped() -> None:
+    overrides = {SESSION_TIMEOUT: "70000", HEARTBEAT_INTERVAL: "1", "of.a.later.version": "x"}
+    assert within_bounds(overrides, KNOWN) == {SESSION_TIMEOUT: "60000", HEARTBEAT_INTERVAL: "1000"}
+    assert within_bounds({SESSION_TIMEOUT: "45001"}, KNOWN) == {SESSION_TIMEOUT: "45001"}
+    assert within_bounds({}, KNOWN) == {}
