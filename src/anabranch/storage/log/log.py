@@ -360,7 +360,7 @@ class LocalLog:
             self._resume(now_ms)
 
     def _resume(self, now_ms: int | None) -> None:
-        """As `resume`; without `now_ms` whenever the last attempt was."""
+        """As `resume`; without `now_ms` the time since the last attempt does not matter."""
         assert self._failure is not None
         if now_ms is not None:
             if now_ms < self._resume_at_ms:
