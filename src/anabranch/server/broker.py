@@ -41,7 +41,6 @@ from anabranch.storage.directory import METADATA_FILE, DataDirectory, Identity
 from anabranch.storage.metadata.embedded import EmbeddedMetadataStore
 
 events = EventLogger("broker")
-CLEAN_STOP_FILE = "clean-stop"
 BOOT_FILE = "boot-id"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -80,7 +79,7 @@ class Broker:
         self._closing.callback(directory.release)
         new_id = urlsafe_b64encode(self._chance.uuid().bytes).decode().rstrip("=")
         identity = directory.identity(Identity(new_id, settings.node_id))
-        clean = self._disk.exists(directory.path / CLEAN_STOP_FILE)
+        clean = directory.stopped_cleanly
         store = await EmbeddedMetadataStore.open(directory.path / METADATA_FILE)
         self._closing.push_async_callback(store.close)
         self._assemble(directory, store, identity.cluster_id, clean=clean)
@@ -88,7 +87,7 @@ class Broker:
         port = self._listen()
         self.address = context.address = Address(self.address.host, self.address.port or port)
         lost = not clean and self._may_have_lost_records(directory)
-        self._disk.unlink(directory.path / CLEAN_STOP_FILE)
+        directory.began()
         await controller.start(
             settings.node_id, settings.broker_rack or None, (f"PLAINTEXT://{self.address}",), unclean=lost
         )
@@ -229,7 +228,7 @@ class Broker:
         await self._controller.stop()
         sound = await self.context.replicas.close()
         if sound:
-            self._disk.replace(self._directory.path / CLEAN_STOP_FILE, b"")
+            self._directory.stopped()
         await self._closing.aclose()
         return sound
 

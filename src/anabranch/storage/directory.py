@@ -16,6 +16,7 @@ from anabranch.records.batch import BatchHeader
 from anabranch.runtime.disk import Disk
 from anabranch.storage.checkpoints import Checkpoints
 from anabranch.storage.log.config import LogConfig
+from anabranch.storage.log.group_commit import GroupCommit
 from anabranch.storage.log.log import LocalLog
 
 META_FILE = "meta.properties"
@@ -107,6 +108,7 @@ class DataDirectory:
         *,
         start_offset: int = 0,
         visit: Callable[[BatchHeader], None] | None = None,
+        commits: GroupCommit | None = None,
     ) -> LocalLog:
         """Open a partition's log, as `LocalLog.open`; its checkpoints are kept here, with everyone's."""
         return LocalLog.open(
@@ -116,7 +118,12 @@ class DataDirectory:
             start_offset=start_offset,
             visit=visit,
             checkpoints=self.checkpoints,
+            commits=commits,
         )
+
+    def has_log(self, partition: TopicPartition) -> bool:
+        """Whether a partition has a log here."""
+        return self._disk.exists(self.log_path(partition))
 
     def remove_log(self, partition: TopicPartition) -> None:
         """Delete a log; after a crash it is either whole or gone. Blocks; OSError."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
@@ -176,28 +175,20 @@ class Replicas:
     def _open(
         self, name: TopicPartition, role: Role, settings: TopicSettings
     ) -> PartitionLog | OSError | OfflineLogError:
-        path = self._directory.log_path(name)
         try:
-            log = self._open_at(path, role, settings)
+            log = self._open_log(name, settings, role.start_offset)
             if log.log_start == log.end < role.start_offset:
                 # An empty log of an earlier life, or one that a crash left half made: it must go on where that ended.
                 log.close()
                 self._directory.remove_log(name)
                 self._checkpoints.forget(str(name))
-                log = self._open_at(path, role, settings)
+                log = self._open_log(name, settings, role.start_offset)
         except (OSError, OfflineLogError) as error:
             return error
         return log
 
-    def _open_at(self, path: Path, role: Role, settings: TopicSettings) -> PartitionLog:
-        return LocalLog.open(
-            path,
-            settings.log,
-            disk=self._disk,
-            start_offset=role.start_offset,
-            checkpoints=self._checkpoints,
-            commits=self.commits,
-        )
+    def _open_log(self, name: TopicPartition, settings: TopicSettings, start_offset: int = 0) -> PartitionLog:
+        return self._directory.open_log(name, settings.log, start_offset=start_offset, commits=self.commits)
 
     def _adopt(
         self,
@@ -301,13 +292,10 @@ class Replicas:
     def _keep_producers(self, name: TopicPartition, topic_id: UUID) -> None:
         """Make durable what a log that is to be deleted knows of producers. Blocks; OSError."""
         if self.removed.table(name, topic_id) is None:
-            path = self._directory.log_path(name)
-            if not self._disk.exists(path):
+            if not self._directory.has_log(name):
                 return
             try:
-                log = LocalLog.open(
-                    path, self._settings_of(name.topic).log, disk=self._disk, checkpoints=self._checkpoints
-                )
+                log = self._open_log(name, self._settings_of(name.topic))
                 table, _ = fold_producers(log, name, self._clock.now_ms())
                 log.close()
             except OfflineLogError as error:

@@ -422,10 +422,10 @@ class LocalLog:
 
     # -- epochs and timestamps -----------------------------------------------------------------------------------
 
-    def start_epoch(self, epoch: int, *, durable: bool = False) -> None:
+    def start_epoch(self, epoch: int) -> None:
         """End the current leader epoch at the log's end and begin `epoch` there; an epoch not above it is no change.
 
-        It survives the process; with `durable` it survives a power loss too, as do the records before it (blocks).
+        The epoch survives a crash of the process, not of the machine. OSError, with the epochs unchanged.
         """
         if epoch > self.epochs.latest:
             before = self.epochs.entries
@@ -435,9 +435,6 @@ class LocalLog:
             except OSError:
                 self.epochs = LeaderEpochs(before)
                 raise
-        if durable:
-            self.flush()
-            self._epochs_file.sync(self.epochs)
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """Answer OffsetForLeaderEpoch: the largest epoch not above `epoch`, and its end; (-1, -1) where unknown."""

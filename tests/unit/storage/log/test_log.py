@@ -319,16 +319,6 @@ def test_a_new_logs_first_sync_includes_its_names(tmp_path: Path) -> None:
     assert log.begin_flush().directories == ()
 
 
-def test_an_epoch_that_must_last_is_synced_with_the_records_before_it() -> None:
-    disk = FaultyDisk(1)
-    disk.make_directory(HERE.parent)
-    log = LocalLog.open(HERE, LogConfig(), disk=disk)
-    fill(log, 3)
-    log.start_epoch(5, durable=True)
-    log = LocalLog.open(HERE, LogConfig(), disk=disk.crash())
-    assert (log.end, log.epochs.entries) == (6, [(0, 0), (5, 6)])
-
-
 def test_a_full_disk_refuses_appends_serves_reads_and_takes_appends_again_when_there_is_room() -> None:
     disk = FaultyDisk(1)
     log = LocalLog.open(HERE, LogConfig(), disk=disk)
