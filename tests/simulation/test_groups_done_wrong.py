@@ -20,7 +20,6 @@ from anabranch.machines.groups.consumer.group import NOTHING, ConsumerGroup, Mem
 from anabranch.machines.groups.consumer.step import Step
 from anabranch.machines.groups.coordinator import Coordinator
 from anabranch.machines.groups.image import TopicImage
-from anabranch.machines.outcome import SetTimer
 from anabranch.runtime.timers import Timers
 from anabranch.server.coordinators.shard import Shard
 from tests.simulation.groups import live
@@ -76,7 +75,7 @@ def impatient() -> AbstractContextManager[object]:
 
     def keep_session(step: Step, member: Member) -> None:
         timeout_ms = step.configs.session_timeout_ms // 3
-        step.timers.append(SetTimer(("session", step.group_id, member.member_id), step.now_ms + timeout_ms))
+        step.draft.set_timer(("session", step.group_id, member.member_id), step.now_ms + timeout_ms)
 
     return mock.patch.object(Step, "keep_session", keep_session)
 
@@ -200,5 +199,6 @@ def lives(**changed: Any) -> None:
 def test_a_group_that_does_it_wrong_is_found_out(
     sabotage: Callable[[], AbstractContextManager[object]], theme: dict[str, Any]
 ) -> None:
-    with sabotage(), pytest.raises(AssertionError, match="the whole story"):
+    with sabotage(), pytest.raises(AssertionError, match="the whole story") as failure:
         lives(**theme)
+    assert isinstance(failure.value.__cause__, AssertionError), "a rule found it, not an accident of the sabotage"
