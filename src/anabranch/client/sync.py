@@ -39,9 +39,9 @@ R = TypeVar("R")
 
 
 class Outcome(Generic[R]):
-    """What becomes of something that was handed over; `result` waits for it.
+    """The outcome of a record or table that was handed over; `result` waits for it.
 
-    As a `concurrent.futures.Future` to who reads it, at a tenth of its cost: producers make one for every record.
+    Has the reader's side of `concurrent.futures.Future`, at a tenth of its cost: producers make one for every record.
     """
 
     __slots__ = ("_callbacks", "_done", "_error", "_news", "_result")
@@ -79,7 +79,7 @@ class Outcome(Generic[R]):
             self._call_back()
 
     def set_result(self, result: R) -> None:
-        """Make it known that all went well."""
+        """Complete with a result."""
         self._result = result
         self._done = True
         if self._callbacks is not None:
@@ -88,7 +88,7 @@ class Outcome(Generic[R]):
             self._news.tell()
 
     def set_exception(self, exception: BaseException) -> None:
-        """Make known what went wrong."""
+        """Complete with an error."""
         self._error = exception
         self._done = True
         if self._callbacks is not None:
@@ -103,12 +103,12 @@ class Outcome(Generic[R]):
 
 
 class _News:
-    """Wakes those who wait for one of many outcomes; costs nothing while nobody waits."""
+    """Wakes threads that wait for one of many outcomes; costs nothing while no thread waits."""
 
     def __init__(self) -> None:
         self.lock = threading.Condition()
         self.waiting = 0
-        """How many wait."""
+        """The number of waiting threads."""
 
     def wait_for(self, holds: Callable[[], bool], timeout: float | None) -> bool:
         with self.lock:

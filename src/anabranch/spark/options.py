@@ -105,8 +105,8 @@ class Options:
     fail_on_data_loss: bool = True
     headers: bool = False
     group_id: str | None = None
-    look_retries: int = 100
-    look_retry_interval_ms: int = 100
+    snapshot_retries: int = 100
+    snapshot_retry_interval_ms: int = 100
     poll_timeout_ms: int = 120_000
     ordered: bool = True
     split_by_key: bool = True
@@ -146,8 +146,8 @@ def parse(given: Mapping[str, str]) -> Options:
         fail_on_data_loss=_flag(options, "failOnDataLoss", True),
         headers=_flag(options, "includeHeaders", False),
         group_id=str(group_id) if group_id else None,
-        look_retries=_number(options, "fetchOffset.numRetries", 0, 100),
-        look_retry_interval_ms=_number(options, "fetchOffset.retryIntervalMs", 0, 100),
+        snapshot_retries=_number(options, "fetchOffset.numRetries", 0, 100),
+        snapshot_retry_interval_ms=_number(options, "fetchOffset.retryIntervalMs", 0, 100),
         poll_timeout_ms=_number(options, "kafkaConsumer.pollTimeoutMs", 1, 120_000),
         ordered=_word(options, "ordering", ("key", "none")) == "key",
         split_by_key=_word(options, "split", ("key", "offset")) == "key",

@@ -134,22 +134,22 @@ class SnapshotReader:
     async def _patiently(self, name: str, ask: Callable[[TopicView], Coroutine[Any, Any, R]]) -> R:
         """Ask about a topic until nothing has changed meanwhile."""
         options = self._options
-        for attempt in range(options.look_retries + 1):
+        for attempt in range(options.snapshot_retries + 1):
             if attempt:
-                await asyncio.sleep(options.look_retry_interval_ms / 1000)
+                await asyncio.sleep(options.snapshot_retry_interval_ms / 1000)
             view = self._views.get(name)
             if view is None:
                 try:
                     view = self._views[name] = await self._cluster.view(name)
                 except ConnectionError:
-                    if attempt == options.look_retries:
+                    if attempt == options.snapshot_retries:
                         raise
                     continue
             try:
                 return await ask(view)
             except (ApiError, ConnectionError) as error:
                 self._views.pop(name, None)
-                if attempt == options.look_retries or (isinstance(error, ApiError) and not error.retriable):
+                if attempt == options.snapshot_retries or (isinstance(error, ApiError) and not error.retriable):
                     raise
         raise AssertionError
 

@@ -380,7 +380,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._tasks(snapshots, first, last, whole=False)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Tell the consumer group, if the options name one, how far the query is: for those who snapshot at lag.
+        """Tell the consumer group, if the options name one, how far the query is: for tools that show its lag.
 
         The query itself goes on from its checkpoint, so a commit that fails is said, and fails nothing.
         """

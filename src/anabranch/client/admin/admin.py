@@ -1,4 +1,4 @@
-"""Topics, settings, offsets, groups (`group_admin`), and the cluster: what an administrator asks for and changes."""
+"""Topics, settings, offsets, groups (`group_admin`), and the cluster: for administrators."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ConfigEntry(NamedTuple):
 
     @property
     def is_default(self) -> bool:
-        """Whether nobody set it on the resource itself."""
+        """Whether the value is not set on the resource itself."""
         return self.source != 1
 
 
@@ -180,7 +180,7 @@ class Admin(GroupAdmin):
         return found
 
     async def describe_topics(self, topics: str | Iterable[str]) -> dict[str, TopicDescription]:
-        """Tell everything of topics: layouts, leaders, epochs, segments, who retires and who waits on whom."""
+        """Describe topics: layouts, leaders, epochs, segments, retiring partitions, and what gates wait on."""
         names = [topics] if isinstance(topics, str) else list(topics)
         return {name: await self._describe(name) for name in names}
 

@@ -173,7 +173,7 @@ class Connection(asyncio.BufferedProtocol):
         await self._writable.wait()
 
     def close(self, reason: Exception | None = None) -> None:
-        """End the connection; whoever waits for an answer is told `DisconnectedError`."""
+        """End the connection; requests without a response fail with `DisconnectedError`."""
         self._fail(reason or DisconnectedError(f"the connection to {self.name} was closed"))
         if self._transport is not None:
             self._transport.abort()
@@ -204,7 +204,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=16 * 1024 * 1024)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail everybody who waits."""
+        """Fail every request without a response."""
         reason = f": {exc}" if exc is not None else ""
         self._fail(DisconnectedError(f"{self.name} closed the connection{reason}"))
         self._ended.set()
@@ -218,7 +218,7 @@ class Connection(asyncio.BufferedProtocol):
         self._writable.set()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Say where the next bytes go: to the frame that is being filled, if one is."""
+        """Return the room for the next bytes: in the frame that is being filled, if one is."""
         if self._frame is not None:
             return self._frame[self._filled :]
         return self._view[self._end :]
@@ -260,7 +260,7 @@ class Connection(asyncio.BufferedProtocol):
         correlation_id = response_correlation_id(frame)
         waiting = self._waiting.pop(correlation_id, None)
         if waiting is None:
-            raise DecodeError(f"an answer to request {correlation_id}, which nobody sent")
+            raise DecodeError(f"an answer to request {correlation_id}, which was not sent")
         api, version, future, timer = waiting
         if timer is not None:
             timer.cancel()

@@ -167,7 +167,7 @@ class Cluster:
         return None if lane is None else lane.open_connection
 
     async def connection_to(self, host: str, port: int, purpose: str) -> Connection:
-        """The connection to a broker by its address, which another broker told."""
+        """The connection to a broker by its address, as given by another broker."""
         return await self._lane(host, port, purpose).connection()
 
     async def any_connection(self) -> Connection:
@@ -216,7 +216,7 @@ class Cluster:
     # -- topics -------------------------------------------------------------------------------------------------------
 
     async def refresh(self) -> ClusterInfo:
-        """Look at the brokers again."""
+        """Ask for the brokers again."""
         await self._metadata([])
         return ClusterInfo(self._cluster_id, self._controller, tuple(self._nodes.values()))
 
@@ -235,7 +235,7 @@ class Cluster:
     async def topics(
         self, names: Sequence[str] | None = None, *, create: bool = False
     ) -> dict[str, TopicInfo | ApiError]:
-        """Look at topics, by default at all; one that cannot be seen is the error that says why."""
+        """Ask for topics, by default for all; a topic that cannot be described is its error."""
         response = await self._metadata(names, create=create)
         found: dict[str, TopicInfo | ApiError] = {}
         for topic in response.topics:
@@ -253,7 +253,7 @@ class Cluster:
         return found
 
     async def topics_by_id(self, topic_ids: Iterable[UUID]) -> dict[UUID, TopicInfo]:
-        """Look at topics by their ids; those that are not there are left out."""
+        """Ask for topics by their ids; those that do not exist are left out."""
         wanted = list(topic_ids)
         if not wanted:
             return {}
@@ -269,7 +269,7 @@ class Cluster:
         }
 
     async def topic(self, name: str, *, create: bool = False) -> TopicInfo:
-        """Look at one topic, or raise the error that says why it cannot be seen."""
+        """Ask for one topic. Raises `ApiError` where it cannot be described."""
         info = (await self.topics([name], create=create))[name]
         if isinstance(info, ApiError):
             raise info
@@ -318,7 +318,7 @@ class Cluster:
     # -- lineage ------------------------------------------------------------------------------------------------------
 
     async def view(self, name: str) -> TopicView:
-        """Look at a topic with its lineage, all of one moment."""
+        """Return a view of a topic with its lineage, all of one moment."""
         error: AnabranchError | None = None
         for attempt in range(ATTEMPTS_MAX):
             if attempt:

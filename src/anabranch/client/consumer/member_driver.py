@@ -63,7 +63,7 @@ class MemberDriver:
                             await self._context.changed.wait()
 
     def join(self) -> None:
-        """Tell the machine what is subscribed to; a classic one is told the names that match a pattern."""
+        """Give the machine the subscription; a classic one is given the names that match a pattern."""
         assert self._context.subscription is not None
         if self._context.subscription.pattern is not None and self._settings.group_protocol == "classic":
             self._context.job("pattern", self._match)
@@ -132,7 +132,7 @@ class MemberDriver:
                 await asyncio.sleep(TOPICS_INTERVAL_MS / 1000)
 
     async def _look_first(self) -> None:
-        """Remember which partitions there are now: those that appear later are read from their beginning."""
+        """Remember the partitions that exist now: those that appear later are read from their beginning."""
         assert self._context.subscription is not None
         names = None if self._context.subscription.pattern is not None else sorted(self._context.subscription.topics)
         try:

@@ -55,7 +55,7 @@ def offsets_of(given: OffsetsByPartition) -> dict[TopicPartition, OffsetAndMetad
 
 
 class MemberIdentity(NamedTuple):
-    """Who commits: a member at an epoch (or generation), or nobody in particular."""
+    """The committer: a member at an epoch (or generation); by default no member."""
 
     member_id: str = ""
     epoch: int = -1
@@ -67,7 +67,7 @@ Fetched = dict[TopicPartition, OffsetAndMetadata | ErrorCode]
 
 
 class Offsets:
-    """The offsets of one group. One request each; who calls decides on what to do again."""
+    """The offsets of one group. One request each; the caller decides what is tried again."""
 
     def __init__(self, coordinator: Coordinator, group_id: str, timeout_ms: int) -> None:
         self._coordinator = coordinator

@@ -1,11 +1,11 @@
-"""A producer's side of its transactions: what it says to their coordinator, and what it may say next.
+"""A producer's side of its transactions: the requests to their coordinator, and the calls that each phase allows.
 
     NEW ──init──► READY ──begin──► OPEN ──commit──► COMMITTING ──► READY
                                     │
                                     └─ a record failed, abort ─► SPOILT ──► READY        FENCED is the end
 
-Requests are repeated until `max.block.ms` are over: the coordinator recognises those that it has carried out. Every
-coordinator request is safe to repeat, so a lost answer never decides anything.
+Requests are repeated until `max.block.ms` are over: the coordinator recognizes those that it has carried out. Every
+coordinator request is safe to repeat, so a lost response never decides anything.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Transactions:
         self._as = Producing(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
     def check(self, action: str) -> None:
-        """Raise what stands against an action in this phase."""
+        """Raise the error that stands against an action in this phase."""
         if self.phase in MAY[action]:
             return
         if self.phase is Phase.FENCED:
@@ -153,7 +153,7 @@ class Transactions:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     async def init(self) -> Producing:
-        """Get the producer id and the next epoch; whoever had them is fenced, what it left open is aborted."""
+        """Get the producer id and the next epoch; an older producer is fenced, its open transaction aborted."""
         request = InitProducerIdRequest(
             transactional_id=self.transactional_id,
             transaction_timeout_ms=self._timeout_ms,
@@ -199,13 +199,13 @@ class Transactions:
         )
         topics: dict[str, list[TxnOffsetCommitRequestPartition]] = {}
         for tp, at in offsets.items():
-            told = TxnOffsetCommitRequestPartition(
+            partition = TxnOffsetCommitRequestPartition(
                 partition_index=tp.partition,
                 committed_offset=at.offset,
                 committed_leader_epoch=NO_LEADER_EPOCH if at.leader_epoch is None else at.leader_epoch,
                 committed_metadata=at.metadata,
             )
-            topics.setdefault(tp.topic, []).append(told)
+            topics.setdefault(tp.topic, []).append(partition)
         committed = TxnOffsetCommitRequest(
             transactional_id=self.transactional_id,
             group_id=group.group_id,
@@ -214,12 +214,14 @@ class Transactions:
             generation_id=group.generation_id,
             member_id=group.member_id,
             group_instance_id=group.group_instance_id,
-            topics=[TxnOffsetCommitRequestTopic(name=name, partitions=told) for name, told in topics.items()],
+            topics=[
+                TxnOffsetCommitRequestTopic(name=name, partitions=partitions) for name, partitions in topics.items()
+            ],
         )
         coordinator = self._groups.setdefault(group.group_id, Coordinator(self._cluster, group.group_id, GROUP))
 
         async def add() -> Any:
-            await coordinator.connection(PURPOSE)  # A group that nobody has looked for has no coordinator yet.
+            await coordinator.connection(PURPOSE)  # A group that was never looked up has no coordinator yet.
             return await self._ask(added)
 
         def code_of(response: Any) -> ErrorCode:
@@ -237,7 +239,7 @@ class Transactions:
         )
 
     async def end(self, *, commit: bool) -> None:
-        """Commit or abort what the coordinator knows of; when this returns the decision is durable."""
+        """Commit or abort the open transaction; when this returns the decision is durable."""
         if self.begun:
             request = EndTxnRequest(
                 transactional_id=self.transactional_id,
@@ -266,7 +268,7 @@ class Transactions:
         what: str,
         code_of: Callable[[Any], ErrorCode] = lambda response: ErrorCode.of(response.error_code),
     ) -> Any:
-        """Ask until there is an answer that says more than to ask again."""
+        """Ask until the response is final, or the deadline is over."""
         loop = asyncio.get_running_loop()
         deadline, delay_s = loop.time() + self._max_block_ms / 1000, RETRY_S
         while True:
@@ -304,5 +306,5 @@ def _worst(codes: Iterable[ErrorCode]) -> ErrorCode:
 
 
 def group_of(group: GroupMetadata | str) -> GroupMetadata:
-    """Who commits: a member of a group, or just the group's id where it has no members."""
+    """The committing member of a group, or just the group's id where the group has no members."""
     return GroupMetadata(group, NO_GENERATION, "", None) if isinstance(group, str) else group

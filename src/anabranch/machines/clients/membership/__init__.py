@@ -1,8 +1,8 @@
 """A member of a group, without clock or socket: one machine for each group protocol.
 
-`next` says what the network is to do: send a request to the group's coordinator, run an assignor, or wait; what comes
-of it is told with `on_response` or `on_error`. `take` says what the application is to do, one thing at a time: let go
-of partitions, take some, or learn that some are lost; `done` says that it did (`event` only looks what it would be).
+`next` returns the next step for the network: send a request to the group's coordinator, run an assignor, or wait;
+report its result with `on_response` or `on_error`. `take` returns the next event for the application, one at a time:
+revoke partitions, take some, or learn that some are lost; report it with `done` (`event` returns it without taking it).
 After every call ask again. The network goes on while the application works.
 
 The rule both machines keep: a member owns a partition from the moment its Assign is acknowledged until its Revoke or

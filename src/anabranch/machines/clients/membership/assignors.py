@@ -81,7 +81,7 @@ class MemberAssignment:
 
 @dataclass(frozen=True, slots=True)
 class GroupAssignment:
-    """What every member is to have."""
+    """The assignment of every member."""
 
     members: Mapping[str, MemberAssignment] = field(default_factory=dict)
     error: int = NO_ERROR
@@ -111,7 +111,7 @@ class PartitionAssignor(ABC):
 
     @abstractmethod
     def assign(self, spec: AssignmentSpec) -> GroupAssignment:
-        """Decide which member has what."""
+        """Return the assignment of every member."""
 
     def on_assignment(self, error: int, assignment: MemberAssignment, member_epoch: int) -> None:
         """Learn this member's assignment of a new epoch; what of it can be read now, the rebalance listener says."""
@@ -119,7 +119,7 @@ class PartitionAssignor(ABC):
 
 
 def offer(assignors: tuple[PartitionAssignor, ...]) -> tuple[OfferedAssignor, ...]:
-    """What the coordinator is told about assignors."""
+    """The assignors as heartbeats offer them."""
     offered: list[OfferedAssignor] = []
     for assignor in assignors:
         metadata = assignor.metadata()
@@ -163,7 +163,7 @@ def spec_of(response: ConsumerGroupPrepareAssignmentResponse) -> AssignmentSpec:
 def install_request(
     group_id: str, member_id: str, member_epoch: int, group_epoch: int, computed: GroupAssignment
 ) -> ConsumerGroupInstallAssignmentRequest:
-    """Say what was computed."""
+    """Return the request that installs a computed assignment."""
     members: list[InstalledMember] = []
     for name, assignment in sorted(computed.members.items()):
         topics: dict[UUID, list[int]] = {}

@@ -2,7 +2,7 @@
 
     UNJOINED ──► JOINING ──► (LEADING) ──► SYNCING ──► STABLE ──► LEAVING ──► OUT
         ▲            └───────────┴────────────┴──────────┤             FAILED: refused for good
-        └──────── rebalance, lost, subscription ─────────┘             STALE: left, since nobody polled
+        └──────── rebalance, lost, subscription ─────────┘             STALE: left, since no poll came
 
 Eager members let go of everything before they join; cooperative ones keep it, let go of what the new generation takes
 from them, and then join once more. The leader waits to hear how many partitions there are (`wanted_topics`), assigns,
@@ -120,7 +120,7 @@ class ClassicMember:
         """The partition counts that the leader's last assignment is made of."""
         self._leads = False
         self._watched: frozenset[str] = frozenset()
-        """The topics that anybody in the group subscribes to, as far as the leader was told."""
+        """The topics that members of the group subscribe to, as far as the leader knows."""
         self._unknown: frozenset[str] = frozenset()
         self._look_at_ms: int | None = None
         self._leave_sent = False
@@ -130,7 +130,7 @@ class ClassicMember:
 
     def subscribe(self, subscription: Subscription) -> None:
         """Want to read these topics; join, or join again."""
-        assert subscription.pattern is None and subscription.topics, "patterns are resolved by who drives a member"
+        assert subscription.pattern is None and subscription.topics, "patterns are resolved by the driver of a member"
         changed = subscription != self._subscription
         self._subscription = subscription
         if self._phase in (Phase.OUT, Phase.FAILED, Phase.LEAVING):
@@ -285,7 +285,7 @@ class ClassicMember:
     # -- what to do ---------------------------------------------------------------------------------------------------
 
     def event(self) -> Event | None:
-        """What the application is to do next; it is told so again until it has taken it."""
+        """The next event for the application; returned again until it is taken."""
         if self._taken is not None:
             return None
         if self._owned and (self._lost or self._phase in (Phase.STALE, Phase.FAILED)):

@@ -1,13 +1,13 @@
 """A member by the consumer protocol (KIP-848): heartbeats carry everything.
 
-    FENCED ──► JOINING ──► JOINED ──► LEAVING ──► OUT        FENCED: the coordinator does not know us as we are
+    FENCED ──► JOINING ──► JOINED ──► LEAVING ──► OUT        FENCED: the coordinator does not know this member
       ▲           └─────────┬──► STALE ──► (polled again) FENCED      STALE: left, since the application stopped polling
       └─────────────────────┘    FAILED: refused for good
 
-Epoch 0 joins; the first request, and the first after any that failed, says all there is to say, the others what has
-changed. The coordinator names the target. What is owned beyond it is revoked, then acknowledged by a heartbeat at once;
-what is missing is assigned as soon as its topic's id can be named. A member that is out joins again with the same id,
-when the application has let go of everything.
+Epoch 0 joins. The first heartbeat, and the first after a failed one, describes the member in full, others what changed.
+The coordinator gives the target assignment. Owned partitions beyond the target are revoked, which a heartbeat
+acknowledges at once; missing ones are assigned as soon as the name of their topic's id is known. A member that was
+fenced joins again with the same id when the application has given up all partitions.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from anabranch.protocol.messages.consumer_group_heartbeat import (
 from anabranch.protocol.messages.consumer_group_heartbeat import Assignor as OfferedAssignor
 
 JOIN, LEAVE, LEAVE_FOR_A_WHILE = 0, -1, -2
-"""Member epochs that say what the member wants."""
+"""Member epochs of heartbeats that join or leave."""
 LEAVE_ATTEMPTS_MAX = 2
 FENCING = frozenset({ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID})
 
 
 class Phase(Enum):
-    """Where a member stands."""
+    """The phase of a membership."""
 
     OUT = auto()
     FENCED = auto()
@@ -86,7 +86,7 @@ class _Description:
 
 
 class ConsumerMember:
-    """Drive it as the package says. `member_id` is chosen by who makes it, once for the life of the consumer."""
+    """One member; the package says how to drive it. `member_id` is chosen once for the life of the consumer."""
 
     def __init__(
         self,
@@ -112,11 +112,11 @@ class ConsumerMember:
         self._confirmed: _Description | None = None
         self._describing: _Description | None = None
         self._report = False
-        """The owned partitions are to be said again, since the target is new."""
+        """The next heartbeat must carry the owned partitions, since the target is new."""
         self._pattern_said = False
-        """The coordinator may know of a pattern: when there is none any more it must be told so."""
+        """The coordinator may have a pattern: the next heartbeat without one must take it back."""
         self._unsure = False
-        """The owned partitions were said and not answered: what was not among them may be others' by now."""
+        """A heartbeat with the owned partitions has no response yet: other partitions may be others' by now."""
         self._urgent = False
         self._flight = 0
         self._tickets = 0
@@ -124,7 +124,7 @@ class ConsumerMember:
         self._interval_ms = 0
         self._failures = 0
         self._leave_epoch = 0
-        """What is still to be sent to leave; 0 when nothing is."""
+        """The epoch of the heartbeat that leaves; 0 when none is to be sent."""
         self._leave_failures = 0
         self._known = False
         """The coordinator may know of this member."""
@@ -134,7 +134,7 @@ class ConsumerMember:
     # -- what the application wants -----------------------------------------------------------------------------------
 
     def subscribe(self, subscription: Subscription) -> None:
-        """Want to read this; join, if this is no member yet."""
+        """Subscribe; join the group if this is no member yet."""
         assert subscription.topics or subscription.pattern is not None
         self._subscription = subscription
         if self._phase in (Phase.OUT, Phase.FAILED, Phase.LEAVING):
@@ -180,7 +180,7 @@ class ConsumerMember:
 
     @property
     def member_id(self) -> str:
-        """Its name in the group."""
+        """The member id."""
         return self._member_id
 
     @property
@@ -190,12 +190,12 @@ class ConsumerMember:
 
     @property
     def phase(self) -> Phase:
-        """Where it stands."""
+        """The phase."""
         return self._phase
 
     @property
     def is_member(self) -> bool:
-        """Whether the coordinator takes offsets from it, as far as is known."""
+        """Whether the coordinator takes offsets from this member, as far as is known."""
         return self._epoch > 0
 
     @property
@@ -266,7 +266,7 @@ class ConsumerMember:
     # -- what to do ---------------------------------------------------------------------------------------------------
 
     def event(self) -> Event | None:
-        """What the application is to do next; it is told so again until it has taken it."""
+        """The next event for the application; returned again until it is taken."""
         if self._taken is not None:
             return None
         if self._phase in (Phase.FENCED, Phase.STALE, Phase.FAILED):
@@ -295,7 +295,7 @@ class ConsumerMember:
         return event
 
     def next(self, now_ms: int) -> Step:
-        """What the network is to do."""
+        """The next step for the network."""
         self._check_poll(now_ms)
         if self._phase is Phase.JOINED and (
             step := self._assignment.next(self._member_id, self._epoch, now_ms, self._ticket)
@@ -465,16 +465,16 @@ class ConsumerMember:
         target = _ids_in(assignment.topic_partitions)
         if target != self._target:
             self._target = target
-            settled = self.event() is None
-            self._report = self._report or settled
-            self._urgent = self._urgent or settled
+            reconciled = self.event() is None
+            self._report = self._report or reconciled
+            self._urgent = self._urgent or reconciled
         if new_epoch and self._assignors:
             metadata = AssignorMetadata(assignment.metadata_version, bytes(assignment.metadata_bytes))
             whole = target | _ids_in(assignment.pending_topic_partitions)
             self._explain = Explain(assignment.error, MemberAssignment(whole, metadata), self._epoch)
 
     def _heartbeat_failed(self, now_ms: int) -> None:
-        """Nobody knows whether it was heard: say everything again, a little later."""
+        """The coordinator may have taken the heartbeat or not: describe the member in full again, a little later."""
         if self._describing is None:
             self._leave_answered(ErrorCode.NETWORK_EXCEPTION, now_ms)
             return

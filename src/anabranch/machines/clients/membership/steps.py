@@ -1,4 +1,4 @@
-"""What the machines of a group member say, and what they are told."""
+"""Steps and events of a group member's machine, as values."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class MemberSettings:
 
 
 class Member(Protocol):
-    """What both machines are to those who drive them."""
+    """The interface of both machines to their drivers."""
 
     def subscribe(self, subscription: Subscription) -> None: ...
     def leave(self, *, stay: bool | None = None) -> None: ...

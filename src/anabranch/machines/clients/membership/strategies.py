@@ -143,7 +143,7 @@ class _Share:
 
 
 def _sticky(members: Sequence[Subscriber], counts: Mapping[str, int]) -> tuple[Assignment, dict[TopicPartition, str]]:
-    """Returns the assignment, and who owned what until now."""
+    """Return the assignment, and the owner of each partition until now."""
     owners = _owners(members, counts)
     shares = {member.member_id: _Share(member) for member in members}
     for tp, owner in owners.items():
@@ -189,7 +189,7 @@ def _owners(members: Sequence[Subscriber], counts: Mapping[str, int]) -> dict[To
 
 
 def _shed(shares: Mapping[str, _Share], total: int) -> None:
-    """Where all subscribe to the same: nobody keeps more than an even share."""
+    """Where all subscribe to the same: no member keeps more than an even share."""
     low, extra = divmod(total, len(shares))
     for share in sorted(shares.values(), key=lambda share: (-len(share.partitions), share.member.order)):
         allowed = low + 1 if extra > 0 and len(share.partitions) > low else low
