@@ -1,10 +1,10 @@
-"""The demo's query, a stateful one as anybody would write it: what became of every aircraft, departure by departure.
+"""The demo's query: a common stateful query that follows every aircraft, departure by departure.
 
-Each figure depends on the order of an aircraft's departures, so a record that overtakes another shows in the result:
+Each figure depends on the order of an aircraft's departures, so a record that overtakes another changes the result:
 `longest`, the longest run of departures that were more than 15 minutes late, and `jump`, the largest increase in delay
-from one departure to the next. A cancelled flight is no departure.
+from one departure to the next. A cancelled flight is not a departure.
 
-Across micro-batches the source keeps the order of each key; within one, `sequence` has it.
+The source keeps the order of each key across micro-batches; within a micro-batch the query sorts by `sequence`.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ OUTPUT_SCHEMA = "tailnum string, legs long, longest long, jump double"
 
 
 class Aircraft(NamedTuple):
-    """An aircraft's departures so far."""
+    """The departures of an aircraft so far."""
 
     legs: int = 0
     run: int = 0
-    """Departures of the present run of late ones."""
+    """Departures in the current run of late ones."""
     longest: int = 0
     last: float = 0.0
-    """Delay of the last departure in minutes; means nothing before the first."""
+    """Delay of the last departure in minutes; undefined before the first."""
     jump: float = 0.0
-    """0 where the delay never grew."""
+    """0 if the delay never increased."""
 
     def depart(self, delay: float) -> Aircraft:
-        """Take one departure, `delay` minutes late."""
+        """Add one departure, `delay` minutes late."""
         run = self.run + 1 if delay > LATE_MINUTES else 0
         jump = max(self.jump, delay - self.last) if self.legs else 0.0
         return Aircraft(self.legs + 1, run, max(self.longest, run), delay, jump)
@@ -49,7 +49,7 @@ NEVER_FLOWN = Aircraft()
 
 
 class Result(NamedTuple):
-    """What is compared."""
+    """The compared figures of an aircraft."""
 
     legs: int
     longest: int
@@ -62,14 +62,14 @@ def single_pass(departures: Iterable[tuple[str | None, float | None]]) -> dict[s
     for tailnum, delay in departures:
         if tailnum is not None and delay is not None:
             fleet[tailnum] = fleet.get(tailnum, NEVER_FLOWN).depart(delay)
-    return {tailnum: Result(it.legs, it.longest, it.jump) for tailnum, it in fleet.items()}
+    return {tailnum: Result(seen.legs, seen.longest, seen.jump) for tailnum, seen in fleet.items()}
 
 
 def follow(key: tuple[int], chunks: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-    """Take the departures that a micro-batch has of one bucket's aircraft, in the order of their `sequence`."""
+    """Add the departures of one bucket's aircraft in a micro-batch, in the order of their `sequence`."""
     import pandas as pd
 
-    fleet = {tailnum: Aircraft(*it) for tailnum, it in json.loads(state.get[0]).items()} if state.exists else {}
+    fleet = {tail: Aircraft(*seen) for tail, seen in json.loads(state.get[0]).items()} if state.exists else {}
     rows = pd.concat(list(chunks)).sort_values("sequence")
     changed = set(rows["tailnum"])
     for tailnum, delay in zip(rows["tailnum"].tolist(), rows["dep_delay"].tolist(), strict=True):
@@ -85,7 +85,7 @@ def start(
     checkpoint: str,
     update: Callable[[int, int, dict[str, Result]], Any],
 ) -> StreamingQuery:
-    """Start the query on a topic of flights; `update` gets each micro-batch's id and changed results."""
+    """Start the query on a topic of flights; `update` gets id, row count and new results of each micro-batch."""
     from pyspark.sql import functions as F  # noqa: N812
 
     from anabranch.spark import register
