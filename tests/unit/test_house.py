@@ -1,4 +1,4 @@
-"""The map of the code (docs/house.md) names what exists, and files, functions and rooms keep their sizes."""
+"""The map of the code (docs/house.md) names what exists; files, functions and rooms are small; decisions are listed."""
 
 from __future__ import annotations
 
@@ -68,3 +68,12 @@ def test_the_server_has_few_rooms() -> None:
 
 def test_every_module_says_what_it_is() -> None:
     assert [name for name, tree in TREES.items() if not ast.get_docstring(tree)] == []
+
+
+def test_every_decision_is_in_the_index_under_a_number_of_its_own() -> None:
+    adr = ROOT / "docs" / "adr"
+    records = sorted(path.name for path in adr.glob("[0-9]*.md"))
+    listed = re.findall(r"^\| \[(\d{4})\]\((\S+)\) \| .+ \|$", (adr / "README.md").read_text(encoding="utf-8"), re.M)
+    assert [name for _, name in listed] == records
+    assert all(name.startswith(f"{number}-") for number, name in listed)
+    assert len({number for number, _ in listed}) == len(records)
