@@ -1,8 +1,8 @@
 """The options of a query, parsed once: names and meanings are those of Spark's own Kafka source (docs/spark.md).
 
-So a query moves over by changing `format`. Ours beside them are `ordering`, `split` and `planLog`. Spark hands option
-names over without regard to case. What is unknown, malformed or contradicts itself is refused with a sentence, before
-anything is read.
+A query written for Spark's source thus moves over by changing `format`; `ordering`, `split` and `planLog` are added.
+Option names are case-insensitive. An unknown, malformed or contradictory option raises `OptionError` before anything
+is read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from anabranch.base.errors import AnabranchError
 
 EARLIEST, LATEST = -2, -1
-"""What these offsets mean in the JSON of `startingOffsets` and `endingOffsets`."""
+"""The meaning of these offsets in the JSON of `startingOffsets` and `endingOffsets`."""
 
 SERVERS = "kafka.bootstrap.servers"
 SUBSCRIPTIONS = ("subscribe", "subscribePattern", "assign")
@@ -68,7 +68,7 @@ REFUSED = {
 
 
 class OptionError(AnabranchError, ValueError):
-    """An option that cannot be followed; the text says what to write instead."""
+    """An invalid option; the message names the valid alternative."""
 
 
 Wanted = Mapping[str, Mapping[int, int]]
@@ -77,7 +77,7 @@ Wanted = Mapping[str, Mapping[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where to begin or to end: one of these, in this order of precedence; else `everywhere`."""
+    """A start or an end: one of these fields, in this order of precedence; else `everywhere`."""
 
     everywhere: int = LATEST
     """EARLIEST or LATEST."""
@@ -116,7 +116,7 @@ class Options:
 
 
 def parse(given: Mapping[str, str]) -> Options:
-    """Read the options of a query."""
+    """Parse the options of a query. Raises `OptionError`."""
     options = _named(given)
     servers = options.pop("bootstrap.servers", None)
     client = {name: _client_setting(name, options[name]) for name in CLIENT_SETTINGS if name in options}
@@ -128,7 +128,7 @@ def parse(given: Mapping[str, str]) -> Options:
         raise OptionError(f"The option {SERVERS} is missing: name a broker, for example localhost:9092.")
     chosen = _one_of(options, SUBSCRIPTIONS)
     if chosen is None:
-        raise OptionError("Say what to read with one of the options subscribe, subscribePattern and assign.")
+        raise OptionError("Name the topics to read with one of the options subscribe, subscribePattern and assign.")
     group_id = client.pop("kafka.group.id", None) or options.get("groupIdPrefix")
     assign = _assigned(options["assign"]) if chosen == "assign" else None
     topics = _topic_names(options["subscribe"]) if chosen == "subscribe" else ()
@@ -181,7 +181,7 @@ def _names(wanted: Wanted, offset: int) -> bool:
 
 
 def _named(given: Mapping[str, str]) -> dict[str, str]:
-    """The options by their proper names."""
+    """Return the options by their canonical names."""
     proper = {name.lower(): name for name in (*OPTIONS, *CLIENT_SETTINGS)}
     refused = {name.lower(): name for name in REFUSED}
     options: dict[str, str] = {}

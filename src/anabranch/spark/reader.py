@@ -1,8 +1,8 @@
-"""What runs on executors: read the offsets of a task, and yield Arrow record batches in Spark's schema.
+"""Executor side: read the offsets of a task, and yield Arrow record batches in Spark's schema.
 
-A `RangeReader` of the client fetches, always one fetch ahead of what is decoded and handed to Spark. Nothing here works
-record by record: bytes become columns in the kernels of `records`, and the columns that say the same in every row are
-slices of one that was built before. One reader per worker process serves all the tasks that Spark gives it.
+A `RangeReader` of the client fetches, always one fetch ahead of the data being decoded. No code here runs per record:
+the kernels of `records` turn bytes into columns, and constant columns are slices of a cached array. One reader per
+worker process serves all tasks of that process.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ ARROW_TYPES: dict[str, pa.DataType] = {
     "sequence": pa.int64(),
     "headers": pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))),
 }
-"""The columns of the source as Spark wants them in Arrow."""
+"""The columns of the source and the Arrow types Spark expects."""
 DECODED_NAMES = {"timestampType": "timestamp_type", "sequence": "offset"}
-"""Where a column comes from another one of the kernels' than that of its name."""
+"""The kernel's column for each column whose name differs."""
 
 DECODED_SIZE_MAX = 32 * 1024 * 1024
-"""Bytes of records after which a record batch is handed over."""
+"""Bytes of records after which a record batch is yielded."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
-    """What a task needs to know beside what it reads."""
+    """A task's settings, besides its offset ranges."""
 
     options: Options
     columns: tuple[str, ...]
@@ -60,7 +60,7 @@ class ReadSettings:
 
 
 def read_task(task: Task, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
-    """Yield a task's records; every key of its range in order, in as many batches as are of handy size."""
+    """Yield a task's records, every key of its range in order, in batches of about `DECODED_SIZE_MAX` bytes."""
     make = _Columns(settings.columns)
     options = settings.options
     keys = None if task.key_range == WHOLE else task.key_range
@@ -98,7 +98,7 @@ class _Columns:
         self.decoded = tuple(dict.fromkeys(needed)) or ("offset",)
 
     def batch(self, records: pa.RecordBatch, read: Read) -> pa.RecordBatch:
-        """The record batch that Spark is given."""
+        """Build the record batch for Spark."""
         return pa.RecordBatch.from_arrays(
             [self._column(name, records, read) for name in self._names], schema=self._schema
         )
@@ -137,7 +137,7 @@ def _repeated_int(number: int, count: int) -> pa.Array:
 
 
 def _sequence(offsets: pa.Array, read: Read) -> pa.Array:
-    """`layout << 48 | offset`, as `Lineage.sequence` says of one record."""
+    """Return `layout << 48 | offset`, as `Lineage.sequence` defines it for one record."""
     if len(read.layouts) == 1:
         (layout,) = read.layouts
         return offsets if layout == 0 else as_column(as_numbers(offsets) | (layout << SEQUENCE_OFFSET_BITS))
@@ -165,7 +165,7 @@ def _reader(options: Options) -> RangeReader:
 
 
 def range_settings(options: Options) -> RangeReaderSettings:
-    """How a query's ranges are fetched, from its `kafka.` options."""
+    """Return the fetch settings of a query, from its `kafka.` options."""
     names = {name.removeprefix("kafka.").replace(".", "_"): value for name, value in options.client.items()}
     fields = RangeReaderSettings.__dataclass_fields__
     given: dict[str, Any] = {name: value for name, value in names.items() if name in fields}
@@ -181,4 +181,4 @@ def _fail(wanted: OffsetRange, gone: OffsetsGoneError) -> None:
 
 
 def _pass_over(wanted: OffsetRange, gone: OffsetsGoneError) -> None:
-    """`failOnDataLoss` is false: read what is left."""
+    """Skip the deleted offsets: `failOnDataLoss` is false."""

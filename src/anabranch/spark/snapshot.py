@@ -1,9 +1,9 @@
-"""Snapshots of topics for the driver: lineage and log ends of one moment, together.
+"""Snapshots of topics for the driver: the lineage and the log ends of one moment.
 
-The rule: a lineage and the log ends beside it belong to the same layout. ListOffsets says the leader epochs that the
-lineage was read with, so the broker refuses after a resize in between (FENCED_LEADER_EPOCH), and the topic is read
-anew. A resize changes the epoch of every partition that stays, so on an elastic broker nothing else need be asked
-to notice one; topics that come, go, or grow on a stock broker are noticed when metadata is asked again.
+The rule: a lineage and the log ends beside it belong to the same layout. ListOffsets carries the leader epochs that the
+lineage was read with, so the broker refuses the request after a resize (FENCED_LEADER_EPOCH), and the topic is read
+again. A resize changes the epoch of every remaining partition, so on an elastic broker ListOffsets alone detects a
+resize. Created and deleted topics, and partitions added on a stock broker, appear with the next metadata refresh.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from anabranch.spark.options import EARLIEST, LATEST, Bound, OptionError, Option
 from anabranch.spark.plan import TopicSnapshot
 
 METADATA_AGE_MAX_S = 1.0
-"""After that long metadata is asked again, though no epoch has changed."""
+"""Maximum age of metadata in seconds; older metadata is refreshed even if no epoch has changed."""
 
 R = TypeVar("R")
 
 
 def connection_settings(options: Options) -> ConnectionSettings:
-    """How connections are made for a query."""
+    """Return the connection settings of a query."""
     names = {name.removeprefix("kafka.").replace(".", "_"): value for name, value in options.client.items()}
     fields = ConnectionSettings.__dataclass_fields__
     given: dict[str, Any] = {name: value for name, value in names.items() if name in fields}
@@ -60,7 +60,7 @@ class SnapshotReader:
             self._loop.close()
 
     def commit(self, group_id: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit how far the query is to a consumer group. Raises `ApiError` while the group has members."""
+        """Commit the query's progress to a consumer group. Raises `ApiError` while the group has members."""
         self._run(self._commit(group_id, offsets))
 
     async def _commit(self, group_id: str, offsets: Mapping[TopicPartition, int]) -> None:
@@ -69,21 +69,21 @@ class SnapshotReader:
         await self._admin.alter_group_offsets(group_id, offsets)
 
     def read(self) -> dict[str, TopicSnapshot]:
-        """Return all topics of the query as they are now.
+        """Return snapshots of all topics of the query.
 
-        Raises `ApiError` for a topic that does not exist when the query begins; one that is deleted later is left out.
+        Raises `ApiError` for a topic that does not exist when the query begins; a topic deleted later is left out.
         """
         return self._run(self._read())
 
     def bound(self, snapshots: Mapping[str, TopicSnapshot], bound: Bound, name: str) -> dict[str, dict[int, int]]:
-        """Turn where to begin or to end into an offset for every partition; `name` is the option's, for errors."""
+        """Resolve a start or an end to an offset for every partition; `name` is the option's, for errors."""
         if bound.timestamp is not None or bound.timestamps:
             return self._run(self._by_timestamp(snapshots, bound, name))
         mentioned = _mentioned(snapshots, bound.offsets, name)
         return {topic: _by_offset(snapshot, bound, name) for topic, snapshot in mentioned.items()}
 
     def at_timestamp(self, topic: str, timestamp: int) -> dict[int, int]:
-        """The first offset of each partition whose record has this time in ms or a later one; -1 if none has."""
+        """Return each partition's first offset at or after `timestamp` (ms); -1 if no record is that late."""
         return self._run(self._patiently(topic, lambda view: self._offsets(view, timestamp)))
 
     # -- how ----------------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ class SnapshotReader:
         return {snapshot.topic: snapshot for snapshot in snapshots if snapshot is not None}
 
     async def _refresh(self) -> None:
-        """Ask which topics there are, and forget what is known of those that are not what they were."""
+        """Refresh the set of topics, and drop the views of topics that have changed."""
         options = self._options
         if options.pattern is None:
             self._names = options.topics
@@ -132,7 +132,7 @@ class SnapshotReader:
         return TopicSnapshot(view.name, view.topic_id.hex, view.lineage, starts, later, ordered)
 
     async def _patiently(self, name: str, ask: Callable[[TopicView], Coroutine[Any, Any, R]]) -> R:
-        """Ask about a topic until nothing has changed meanwhile."""
+        """Query a topic; after a retriable error, refresh its view and retry."""
         options = self._options
         for attempt in range(options.snapshot_retries + 1):
             if attempt:

@@ -1,8 +1,8 @@
 """The data source that Spark sees: `spark.read.format("anabranch")` and `spark.readStream.format("anabranch")`.
 
-The driver snapshots at the topics, plans (`plan.py`) and logs the plan; executors fetch and decode (`reader.py`). A
-streaming query's offsets are those of every partition it has begun; partitions that appear are begun at their log
-start, partitions that were removed leave. Neither fails a query; records that are gone unread do, unless
+The driver takes snapshots of the topics, plans (`plan`) and logs the plan; executors fetch and decode (`reader`). A
+streaming query's offsets are those of every partition it has begun. New partitions begin at their log start, removed
+partitions are dropped; neither fails a query. Unread records that were deleted fail the query, unless
 `failOnDataLoss` is false.
 """
 
@@ -82,7 +82,7 @@ plans = logging.getLogger("anabranch.spark.plan")
 
 
 def full_schema(*, headers: bool) -> StructType:
-    """The schema of the source: that of Spark's Kafka source, and `sequence`."""
+    """Return the schema of the source: that of Spark's Kafka source, and `sequence`."""
     return StructType([StructField(name, kind) for name, kind in SPARK_TYPES.items() if headers or name != "headers"])
 
 
@@ -94,36 +94,36 @@ class TaskPartition(InputPartition):
 
 
 class AnabranchDataSource(DataSource):
-    """Reads topics. `register` makes it known to a session under the name `anabranch`."""
+    """Reads topics. `register` adds the data source to a session under the name `anabranch`."""
 
     @classmethod
     def name(cls) -> str:
-        """The name to say in `format`."""
+        """The name for `format`."""
         return FORMAT
 
     def schema(self) -> StructType:
-        """All columns; a query that needs fewer says so with `.schema("key binary, value binary")`."""
+        """Return the schema of all columns; a query can choose fewer with `.schema("key binary, value binary")`."""
         return full_schema(headers=parse(self.options).headers)
 
     def reader(self, schema: StructType) -> BatchReader:
-        """A reader for a batch query."""
+        """Return a reader for a batch query."""
         return BatchReader(for_batch(parse(self.options)), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
-        """A reader for a streaming query."""
+        """Return a reader for a streaming query."""
         return StreamReader(for_stream(parse(self.options)), schema)
 
 
 class FilteringDataSource(AnabranchDataSource):
-    """The same for sessions that push filters down; Spark refuses it where they do not."""
+    """The data source for sessions that push filters down; Spark refuses such a reader in other sessions."""
 
     def reader(self, schema: StructType) -> BatchReader:
-        """A reader for a batch query that takes filters."""
+        """Return a reader for a batch query that accepts filters."""
         return FilteringBatchReader(for_batch(parse(self.options)), schema)
 
 
 class _Reader:
-    """What batch and streaming queries have in common."""
+    """The common part of batch and streaming readers."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
@@ -154,7 +154,7 @@ class _Reader:
         return [TaskPartition(task) for task in tasks]
 
     def _report(self, losses: Sequence[Loss]) -> None:
-        """Fail on lost records, or say what is passed over."""
+        """Raise `DataLossError` for lost records, or log the skipped ones if `failOnDataLoss` is false."""
         if losses and self.options.fail_on_data_loss:
             raise DataLossError(losses)
         for loss in losses:
@@ -162,7 +162,7 @@ class _Reader:
 
 
 def _columns(schema: StructType, options: Options) -> tuple[str, ...]:
-    """The columns of a schema that a user may have written."""
+    """Return the columns of a schema that a user may have written. Raises `OptionError`."""
     for field in schema.fields:
         known = SPARK_TYPES.get(field.name)
         if known is None:
@@ -183,7 +183,7 @@ def _columns(schema: StructType, options: Options) -> tuple[str, ...]:
 
 
 class BatchReader(_Reader, DataSourceReader):
-    """Reads all that lies between two points, every key in order within its task."""
+    """Reads all records between two offsets, every key in order within its task."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         super().__init__(options, schema)
@@ -216,10 +216,10 @@ class BatchReader(_Reader, DataSourceReader):
 
 
 class FilteringBatchReader(BatchReader):
-    """Reads no more than the filters on partition, offset and timestamp ask for."""
+    """Reads only the ranges selected by filters on partition, offset and timestamp."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Take what says where to read; give back what Spark must still snapshot at."""
+        """Accept the filters that limit the offset ranges; return the filters that Spark must still evaluate."""
         for filter_ in filters:
             range_ = _range_of(filter_)
             if range_ is not None:
@@ -229,7 +229,7 @@ class FilteringBatchReader(BatchReader):
 
 
 class _Range:
-    """A filter as values `low` to `high`, both inclusive, or some values of it."""
+    """A filter as an inclusive range `low` to `high`, or as a set of values."""
 
     def __init__(self, column: str, low: int | None, high: int | None, values: frozenset[int] | None = None) -> None:
         self.column, self.low, self.high, self.values = column, low, high, values
@@ -242,7 +242,7 @@ class _Range:
     def narrow(
         self, reader: SnapshotReader, snapshot: TopicSnapshot, first: dict[int, int], last: dict[int, int]
     ) -> None:
-        """Move the ends of what is read of a topic together."""
+        """Narrow the offset range of every partition of a topic."""
         if self.column == "timestamp" and self.low is not None:
             at = reader.at_timestamp(snapshot.topic, self.low)
             for partition in first:
@@ -259,7 +259,7 @@ class _Range:
 
 
 def _range_of(filter_: Filter) -> _Range | None:
-    """Read a filter that says where to read; None for any other."""
+    """Parse a filter that limits the offset ranges; None for any other."""
     path: tuple[str, ...] = getattr(filter_, "attribute", ())
     column = path[0] if len(path) == 1 else ""
     if column not in ("partition", "offset", "timestamp"):
@@ -289,7 +289,7 @@ def _range_of(filter_: Filter) -> _Range | None:
 
 
 def _number(value: Any) -> Any:
-    """A filter's value as an offset, a partition or, rounded down, a time in ms."""
+    """Return a filter's value as an offset, a partition or, rounded down, a time in ms."""
     if isinstance(value, datetime) and value.tzinfo is not None:
         return int(value.timestamp() * 1000 // 1)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
@@ -313,7 +313,7 @@ def _check_assignment(snapshots: Mapping[str, TopicSnapshot], options: Options) 
 
 
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads on and on, in micro-batches none of which holds two segments that must wait for each other."""
+    """Reads continuously, in micro-batches; no micro-batch holds two segments of which one must wait for the other."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         super().__init__(options, schema)
@@ -328,7 +328,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._snapshots
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a new query begins."""
+        """Return the offsets where a new query begins."""
         options = self.options
         snapshots = self._read_snapshots()
         _check_assignment(snapshots, options)
@@ -344,12 +344,12 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return offsets_to_json(offsets)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The limit of a micro-batch."""
+        """Return the limit of a micro-batch."""
         limit = self.options.offsets_per_trigger_max
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Where the micro-batch that begins at `start` ends; `start` itself if there is nothing to read."""
+        """Return the end of the micro-batch that begins at `start`; `start` itself if no record can be read."""
         known = offsets_from_json(start)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         reach = extent(self._read_snapshots(), known, rows, assigned=self.options.assign, horizon=self._horizon)
@@ -357,7 +357,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return offsets_to_json(reach.end) if reach.advances else start
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """The ends of the logs, for the query's progress report."""
+        """Return the log ends, for the query's progress report."""
         if self._snapshots is None:
             return None
         ends = {
@@ -367,11 +367,11 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return offsets_to_json(ends)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Read what is there now, and nothing that comes later."""
+        """Limit the query to the current log ends."""
         self._horizon = {topic: dict(snapshot.ends) for topic, snapshot in self._read_snapshots().items()}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TaskPartition]:
-        """Plan the tasks of a micro-batch; also of one that an earlier run planned and did not finish."""
+        """Plan the tasks of a micro-batch, including one that an earlier run planned and did not finish."""
         snapshots = self._snapshots if self._snapshots is not None else self._read_snapshots()
         begin, finish = offsets_from_json(start), offsets_from_json(end)
         self._report(lost_between(snapshots, begin, finish))
@@ -380,9 +380,9 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._tasks(snapshots, first, last, whole=False)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Tell the consumer group, if the options name one, how far the query is: for tools that show its lag.
+        """Commit the query's progress to the consumer group, if the options name one, so that tools can show its lag.
 
-        The query itself goes on from its checkpoint, so a commit that fails is said, and fails nothing.
+        The query itself resumes from its checkpoint, so a failed commit is logged and the query goes on.
         """
         group_id = self.options.group_id
         if group_id is None or self._snapshot_reader is None:

@@ -1,11 +1,11 @@
-"""Which offsets a batch reads and which task reads what, such that every key's records come in order.
+"""The plan of a batch: its end offsets and its tasks, such that the records of every key come in order.
 
 The rule: no micro-batch holds two segments of which one must come before the other (ordering.md, section 3). A batch
-starts at the query's positions and ends, in each partition, at the log end or at the first gate that is closed for a
-reader that stands there, whichever comes first. So a key's records come from one partition within a batch, in offset
-order, and batch after batch otherwise; a backlog over k layouts takes at most k batches more.
+starts at the query's positions. In each partition, the batch ends at the log end or at the first closed gate,
+whichever comes first. Thus within a batch all records of a key come from one partition, in offset order; across
+batches, in layout order. A backlog over k layouts takes at most k additional batches.
 
-A batch query reads all layouts at once, so there a task reads a whole family, the partitions that any layout could move
+A batch query reads all layouts at once. There a task reads a whole family, the partitions that any layout could move
 a key between, layout after layout. Tasks are split by key range, which keeps the order of keys, or by offset.
 
 Everything here is a function of snapshots: no clock, no socket, no Spark. `verify` checks a logged plan

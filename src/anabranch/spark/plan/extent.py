@@ -1,4 +1,4 @@
-"""How far the next batch of a query goes: to the log ends, the first closed gates, or the limit."""
+"""The end of a query's next batch: the log ends, the first closed gates, or the limit."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from anabranch.spark.plan.offsets import Loss, Offsets, QueryPositions, TopicOff
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How far the next batch goes, and what was lost before it."""
+    """The end of the next batch, and the records lost before it."""
 
     end: Offsets
     losses: tuple[Loss, ...]
     advances: bool
-    """False: there is nothing to read now, and the batch is not worth running."""
+    """False if no record can be read now, so the batch need not run."""
 
 
 def extent(
@@ -30,8 +30,9 @@ def extent(
 ) -> Extent:
     """Choose the end of the micro-batch that begins at `start`, of at most `limit` offsets.
 
-    `horizon` holds the log ends not to read beyond; what is not in it is not read. The limit is shared in proportion
-    to what may be read; a partition that has something gets one offset at least, in turn if the limit is that small.
+    `horizon` holds the log ends not to read beyond; a partition without an entry is not read. The limit is shared in
+    proportion to the readable offsets. Every partition with readable offsets gets at least one, or, if the limit is
+    smaller than their number, gets one in turn.
     """
     losses: list[Loss] = []
     all_positions: dict[str, QueryPositions] = {}
@@ -75,10 +76,10 @@ def _gates(snapshot: TopicSnapshot, positions: Mapping[int, int]) -> Mapping[int
 
 
 def share(open_: Mapping[TopicPartition, int], limit: int | None, *, turn: int) -> dict[TopicPartition, int]:
-    """Share `limit` offsets out over partitions in proportion to what each has open.
+    """Share `limit` offsets out over partitions in proportion to each partition's readable offsets.
 
-    `turn` is the number of offsets read so far. The first to get something of what cannot be shared moves on with it,
-    around all partitions, so that each has its turn after at most len(open_) / limit batches.
+    `turn` is the number of offsets read so far. The remainder goes to partitions in rotation, starting at `turn`, so
+    every partition has its turn after at most len(open_) / limit batches.
     """
     some = {tp: count for tp, count in open_.items() if count > 0}
     total = sum(some.values())

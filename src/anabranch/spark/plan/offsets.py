@@ -1,4 +1,4 @@
-"""Snapshots of topics, the offsets of a query, and what was lost between the two."""
+"""Snapshots of topics, the offsets of a query, and the records lost between the two."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from anabranch.machines.lineage import Lineage
 
 @dataclass(frozen=True, slots=True)
 class TopicSnapshot:
-    """A topic at one moment: no resize between the lineage and the ends of the logs."""
+    """A topic at one moment: no resize happened between reading the lineage and the log ends."""
 
     topic: str
     topic_id: str
     lineage: Lineage
     starts: Mapping[int, int]
-    """The log start of every partition there is."""
+    """The log start of every existing partition."""
     ends: Mapping[int, int]
-    """The high watermark of every partition there is."""
+    """The high watermark of every existing partition."""
     ordered: bool = True
-    """Whether gates apply: false where the topic or the query says that order does not matter."""
+    """Whether gates apply: false if the topic or the query declares that order does not matter."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicOffsets:
-    """How far a query has read one topic."""
+    """A query's progress in one topic."""
 
     offsets: Mapping[int, int]
-    """The next offset of each partition. One that is not here has not been begun: it starts at its log start."""
+    """The next offset of each partition. A partition without an entry begins at its log start."""
     topic_id: str = ""
     layouts: int = 0
-    """How many layouts the topic had."""
+    """The number of layouts the topic had."""
     seen: Mapping[int, int] = field(default_factory=dict)
-    """Log ends that were seen and not reached: what must not vanish unread."""
+    """Log ends that were seen but not reached: records below them must not vanish unread."""
 
 
 Offsets = Mapping[str, TopicOffsets]
 
 
 def offsets_to_json(offsets: Offsets) -> dict[str, Any]:
-    """Write offsets as Spark keeps them: equal offsets give equal text."""
+    """Write offsets as JSON for Spark: equal offsets give equal text."""
     return {
         topic: {
             "id": known.topic_id,
@@ -56,7 +56,7 @@ def offsets_to_json(offsets: Offsets) -> dict[str, Any]:
 
 
 def offsets_from_json(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
-    """Read what `offsets_to_json` wrote."""
+    """Parse the JSON of `offsets_to_json`."""
     return {
         topic: TopicOffsets(
             {int(p): int(offset) for p, offset in known["offsets"].items()},
@@ -70,14 +70,14 @@ def offsets_from_json(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Records that the query was to read and that are not there any more."""
+    """Records that were deleted before the query read them."""
 
     topic: str
     partition: int | None
     """None: the whole topic."""
     wanted: int
     available: int | None
-    """The offset at which reading can go on; None where the partition or topic is gone."""
+    """The first offset that can still be read; None if the partition or topic was deleted."""
     why: str
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ class Loss:
 
 
 class DataLossError(AnabranchError):
-    """Records are gone that the query has not read, and `failOnDataLoss` is true."""
+    """Unread records were deleted, and `failOnDataLoss` is true."""
 
     def __init__(self, losses: Sequence[Loss]) -> None:
         what = "; ".join(str(loss) for loss in losses[:10])
@@ -102,10 +102,10 @@ class DataLossError(AnabranchError):
 
 @dataclass(frozen=True, slots=True)
 class QueryPositions:
-    """A query's positions in one topic, made to fit what is there now."""
+    """A query's positions in one topic, adjusted to the existing logs."""
 
     positions: Mapping[int, int]
-    """Of every partition that is read."""
+    """The position of every partition to read."""
     losses: tuple[Loss, ...]
 
 
@@ -114,8 +114,8 @@ def query_positions(
 ) -> QueryPositions:
     """Return the positions of a query in a topic, and the records it lost.
 
-    A partition that is not in `known` has not been begun. One that was removed has left; that is no loss if it was
-    read up to the end that was last seen. `assigned` limits what is read, None for all partitions.
+    A partition without an entry in `known` begins at its log start. A removed partition is no loss if the query read
+    it up to its last seen end. `assigned` limits the partitions to read; None reads all.
     """
     losses: list[Loss] = []
     if known is not None and known.topic_id and snapshot.topic_id and known.topic_id != snapshot.topic_id:
@@ -144,7 +144,7 @@ def query_positions(
 
 
 def lost_between(snapshots: Mapping[str, TopicSnapshot], start: Offsets, end: Offsets) -> list[Loss]:
-    """What is gone of a micro-batch that was planned before, and is now to be read."""
+    """Return the records of an already planned micro-batch that can no longer be read."""
     losses: list[Loss] = []
     for topic, known in end.items():
         snapshot = snapshots.get(topic)

@@ -1,4 +1,4 @@
-"""The proof of a logged plan, against the definition of placement alone, not against the gates that made it."""
+"""The proof of a logged plan, from the definition of placement alone, independent of the gates that made the plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anabranch.spark.plan.tasks import KEY_RANGE_MAX, KeyRange
 
 
 class _Piece(NamedTuple):
-    """Part of a segment that some task of the plan reads."""
+    """The part of a segment that one task of the plan reads."""
 
     task: int
     turn: int
@@ -25,10 +25,10 @@ class _Piece(NamedTuple):
 
 
 def verify(line: str) -> list[str]:
-    """Check a plan that `plan_to_json` wrote; give back what is wrong with it, one sentence each, nothing if it holds.
+    """Check a plan written by `plan_to_json`; return its faults, one sentence each, empty if the plan is correct.
 
-    The check is by brute force over the classes of keys that every layout places alike: for each class, in which
-    segments its records can be, and whether a task, or this batch, gets at them out of turn.
+    The check is by brute force over the classes of keys that every layout places alike: for each class, find the
+    segments that can hold its records, and check whether a task, or this batch, reads them out of order.
     """
     plan = json.loads(line)
     if plan.get("version") != PLAN_VERSION:
@@ -78,7 +78,7 @@ def _verify_topic(
 def _segments(
     counts: Sequence[int], ends: Sequence[Mapping[str, int]], log_start: Mapping[int, int], log_end: Mapping[int, int]
 ) -> dict[int, list[tuple[int, int]]]:
-    """Of every partition there is, its segment in each layout, as offsets."""
+    """Return the segments of every existing partition, one per layout, as offsets."""
     segments: dict[int, list[tuple[int, int]]] = {}
     for partition, low in log_start.items():
         cuts = [low]
@@ -93,7 +93,7 @@ def _segments(
 def _verify_cover(
     topic: str, pieces: Sequence[_Piece], start: Mapping[int, int], end: Mapping[int, int]
 ) -> Iterator[str]:
-    """Every (offset, key range) between start and end is read exactly once."""
+    """Check that every (offset, key range) between start and end is read exactly once."""
     for partition in sorted({piece.partition for piece in pieces} | end.keys()):
         mine = [piece for piece in pieces if piece.partition == partition]
         bounds = sorted({offset for piece in mine for offset in (piece.start, piece.end)})
@@ -116,7 +116,7 @@ def _verify_batch(
     segments: Mapping[int, list[tuple[int, int]]],
     start: Mapping[int, int],
 ) -> Iterator[str]:
-    """What a micro-batch hands out of a class of keys waits on no other partition."""
+    """Check that in a micro-batch a class of keys waits on no other partition."""
     for piece in mine:
         for layout in range(piece.layout):
             earlier = path[layout]
@@ -131,7 +131,7 @@ def _verify_batch(
 
 
 def _verify_tasks(topic: str, mine: Sequence[_Piece]) -> Iterator[str]:
-    """A class of keys is read by one task for each key, and by it in layout order."""
+    """Check that one task reads all records of a key in these pieces, and reads them in layout order."""
     for one, other in permutations(mine, 2):
         both = f"{topic}-{one.partition} and {topic}-{other.partition}"
         if one.task < other.task and one.keys.start <= other.keys.end and other.keys.start <= one.keys.end:

@@ -22,7 +22,7 @@ def plan_to_json(
     by_key: bool,
     whole: bool = False,
 ) -> str:
-    """Write a batch's plan as one line: what was known, what is read, and which gates were closed and why."""
+    """Write a batch's plan as one line: the snapshots, the offset ranges, and the closed gates with their reasons."""
     topics: dict[str, Any] = {}
     for topic, snapshot in sorted(snapshots.items()):
         begin, finish = start.get(topic, {}), end.get(topic, {})

@@ -34,31 +34,31 @@ class Read:
     start: int
     end: int
     cuts: tuple[int, ...] = ()
-    """Ends of its ended segments, ascending (`sequence_cuts`)."""
+    """The ends of the closed segments within the range, ascending (`sequence_cuts`)."""
     layouts: tuple[int, ...] = (0,)
 
     @property
     def count(self) -> int:
-        """How many offsets it spans."""
+        """The number of offsets in the range."""
         return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one Spark task reads, in this order, and of it the keys of `key_range` only."""
+    """The offset ranges that one Spark task reads, in this order, restricted to the keys of `key_range`."""
 
     reads: tuple[Read, ...]
     key_range: KeyRange = WHOLE
 
     @property
     def count(self) -> int:
-        """How many offsets it spans, keys of others included."""
+        """The number of offsets in all ranges, including offsets of keys outside `key_range`."""
         return sum(read.count for read in self.reads)
 
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """How a batch is cut into tasks; the names are the options'."""
+    """The options that control how a batch is cut into tasks."""
 
     min_partitions: int = 0
     max_records_per_partition: int = 0
@@ -74,10 +74,10 @@ def plan_tasks(
     *,
     whole: bool = False,
 ) -> list[Task]:
-    """Cut what lies between two positions into tasks, in the order of their names.
+    """Cut the offsets between two positions into tasks, ordered by topic.
 
-    `whole` says that it may span layouts whose segments wait on each other, as a batch query does; without it each
-    partition stands alone, as `extent` sees to. A partition without a start position begins at its log start.
+    With `whole`, as in a batch query, the range may span layouts whose segments wait on each other. Without it, each
+    partition is independent, as `extent` ensures. A partition without a start position begins at its log start.
     """
     units: list[tuple[Read, ...]] = []
     for topic, snapshot in sorted(snapshots.items()):
@@ -100,7 +100,7 @@ def plan_tasks(
 
 
 def key_ranges(pieces: int) -> list[KeyRange]:
-    """Cut all keys into ranges of nearly one size."""
+    """Cut the key space into ranges of nearly equal size."""
     bounds = [(KEY_RANGE_MAX + 1) * i // pieces for i in range(pieces + 1)]
     return [KeyRange(low, high - 1) for low, high in pairwise(bounds)]
 
@@ -121,7 +121,7 @@ def _cuts_between(lineage: Lineage, partition: int, start: int, end: int) -> tup
 
 
 def _families(lineage: Lineage, reads: Sequence[Read]) -> Iterator[tuple[Read, ...]]:
-    """The partitions that share keys, each family as one run of reads in layout order."""
+    """Group partitions that share keys; yield each family as one run of reads in layout order."""
     families: dict[int, list[Read]] = {}
     for read in reads:
         families.setdefault(read.partition % lineage.initial, []).append(read)
@@ -138,7 +138,7 @@ def _by_segment(read: Read) -> Iterator[Read]:
 
 
 def _joined(segments: Iterable[Read]) -> Iterator[Read]:
-    """Reads that follow each other in one partition, as one."""
+    """Merge consecutive reads of the same partition."""
     last: Read | None = None
     for read in segments:
         if last is not None and last.partition == read.partition and last.end == read.start:
@@ -161,7 +161,7 @@ def _by_offset(read: Read, pieces: int) -> Iterator[Read]:
 
 
 def _pieces(counts: Sequence[int], splitting: Splitting) -> list[int]:
-    """Into how many tasks each run of reads is cut: by its size, then the largest pieces until there are enough."""
+    """Return the number of tasks for each run of reads: by size, then more for the largest pieces up to the minimum."""
     size = splitting.max_records_per_partition
     pieces = [max(1, -(-count // size)) if size else 1 for count in counts]
     missing = splitting.min_partitions - sum(pieces)
