@@ -105,6 +105,7 @@ class Commits:
                 await self._context.epoch_or_pause(identity)
 
     def commit_if_due(self) -> None:
+        """Begin an automatic commit if its interval is over, or a position has passed the end of a layout."""
         if not self._settings.enable_auto_commit or (
             self._context.subscription is not None and not self._member.is_member
         ):

@@ -1,0 +1,260 @@
+"""A group's committed offsets: which commits are tried again, which are final, and where partitions begin."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
+from anabranch.base.ids import TopicPartition
+from anabranch.client.cluster.metadata import Cluster
+from anabranch.client.consumer.commits import Commits
+from anabranch.client.consumer.group_context import AGAIN, EPOCH_STALE, OUT_OF_GROUP, GroupContext, is_final
+from anabranch.client.consumer.member_driver import MemberDriver
+from anabranch.client.consumer.offsets import MemberIdentity, OffsetAndMetadata
+from anabranch.client.consumer.positions import Positions
+from anabranch.client.settings import ConsumerSettings
+from anabranch.machines.clients.fetching import Fetcher, FetcherSettings, TopicView
+from anabranch.machines.lineage import Lineage
+from anabranch.runtime.chance import Chance
+from anabranch.runtime.clock import Clock
+
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+VIEW = TopicView("t", UUID(int=1), Lineage(1, (1, 2), ({0: 4},)), {0: 1, 1: 1}, {0: 0, 1: 0}, True)
+Result = Mapping[TopicPartition, Any] | Exception
+
+
+class SteppingClock(Clock):
+    """Every look at it takes a tenth of a second."""
+
+    def __init__(self) -> None:
+        self.ms = 0
+
+    def monotonic_ms(self) -> int:
+        self.ms += 100
+        return self.ms
+
+
+class Coordinator:
+    """Answers what it was told to answer, and remembers what it was asked."""
+
+    def __init__(self, results: Iterable[Result]) -> None:
+        self.results = list(results)
+        self.asked: list[dict[TopicPartition, int]] = []
+
+    def _next(self) -> Any:
+        result = self.results.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], ids: Mapping[str, UUID], member: MemberIdentity
+    ) -> Any:
+        self.asked.append({tp: at.offset for tp, at in offsets.items()})
+        return self._next()
+
+    async def fetch(
+        self, partitions: Iterable[TopicPartition], ids: Mapping[str, UUID], member: MemberIdentity, *, stable: bool
+    ) -> Any:
+        self.asked.append(dict.fromkeys(partitions, -1))
+        return self._next()
+
+
+class Host:
+    """A consumer that has handed records out."""
+
+    def __init__(self) -> None:
+        self.positions = {P0: 5, P1: 7}
+
+    def happened(self) -> None:
+        """Nothing waits."""
+
+    def dropped(self, partitions: Iterable[TopicPartition]) -> None:
+        """Nothing is held."""
+
+    def consumed(self) -> Mapping[TopicPartition, int]:
+        return self.positions
+
+
+class Topics:
+    async def view(self, topic: str) -> TopicView:
+        return VIEW
+
+
+class World:
+    def __init__(self, *results: Result, **settings: Any) -> None:
+        self.coordinator = Coordinator(results)
+        self.fetcher = Fetcher(FetcherSettings())
+        chosen = ConsumerSettings(group_id="g", retry_backoff_ms=0, **settings)
+        topics = cast(Cluster, Topics())
+        self.context = GroupContext(chosen, topics, self.fetcher, Host(), SteppingClock(), Chance(1))
+        self.context.offsets = cast(Any, self.coordinator)
+        self.commits = Commits(self.context)
+        self.positions = Positions(self.context, MemberDriver(self.context))
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(scenario())
+
+
+def codes(p0: ErrorCode, p1: ErrorCode = ErrorCode.NONE) -> dict[TopicPartition, ErrorCode]:
+    return {P0: p0, P1: p1}
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_every_error_is_either_final_or_tried_again(code: ErrorCode) -> None:
+    error = ApiError(code, "refused")
+    again = code.retriable or code in EPOCH_STALE | OUT_OF_GROUP | AGAIN
+    assert is_final(error) == (not again)
+    assert not is_final(ConnectionError())
+
+
+def test_a_commit_is_tried_again_for_the_partitions_that_are_left() -> None:
+    async def scenario() -> None:
+        world = World(codes(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS), ConnectionError(), {P0: ErrorCode.NONE})
+        await world.commits.commit(None)
+        assert world.coordinator.asked == [{P0: 5, P1: 7}, {P0: 5}, {P0: 5}]
+        assert world.context.committed == {P0: 5, P1: 7}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("code", sorted(OUT_OF_GROUP | EPOCH_STALE))
+def test_a_commit_of_no_member_any_more_is_refused_with_what_to_do(code: ErrorCode) -> None:
+    async def scenario() -> None:
+        with pytest.raises(ApiError, match=r"no member of group 'g' any more.*Poll more often") as refused:
+            await World(codes(code)).commits.commit(None)
+        assert refused.value.code is code
+
+    run(scenario)
+
+
+def test_a_final_refusal_is_raised_at_once() -> None:
+    async def scenario() -> None:
+        with pytest.raises(ApiError, match="the offset of t-0 could not be committed"):
+            await World(codes(ErrorCode.OFFSET_METADATA_TOO_LARGE)).commits.commit(None)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("code", "seconds"), [(ErrorCode.COORDINATOR_NOT_AVAILABLE, 5), (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 2)]
+)
+def test_a_commit_is_tried_until_its_deadline_and_for_a_topic_that_is_gone_less_long(
+    code: ErrorCode, seconds: int
+) -> None:
+    async def scenario() -> None:
+        world = World(*({P0: code} for _ in range(100)))
+        with pytest.raises(ApiError, match="could not be committed"):
+            await world.commits.commit({P0: OffsetAndMetadata(1)}, timeout_ms=5_000)
+        assert (seconds - 1) * 1_000 < world.context.now_ms() < (seconds + 1) * 1_000
+
+    run(scenario)
+
+
+def test_automatic_commits_write_what_changed_when_it_is_time(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        world = World(codes(ErrorCode.NONE), {P0: ErrorCode.NONE}, codes(ErrorCode.INVALID_GROUP_ID))
+        host = cast(Host, world.context.host)
+        await world.commits.commit_processed(host.positions, 1_000)
+        await world.commits.commit_processed(host.positions, 1_000)
+        host.positions = {P0: 6, P1: 7}
+        await world.commits.commit_processed(host.positions, 1_000)
+        assert world.coordinator.asked == [{P0: 5, P1: 7}, {P0: 6}]
+        with caplog.at_level(logging.WARNING):
+            await world.commits.commit_processed({P0: 8}, 1_000)
+        assert "group 'g': positions were not committed" in caplog.text
+
+    run(scenario)
+
+
+def test_an_automatic_commit_is_due_by_its_interval_and_at_the_end_of_a_layout() -> None:
+    async def scenario() -> None:
+        world = World(codes(ErrorCode.NONE), auto_commit_interval_ms=60_000)
+        world.commits.commit_if_due()
+        due_ms = world.commits.due_ms
+        assert "commit" in world.context.jobs and due_ms > 60_000
+        await world.context.jobs["commit"]
+        await asyncio.sleep(0)
+        world.commits.commit_if_due()
+        assert world.commits.due_ms == due_ms, "not yet"
+        await world.context.close()
+
+    run(scenario)
+
+
+def test_committed_offsets_are_none_where_nothing_is_committed_and_never_because_they_cannot_be_read() -> None:
+    async def scenario() -> None:
+        unreadable = {P0: ErrorCode.UNSTABLE_OFFSET_COMMIT, P1: OffsetAndMetadata(3)}
+        world = World(unreadable, ConnectionError(), {P0: OffsetAndMetadata(-1), P1: OffsetAndMetadata(3)})
+        assert await world.commits.committed([P0, P1]) == {P0: None, P1: OffsetAndMetadata(3)}
+        with pytest.raises(ApiError, match="the committed offset of t-0 cannot be read"):
+            await World({P0: ErrorCode.GROUP_AUTHORIZATION_FAILED}).commits.committed([P0])
+
+    run(scenario)
+
+
+def granted(*results: Result, **settings: Any) -> World:
+    world = World(*results, **settings)
+    world.fetcher.grant([(P0, None), (P1, None)])
+    world.fetcher.topic_known(VIEW, 0)
+    return world
+
+
+def starts(world: World) -> dict[int, int]:
+    """The timestamps at which partitions without a committed offset begin."""
+    (lookup,) = world.fetcher.drain(0).lookups
+    return {tp.partition: timestamp for tp, (timestamp, _) in lookup.partitions.items()}
+
+
+NOTHING = {P0: OffsetAndMetadata(-1), P1: OffsetAndMetadata(-1)}
+
+
+def test_a_granted_partition_begins_at_its_committed_offset_once_that_can_be_read() -> None:
+    async def scenario() -> None:
+        world = granted({P0: ErrorCode.UNSTABLE_OFFSET_COMMIT, P1: OffsetAndMetadata(9)}, {P0: OffsetAndMetadata(4)})
+        await world.positions.find()
+        assert world.fetcher.positions() == {P0: 4, P1: 9}
+
+    run(scenario)
+
+
+def test_without_a_committed_offset_the_reset_decides() -> None:
+    async def scenario() -> None:
+        early = granted(NOTHING, auto_offset_reset="earliest")
+        await early.positions.find()
+        assert starts(early) == {0: -2, 1: -2}
+        late = granted(NOTHING, NOTHING)
+        await late.positions.find()
+        assert starts(late) == {0: -1, 1: -1}
+        none = granted(NOTHING, auto_offset_reset="none")
+        await none.positions.find()
+        assert isinstance(none.context.error, ApiError)
+        assert "committed no offset of t-0, t-1, and auto.offset.reset is 'none'" in str(none.context.error)
+
+    run(scenario)
+
+
+def test_a_partition_that_appeared_after_the_group_began_is_read_from_its_beginning() -> None:
+    async def scenario() -> None:
+        found = {P0: OffsetAndMetadata(4), P1: OffsetAndMetadata(-1)}
+        world = granted(found, found)
+        await world.positions.find()
+        assert world.fetcher.positions() == {P0: 4} and starts(world) == {1: -2}
+
+    run(scenario)
+
+
+def test_an_error_that_no_repetition_helps_is_for_the_next_poll() -> None:
+    async def scenario() -> None:
+        world = granted(ApiError(ErrorCode.GROUP_AUTHORIZATION_FAILED, "not yours"))
+        await world.positions.find()
+        assert isinstance(world.context.error, AnabranchError) and world.fetcher.awaiting() == (P0, P1)
+
+    run(scenario)
