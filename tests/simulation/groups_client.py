@@ -1,8 +1,8 @@
 """A consumer in the world: the group driver that ships, on a false network and with an application made of chance.
 
-The driver sends, computes, waits, learns topics, carries out events inside polls, commits before it lets go. False are
-the cluster's metadata, the connections (`groups_network`), what is fetched, and the application: it polls, works for a
-while, sometimes too long, and sometimes stops existing. The member machine is watched, and nothing of it is changed.
+The driver sends, computes, waits, learns topics, carries out events inside polls, and commits before partitions are
+revoked. Simulated are the cluster's metadata, the connections (`groups_network`), the fetched records, and the
+application: it polls, works for a while, sometimes for too long, and may end at any time.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def nameless(topic: str) -> UUID:
 
 
 class Standing(NamedTuple):
-    """Who the client is to the coordinator, by the last answer that it has read."""
+    """The identity of a client at the coordinator, by the last answer that the client has read."""
 
     member_id: str
     incarnation: int
@@ -121,7 +121,7 @@ class SimAssignor(PartitionAssignor):
 
 
 class FalseCluster:
-    """What a driver asks of a cluster's metadata, and the ways to the coordinator's broker."""
+    """The cluster as a driver sees it: metadata, and connections to the coordinator's broker."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -151,7 +151,7 @@ class FalseCluster:
     async def _reach(self) -> None:
         if not self._world.reaches(self._client):
             await asyncio.sleep(self._world.chance.choice((0.005, 1.0)))
-            raise ConnectError("nobody there")
+            raise ConnectError("the broker cannot be reached")
 
     async def _delay(self) -> None:
         await asyncio.sleep(self._world.delay_ms() / 1000)
@@ -215,7 +215,7 @@ class Way:
 
 
 class FalseFetcher:
-    """What a driver asks of its fetcher: positions of the partitions that it was granted, and nothing to wait for."""
+    """The fetcher as a driver sees it: positions of the granted partitions, without gates."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -264,7 +264,7 @@ class FalseFetcher:
 
 
 class Listener:
-    """The application's side of a rebalance: it takes its time."""
+    """A rebalance listener whose callbacks take a while."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -366,7 +366,7 @@ class Client:
 
     @property
     def holds(self) -> frozenset[Partition]:
-        """What the application has, or is about to take: until it has let go, nobody else may have it."""
+        """The partitions that the application has, or is about to take: no other client may have them."""
         return frozenset(
             (owned.topic_id if owned.topic_id != NO_TOPIC_ID else self.stamps[owned], owned.partition)
             for owned in self.machine.owned | self.assigning
@@ -374,7 +374,7 @@ class Client:
 
     @property
     def names(self) -> frozenset[tuple[str, int]]:
-        """What it holds, by name."""
+        """The partitions of `holds`, by topic name."""
         return frozenset((owned.topic, owned.partition) for owned in self.machine.owned | self.assigning)
 
     @property
@@ -411,7 +411,7 @@ class Client:
     # -- its life ------------------------------------------------------------------------------------------------------
 
     def subscribe(self, subscription: Subscription) -> None:
-        """Want something else."""
+        """Change the subscription."""
         if not self.is_leaving and not self._paused:
             self.subscription = subscription
             self.world.say("%s subscribes to %s", self.name, subscription)
@@ -426,7 +426,7 @@ class Client:
             self.world.after(20_000, self.kill)
 
     def kill(self) -> None:
-        """The process is gone, and with it what it held."""
+        """End the process at once, and with it the ownership of its partitions."""
         if self.is_alive:
             self.world.say("%s is gone", self.name)
             self.is_alive = False
@@ -435,7 +435,7 @@ class Client:
             self.world.gone(self)
 
     def pause(self, ms: int) -> None:
-        """The process stands still: it holds what it holds, and hears nothing."""
+        """Stop the process for a while: it keeps its partitions, and reads nothing from its connections."""
         if not self._paused:
             self.world.say("%s stands still for %d ms", self.name, ms)
             self._paused = True
@@ -443,7 +443,7 @@ class Client:
             self.world.after(ms, self.resume)
 
     def resume(self) -> None:
-        """It goes on where it stood."""
+        """Let a paused process go on where it was stopped."""
         if self._paused and self.is_alive:
             self.world.say("%s goes on", self.name)
             self._paused = False
@@ -517,11 +517,11 @@ class Client:
     # -- watching the member -------------------------------------------------------------------------------------------
 
     def noted(self, reply: Any, note: Any) -> None:
-        """A reply has come; what the rules want its receiver to know."""
+        """Keep what the rules want the receiver of a reply to know."""
         self._notes[id(reply)] = reply, note
 
     def _watch(self, member: Member) -> None:
-        """Show the rules what the member is told, takes and has done. It decides as it did."""
+        """Show the rules the member's requests, answers and events. The member's decisions stay the same."""
         machine: Any = member
         step, take, done, subscribe = machine.next, machine.take, machine.done, machine.subscribe
         on_response, on_error = machine.on_response, machine.on_error
@@ -588,7 +588,7 @@ class Client:
         on_response(ticket, reply, now_ms)
         if awaited and self.is_classic and isinstance(reply, SyncGroupResponse):
             # A partition that stays assigned is, by its name, now one of whatever topic has that name. A member that
-            # began to leave ignores the answer: what it still holds is what it was given before.
+            # began to leave ignores the answer: its partitions are still those of the earlier assignment.
             for owned in self.machine.owned & (getattr(self.machine, "_target", None) or frozenset()):
                 self.stamps[owned] = self.stamp(owned.topic)
         self.world.rules.after_reply(self, reply)

@@ -1,4 +1,4 @@
-"""A coordinator's log without a disk: what `Partition` and `Shard` ask of a partition log, and faults.
+"""A coordinator's log without a disk, with faults: the part of `PartitionLog` that `Partition` and `Shard` use.
 
 Batches are appended at once and durable when a sync of them is done. A sync may be late, or fail; after one that failed
 the log takes nothing until it is resumed, which cuts what was not synced. A power loss keeps some of it, in order.
@@ -109,17 +109,17 @@ class FalseLog:
         return (entry for batch in self.batches for entry in batch.entries)
 
     def begin_sync(self) -> tuple[int, int]:
-        """What a sync that begins now makes durable, for `synced`."""
+        """Begin a sync; the result is for `synced`."""
         return self.end, self._cuts
 
     def synced(self, begun: tuple[int, int]) -> None:
-        """A sync is done; of what was cut meanwhile it says nothing."""
+        """End a sync, which covers nothing if the log was cut meanwhile."""
         end, cuts = begun
         if cuts == self._cuts:
             self.flushed = max(self.flushed, end)
 
     def lose_power(self, end: int) -> None:
-        """Of what was not synced only what lies below `end` is on the disk. What is, is found sound and synced."""
+        """Keep unsynced records below `end` only, and count them as synced from then on, as a restarted broker does."""
         assert end >= self.flushed
         self.failure = None
         self._cut(end)

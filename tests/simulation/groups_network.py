@@ -1,8 +1,8 @@
 """Connections as TCP gives them, out of one source of chance.
 
-Within one connection requests, and answers, keep their order, however long they take. Whoever waits too long closes
-the connection and opens another one, which has a higher number; what was sent on the old one may still arrive, even
-after what was sent on the new one, and its answers are lost. So requests come twice, late, and in another order.
+Within one connection requests, and answers, keep their order, however long they take. A client that waits too long
+closes the connection and opens another one, which has a higher number; what was sent on the old one may still arrive,
+even after what was sent on the new one, and its answers are lost. So requests come twice, late, and in another order.
 """
 
 from __future__ import annotations
@@ -159,6 +159,6 @@ class Connection:
 
 
 def _consume(future: asyncio.Future[Any]) -> None:
-    """Its waiter may be gone: then nobody asks what became of it."""
+    """Mark the error as seen: the task that waited for the answer may have ended."""
     if not future.cancelled():
         future.exception()

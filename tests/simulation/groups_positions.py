@@ -1,4 +1,4 @@
-"""What must hold of the offsets that groups commit: nothing acknowledged is lost, and what expires does, in time."""
+"""Rules for committed offsets: an acknowledged offset is never lost, and expired offsets are removed in time."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class PositionRules:
         return frozenset() if group is None or not group.members else subscribed_topics(group) or frozenset()
 
     def _committed(self, machine: Coordinator, cause: Cause, name: str, part: Any, *, by_id: bool) -> None:
-        """Who takes over a partition goes on from where the last one was; by name it may mean a topic that is gone.
+        """A new owner goes on from the committed offset of the former one; a commit by name may mean a deleted topic.
 
         What comes late may put it back: KIP-848 looks at the member's epoch alone, and that need not have grown.
         """
@@ -84,7 +84,7 @@ class PositionRules:
         self._rules.counts["commits"] += 1
 
     def after_fetch(self, machine: Coordinator, answer: OffsetFetchResponseGroup) -> None:
-        """What is read is what was acknowledged last."""
+        """The fetched offset is the one that was acknowledged last."""
         for topic in answer.topics:
             name = topic.name or machine.image.name_of(topic.topic_id)
             known = machine.image.by_name.get(name)
@@ -105,7 +105,7 @@ class PositionRules:
                     assert position is not None and position.offset == offset, (group_id, name, partition, position)
 
     def after_check(self, broker: Broker, machine: Coordinator) -> None:
-        """Positions that nobody has used for the retention time are gone after a check."""
+        """After a check, offsets that were not used for the retention time are gone."""
         oldest_ms = self._world.now_ms - self._world.settings.offsets_retention_ms
         broker.expired_ms = self._world.now_ms
         for (group_id, name, partition), (topic_id, _) in self.committed.items():

@@ -96,10 +96,10 @@ class Rules:
         self._subscribed: dict[str, dict[str, frozenset[str]]] = {}
         self.positions = PositionRules(self)
         self._held: dict[tuple[str, UUID, int], tuple[str, int]] = {}
-        """Who holds a partition, and since when."""
+        """The owner of a partition, and since when."""
         self._owners_seen: dict[str, object] = {}
         self._decided: dict[int, _Decided] = {}
-        """By the reply's identity: replies that nobody was told yet."""
+        """By the reply's identity: replies that have not left their broker yet."""
         self._tickets: dict[int, Any] = {}
         """The requests that are parked."""
         self._undo: dict[Broker, deque[tuple[int, list[Callable[[], None]]]]] = {}
@@ -165,7 +165,7 @@ class Rules:
         put(value)
         self._changes.append(lambda: put(former))
 
-    # -- what is durable, and who is told ------------------------------------------------------------------------------
+    # -- durability, and replies ---------------------------------------------------------------------------------------
 
     def durable(self, broker: Broker) -> None:
         """A broker's high watermark has moved."""
@@ -174,7 +174,7 @@ class Rules:
             undo.popleft()
 
     def cut(self, broker: Broker, end: int) -> None:
-        """A log has lost what it held from `end` on: nothing of it counts, and nobody may be told."""
+        """A log has lost its records from `end` on: forget what they changed; no reply may be based upon them."""
         self.counts["cuts"] += 1
         undo = self._undo.get(broker)
         while undo and undo[-1][0] > end:
@@ -192,7 +192,7 @@ class Rules:
             self._decided[id(reply)] = _Decided(reply, broker, broker.log.end, note)
 
     def told(self, reply: Any) -> Any:
-        """A reply leaves its broker: what it was decided upon is durable. Answers what its client is to remember."""
+        """A reply leaves its broker: what it is based upon must be durable. Returns the note for the client."""
         decided = self._decided.pop(id(reply), None)
         if decided is None:
             return None
@@ -208,7 +208,7 @@ class Rules:
             assert not outcome.answers, (cause, outcome)
 
     def _listen(self, cause: Cause, outcome: Outcome[Any, Any], kind: type | None) -> None:
-        """Take down who was heard, and told what it waited for."""
+        """Note which members were heard, or were given an answer that they waited for."""
         now_ms, request, group_id = self.world.now_ms, cause.request, cause.group
         if request is None or group_id is None:
             pass
@@ -404,7 +404,7 @@ class Rules:
         return member is not None and self.world.now_ms - since_ms >= member.described.rebalance_timeout_ms
 
     def _begin_anew(self, cause: Cause, outcome: Outcome[Any, Any]) -> None:
-        """A member that joins has let go of everything: what it keeps it has only from now on."""
+        """A member that joins has let go of everything: partitions that stay assigned count from now on."""
         request, reply = cause.request, outcome.reply
         if isinstance(request, ConsumerGroupHeartbeatRequest) and request.member_epoch == 0 and not reply.error_code:
             for held, (owner, _) in self._held.items():
@@ -420,7 +420,7 @@ class Rules:
                 assert since_ms >= held_ms, f"{partition}: the silence of {owner} is counted from before it had it"
 
     def _hold(self, group: ConsumerGroup) -> None:
-        """Remember who holds what, and since when."""
+        """Note the owner of each partition, and since when."""
         for held in [held for held in self._held if held[0] == group.group_id and held[1:] not in group.holders]:
             del self._held[held]
         for partition, owner in group.holders.items():
@@ -450,7 +450,7 @@ class Rules:
             assert bytes(reply.assignment) == group.members[request.member_id].assignment
 
     def _waits_rightly(self, machine: Coordinator, group: ConsumerGroup, member: Member, waits: set[Partition]) -> None:
-        """A partition that nobody holds is given at once, unless records of its keys are unread elsewhere."""
+        """A partition without an owner is assigned at once, unless records of its keys are unread elsewhere."""
         if member.state is not MemberState.UNRELEASED_PARTITIONS:
             return
         for topic_id, number in waits:
@@ -470,7 +470,7 @@ class Rules:
     # -- loading -------------------------------------------------------------------------------------------------------
 
     def before_stop(self, broker: Broker) -> None:
-        """A machine is about to be thrown away: remember what it had."""
+        """Keep the groups of a machine that is about to be thrown away."""
         if broker.machine is not None:
             broker.lost = {group_id: see(group) for group_id, group in broker.machine.groups.items()}
 
@@ -495,7 +495,7 @@ class Rules:
         """What must hold at any time."""
         self.positions.check(broker, machine)
         late_ms = self.world.now_ms - broker.expired_ms - self.world.settings.offsets_retention_check_interval_ms
-        assert late_ms <= TIMER_SLACK_MS, f"{broker} looks for positions that nobody uses {late_ms} ms late"
+        assert late_ms <= TIMER_SLACK_MS, f"{broker} checks for expired offsets {late_ms} ms late"
         for group in machine.groups.values():
             if isinstance(group, ConsumerGroup):
                 self._overdue(group)
@@ -503,7 +503,7 @@ class Rules:
     # -- the clients' side ---------------------------------------------------------------------------------------------
 
     def before_send(self, client: Client, request: Any) -> None:
-        """Who joins, or leaves, has let go of everything; but whose application is stuck leaves as it is."""
+        """A member that joins or leaves has let go of everything, unless it leaves because its application is stuck."""
         leaves = isinstance(request, LeaveGroupRequest)
         if isinstance(request, ConsumerGroupHeartbeatRequest):
             leaves = request.member_epoch < 0
@@ -516,7 +516,7 @@ class Rules:
             client.has_given_up = True
 
     def _note(self, broker: Broker, request: Any, reply: Any) -> Any:
-        """What a client is to remember of an answer: who it is, what the coordinator has down for it, topics' ids."""
+        """The note that goes with an answer: the member's identity, its assignment at the coordinator, topic ids."""
         answers = ConsumerGroupHeartbeatResponse | JoinGroupResponse | SyncGroupResponse | HeartbeatResponse
         machine = broker.machine
         if not isinstance(reply, answers) or reply.error_code or machine is None:

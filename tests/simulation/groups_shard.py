@@ -1,8 +1,8 @@
 """A broker with one coordinator shard: the handlers, the `Shard` and the `Partition` that ship, over a false log.
 
-`WatchedShard` and `WatchedCoordinator` change nothing: they show every decision to the rules. Beside the machine stands
-`fold`, which is told nothing but the records in the log: after every step what is stored of the machine must equal it,
-so no decision changes what is stored but by records.
+`WatchedShard` and `WatchedCoordinator` change nothing: they show every decision to the rules. `fold` is a second
+machine, which applies nothing but the records in the log: after every step the stored state of the machine must equal
+the fold, so decisions change stored state by records alone.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _of_timer(key: Any, now_ms: int) -> Cause:
 
 
 class WatchedCoordinator(Coordinator):
-    """Takes down what it was asked for, what its groups were before, and what it decided."""
+    """Records every decision with its cause and the groups before it."""
 
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker.world.settings)
@@ -162,8 +162,8 @@ class WatchedCoordinator(Coordinator):
 
 
 class WatchedShard(Shard[Coordinator, Record]):
-    """Has the rules look at every decision when it is carried out. What the shell copes with and must not happen ends
-    the simulation: errors in deciding and applying."""
+    """Shows the rules every decision that was carried out. An error in deciding or applying, which the shell would
+    survive by loading again, ends the simulation."""
 
     broker: Broker
 
@@ -203,7 +203,7 @@ class WatchedShard(Shard[Coordinator, Record]):
 
 
 class Groups:
-    """What the handlers ask of a broker's group coordinators, of which there is one."""
+    """The group coordinators of a broker, as the handlers see them: one shard."""
 
     consumer_protocol = True
 
@@ -238,7 +238,7 @@ class Broker:
         self.fails_sync = False
         """The next sync fails."""
         self.expired_ms = 0
-        """When the machine last looked for positions that nobody uses, or was loaded."""
+        """When the machine last checked for expired offsets, or was loaded."""
         self.lost: dict[str, Seen] = {}
         """The groups of the last machine when it was thrown away."""
         chance = SimpleNamespace(uuid=world.fresh_id)
@@ -247,7 +247,7 @@ class Broker:
 
     @property
     def machine(self) -> WatchedCoordinator | None:
-        """The machine that decides, if there is one."""
+        """The machine of the active shard; None while the shard is not active."""
         if self.shard is None or not self.shard.active:
             return None
         machine = self.shard.machine
@@ -334,7 +334,7 @@ class Broker:
         return task
 
     def administrate(self, request: Any, version: int, on_reply: Callable[[Any], None] = lambda reply: None) -> None:
-        """Take a request of somebody who is no member, on a connection of his own."""
+        """Take a request of an administrator, on a connection of its own."""
         if self.shard is not None:
             self.handle(request, version, "admin", 1 << 40, on_reply)
 
