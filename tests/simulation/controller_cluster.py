@@ -192,7 +192,6 @@ class Machine:
             clock=VirtualClock(loop),
             metrics=Metrics(),
             settings_of=lambda topic: SETTINGS,
-            recovering=self.epoch > 1,
             commits=GroupCommit(_Syncs(loop, self)),
         )
 

@@ -82,7 +82,7 @@ class Broker:
         clean = directory.stopped_cleanly
         store = await EmbeddedMetadataStore.open(directory.path / METADATA_FILE)
         self._closing.push_async_callback(store.close)
-        self._assemble(directory, store, identity.cluster_id, clean=clean)
+        self._assemble(directory, store, identity.cluster_id)
         context, controller = self.context, self._controller
         port = self._listen()
         self.address = context.address = Address(self.address.host, self.address.port or port)
@@ -91,7 +91,6 @@ class Broker:
         await controller.start(
             settings.node_id, settings.broker_rack or None, (f"PLAINTEXT://{self.address}",), unclean=lost
         )
-        context.replicas.end_recovery()
         await self._serve_metrics()
         self._listener.accept()
         for coordinators in context.coordinators.values():
@@ -103,9 +102,7 @@ class Broker:
         if not clean and len(context.replicas):
             events.info("logs checked after a stop that was not clean", partitions=len(context.replicas))
 
-    def _assemble(
-        self, directory: DataDirectory, store: EmbeddedMetadataStore, cluster_id: str, *, clean: bool
-    ) -> None:
+    def _assemble(self, directory: DataDirectory, store: EmbeddedMetadataStore, cluster_id: str) -> None:
         """Make the parts, each of those that were made before it."""
         settings, clock, chance = self.settings, self._clock, self._chance
         metrics = Metrics()
@@ -117,7 +114,6 @@ class Broker:
             clock=clock,
             metrics=metrics,
             settings_of=partial(_settings_of, view, static, settings.durability),
-            recovering=not clean,
         )
         peers = LocalPeers(replicas, view)
         controller = self._controller = Controller(store, peers, clock)

@@ -50,13 +50,9 @@ class Replicas:
         clock: Clock,
         metrics: Metrics,
         settings_of: Callable[[str], TopicSettings],
-        recovering: bool = False,
         commits: GroupCommit | None = None,
     ) -> None:
-        """Open nothing yet. OSError where what is remembered of removed partitions cannot be read.
-
-        `recovering`: the last stop was not clean, so that logs are checked when they are opened.
-        """
+        """Open nothing yet. OSError if the tables of removed partitions cannot be read."""
         self._directory = directory
         self._disk = disk
         self._clock = clock
@@ -69,7 +65,6 @@ class Replicas:
         """The logs from before the start that no role has had opened yet."""
         self._threads = ThreadPoolExecutor(RECOVERY_THREADS, thread_name_prefix="log")
         self.commits = commits or GroupCommit()
-        self._recovering = recovering
 
     def get(self, topic: str, partition: int) -> Partition | None:
         """The partition, if it lives here."""
@@ -150,16 +145,12 @@ class Replicas:
         settings = self._settings_of(order.topic)
         names = [TopicPartition(order.topic, role.partition) for role in roles]
         loop = asyncio.get_running_loop()
-        opened: Sequence[PartitionLog | OSError | OfflineLogError]
-        if self._recovering:
-            opened = await asyncio.gather(
-                *(
-                    loop.run_in_executor(self._threads, self._open, name, role, settings)
-                    for name, role in zip(names, roles, strict=True)
-                )
+        opened: Sequence[PartitionLog | OSError | OfflineLogError] = await asyncio.gather(
+            *(
+                loop.run_in_executor(self._threads, self._open, name, role, settings)
+                for name, role in zip(names, roles, strict=True)
             )
-        else:
-            opened = [self._open(name, role, settings) for name, role in zip(names, roles, strict=True)]
+        )
         adopted = [self._adopt(name, order, settings, log) for name, log in zip(names, opened, strict=True)]
         partitions = [partition for partition in adopted if partition is not None]
         heirs = [partition for partition in partitions if self._inherits(partition)]
@@ -331,10 +322,6 @@ class Replicas:
             partition.settings = settings
             partition.log.configure(settings.log)
             partition.changed()
-
-    def end_recovery(self) -> None:
-        """Open logs without checking them from now on: those from before the start are open."""
-        self._recovering = False
 
     def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
         """The log starts and ends of a topic's retiring partitions, without those where a transaction is open."""

@@ -34,7 +34,6 @@ class Life:
             clock=Clock(),
             metrics=Metrics(),
             settings_of=lambda topic: topic_settings({}, {}, "fsync"),
-            recovering=True,
         )
 
     async def begin(self) -> None:
