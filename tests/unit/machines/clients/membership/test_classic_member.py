@@ -231,6 +231,36 @@ def test_it_leaves_when_the_application_has_let_go(instance_id: str | None, stay
     assert world.member.has_left
 
 
+def test_a_leaving_member_ignores_the_assignment_that_was_on_its_way_and_revokes_what_it_had() -> None:
+    world = World(*COOPERATIVE).stable(0, 1)
+    world.beats(ErrorCode.REBALANCE_IN_PROGRESS)
+    world.joins(2)
+    world.sends(SyncGroupRequest)
+    world.member.leave()
+    world.hears(SyncGroupResponse(assignment=assignment_bytes([TopicPartition("flights", 2)])))
+    assert world.member.owned == owned(0, 1)
+    world.carry_out(Revoke(owned(0, 1)))
+    world.sends(LeaveGroupRequest)
+    world.hears(LeaveGroupResponse())
+    assert world.member.has_left
+
+
+def test_a_cooperative_member_joins_once_more_only_when_the_application_has_revoked() -> None:
+    world = World(*COOPERATIVE).stable(0, 1)
+    world.beats(ErrorCode.REBALANCE_IN_PROGRESS)
+    world.joins(2)
+    world.syncs(1)
+    event = world.member.take()
+    assert event == Revoke(owned(0))
+    world.now += INTERVAL
+    world.sends(HeartbeatRequest)  # The application takes its time: the member stays in its generation.
+    world.hears(HeartbeatResponse())
+    assert event is not None
+    world.member.done(event, world.now)
+    assert world.member.owned == owned(1)
+    world.joins(3)
+
+
 def test_who_does_not_poll_leaves_and_learns_at_the_next_poll_what_it_lost() -> None:
     world = World().stable(0)
     world.member.poll_ended(world.now)
