@@ -1,7 +1,7 @@
-"""Commits of a group's offsets, one after the other: those the application asks for, and automatic ones.
+"""Commits of a group's offsets, one after the other: those the application requests, and automatic ones.
 
-A commit is tried until its deadline; a member whose epoch is stale waits for the next heartbeat. Automatic commits
-write the positions after everything that earlier polls handed out.
+A commit is retried until its deadline; a member with a stale epoch waits for the next heartbeat. Automatic commits
+write the positions after all records returned by earlier polls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger("anabranch.client")
 
 
 class Commits:
-    """The committed offsets of one group, as its member reads and writes them."""
+    """The committed offsets of one group, as read and written by this member."""
 
     def __init__(self, context: GroupContext) -> None:
         self._context = context
@@ -37,10 +37,10 @@ class Commits:
         self._in_turn = asyncio.Lock()
         self._milestone = False
         self.due_ms = 0
-        """When the next automatic commit is due."""
+        """The time of the next automatic commit."""
 
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What the group has committed; None where nothing is."""
+        """Return the committed offsets of the group; None for a partition without one."""
         wanted = list(partitions)
         deadline = self._context.now_ms() + self._settings.default_api_timeout_ms
         while True:
@@ -65,7 +65,7 @@ class Commits:
     async def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None, timeout_ms: int | None = None
     ) -> None:
-        """Make offsets durable, by default the positions after everything that was handed out. One after another."""
+        """Commit offsets, by default the positions after all returned records. Commits run one after another."""
         if offsets is None:
             offsets = {tp: OffsetAndMetadata(offset) for tp, offset in self._context.host.consumed().items()}
         deadline = self._context.now_ms() + (
@@ -122,7 +122,7 @@ class Commits:
         self._context.job("commit", lambda: self.commit_processed(processed, self._settings.auto_commit_interval_ms))
 
     async def commit_processed(self, positions: Mapping[TopicPartition, int], timeout_ms: int) -> None:
-        """Commit what has changed; if it fails, say so and go on: at worst some records come twice."""
+        """Commit the positions that changed. A failure is only logged: at worst some records come twice."""
         changed = {
             tp: OffsetAndMetadata(offset)
             for tp, offset in positions.items()

@@ -1,9 +1,9 @@
-"""The consumer: reads topics and hands out records and Arrow tables, in the order of their keys.
+"""The consumer: reads topics and returns records and Arrow tables, in the order of their keys.
 
-It reads what it is assigned (`assign`), or its share of its group's topics (`subscribe`; see `group`). Records of a key
-come in the order they were produced in, through every resize of the topic, as long as one consumer, or one group, reads
-all its partitions. A consumer that is assigned some of them waits for no partition that it does not read. `driver`
-carries out on sockets what `machines.clients.fetching` decides.
+A consumer reads its assignment (`assign`), or its share of the topics of its group (`subscribe`; see `group`). The
+records of a key arrive in the order they were produced in, through every resize of the topic, as long as one consumer,
+or one group, reads all partitions of the topic. With a manual assignment of some partitions, the consumer does not wait
+for the others. The machine in `machines.clients.fetching` decides; `driver` carries out its decisions on sockets.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Consumer:
-    """Reads the partitions that are assigned to it, or to it as a member of a group, in the order of their keys.
+    """Reads its assigned partitions, or those granted to it as a member of a group, in the order of their keys.
 
     Its keyword arguments are the settings of `anabranch.client.settings.ConsumerSettings` (docs/client-settings.md).
     Use as `async with Consumer(bootstrap_servers=...) as consumer`, or call `close` at the end.
@@ -47,7 +47,7 @@ class Consumer:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Make a consumer from settings by Kafka's dotted names, as in `{"bootstrap.servers": "..."}`."""
+        """Return a consumer for settings by Kafka's dotted names, as in `{"bootstrap.servers": "..."}`."""
         return cls(**as_keywords(cls, config))
 
     async def __aenter__(self) -> Self:
@@ -56,13 +56,13 @@ class Consumer:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
 
-    # -- what to read -------------------------------------------------------------------------------------------------
+    # -- the assignment -----------------------------------------------------------------------------------------------
 
     def assign(self, assignment: str | Iterable[str | tuple[str, int]]) -> None:
-        """Read exactly these: a topic by its name (all partitions, also those to come), or (topic, partition) pairs.
+        """Replace the assignment: topics by name (all partitions, including later ones), or (topic, partition) pairs.
 
-        What was read before and stays keeps its position; the rest begins at the group's committed offset, if this
-        consumer has a `group_id`, and otherwise where `auto_offset_reset` says.
+        Partitions that stay assigned keep their positions. Each new one begins at the group's committed offset if this
+        consumer has a `group_id`, and otherwise as `auto_offset_reset` defines.
         """
         if self._group is not None and self._group.subscription is not None:
             raise ApiError(ErrorCode.INVALID_REQUEST, "this consumer is subscribed; unsubscribe before assigning")
@@ -80,11 +80,11 @@ class Consumer:
         on_partitions_revoked: Callable[..., Any] | None = None,
         on_partitions_lost: Callable[..., Any] | None = None,
     ) -> None:
-        """Read these topics, or all that match a pattern, together with the other members of the group.
+        """Subscribe to topics, or to all topics that match a pattern, as a member of the group.
 
-        It joins with the first `poll`, and stays a member as long as polls come within `max_poll_interval_ms`. The
+        The consumer joins with the first `poll`, and stays a member if polls come within `max_poll_interval_ms`. The
         listener (an object with any of the three methods, or the functions themselves, plain or async) is called in
-        `poll`, with the partitions in question.
+        `poll`, with the assigned, revoked or lost partitions.
         """
         group = self._grouped("subscribe")
         if group.subscription is None and self._fetcher.topics:
@@ -99,20 +99,20 @@ class Consumer:
         group.subscribe(subscription, listener_of(listener, *functions))
 
     def subscription(self) -> frozenset[str] | SubscriptionPattern | None:
-        """What this consumer is subscribed to; None if to nothing."""
+        """Return the topics or the pattern of the subscription; None without a subscription."""
         found = None if self._group is None else self._group.subscription
         if found is None:
             return None
         return found.topics if found.pattern is None else SubscriptionPattern(found.pattern)
 
     async def unsubscribe(self) -> None:
-        """Leave the group, having committed and let go of everything."""
+        """Commit (if automatic commits are on), revoke all partitions, and leave the group."""
         self._driver.start()
         if self._group is not None:
             await self._group.unsubscribe()
 
     def call_back_with(self, invoke: Invoke) -> None:
-        """Have rebalance listeners called by `invoke(function, arguments)`; for clients that live in other threads."""
+        """Call rebalance listeners by `invoke(function, arguments)`; for clients that run in other threads."""
         if self._group is not None:
             self._group.invoke = invoke
 
@@ -122,26 +122,26 @@ class Consumer:
         return self._group
 
     def assignment(self) -> tuple[TopicPartition, ...]:
-        """The partitions that are read now."""
+        """Return the assigned partitions."""
         return self._fetcher.assignment
 
     async def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Go on at `offset` in a partition that is assigned."""
+        """Set the position of an assigned partition to `offset`."""
         tp = TopicPartition(topic, partition)
         await self._driver.know([tp])
         self._handout.forget_decoded(tp)
         self._fetcher.seek(tp, offset)
 
     async def seek_to_beginning(self, *partitions: tuple[str, int]) -> None:
-        """Go on at the log start of these partitions, by default of all."""
+        """Set the positions of these partitions to their log starts, by default of all assigned partitions."""
         await self._seek_to(partitions, EARLIEST)
 
     async def seek_to_end(self, *partitions: tuple[str, int]) -> None:
-        """Go on at the log end of these partitions, by default of all."""
+        """Set the positions of these partitions to their log ends, by default of all assigned partitions."""
         await self._seek_to(partitions, LATEST)
 
     async def seek_to_time(self, timestamp: int, *partitions: tuple[str, int]) -> None:
-        """Go on at the first record at or after `timestamp` (ms since 1970), by default in all partitions."""
+        """Set positions to the first record at or after `timestamp` (ms since 1970), by default in all partitions."""
         await self._seek_to(partitions, timestamp)
 
     async def _seek_to(self, partitions: Sequence[tuple[str, int]], timestamp: int) -> None:
@@ -152,7 +152,7 @@ class Consumer:
             self._fetcher.seek_to_timestamp(tp, timestamp)
 
     async def position(self, topic: str, partition: int) -> int:
-        """The offset of the next record to hand out."""
+        """Return the offset of the next record to be returned."""
         tp = TopicPartition(topic, partition)
         await self._driver.know([tp])
         while (position := self._fetcher.position(tp)) is None:
@@ -160,29 +160,29 @@ class Consumer:
         return position
 
     async def pause(self, *partitions: tuple[str, int]) -> None:
-        """Hand out nothing of these partitions until `resume`, by default of all."""
+        """Return no records of these partitions until `resume`; by default of all."""
         await self._driver.know([TopicPartition(*partition) for partition in partitions])
         for tp in [TopicPartition(*partition) for partition in partitions] or self._fetcher.assignment:
             self._fetcher.pause(tp)
 
     async def resume(self, *partitions: tuple[str, int]) -> None:
-        """Undo `pause`, by default of all partitions."""
+        """Resume paused partitions, by default all."""
         await self._driver.know([TopicPartition(*partition) for partition in partitions])
         for tp in [TopicPartition(*partition) for partition in partitions] or self._fetcher.assignment:
             self._fetcher.resume(tp)
 
     def paused(self) -> tuple[TopicPartition, ...]:
-        """The partitions that are paused."""
+        """Return the paused partitions."""
         return self._fetcher.paused
 
     def lineage(self, topic: str) -> Lineage | None:
-        """The lineage by which records of the topic are handed out; None before it is known."""
+        """Return the lineage that orders the records of the topic; None before its metadata arrived."""
         return self._handout.lineages.get(topic)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
     async def poll(self, timeout_s: float | None = 1.0, max_records: int | None = None) -> list[Record]:
-        """Hand out the next records; wait for some at most `timeout_s` seconds, None for as long as it takes."""
+        """Return the next records; wait for some at most `timeout_s` seconds, None for no limit."""
         room = self._settings.max_poll_records if max_records is None else max_records
         found: list[Record] = []
         for part in await self._driver.gather(timeout_s):
@@ -201,11 +201,11 @@ class Consumer:
         columns: Sequence[str] = COLUMNS,
         key_range: tuple[int, int] | None = None,
     ) -> pa.Table:
-        """Hand out the next records as a table; wait for some at most `timeout_s`, None for as long as it takes.
+        """Return the next records as a table; wait for some at most `timeout_s` seconds, None for no limit.
 
-        `max_bytes` bounds the fetched bytes that are handed out at once, to whole fetches. Columns there are: topic,
-        partition, offset, timestamp, timestamp_type, key, value, headers, key_hash, leader_epoch, and sequence, which
-        grows with every record of a key. With `key_range`, only keys whose range hash is in it (both ends inclusive).
+        `max_bytes` bounds the fetched bytes in one table, to whole fetches. The columns are: topic, partition, offset,
+        timestamp, timestamp_type, key, value, headers, key_hash, leader_epoch, and sequence, which grows with every
+        record of a key. With `key_range`, only keys with a range hash within it (both ends inclusive) are returned.
         """
         while True:
             parts = await self.gather(timeout_s, max_bytes)
@@ -214,7 +214,7 @@ class Consumer:
                 return table
 
     async def gather(self, timeout_s: float | None, max_bytes: int | None) -> list[Deliverable]:
-        """Wait for parts of at most about `max_bytes` that may be handed out; say `hand_out` when they were."""
+        """Wait for deliverable parts of at most about `max_bytes`; call `hand_out` to move the positions past them."""
         parts: list[Deliverable] = []
         size = 0
         limit = self._settings.fetch_max_bytes if max_bytes is None else max_bytes
@@ -228,13 +228,13 @@ class Consumer:
     def table(
         self, parts: Sequence[Deliverable], columns: Sequence[str] = COLUMNS, key_range: tuple[int, int] | None = None
     ) -> pa.Table:
-        """Decode gathered parts; may run in any thread."""
+        """Decode gathered parts; callable from any thread."""
         return self._handout.table(parts, columns, key_range)
 
     def hand_out(self, parts: Sequence[Deliverable]) -> bool:
-        """Move the positions beyond gathered parts, and fetch on; False, and nothing moves, if a position moved since.
+        """Move the positions past gathered parts, and fetch more. Return False if a position moved since `gather`.
 
-        Then what was gathered is not what comes next, and must be gathered anew.
+        In that case no position moves, and the parts must be discarded and gathered again.
         """
         standing = self._fetcher.all_handed_out(parts)
         self._driver.pump()
@@ -246,57 +246,57 @@ class Consumer:
                 yield record
 
     def one_by_one(self, records: Sequence[Record]) -> Iterator[Record]:
-        """Yield polled records; the positions to commit follow, so that a loop may be left at any record."""
+        """Yield polled records and move the positions to commit with them, so that a loop may stop at any record."""
         return self._handout.one_by_one(records)
 
     # -- the group's offsets ------------------------------------------------------------------------------------------
 
     async def commit(self, offsets: OffsetsByPartition | None = None) -> None:
-        """Commit offsets, the next ones to read; by default after all that was handed out; wait until it is done.
+        """Commit offsets, the next ones to read; by default those after all returned records. Return once durable.
 
-        Raises `ApiError` where it cannot be done; with UNKNOWN_MEMBER_ID or FENCED_MEMBER_EPOCH the group has given
-        the partitions to others.
+        Raises `ApiError` if the commit fails; with UNKNOWN_MEMBER_ID or FENCED_MEMBER_EPOCH the partitions were
+        reassigned to other members.
         """
         group = self._grouped("commit")
         self._driver.start()
         await group.commit(None if offsets is None else offsets_of(offsets))
 
     def commit_async(self, offsets: OffsetsByPartition | None = None) -> asyncio.Task[None]:
-        """Commit without waiting; the task that comes back is the outcome. Commits are done in their order."""
+        """Commit without waiting; the returned task is the outcome. Commits run in the order of the calls."""
         group = self._grouped("commit")
         self._driver.start()
         return self._driver.run(group.commit(offsets_of(self._driver.consumed() if offsets is None else offsets)))
 
     async def committed(self, *partitions: tuple[str, int]) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What the group has committed of partitions, by default of those assigned; None where nothing is."""
+        """Return the group's committed offsets, by default of the assigned partitions; None without an offset."""
         group = self._grouped("ask for committed offsets")
         self._driver.start()
         return await group.committed([TopicPartition(*tp) for tp in partitions] or self._fetcher.assignment)
 
     def group_metadata(self) -> GroupMetadata:
-        """Who this consumer is in its group, for a transaction that commits its offsets."""
-        return self._grouped("tell of it").metadata()
+        """Return the consumer's identity in its group, for a transaction that commits its offsets."""
+        return self._grouped("return group metadata").metadata()
 
     # -- offsets ------------------------------------------------------------------------------------------------------
 
     async def beginning_offsets(self, *partitions: tuple[str, int]) -> dict[TopicPartition, int]:
-        """The log start of partitions, by default of those assigned."""
+        """Return the log start of partitions, by default of the assigned ones."""
         return await self._offsets(partitions, EARLIEST)
 
     async def end_offsets(self, *partitions: tuple[str, int]) -> dict[TopicPartition, int]:
-        """The log end (high watermark, or last stable offset under read_committed) of partitions."""
+        """Return the log end of partitions: the high watermark, or the last stable offset under read_committed."""
         return await self._offsets(partitions, LATEST)
 
     async def offsets_for_times(
         self, timestamps: Mapping[tuple[str, int], int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record at or after a timestamp (ms) in each partition; None where there is none."""
+        """Return each partition's first record at or after its timestamp (ms); None if no record is that late."""
         wanted = {TopicPartition(*partition): timestamp for partition, timestamp in timestamps.items()}
         found = await self._cluster.offsets(wanted, read_committed=self._settings.read_committed)
         return {tp: at if at.offset >= 0 else None for tp, at in found.items()}
 
     async def lag(self) -> dict[TopicPartition, int]:
-        """How many offsets each assigned partition's position is behind its log end."""
+        """Return the distance in offsets from each assigned partition's position to its log end."""
         ends = await self.end_offsets()
         return {tp: max(0, end - await self.position(*tp)) for tp, end in ends.items()}
 
@@ -309,9 +309,9 @@ class Consumer:
         return {tp: at.offset for tp, at in found.items()}
 
     async def close(self, *, leave: bool | None = None, timeout_s: float = CLOSE_TIMEOUT_MS / 1000) -> None:
-        """End. A member of a group commits (if it does so by itself), lets go of its partitions, and leaves.
+        """Close the consumer. A group member commits (with `enable_auto_commit`), revokes its partitions, and leaves.
 
-        `leave`: whether to give up the place in the group; by default a static member (`group_instance_id`) does not.
+        `leave`: whether to leave the group at once; by default a static member (`group_instance_id`) does not.
         """
         if self._driver.closed:
             return

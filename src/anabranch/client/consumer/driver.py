@@ -1,7 +1,8 @@
-"""Carries out what the fetcher decides: fetches, offset lookups and metadata refreshes, on sockets.
+"""The fetcher's driver: performs fetches, offset lookups and metadata refreshes on sockets.
 
-A driver belongs to the event loop that it is first used on. With a `group.id` it has the consumer's group, which grants
-partitions to the fetcher; the group is attended to only inside `gather`, that is, while the application polls.
+A driver belongs to the event loop of its first use. With a `group.id`, the driver owns the consumer's group, which
+grants partitions to the fetcher. The group's events are carried out only inside `gather`, that is, while the
+application polls.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from anabranch.runtime.clock import Clock
 
 PURPOSE = "fetch"
 TOPIC_ID_VERSION = 13
-"""From this version on, Fetch names topics by their ids."""
+"""From this version on, Fetch identifies topics by id."""
 
 
 class FetchingDriver:
-    """One consumer's fetcher with its connections, and its group if there is one."""
+    """The fetcher of one consumer with its connections, and the group, if any."""
 
     def __init__(self, settings: ConsumerSettings, cluster: Cluster) -> None:
         self.fetcher = Fetcher(taken(FetcherSettings, settings))
@@ -51,15 +52,15 @@ class FetchingDriver:
 
     @property
     def started(self) -> bool:
-        """Whether anything was asked of this driver."""
+        """Whether the driver has been used."""
         return self._loop is not None
 
     def dropped(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget what was fetched of partitions that the group has taken back."""
+        """Drop the decoded records of revoked or lost partitions."""
         self.handout.dropped(partitions)
 
     def consumed(self) -> dict[TopicPartition, int]:
-        """The position after everything that the application has been given, of every partition that has one."""
+        """Return the position after all records returned to the application, for every partition with a position."""
         return self.handout.consumed()
 
     # -- for the consumer ---------------------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ class FetchingDriver:
         self.pump()
 
     async def know(self, partitions: Sequence[TopicPartition]) -> None:
-        """Wait until it is known what whole topics consist of."""
+        """Wait until the metadata of all assigned topics has arrived."""
         while not (partitions and all(tp in self.fetcher.assignment for tp in partitions)):
             self.pump()
             self.raise_errors()
@@ -138,7 +139,7 @@ class FetchingDriver:
             await self.wait(None)
 
     async def wait(self, timeout_s: float | None) -> None:
-        """Wait until something has happened."""
+        """Wait for the next change."""
         self.start()
         assert self._changed is not None
         self.pump()
@@ -158,13 +159,13 @@ class FetchingDriver:
             raise errors[0]
 
     def happened(self) -> None:
-        """Something has changed: carry out the fetcher's work, and wake the call that waits."""
+        """Handle a change: carry out the fetcher's work, and wake the waiting call."""
         self.pump()
         if self._changed is not None:
             self._changed.set()
 
     def pump(self) -> None:
-        """Carry out the fetcher's work, in the order that `ConsumerWork` states."""
+        """Carry out the fetcher's work, in the order defined by `ConsumerWork`."""
         if self.closed:
             return
         loop = self.start()

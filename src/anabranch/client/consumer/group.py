@@ -1,8 +1,8 @@
 """The consumer's side of a group: membership, rebalances and committed offsets.
 
-What concerns the application (revoke, assign, lost) is carried out inside `poll`, so that no records are being
-processed meanwhile: records handed out by earlier polls count as processed, their positions are committed, and only
-then are partitions given up.
+Revoke, assign and lost events are carried out inside `poll`, so that the application processes no records meanwhile:
+records returned by earlier polls count as processed, and their positions are committed before partitions are
+revoked.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class Group:
 
     @property
     def subscription(self) -> Subscription | None:
-        """What is subscribed to, if anything is."""
+        """Return the subscription, if any."""
         return self._context.subscription
 
     def subscribe(self, subscription: Subscription, listener: Any) -> None:
-        """Be a member that reads this."""
+        """Subscribe as a member of the group."""
         first = self._context.subscription is None
         self._context.subscription, self._listener = subscription, listener
         if "drive" in self._context.jobs:
@@ -79,19 +79,19 @@ class Group:
             self._driver.join()
 
     def start(self) -> None:
-        """Join, if something is subscribed to and this is not under way yet."""
+        """Join, if a subscription exists and the member is not running yet."""
         if self._context.subscription is not None and not self._context.closed:
             self._context.job("drive", self._driver.drive)
 
     async def unsubscribe(self) -> None:
-        """Leave the group, having let go of everything."""
+        """Commit, revoke all partitions, and leave the group."""
         if self._context.subscription is None:
             return
         await self._leave(stay=None, timeout_ms=self._settings.default_api_timeout_ms)
         self._context.subscription = None
 
     async def close(self, *, leave: bool | None, timeout_ms: int) -> None:
-        """Commit, let go, leave; whatever of it does not succeed in time is given up."""
+        """Commit, revoke all partitions, and leave; stop at the timeout."""
         try:
             if "drive" in self._context.jobs:
                 await self._leave(stay=None if leave is None else not leave, timeout_ms=timeout_ms)
@@ -111,29 +111,29 @@ class Group:
                         await self._news()
 
     async def _news(self) -> None:
-        """Wait a little for something to change."""
+        """Wait a moment for a change."""
         with suppress(TimeoutError):
             async with asyncio.timeout(0.05):
                 await self._context.changed.wait()
             self._context.changed.clear()
 
     def poll_began(self) -> None:
-        """The application has come back."""
+        """Report that the application has called `poll`."""
         self._member.poll_began(self._context.now_ms())
         self._context.changed.set()
 
     def poll_ended(self) -> None:
-        """The application works."""
+        """Report that `poll` has returned."""
         self._member.poll_ended(self._context.now_ms())
         self._context.changed.set()
 
     def refuse_in_callback(self) -> None:
-        """Raise if this is called from within a rebalance listener, which must not poll."""
+        """Raise if called from within a rebalance listener: listeners must not poll."""
         if in_callback.get():
             raise ApiError(ErrorCode.INVALID_REQUEST, "a rebalance listener must not poll; return first")
 
     async def attend(self) -> None:
-        """Do what falls to the application's side: rebalance, commit when it is time, find out where to begin."""
+        """Carry out events, commit when due, and look up starting positions."""
         self._commits.commit_if_due()
         await self._carry_out_events()
         if self._context.error is not None:
@@ -148,16 +148,16 @@ class Group:
             self._context.job("gates", self._positions.watch_gates)
 
     def look_for_positions(self) -> None:
-        """Find out where granted partitions begin, where that is not known."""
+        """Look up the missing starting positions of granted partitions."""
         if self._context.fetcher.awaiting():
             self._context.job("positions", self._positions.find)
 
     def next_attendance_ms(self) -> int | None:
-        """When `attend` is due though nothing happens."""
+        """Return the time at which `attend` is due even without a change."""
         return self._commits.due_ms if self._settings.enable_auto_commit else None
 
     def metadata(self) -> GroupMetadata:
-        """Who this consumer is in its group."""
+        """Return the consumer's identity in its group."""
         member_id, epoch, instance_id = self._context.identity()
         return GroupMetadata(self._context.group_id, epoch, member_id, instance_id)
 
@@ -227,11 +227,11 @@ class Group:
     # -- offsets ------------------------------------------------------------------------------------------------------
 
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """The committed offsets of the group; None where none is committed."""
+        """Return the committed offsets of the group; None for a partition without one."""
         return await self._commits.committed(partitions)
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None) -> None:
-        """Make offsets durable, by default the positions after everything that was handed out. One after another."""
+        """Commit offsets, by default the positions after all returned records. Commits run one after another."""
         await self._commits.commit(offsets)
 
 

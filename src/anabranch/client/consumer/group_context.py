@@ -1,4 +1,4 @@
-"""What the parts of a consumer's group share: the member machine, the group's offsets, and the tasks under way."""
+"""The state shared by the parts of a consumer's group: the member machine, the group's offsets, the running tasks."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from anabranch.runtime.chance import Chance
 from anabranch.runtime.clock import Clock
 
 EPOCH_STALE = frozenset({ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.ILLEGAL_GENERATION})
-"""The group has moved on, and a heartbeat may soon bring this member its new epoch."""
+"""The group has a new epoch; a heartbeat may soon bring it to this member."""
 OUT_OF_GROUP = frozenset({ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID})
 TOPIC_GONE = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
-"""The topic was deleted, or its coordinator has yet to learn of the topic."""
+"""The topic was deleted, or the coordinator has no metadata of the topic yet."""
 AGAIN = TOPIC_GONE | {ErrorCode.REBALANCE_IN_PROGRESS}
 
 
 class Host(Protocol):
-    """What a group needs of its consumer."""
+    """The interface of a consumer to its group."""
 
     def happened(self) -> None:
-        """Carry out the fetcher's work: something has changed."""
+        """Carry out the fetcher's work after a change."""
 
     def dropped(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget what was fetched of these."""
+        """Drop the decoded records of these partitions."""
 
     def consumed(self) -> Mapping[TopicPartition, int]:
-        """The position after everything that the application has been given, of every partition that has one."""
+        """Return the position after all records returned to the application, for every partition with a position."""
 
 
 class GroupContext:
@@ -63,28 +63,28 @@ class GroupContext:
         self.coordinator = Coordinator(cluster, self.group_id)
         self.offsets = Offsets(self.coordinator, self.group_id, settings.request_timeout_ms)
         self.now_ms = clock.monotonic_ms
-        """The time that the member machine is told."""
+        """The clock of the member machine, in ms."""
         self.member = _member(self.group_id, settings, chance)
         self.subscription: Subscription | None = None
         self.changed = asyncio.Event()
-        """Set whenever the member machine may have something to do."""
+        """Set whenever the member machine may have a step or an event."""
         self.committed: dict[TopicPartition, int] = {}
-        """Offsets that this member has read or written, and that are therefore not written again."""
+        """The offsets this member last read or wrote; equal offsets are not committed again."""
         self.jobs: dict[str, asyncio.Task[None]] = {}
-        """Work of which there is one at a time, by name."""
+        """Jobs by name; at most one of each name runs at a time."""
         self.error: AnabranchError | None = None
-        """To be raised by the next poll."""
+        """The error to raise in the next poll."""
         self.closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def identity(self) -> MemberIdentity:
-        """The member, and the epoch, that commits."""
+        """Return the identity for commits: the member with its epoch."""
         if self.subscription is None:
             return MemberIdentity()
         return MemberIdentity(self.member.member_id, self.member.epoch, self.settings.group_instance_id)
 
     def topic_ids(self, partitions: Iterable[TopicPartition]) -> dict[str, UUID]:
-        """The ids of the topics of partitions, as far as they are known."""
+        """Return the known ids of the partitions' topics."""
         owned = {one.topic: one.topic_id for one in self.member.owned if one.topic_id != NO_TOPIC_ID}
         found: dict[str, UUID] = {}
         for topic in {tp.topic for tp in partitions}:
@@ -93,7 +93,7 @@ class GroupContext:
         return found
 
     async def epoch_or_pause(self, asked_as: MemberIdentity) -> None:
-        """Wait a little; less, if a heartbeat changes the member's epoch."""
+        """Wait a moment; stop early if a heartbeat changes the member's epoch."""
         until = self.now_ms() + self.settings.retry_backoff_ms
         while self.now_ms() < until and self.identity() == asked_as:
             await asyncio.sleep(min(0.02, self.settings.retry_backoff_ms / 1000))
@@ -105,7 +105,7 @@ class GroupContext:
         task.add_done_callback(self._tasks.discard)
 
     def job(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run `work` unless work of that name is under way; its error is raised by the next poll."""
+        """Run `work` unless a job of that name is running; its error is raised by the next poll."""
         if name in self.jobs or self.closed:
             return
         task = self.jobs[name] = asyncio.get_running_loop().create_task(work())
@@ -120,7 +120,7 @@ class GroupContext:
         task.add_done_callback(ended)
 
     async def close(self) -> None:
-        """End all tasks."""
+        """Cancel all tasks."""
         self.closed = True
         tasks = [*self._tasks, *self.jobs.values()]
         for task in tasks:
@@ -147,12 +147,12 @@ def _member(group_id: str, settings: ConsumerSettings, chance: Chance) -> Member
 
 
 def is_final(error: Exception) -> TypeGuard[ApiError]:
-    """Whether asking again cannot help."""
+    """Whether retrying cannot help."""
     if not isinstance(error, ApiError):
         return False
     return not (error.retriable or error.code in EPOCH_STALE or error.code in OUT_OF_GROUP or error.code in AGAIN)
 
 
 def now_ms() -> int:
-    """The time that the machines are given."""
+    """Return the machines' time in ms."""
     return time.monotonic_ns() // 1_000_000

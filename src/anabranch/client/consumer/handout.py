@@ -1,7 +1,7 @@
-"""What is handed out: fetched batches become records or tables, and positions move with what the application has.
+"""From fetched batches to returned records and tables; the consumer's positions move as the application takes them.
 
-Records that were decoded and did not fit into a poll are kept. While records are read in a loop, the position to commit
-is that of the first record that the loop has not come to, so that a loop may be left at any record.
+Decoded records that did not fit into a poll are kept. While the application iterates over records, the position to
+commit is that of the first record not yet reached, so that a loop may stop at any record.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 THREAD_SIZE_MIN = 256 * 1024
-"""Decoding more than this much is left to a thread: kernels hold no interpreter lock."""
+"""Larger parts are decoded in a thread: kernels do not hold the interpreter lock."""
 COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
 
 
 class Record(NamedTuple):
-    """A record, as it was read. `timestamp_type` is 0 for the producer's time and 1 for the broker's."""
+    """A record, as read. `timestamp_type` is 0 for the producer's time and 1 for the broker's."""
 
     topic: str
     partition: int
@@ -38,7 +38,7 @@ class Record(NamedTuple):
 
 @dataclass(slots=True)
 class _Decoded:
-    """A part that was decoded and not handed out to its end: `rows` from `first` on are left, `position` is theirs."""
+    """A decoded part with undelivered `rows` from index `first` on; `position` is the offset of that row."""
 
     part: Deliverable
     rows: pa.Table
@@ -51,16 +51,16 @@ class Handout:
 
     def __init__(self, fetcher: Fetcher, *, check_crcs: bool) -> None:
         self.lineages: dict[str, Lineage] = {}
-        """By which records of each topic are handed out."""
+        """The lineage of each topic, for the sequence of its records."""
         self._fetcher = fetcher
         self._check_crcs = check_crcs
         self._kernels_loaded = False
         self._decoded: dict[TopicPartition, _Decoded] = {}
         self._unyielded: dict[TopicPartition, int] = {}
-        """While records are read in a loop: the next one that the loop has not come to."""
+        """Per partition under iteration, the offset of the next record the loop has not reached."""
 
     async def hand_out_some(self, part: Deliverable, room: int, found: list[Record]) -> None:
-        """Append at most `room` records of a part to `found`; what is left is kept as it was decoded."""
+        """Append at most `room` records of a part to `found`; keep the remaining rows decoded."""
         from anabranch.client.consumer.tables import RECORD_COLUMNS, records_of
 
         tp = TopicPartition(part.topic, part.partition)
@@ -82,7 +82,7 @@ class Handout:
     async def table_beside(
         self, parts: Sequence[Deliverable], columns: Sequence[str], key_range: tuple[int, int] | None
     ) -> pa.Table:
-        """Decode small parts here, once the kernels are loaded, and others in a thread."""
+        """Decode small parts in place, once the kernels are loaded, and others in a thread."""
         if self._kernels_loaded and sum(len(part.fetched.data) for part in parts) < THREAD_SIZE_MIN:
             return self.table(parts, columns, key_range)
         table = await asyncio.get_running_loop().run_in_executor(None, self.table, parts, columns, key_range)
@@ -92,13 +92,13 @@ class Handout:
     def table(
         self, parts: Sequence[Deliverable], columns: Sequence[str] = COLUMNS, key_range: tuple[int, int] | None = None
     ) -> pa.Table:
-        """Decode gathered parts; may run in any thread."""
+        """Decode gathered parts; callable from any thread."""
         from anabranch.client.consumer.tables import table_of
 
         return table_of(parts, columns, key_range, self.lineages, check_crcs=self._check_crcs)
 
     def one_by_one(self, records: Sequence[Record]) -> Iterator[Record]:
-        """Yield polled records; the positions to commit follow, so that a loop may be left at any record."""
+        """Yield polled records and move the positions to commit with them, so that a loop may stop at any record."""
         following: list[int | None] = []
         later: dict[tuple[str, int], int] = {}
         for record in reversed(records):
@@ -114,7 +114,7 @@ class Handout:
             yield record
 
     def go_back(self) -> None:
-        """Hand out again the records before which a loop was left."""
+        """Move the positions back to the records that an abandoned loop did not reach."""
         unyielded, self._unyielded = self._unyielded, {}
         for tp, offset in unyielded.items():
             if tp in self._fetcher.assignment:
@@ -122,15 +122,15 @@ class Handout:
                 self._fetcher.seek(tp, offset)
 
     def forget_decoded(self, tp: TopicPartition) -> None:
-        """Forget what was decoded of a partition: the application has chosen another position."""
+        """Drop the decoded records of a partition after a seek."""
         self._decoded.pop(tp, None)
 
     def dropped(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget what was fetched of these."""
+        """Drop the decoded records of these partitions."""
         for tp in partitions:
             self._decoded.pop(tp, None)
             self._unyielded.pop(tp, None)
 
     def consumed(self) -> dict[TopicPartition, int]:
-        """The position after everything that the application has been given, of every partition that has one."""
+        """Return the position after all records returned to the application, for every partition with a position."""
         return {**self._fetcher.positions(), **self._unyielded}

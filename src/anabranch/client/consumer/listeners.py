@@ -1,4 +1,4 @@
-"""What an application gives and is given when it subscribes: patterns, rebalance listeners, the member's identity."""
+"""The values of a subscription: patterns, rebalance listeners, and the member's identity."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anabranch.base.ids import TopicPartition
 
 
 class SubscriptionPattern(NamedTuple):
-    """Topics whose whole name matches an RE2 regular expression; matched by the group's coordinator."""
+    """A subscription to all topics with a name that an RE2 regular expression matches in full."""
 
     pattern: str
 
@@ -27,16 +27,16 @@ class GroupMetadata(NamedTuple):
 
 
 class RebalanceListener:
-    """Called when partitions come and go, in `poll`. Methods may be plain or `async`; override what you need."""
+    """Called in `poll` on assignment, revocation and loss of partitions. Methods are optional, plain or `async`."""
 
     def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> Awaitable[None] | None:
-        """Take these in addition; `seek` now decides where to begin."""
+        """Handle newly assigned partitions; `seek` may set where they begin."""
 
     def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> Awaitable[None] | None:
-        """Let go of these; work on them can still be committed."""
+        """Handle the revocation of these partitions; their processed records can still be committed."""
 
     def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> Awaitable[None] | None:
-        """These may be others' already; nothing of them can be committed. By default as if they were revoked."""
+        """Handle lost partitions: other members may own them, and commits fail. Default: as if revoked."""
         return self.on_partitions_revoked(partitions)
 
 
@@ -55,7 +55,7 @@ def listener_of(
     revoked: Callable[..., Any] | None,
     lost: Callable[..., Any] | None,
 ) -> Any:
-    """One listener, from an object or from functions."""
+    """Return one listener, from an object or from functions."""
     if assigned is None and revoked is None and lost is None:
         return listener
     if listener is not None:
@@ -64,7 +64,7 @@ def listener_of(
 
 
 in_callback: ContextVar[bool] = ContextVar("in_callback", default=False)
-"""Whether this is the task, or the thread, of a rebalance listener."""
+"""Whether the current task, or thread, runs a rebalance listener."""
 Invoke = Callable[[Callable[..., Any], tuple[Any, ...]], Awaitable[None]]
 
 

@@ -1,7 +1,7 @@
-"""Keeps the member alive, whether the application polls or not: carries out the steps of its machine.
+"""The member machine's driver: keeps the member in its group, even while the application does not poll.
 
-Steps are requests to the coordinator, computations of local assignors, and waits. A classic member that is subscribed
-by a pattern is given the names that match; the consumer protocol leaves matching to the coordinator.
+The machine's steps are requests to the coordinator, computations of local assignors, and waits. For a classic member
+with a pattern, the driver matches topic names; in the consumer protocol the coordinator matches them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHe
 from anabranch.protocol.messages.leave_group import LeaveGroupRequest
 
 PURPOSE, LEAVING_PURPOSE = "group", "group-leave"
-"""A LeaveGroup must not wait behind a JoinGroup, which is answered when the whole group has joined."""
+"""A LeaveGroup must not wait behind a JoinGroup: its response comes only when the whole group has joined."""
 TOPICS_INTERVAL_MS = 200
 REGEX_VERSION = 1
 
@@ -38,7 +38,7 @@ class MemberDriver:
         self._member = context.member
         self._now_ms = context.now_ms
         self.first_seen: dict[str, frozenset[int]] | None = None
-        """The partitions of each topic when this member began; None when that is not known."""
+        """The partitions of each topic when this member began; None before the first metadata."""
 
     async def drive(self) -> None:
         assert self._context.subscription is not None
@@ -63,7 +63,7 @@ class MemberDriver:
                             await self._context.changed.wait()
 
     def join(self) -> None:
-        """Give the machine the subscription; a classic one is given the names that match a pattern."""
+        """Pass the subscription to the machine; a classic member with a pattern gets the matching names."""
         assert self._context.subscription is not None
         if self._context.subscription.pattern is not None and self._settings.group_protocol == "classic":
             self._context.job("pattern", self._match)
@@ -72,7 +72,7 @@ class MemberDriver:
         self._context.changed.set()
 
     async def _match(self) -> None:
-        """Keep a classic member subscribed to the topics that match."""
+        """Keep the subscription of a classic member equal to the topics that match its pattern."""
         matched: frozenset[str] = frozenset()
         while (wanted := self._context.subscription) is not None and wanted.pattern is not None:
             matches = compile_pattern(wanted.pattern)
@@ -132,7 +132,7 @@ class MemberDriver:
                 await asyncio.sleep(TOPICS_INTERVAL_MS / 1000)
 
     async def _look_first(self) -> None:
-        """Remember the partitions that exist now: those that appear later are read from their beginning."""
+        """Record the existing partitions: partitions that appear later are read from their log start."""
         assert self._context.subscription is not None
         names = None if self._context.subscription.pattern is not None else sorted(self._context.subscription.topics)
         try:

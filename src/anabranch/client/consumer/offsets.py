@@ -1,7 +1,7 @@
 """Committed offsets of a group: reading and writing them.
 
-The rule: an offset that could not be read is never taken for one that is not there. Only an answer without an error
-says that a partition has none; everything else is asked again, or raised.
+The rule: a failed read is never taken for a missing offset. Only a response without an error shows that a partition has
+no committed offset; after any other outcome the request is retried, or the error raised.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from anabranch.protocol.messages.offset_fetch import (
 
 PURPOSE = "offsets"
 TOPIC_ID_VERSION = 10
-"""From this version on, OffsetCommit and OffsetFetch name topics by their ids."""
+"""From this version on, OffsetCommit and OffsetFetch identify topics by id."""
 GROUPS_VERSION = 8
 STABLE_VERSION = 7
 
 
 class OffsetAndMetadata(NamedTuple):
-    """A committed offset, the next one to read, and what its committer wanted to remember."""
+    """A committed offset, the next one to read, and the committer's metadata."""
 
     offset: int
     metadata: str = ""
@@ -46,11 +46,11 @@ OffsetsByPartition = (
     | Mapping[TopicPartition, int]
     | Mapping[TopicPartition, OffsetAndMetadata]
 )
-"""What applications give: the next offset to read of each partition, with metadata or without."""
+"""Offsets to commit: the next offset to read of each partition, with or without metadata."""
 
 
 def offsets_of(given: OffsetsByPartition) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Read what an application gave."""
+    """Normalize the offsets given by an application."""
     return {TopicPartition(*tp): OffsetAndMetadata(at) if isinstance(at, int) else at for tp, at in given.items()}
 
 
@@ -63,11 +63,11 @@ class MemberIdentity(NamedTuple):
 
 
 Fetched = dict[TopicPartition, OffsetAndMetadata | ErrorCode]
-"""What is committed of each partition (offset -1: nothing), or why that is not known."""
+"""The committed offset of each partition (-1: none), or the error code of the partition."""
 
 
 class Offsets:
-    """The offsets of one group. One request each; the caller decides what is tried again."""
+    """The offsets of one group. Every method sends one request; the caller decides on retries."""
 
     def __init__(self, coordinator: Coordinator, group_id: str, timeout_ms: int) -> None:
         self._coordinator = coordinator
@@ -82,7 +82,7 @@ class Offsets:
         *,
         stable: bool = False,
     ) -> Fetched:
-        """What is committed of partitions, None for all there are. Raises `ApiError` for the group as a whole."""
+        """Return the committed offsets of partitions, None for all. Raises `ApiError` for an error of the group."""
         connection = await self._coordinator.connection(PURPOSE)
         version = connection.version_of(OffsetFetchRequest)
         topics = None if partitions is None else _by_topic(partitions)
@@ -143,7 +143,7 @@ class Offsets:
         ids: Mapping[str, UUID],
         member: MemberIdentity = MemberIdentity(),
     ) -> dict[TopicPartition, ErrorCode]:
-        """Write offsets; return what became of each."""
+        """Commit offsets; return the error code of each partition."""
         connection = await self._coordinator.connection(PURPOSE)
         version = connection.version_of(OffsetCommitRequest)
         topics = _by_topic(offsets)

@@ -1,7 +1,6 @@
-"""Where a member begins to read, and how far the group has come in partitions that gates of the member's wait on.
+"""The starting positions of a member's partitions, and the group's positions in partitions that closed gates wait on.
 
-Positions come from committed offsets. One that could not be read is asked for again, and never taken for one that does
-not exist.
+Positions come from committed offsets. A failed read is retried, and never taken for a missing offset.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from anabranch.machines.clients.fetching.assigning import appeared_later
 from anabranch.machines.lineage import BEYOND
 
 GATE_INTERVAL_MS = 300
-"""How often members that wait for others ask how far those have committed."""
+"""The interval at which members with closed gates read the group's committed offsets."""
 
 
 class Positions:
@@ -39,7 +38,7 @@ class Positions:
         return await context.offsets.fetch(partitions, context.topic_ids(partitions), identity, stable=stable)
 
     async def find(self) -> None:
-        """Begin every partition that waits for its start."""
+        """Set the starting position of every partition that waits for one."""
         while awaiting := self._context.fetcher.awaiting():
             identity = self._context.identity()
             again = False
@@ -69,7 +68,7 @@ class Positions:
                 await self._context.epoch_or_pause(identity)
 
     async def _begin_without(self, partitions: list[TopicPartition]) -> None:
-        """Begin where nothing is committed."""
+        """Set the starting positions of partitions without a committed offset."""
         reset = self._settings.auto_offset_reset
         if reset == "none":
             names = ", ".join(map(str, partitions))
@@ -95,7 +94,7 @@ class Positions:
                     self._context.fetcher.begin(tp, timestamp=EARLIEST if later else LATEST)
 
     async def watch_gates(self) -> None:
-        """Ask how far the group has come in partitions that gates of ours wait on, until they are open."""
+        """Read the group's committed offsets in the partitions that gates wait on, until those gates are open."""
         silent: dict[TopicPartition, int] = {}
         while waits := self._context.fetcher.waits():
             with suppress(AnabranchError, OSError):
@@ -107,8 +106,8 @@ class Positions:
                 )
                 reached = {tp: at.offset for tp, at in found.items() if isinstance(at, OffsetAndMetadata)}
                 self._heard({tp: offset for tp, offset in reached.items() if offset >= 0})
-                # Where nothing is committed, there is nothing to read before the start of the log, nor at all if its
-                # reader has had it for as long as it may take between two polls (ADR 0018).
+                # A partition without a committed offset counts as read up to its log start, and after
+                # `max.poll.interval.ms` without a commit as read to the end (ADR 0018).
                 now = self._context.now_ms()
                 silent = {tp: silent.get(tp, now) for tp, offset in reached.items() if offset < 0}
                 overdue = [tp for tp in silent if now - silent[tp] >= self._settings.max_poll_interval_ms]
@@ -118,7 +117,7 @@ class Positions:
             await asyncio.sleep(GATE_INTERVAL_MS / 1000)
 
     def _heard(self, reached: Mapping[TopicPartition, int]) -> None:
-        """Take in how far others have come."""
+        """Pass the positions of other members to the fetcher."""
         positions: dict[str, dict[int, int]] = {}
         for tp, offset in reached.items():
             positions.setdefault(tp.topic, {})[tp.partition] = offset

@@ -1,8 +1,8 @@
-"""Ranges of offsets of single partitions, fetched and decoded: what a task of a query reads, and no more.
+"""Ranges of offsets of single partitions, fetched and decoded: the input of a query's tasks.
 
 `RangeReader` fetches without sessions or groups, on an event loop in a thread of its own, and always has the next fetch
-under way while the caller decodes the last one. `decode_range` turns fetched batches into Arrow record batches; the
-consumer's tables are made by it too. Positions, gates and layouts are the caller's business.
+in flight while the caller decodes the last one. `decode_range` turns fetched batches into Arrow record batches; the
+consumer's tables use the same function. Positions, gates and layouts are the caller's responsibility.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 FETCH_SIZE_MIN = 64 * 1024
 RECORD_SIZE_GUESS = 1024
 FETCH_VERSION_MAX = 12
-"""The last version that names topics, so that their ids need not be known."""
+"""The last version that identifies topics by name, so that no topic ids are needed."""
 RETRY_INTERVAL_S = 0.1
 
 _LENGTH_AT, _LENGTH_END = 8, 12
@@ -57,7 +57,7 @@ R = TypeVar("R", bound=OffsetRange)
 
 
 class OffsetsGoneError(AnabranchError):
-    """Offsets of a range do not exist any more; `available` is where reading can go on, None where nowhere."""
+    """Offsets of a range were deleted; `available` is the next readable offset, None if the partition is gone."""
 
     def __init__(self, tp: TopicPartition, offset: int, available: int | None, why: str) -> None:
         super().__init__(f"{tp} cannot be read at offset {offset}: {why}")
@@ -68,21 +68,21 @@ class OffsetsGoneError(AnabranchError):
 
 @dataclass(frozen=True, slots=True)
 class RangeReaderSettings:
-    """How ranges are fetched, by Kafka's names."""
+    """The fetch settings of ranges, by Kafka's names."""
 
     fetch_max_bytes: int = 50 * 1024 * 1024
     max_partition_fetch_bytes: int = 8 * 1024 * 1024
     fetch_max_wait_ms: int = 500
     request_timeout_ms: int = 30_000
     retry_timeout_ms: int = 120_000
-    """How long one fetch is tried."""
+    """The time limit for one fetch, including retries."""
     retry_timeout_name: str = "retry timeout"
-    """The name of that setting, for the error that says so."""
+    """The name of that setting in error messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedRange(Generic[R]):
-    """Whole batches of `range`, perhaps with a piece of one more; records before `start` are not asked for."""
+    """Whole batches of `range`, possibly followed by a partial one; records before `start` must be ignored."""
 
     range: R
     start: int
@@ -101,8 +101,8 @@ class _Found:
 class RangeReader:
     """Reads ranges for the threads of one process.
 
-    `on_gone` is called for offsets that do not exist any more: it raises, or returns, and the range is passed over up
-    to the offset where reading can go on.
+    `on_gone` is called for deleted offsets: if the function returns instead of raising, the reader skips to the next
+    readable offset of the range.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class RangeReader:
         self._cluster = self._submit(_cluster(bootstrap_servers, connections)).result()
 
     def read(self, ranges: Sequence[R]) -> Iterator[FetchedRange[R]]:
-        """Yield what is fetched of `ranges`, one after the other; the next fetch is sent before."""
+        """Yield the fetched batches of `ranges`, one range after the other; the next fetch is sent beforehand."""
         steps = iter(ranges)
         current = next(steps, None)
         if current is None:
@@ -150,7 +150,7 @@ class RangeReader:
                 pending.cancel()
 
     def _begin(self, wanted: OffsetRange, offset: int, size_per_offset: float) -> Future[_Found]:
-        """Begin to fetch `wanted` from `offset` on; at least one whole batch comes, if there is any."""
+        """Start to fetch `wanted` from `offset` on; the result holds at least one whole batch, if one exists."""
         expected = int((wanted.end - offset) * size_per_offset * 1.1)
         size = min(self._settings.max_partition_fetch_bytes, max(FETCH_SIZE_MIN, expected))
         return self._submit(self._fetch(wanted, offset, size))
@@ -235,7 +235,7 @@ def _request(tp: TopicPartition, offset: int, size: int, settings: RangeReaderSe
 
 
 def next_offset_of(data: memoryview) -> int | None:
-    """Return the offset after the last whole batch; None if there is none. Raises `DecodeError` for a bad length."""
+    """Return the offset after the last whole batch, None without one. Raises `DecodeError` for a bad length."""
     position, last, size = 0, -1, len(data)
     while position + HEADER_SIZE <= size:
         length = int.from_bytes(data[position + _LENGTH_AT : position + _LENGTH_END], "big", signed=True)
@@ -259,10 +259,10 @@ def decode_range(
     check_crc: bool = True,
     decoded_size_max: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Decode the records at offsets `start` to `end`, `end` exclusive, of fetched batches; in pieces, at least one.
+    """Decode the records at offsets `start` to `end`, `end` exclusive, of fetched batches; in one or more pieces.
 
-    With `key_range`, only keys whose range hash is in it, both ends inclusive. `decoded_size_max` bounds the bytes of
-    a piece. Raises `DecodeError`, with the partition in a note.
+    With `key_range`, only keys with a range hash within it, both ends inclusive. `decoded_size_max` bounds the
+    bytes of a piece. Raises `DecodeError`, with the partition in a note.
     """
     from anabranch.records.arrow.decode import DECODED_SIZE_MAX, decode_all
 

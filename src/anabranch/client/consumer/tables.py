@@ -35,7 +35,7 @@ RECORD_COLUMNS = ("offset", "timestamp", "timestamp_type", "key", "value", "head
 
 
 def schema_of(columns: Sequence[str]) -> pa.Schema:
-    """The schema of a table of these columns."""
+    """Return the schema of a table of these columns."""
     unknown = [column for column in columns if column not in TYPES]
     if unknown:
         raise ValueError(f"there is no column {', '.join(unknown)}; there are {', '.join(TYPES)}")
@@ -50,7 +50,7 @@ def table_of(
     *,
     check_crcs: bool,
 ) -> pa.Table:
-    """Decode parts into one table, a chunk or more for each."""
+    """Decode parts into one table, with at least one chunk per part."""
     schema = schema_of(columns)
     batches: list[pa.RecordBatch] = []
     for part in parts:
@@ -96,7 +96,7 @@ def _partition(part: Deliverable, _decoded: Any, count: int, _lineages: Mapping[
 
 
 def _sequence(part: Deliverable, decoded: Any, _count: int, lineages: Mapping[str, Lineage]) -> Any:
-    """`layout << 48 | offset`, as `Lineage.sequence` says of one record."""
+    """Return `layout << 48 | offset`, as `Lineage.sequence` defines it for one record."""
     ends, layouts = sequence_cuts(lineages[part.topic], part.partition)
     offsets = as_numbers(decoded.column("offset"))
     at = np.searchsorted(np.asarray(ends, np.int64), offsets, side="right")
@@ -111,7 +111,7 @@ _MADE: dict[str, Callable[[Deliverable, Any, int, Mapping[str, Lineage]], Any]] 
 
 
 def records_of(part: Deliverable, rows: pa.Table) -> list[Record]:
-    """Make records of some rows of a part, given in `RECORD_COLUMNS`."""
+    """Build records from some rows of a part, given in `RECORD_COLUMNS`."""
     count = rows.num_rows
     headers = rows.column("headers")
     entries: Iterable[tuple[tuple[str, bytes | None], ...]] = repeat((), count)
