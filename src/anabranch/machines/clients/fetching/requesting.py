@@ -86,7 +86,7 @@ def _want(
     size_max = _size_max(state)
     if partition.paused or partition.held_size >= size_max:
         return
-    origin = FetchFrom(partition.fetch_offset, epoch, size_max, view.topic_id, view.said)
+    origin = FetchFrom(partition.fetch_offset, epoch, size_max, view.topic_id, view.sent_count)
     wanted.setdefault(node, {})[partition.name] = origin
 
 

@@ -29,7 +29,7 @@ class TopicView:
     """Whether gates apply: false where the topic or the consumer is configured without order."""
 
     @property
-    def said(self) -> int:
+    def sent_count(self) -> int:
         """The partition count that a fetch request carries."""
         return self.lineage.count if self.elastic else COUNT_NOT_SAID
 

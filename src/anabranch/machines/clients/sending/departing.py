@@ -71,7 +71,7 @@ def _requests(
         for topic, partition, batch in rest:
             _depart(partition, batch, sequenced=settings.enable_idempotence)
             assert topic.placement is not None
-            counts[topic.name] = topic.placement.said
+            counts[topic.name] = topic.placement.sent_count
             chosen.append(batch)
             size += batch.size
             if size >= REQUEST_SIZE_MIN:

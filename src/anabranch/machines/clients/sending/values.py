@@ -30,7 +30,7 @@ class Placement:
     elastic: bool = True
 
     @property
-    def said(self) -> int:
+    def sent_count(self) -> int:
         """The partition count that a produce request carries."""
         return self.count if self.elastic else COUNT_NOT_SAID
 
