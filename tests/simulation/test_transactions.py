@@ -210,8 +210,10 @@ class World:
 
     def crash_coordinator(self) -> None:
         self.process.kill()
+        log = self.shard.partition.log
+        assert isinstance(log, LocalLog)
         # What a failed sync left in the cache looks written to a process that did not see it fail: then all power goes.
-        if self.chance.random() < 0.5 or self.shard.partition.log._failure is not None:
+        if self.chance.random() < 0.5 or log._failure is not None:
             self.disk = self.disk.crash()
         self.start_coordinator()
 

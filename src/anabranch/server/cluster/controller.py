@@ -224,9 +224,14 @@ class Controller:
             self._again(effect)
 
     def _again(self, effect: Effect) -> None:
+        due_ms = self._now_ms() + RETRY_AFTER_FAILURE_MS
+        if isinstance(effect, SendLeaderAndIsr | SendStopReplica):
+            # Not the same order: by then it may be outdated, and its partition removed.
+            self._timers.set(("retry", effect.topic), due_ms)
+            return
         self._failures += 1
         self._failed[self._failures] = effect
-        self._timers.set(("again", self._failures), self._now_ms() + RETRY_AFTER_FAILURE_MS)
+        self._timers.set(("again", self._failures), due_ms)
 
     async def inspect_retiring(self, topic: str) -> None:
         """Remove the retiring partitions of a topic that are empty."""
@@ -261,6 +266,7 @@ class Controller:
             await self.submit(lambda state: decide_retry(state, topic))
         except OSError as error:
             events.error("retry failed", topic=topic, reason=error)
+            self._timers.set(("retry", topic), self._now_ms() + RETRY_AFTER_FAILURE_MS)
 
     @staticmethod
     def _loop_time() -> float:

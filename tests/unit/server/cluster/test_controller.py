@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
-from anabranch.machines.controller.effects import Accepted
+from anabranch.base.errors import ErrorCode
+from anabranch.machines.controller.effects import Accepted, SendLeaderAndIsr, SendStopReplica
+from anabranch.machines.controller.nodes import BrokerNode
+from anabranch.machines.controller.reaper import LogRange
+from anabranch.machines.controller.terms import decide_register_broker
 from anabranch.machines.controller.topics import CreateTopic, DeleteTopic, decide_create_topic, decide_delete_topic
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.metrics import Metrics
 from anabranch.server.cluster.controller import Controller
 from anabranch.server.cluster.peers import LocalPeers
-from anabranch.server.cluster.view import ClusterView
+from anabranch.server.cluster.view import ClusterUpdate, ClusterView
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.server.partitions.topic_settings import topic_settings
 from anabranch.storage.directory import DataDirectory
+from tests.simulation.virtual_time import VirtualClock, run, running_loop
 from tests.support.metadata import MemoryMetadataStore, MemoryTree
 
 TIMEOUT_MS = 30_000
@@ -131,3 +136,65 @@ def test_a_step_that_the_store_refuses_changes_nothing(tmp_path: Path) -> None:
         await controller.stop()
 
     asyncio.run(story())
+
+
+class ForgetfulPeers:
+    """Brokers of which one refuses its first order; the others are taken down, by leader epoch, and carried out."""
+
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+
+    async def take_roles(self, broker: int, order: SendLeaderAndIsr) -> Mapping[int, ErrorCode]:
+        self.epochs += [role.leader_epoch for role in order.roles]
+        if len(self.epochs) == 1:
+            raise OSError(errno.EIO, "refused")
+        return {role.partition: ErrorCode.NONE for role in order.roles}
+
+    async def stop_replicas(self, broker: int, order: SendStopReplica) -> Mapping[int, ErrorCode]:
+        raise NotImplementedError
+
+    def publish(self, update: ClusterUpdate) -> None:
+        pass
+
+    async def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
+        return {}
+
+    def epoch_ends(self, topic: str, epochs: Mapping[int, int]) -> Mapping[int, int]:
+        return {}
+
+    def log_start(self, topic: str, partition: int) -> int:
+        return 0
+
+
+def start_and_create(peers: ForgetfulPeers, meanwhile: Callable[[Controller], Awaitable[None]]) -> None:
+    async def story() -> None:
+        store = MemoryMetadataStore(MemoryTree(), _no_pause)
+        controller = Controller(store, peers, VirtualClock(running_loop()))
+        await controller.start(1, None, (), unclean=False)
+        await controller.submit(lambda state: decide_create_topic(state, CreateTopic("a", UUID(int=1), 1)))
+        await asyncio.sleep(0.1)
+        assert peers.epochs == [0]
+        await meanwhile(controller)
+        await asyncio.sleep(5)
+        await controller.stop()
+
+    run(story(), 0)
+
+
+def test_an_order_that_failed_is_given_again() -> None:
+    async def nothing(controller: Controller) -> None:
+        pass
+
+    peers = ForgetfulPeers()
+    start_and_create(peers, nothing)
+    assert peers.epochs == [0, 0]
+
+
+def test_an_order_that_failed_is_not_given_again_once_it_is_outdated() -> None:
+    async def start_again(controller: Controller) -> None:
+        broker = BrokerNode(1, controller.state.brokers[1].epoch + 1)
+        await controller.submit(lambda state: decide_register_broker(state, broker, unclean=True))
+
+    peers = ForgetfulPeers()
+    start_and_create(peers, start_again)
+    assert peers.epochs == [0, 1]
