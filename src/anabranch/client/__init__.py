@@ -7,9 +7,9 @@ from anabranch.client.admin.groups import GroupDescription, GroupListing, Member
 from anabranch.client.cluster.connection import ConnectError, DisconnectedError
 from anabranch.client.cluster.metadata import ClusterInfo, Node, OffsetAndTimestamp, PartitionInfo, TopicInfo
 from anabranch.client.consumer.consumer import Consumer
-from anabranch.client.consumer.handout import Record
 from anabranch.client.consumer.listeners import GroupMetadata, RebalanceListener, SubscriptionPattern
 from anabranch.client.consumer.offsets import OffsetAndMetadata
+from anabranch.client.consumer.record import Record
 from anabranch.client.producer.delivery import ColumnsMetadata, DeliveryError
 from anabranch.client.producer.producer import Producer
 from anabranch.client.producer.rows import RecordMetadata

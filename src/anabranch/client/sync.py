@@ -23,9 +23,9 @@ import uvloop
 from anabranch import client as aio
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.client.consumer.group import CLOSE_TIMEOUT_MS
-from anabranch.client.consumer.handout import COLUMNS, Record
 from anabranch.client.consumer.listeners import in_callback
 from anabranch.client.consumer.offsets import OffsetsByPartition
+from anabranch.client.consumer.record import COLUMNS, Record
 from anabranch.client.producer.delivery import ColumnsMetadata
 from anabranch.client.producer.rows import ColumnNames, Header, RecordMetadata
 from anabranch.client.settings import as_keywords

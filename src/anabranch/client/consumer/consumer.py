@@ -17,9 +17,9 @@ from anabranch.base.ids import TopicPartition
 from anabranch.client.cluster.metadata import Cluster, OffsetAndTimestamp
 from anabranch.client.consumer.driver import FetchingDriver
 from anabranch.client.consumer.group import CLOSE_TIMEOUT_MS, Group
-from anabranch.client.consumer.handout import COLUMNS, Record
 from anabranch.client.consumer.listeners import GroupMetadata, Invoke, SubscriptionPattern, listener_of
 from anabranch.client.consumer.offsets import OffsetAndMetadata, OffsetsByPartition, offsets_of
+from anabranch.client.consumer.record import COLUMNS, Record
 from anabranch.client.settings import ConsumerSettings, as_keywords, configured_by
 from anabranch.machines.clients.fetching import EARLIEST, LATEST, Deliverable
 from anabranch.machines.clients.membership.steps import Subscription

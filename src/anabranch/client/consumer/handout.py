@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from anabranch.base.ids import TopicPartition
+from anabranch.client.consumer.record import COLUMNS, Record
 from anabranch.machines.clients.fetching import Deliverable, Fetcher
 from anabranch.machines.lineage import Lineage
 
@@ -20,20 +21,6 @@ if TYPE_CHECKING:
 
 THREAD_SIZE_MIN = 256 * 1024
 """Larger parts are decoded in a thread: kernels do not hold the interpreter lock."""
-COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
-
-
-class Record(NamedTuple):
-    """A record, as read. `timestamp_type` is 0 for the producer's time and 1 for the broker's."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int
-    timestamp_type: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from anabranch.base.ids import TopicPartition
 from anabranch.base.limits import SEQUENCE_OFFSET_BITS
-from anabranch.client.consumer.handout import Record
 from anabranch.client.consumer.range_reader import decode_range
+from anabranch.client.consumer.record import Record
 from anabranch.machines.clients.fetching import Deliverable
 from anabranch.machines.lineage import Lineage, sequence_cuts
 from anabranch.records.arrow.decode import COLUMN_TYPES

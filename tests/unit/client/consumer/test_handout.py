@@ -5,7 +5,8 @@ from __future__ import annotations
 from uuid import UUID
 
 from anabranch.base.ids import TopicPartition
-from anabranch.client.consumer.handout import Handout, Record
+from anabranch.client.consumer.handout import Handout
+from anabranch.client.consumer.record import Record
 from anabranch.machines.clients.fetching import Fetcher, FetcherSettings, TopicView
 from anabranch.machines.lineage import Lineage
 

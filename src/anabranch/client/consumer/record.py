@@ -1,0 +1,21 @@
+"""A record as applications get it, and the columns of a table of records."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
+"""The columns that `poll_arrow` returns unless others are asked for."""
+
+
+class Record(NamedTuple):
+    """A record, as read. `timestamp_type` is 0 for the producer's time and 1 for the broker's."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    timestamp_type: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
