@@ -221,7 +221,7 @@ class Machine:
                 if isinstance(order, SendLeaderAndIsr):
                     return await self.replicas.take_roles(order)
                 return await self.replicas.stop(order)
-            except Exception as error:  # whoever asked would try again and again
+            except Exception as error:  # The controller would only log it and try again.
                 self._cluster.loop.failure = error
                 raise
 
@@ -245,7 +245,7 @@ class Wire(Peers):
         return await self._send(order)
 
     def publish(self, update: ClusterUpdate) -> None:
-        """Show everybody what was just persisted and applied."""
+        """Show the world what was just persisted and applied."""
         self.cluster.on_published(update)
 
     async def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
@@ -347,7 +347,7 @@ class Cluster:
         return self.chance.choices((0, 1, 2), (10, 70, 20))[0]
 
     def begin(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T | None]:
-        """Run something that nobody waits for; of a dead process, or where a disk refuses, it just ends."""
+        """Run a coroutine in the background; it ends quietly where its process dies or a disk refuses."""
 
         async def attempt() -> T | None:
             try:
@@ -391,7 +391,7 @@ class Cluster:
         return Controller(session, wire, VirtualClock(self.loop))
 
     def crash_controller(self, process: Process | None = None) -> None:
-        """End the controller; whatever it had sent may be lost with it, or come late."""
+        """End the controller; its orders on the wire are lost, or arrive late."""
         if self.process is None or process not in (None, self.process):
             return
         assert self.wire is not None

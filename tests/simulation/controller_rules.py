@@ -72,7 +72,7 @@ class Rules:
 
     @property
     def topic(self) -> Topic | None:
-        """The topic node as it is in the tree, whoever controls."""
+        """The topic node as it is in the tree."""
         data = self.cluster.tree.nodes.get(nodes.topic_path(TOPIC))
         return None if data is None else _read_topic(data)
 
@@ -226,7 +226,7 @@ class Rules:
             assert found == records
 
     def check_order_of_phases(self, number: int, layout: int) -> None:
-        """Who takes an append under a layout can rely on everyone whose turn was before: ordering.md, section 4."""
+        """An append under a layout waits for the roles of all leaders whose turn was before (ordering.md, 4)."""
         topic = self.topic
         assert topic is not None
         if layout == 0 or topic.resize is None or layout != len(topic.layouts) - 1:
@@ -241,7 +241,7 @@ class Rules:
 
 
 def check_view(view: TopicView) -> None:
-    """Nobody sees half a layout."""
+    """Metadata never shows half a layout."""
     count = view.undeleted_partition_count
     assert view.layouts[-1].count == count
     assert not view.layouts[-1].ended_epochs

@@ -143,11 +143,11 @@ class World(Rules):
             await self.cluster.process.perform(self.cluster.controller.inspect_retiring(TOPIC))
 
     async def try_resize(self, count: int) -> None:
-        """As `resize`, whatever becomes of the controller meanwhile."""
+        """As `resize`; the controller may die meanwhile."""
         await self.cluster.begin(self.resize(count))
 
     async def try_reap(self) -> None:
-        """As `reap`, upon a report of now, whatever becomes of the controller meanwhile."""
+        """As `reap`, upon a report made now; the controller may die meanwhile."""
         self.cluster.note_report(TOPIC)
         await self.cluster.begin(self.reap())
 
@@ -379,7 +379,7 @@ class World(Rules):
         await asyncio.sleep(chance.uniform(0, STEP_S))
 
     async def heal(self) -> None:
-        """No more faults: whatever was going on must now end."""
+        """End all faults; every change that was begun must now end."""
         cluster = self.cluster
         cluster.faults = False
         cluster.tree.tear_in = None

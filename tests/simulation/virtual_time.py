@@ -230,7 +230,7 @@ class Process:
         self._context.run(_process.set, self)
         self._frozen: list[asyncio.Handle] = []
         self._kept: list[asyncio.Task[Any]] = []
-        """The tasks of a dead process, which nobody else may know any more."""
+        """The tasks of a dead process; nothing else may refer to them any more."""
         self._left: int | None = None
         self._on_step: Callable[[], None] | None = None
 
@@ -411,7 +411,7 @@ def _make_task(
 
 
 def _note_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Take down the error of a callback. Of a task that nobody asked for its error, too, when it is collected."""
+    """Note the error of a callback, and of a task that is collected before its error was retrieved."""
     assert isinstance(loop, VirtualLoop)
     loop.failure = loop.failure or context.get("exception") or SimulationError(context["message"])
 
