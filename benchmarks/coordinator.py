@@ -20,7 +20,7 @@ from typing import Any
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
-from anabranch.machines.groups.records import OffsetCommitKey, OffsetCommitValue, Record, encode_record
+from anabranch.machines.groups.records import CoordinatorRecord, OffsetCommitKey, OffsetCommitValue, encode_record
 from anabranch.protocol.frames import decode_response, encode_request
 from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
@@ -100,7 +100,7 @@ def _write_positions(path: Path, records: int, per_batch: int) -> None:
         group, topic, partition = f"group-{number // 100:06}", f"topic-{number % 100 // 10:04}", number % 10
         key = OffsetCommitKey(group=group, topic=topic, partition=partition)
         value = OffsetCommitValue(offset=number, commit_timestamp=int(time.time() * 1_000))
-        pairs.append(encode_record(Record(key, value)))
+        pairs.append(encode_record(CoordinatorRecord(key, value)))
         if len(pairs) == per_batch or number == records - 1:
             log.append(encode_pairs(pairs, 1_700_000_000_000), epoch, 0)
             pairs = []

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from anabranch.base.errors import ErrorCode
-from anabranch.machines.groups.classic import ClassicSettings, State
+from anabranch.machines.groups.classic import ClassicSettings, ClassicState
 from anabranch.protocol.messages.leave_group import MemberIdentity
 from tests.support.classic_groups import Call, GroupWorld
 
@@ -84,7 +84,7 @@ class AnyRequests(RuleBasedStateMachine):
         error = self.world.heartbeat(member_id, self.world.group.generation - late, instance=instance)
         if error in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
             assert not late and member_id in self.world.group.members
-            assert (error != ErrorCode.NONE) is (self.world.group.state is State.PREPARING_REBALANCE)
+            assert (error != ErrorCode.NONE) is (self.world.group.state is ClassicState.PREPARING_REBALANCE)
 
     @rule(numbers=st.lists(NUMBERS, max_size=3), instance=INSTANCES)
     def leave(self, numbers: list[int], instance: str | None) -> None:
@@ -115,7 +115,7 @@ class AnyRequests(RuleBasedStateMachine):
         self.joins.clear()
         self.syncs.clear()
 
-    @precondition(lambda self: self.world.group.state is not State.DEAD)
+    @precondition(lambda self: self.world.group.state is not ClassicState.DEAD)
     @rule(chance=st.integers(0, 40))
     def end(self, chance: int) -> None:
         if chance == 0:
@@ -128,7 +128,7 @@ class AnyRequests(RuleBasedStateMachine):
         """Whatever happened, silence empties the group and everyone who waited was answered."""
         self.world.advance(300_000)
         self.learn()
-        assert self.world.group.state in (State.EMPTY, State.DEAD)
+        assert self.world.group.state in (ClassicState.EMPTY, ClassicState.DEAD)
         assert not self.world.timers and not self.joins and not self.syncs
 
 

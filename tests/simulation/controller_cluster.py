@@ -23,7 +23,7 @@ from anabranch.machines.controller.effects import Decision, SendLeaderAndIsr, Se
 from anabranch.machines.controller.nodes import BrokerNode
 from anabranch.machines.controller.reaper import LogRange
 from anabranch.machines.controller.resize import decide_leader_and_isr_answered
-from anabranch.machines.controller.state import State
+from anabranch.machines.controller.state import ControllerState
 from anabranch.machines.controller.terms import decide_broker_left, decide_register_broker
 from anabranch.machines.controller.topics import decide_stop_replica_answered
 from anabranch.runtime.metrics import Metrics
@@ -367,7 +367,7 @@ class Cluster:
     # -- the controller ------------------------------------------------------------------------------------------------
 
     @property
-    def state(self) -> State | None:
+    def state(self) -> ControllerState | None:
         """What the controller knows, where there is one that has begun."""
         return None if self.controller is None else self.controller.state
 
@@ -403,7 +403,7 @@ class Cluster:
         self.controller = self.process = None
         self.crashes += 1
 
-    async def submit(self, decide: Callable[[State], Decision[T]]) -> T | None:
+    async def submit(self, decide: Callable[[ControllerState], Decision[T]]) -> T | None:
         """Have the controller decide; None where there is none, it dies of it, or the tree refuses."""
         if self.controller is None or self.process is None:
             return None
@@ -481,7 +481,7 @@ def no_error_of_ours(loop: VirtualLoop) -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def _answered(order: Order, errors: Errors) -> Callable[[State], Decision[None]]:
+def _answered(order: Order, errors: Errors) -> Callable[[ControllerState], Decision[None]]:
     if isinstance(order, SendLeaderAndIsr):
         return lambda state: decide_leader_and_isr_answered(state, order, errors, now_ms=0)
     return lambda state: decide_stop_replica_answered(state, order, errors, now_ms=0)

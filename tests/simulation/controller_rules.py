@@ -18,7 +18,7 @@ from typing import NamedTuple
 from anabranch.machines.controller import nodes, views
 from anabranch.machines.controller.effects import Decision
 from anabranch.machines.controller.nodes import PutNode, Topic
-from anabranch.machines.controller.state import State, apply
+from anabranch.machines.controller.state import ControllerState, apply
 from anabranch.machines.controller.views import TopicView
 from anabranch.machines.lineage import Lineage
 from anabranch.machines.partition.producers import ProducerTable
@@ -67,7 +67,7 @@ class Rules:
         self._checked: Topic | None = None
 
     @property
-    def state(self) -> State | None:
+    def state(self) -> ControllerState | None:
         return self.cluster.state
 
     @property
@@ -146,16 +146,16 @@ class Rules:
     async def check_replay(self) -> None:
         """Replay equals live, between two decisions."""
 
-        def compare(state: State) -> Decision[None]:
+        def compare(state: ControllerState) -> Decision[None]:
             self._check_replay(state)
             return Decision(reply=None)
 
         await self.cluster.submit(compare)
 
-    def _check_replay(self, state: State) -> None:
+    def _check_replay(self, state: ControllerState) -> None:
         """Replay equals live: what was folded decision by decision is the tree as it stands."""
         loaded = [PutNode(path, data) for path, data in sorted(self.cluster.tree.nodes.items()) if data]
-        assert reduce(apply, loaded, State()) == state
+        assert reduce(apply, loaded, ControllerState()) == state
 
     def _check_cuts(self, topic: Topic) -> None:
         """Never two epochs cut for one layout and partition."""

@@ -17,7 +17,7 @@ from uuid import UUID
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.controller import leadership, resize, topics, views
-from anabranch.machines.controller.state import State
+from anabranch.machines.controller.state import ControllerState
 from anabranch.machines.controller.views import TopicView
 from anabranch.machines.lineage import Lineage
 from anabranch.machines.placement import place
@@ -124,7 +124,7 @@ class World(Rules):
             ):
                 raise
 
-    def _assignments(self, state: State, count: int) -> list[tuple[int, ...]] | None:
+    def _assignments(self, state: ControllerState, count: int) -> list[tuple[int, ...]] | None:
         """Brokers for the partitions that a resize makes: where they were before, if they were removed.
 
         What a removed partition knew of its producers stays at its broker.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from anabranch.machines.groups.records import Record, decode_record
+from anabranch.machines.groups.records import CoordinatorRecord, decode_record
 from anabranch.records.batch import BatchHeader
 from anabranch.records.key_values import decode_pairs, encode_pairs
 from anabranch.storage.interface import Appended, FetchedSlice, LogObserver, Unobserved
@@ -23,7 +23,7 @@ class Entry(NamedTuple):
     offset: int
     key: bytes
     value: bytes | None
-    record: Record
+    record: CoordinatorRecord
 
 
 class Batch(NamedTuple):

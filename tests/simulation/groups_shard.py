@@ -18,10 +18,10 @@ from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.groups.caller import Caller
-from anabranch.machines.groups.classic import ClassicGroup, State
+from anabranch.machines.groups.classic import ClassicGroup, ClassicState
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.coordinator import Coordinator
-from anabranch.machines.groups.records import Record
+from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.outcome import Outcome
 from anabranch.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponseGroup
 from anabranch.protocol.registry import api_of
@@ -93,14 +93,14 @@ class Step(NamedTuple):
 
     cause: Cause
     before: dict[str, Seen]
-    outcome: Outcome[Any, Record]
+    outcome: Outcome[Any, CoordinatorRecord]
 
 
 # -- watching ----------------------------------------------------------------------------------------------------------
 
 
-def _watched(name: str, cause_of: Callable[..., Cause]) -> Callable[..., Outcome[Any, Record]]:
-    def decide(self: WatchedCoordinator, *given: Any) -> Outcome[Any, Record]:
+def _watched(name: str, cause_of: Callable[..., Cause]) -> Callable[..., Outcome[Any, CoordinatorRecord]]:
+    def decide(self: WatchedCoordinator, *given: Any) -> Outcome[Any, CoordinatorRecord]:
         cause = cause_of(*given)
         touched = list(self.groups) if cause.group is None else [cause.group]
         before = {group_id: see(self.groups.get(group_id)) for group_id in touched}
@@ -141,14 +141,14 @@ class WatchedCoordinator(Coordinator):
     topics_changed = _watched("topics_changed", lambda image, now_ms: Cause("topics"))
     decide_loaded = _watched("loaded", lambda now_ms: Cause("loaded"))
 
-    def loaded(self, now_ms: int) -> Outcome[None, Record]:
+    def loaded(self, now_ms: int) -> Outcome[None, CoordinatorRecord]:
         broker = self.broker
         assert_stored_equal(self, broker.fold)
         broker.fold.image = self.image
         broker.world.rules.after_load(broker, self)
         return self.decide_loaded(now_ms)
 
-    def apply(self, record: Record, *, producer_id: int = -1) -> None:
+    def apply(self, record: CoordinatorRecord, *, producer_id: int = -1) -> None:
         try:
             super().apply(record, producer_id=producer_id)
         except Exception as error:
@@ -161,13 +161,13 @@ class WatchedCoordinator(Coordinator):
         return answer
 
 
-class WatchedShard(Shard[Coordinator, Record]):
+class WatchedShard(Shard[Coordinator, CoordinatorRecord]):
     """Shows the rules every decision that was carried out. An error in deciding or applying, which the shell would
     survive by loading again, ends the simulation."""
 
     broker: Broker
 
-    def ask(self, decide: Callable[[Coordinator, int], Outcome[Any, Record]]) -> Any:
+    def ask(self, decide: Callable[[Coordinator, int], Outcome[Any, CoordinatorRecord]]) -> Any:
         broker, world = self.broker, self.broker.world
         if broker.shard is not self:  # Its process is dead, and thawed at the end of the simulation to be cancelled.
             raise ApiError(ErrorCode.NOT_COORDINATOR)
@@ -210,7 +210,7 @@ class Groups:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    def shard_of(self, group_id: str) -> Shard[Coordinator, Record]:
+    def shard_of(self, group_id: str) -> Shard[Coordinator, CoordinatorRecord]:
         assert self._broker.shard is not None
         return self._broker.shard
 
@@ -423,7 +423,7 @@ def assert_same_group(
             return
         assert isinstance(other, ClassicGroup), (one, other)
         assert one.generation >= other.generation
-        if one.state is State.STABLE:
+        if one.state is ClassicState.STABLE:
             assert stored(one) == stored(other)
         return
     if isinstance(one, ClassicGroup) and isinstance(other, ClassicGroup):

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from anabranch.codec.declaration import is_declared, schema_of
 from anabranch.machines.clients.membership.steps import Owned
-from anabranch.machines.groups.records import Record
+from anabranch.machines.groups.records import CoordinatorRecord
 
 
 def shown(value: Any) -> Any:
@@ -26,7 +26,7 @@ def shown(value: Any) -> Any:
             return "{" + ", ".join(sorted(str(shown(one)) for one in value)) + "}"
         case bytes() | memoryview():
             return bytes(value).hex() or "-"
-        case Record(key, body):
+        case CoordinatorRecord(key, body):
             return f"{shown(key)} = {shown(body)}"
         case Mapping():
             return "{" + ", ".join(f"{shown(key)}: {shown(one)}" for key, one in value.items()) + "}"

@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from anabranch.machines.clients.membership.steps import Subscription
-from anabranch.machines.groups.classic import State
+from anabranch.machines.groups.classic import ClassicState
 from anabranch.machines.groups.consumer.group import ConsumerGroup, GroupState
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.settings import GroupSettings
@@ -396,7 +396,7 @@ class World:
                     return f"{client.name} is at epoch {client.machine.epoch} of {group.epoch}"
                 if not client.is_classic and client.holds != frozenset(group.members[member_id].holds):
                     return f"{client.name} has {client.holds} of {group.members[member_id]}"
-        elif group.state is not State.STABLE:
+        elif group.state is not ClassicState.STABLE:
             return f"it is {group.state}"
         else:
             for client in clients:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import pytest
 
 from anabranch.base.errors import ErrorCode
-from anabranch.machines.groups.classic import ClassicSettings, State
+from anabranch.machines.groups.classic import ClassicSettings, ClassicState
 from anabranch.protocol.messages.leave_group import MemberIdentity
 from tests.support.classic_groups import Call, GroupWorld
 
@@ -112,7 +112,7 @@ class Member:
             assert any(assigned.get(self.member_id) == self.assignment for assigned in stored)
 
     def on_beat(self, error: ErrorCode) -> None:
-        if not self.failed(error) and self.world.group.state is State.STABLE:
+        if not self.failed(error) and self.world.group.state is ClassicState.STABLE:
             assert self.world.group.members[self.member_id].assignment == self.assignment
 
     def failed(self, error: ErrorCode) -> bool:
@@ -266,7 +266,7 @@ class History:
             self.world.advance(1_000)
         alive = {member.member_id for member in self.members}
         assert set(self.world.group.members) == alive
-        assert self.world.group.state is (State.STABLE if alive else State.EMPTY)
+        assert self.world.group.state is (ClassicState.STABLE if alive else ClassicState.EMPTY)
         for member in self.members:
             assert member.is_settled and member.generation == self.world.group.generation
             assert member.assignment == self.world.group.members[member.member_id].assignment
@@ -274,7 +274,7 @@ class History:
         for member in self.members:
             self.world.leave(member.member_id)
         self.world.advance(600_000)
-        assert self.world.group.state is State.EMPTY
+        assert self.world.group.state is ClassicState.EMPTY
         assert not self.world.timers and not self.world.parked
 
 

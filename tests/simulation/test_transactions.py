@@ -25,7 +25,7 @@ from anabranch.machines.partition.appending import VERIFY, Duplicate, Redirect, 
 from anabranch.machines.partition.markers import aliases, decide_marker
 from anabranch.machines.partition.producers import Marker, ProducerTable
 from anabranch.machines.transactions.coordinator import Coordinator, WriteMarkers
-from anabranch.machines.transactions.records import Record, decode_record, encode_record
+from anabranch.machines.transactions.records import TransactionRecord, decode_record, encode_record
 from anabranch.machines.transactions.settings import TransactionSettings
 from anabranch.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
 from anabranch.protocol.messages.end_txn import EndTxnRequest
@@ -131,7 +131,7 @@ class Transaction:
     committed: bool = False
 
 
-Decide = Callable[[Coordinator, int], Outcome[Any, Record]]
+Decide = Callable[[Coordinator, int], Outcome[Any, TransactionRecord]]
 
 
 class Write(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Any
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups import classic
-from anabranch.machines.groups.classic import ClassicGroup, ClassicSettings, State
-from anabranch.machines.groups.records import Record, decode_record, encode_record
+from anabranch.machines.groups.classic import ClassicGroup, ClassicSettings, ClassicState
+from anabranch.machines.groups.records import CoordinatorRecord, decode_record, encode_record
 from anabranch.machines.outcome import CancelTimer, Outcome, Parked
 from anabranch.protocol.messages.heartbeat import HeartbeatRequest
 from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
@@ -55,7 +55,7 @@ class GroupWorld:
         self.group = ClassicGroup("g")
         self.now_ms = 1_000_000
         self.timers: dict[Hashable, int] = {}
-        self.journal: list[Record] = []
+        self.journal: list[CoordinatorRecord] = []
         self.parked: dict[Hashable, Call] = {}
         self.tickets = 0
 
@@ -171,7 +171,7 @@ class GroupWorld:
             instance = (instances or {}).get(client)
             call = self.join(client, instance=instance, **said)
             calls.append(self.join(client, call.member_id, **said) if not call.is_parked else call)
-        while self.group.state is State.PREPARING_REBALANCE:
+        while self.group.state is ClassicState.PREPARING_REBALANCE:
             self.advance(self.timers["classic", "g", "join"] - self.now_ms)
         return self.complete(calls)
 
@@ -198,7 +198,7 @@ class GroupWorld:
         self.parked[self.tickets] = call
         return call
 
-    def perform(self, outcome: Outcome[Any, Record], call: Call | None = None) -> Call:
+    def perform(self, outcome: Outcome[Any, CoordinatorRecord], call: Call | None = None) -> Call:
         for record in outcome.records:
             self.journal.append(record)
             classic.apply(self.group, written_and_read(record).value)
@@ -228,17 +228,17 @@ class GroupWorld:
         assert group.new <= set(group.joining)
         assert group.supported == Counter(name for member in group.members.values() for name, _ in member.protocols)
         assert group.static == {m.instance_id: m.member_id for m in group.members.values() if m.instance_id is not None}
-        if group.state is State.DEAD:
+        if group.state is ClassicState.DEAD:
             assert not self.timers and not self.parked
             return
         assert group.leader in members if members else group.leader is None
-        assert set(group.joining) <= (members if group.state is State.PREPARING_REBALANCE else set())
-        assert set(group.syncing) <= (members if group.state is State.COMPLETING_REBALANCE else set())
+        assert set(group.joining) <= (members if group.state is ClassicState.PREPARING_REBALANCE else set())
+        assert set(group.syncing) <= (members if group.state is ClassicState.COMPLETING_REBALANCE else set())
         assert set(group.unsynced) <= members
-        assert not group.unsynced or group.state in (State.COMPLETING_REBALANCE, State.STABLE)
-        assert not members or group.state is not State.EMPTY
+        assert not group.unsynced or group.state in (ClassicState.COMPLETING_REBALANCE, ClassicState.STABLE)
+        assert not members or group.state is not ClassicState.EMPTY
         self._check_timers()
-        if group.state in (State.STABLE, State.EMPTY) and group.is_stored:
+        if group.state in (ClassicState.STABLE, ClassicState.EMPTY) and group.is_stored:
             last = self.journal[-1].value
             assert last is not None
             restored = classic.restore("g", last)
@@ -251,14 +251,14 @@ class GroupWorld:
         waiting = (set(group.joining) - group.new) | set(group.syncing)
         silent = {("classic", "g", "session", member_id) for member_id in waiting}
         others = set()
-        if group.state is State.PREPARING_REBALANCE:
+        if group.state is ClassicState.PREPARING_REBALANCE:
             others.add(("classic", "g", "join"))
         if group.unsynced:
             others.add(("classic", "g", "sync"))
         assert others | (sessions - silent) <= set(self.timers) <= others | sessions
 
 
-def written_and_read(record: Record) -> Record:
+def written_and_read(record: CoordinatorRecord) -> CoordinatorRecord:
     """The record as it comes back from the log."""
     read = decode_record(*encode_record(record))
     assert read is not None

@@ -52,7 +52,7 @@ class Segment:
     """None while the layout rules."""
 
 
-class Wait(NamedTuple):
+class GateWait(NamedTuple):
     """What a closed gate waits on: the reader's position of `partition` must reach `offset`."""
 
     partition: int
@@ -132,7 +132,7 @@ class Lineage:
         gates = self.gates(positions)
         return {partition: gates.limit(partition) for partition in positions}
 
-    def waits(self, partition: int, positions: Mapping[int, int]) -> tuple[Wait, ...]:
+    def waits(self, partition: int, positions: Mapping[int, int]) -> tuple[GateWait, ...]:
         """What the first closed gate of `partition` waits on, in partition order; empty where no gate is closed."""
         return self.gates(positions).waits(partition)
 
@@ -170,9 +170,9 @@ class Gates:
         position = self._positions[partition]
         return max(position, *(self._lineage.ends[layout].get(partition, position) for layout in range(closed)))
 
-    def waits(self, partition: int) -> tuple[Wait, ...]:
+    def waits(self, partition: int) -> tuple[GateWait, ...]:
         """What the first closed gate of `partition` waits on, in partition order; empty where no gate is closed."""
-        found: set[Wait] = set()
+        found: set[GateWait] = set()
         pending = [partition]
         seen = {partition}
         while pending:
@@ -182,7 +182,7 @@ class Gates:
             layout = self._closed[p]
             for q in self._lineage.before(p, layout):
                 if not self._read_up(q, layout - 1):
-                    found.add(Wait(q, self._lineage.ends[layout - 1][q]))
+                    found.add(GateWait(q, self._lineage.ends[layout - 1][q]))
                 if not self.may_deliver(q, layout - 1) and q not in seen:
                     seen.add(q)
                     pending.append(q)

@@ -35,13 +35,13 @@ class CancelTimer:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """In place of a reply: it comes with a later outcome, as the `Answer` with this ticket."""
+    """In place of a reply: it comes with a later outcome, as the `ParkedReply` with this ticket."""
 
     ticket: Hashable
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ParkedReply:
     """The reply to a request that was parked."""
 
     ticket: Hashable
@@ -55,7 +55,7 @@ class Outcome(Generic[Reply, Record]):
     reply: Reply
     records: tuple[Record, ...] = ()
     timers: tuple[SetTimer | CancelTimer, ...] = ()
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[ParkedReply, ...] = ()
     producer: tuple[int, int] | None = None
     """Producer id and epoch under which the records are written, pending until the transaction's marker."""
     effects: tuple[Any, ...] = ()
@@ -105,9 +105,9 @@ class Draft(Generic[Written]):
         return tuple(self._timers.values())
 
     @property
-    def answers(self) -> tuple[Answer, ...]:
+    def answers(self) -> tuple[ParkedReply, ...]:
         """The replies to parked requests."""
-        return tuple(Answer(ticket, reply) for ticket, reply in self._answers.items())
+        return tuple(ParkedReply(ticket, reply) for ticket, reply in self._answers.items())
 
     def add(self, part: Draft[Written] | Outcome[Any, Written]) -> None:
         """Add all that another decision gathered, but for its reply and its producer."""

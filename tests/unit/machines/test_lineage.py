@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabranch.base.limits import SEQUENCE_OFFSET_BITS
-from anabranch.machines.lineage import BEYOND, Lineage, Segment, Wait, sequence_cuts
+from anabranch.machines.lineage import BEYOND, GateWait, Lineage, Segment, sequence_cuts
 
 GROWN_TWICE = Lineage(initial=1, counts=(1, 2, 4), ends=({0: 3}, {0: 3, 1: 0}))
 """Three records in partition 0, then 1 → 2, nothing written, then 2 → 4."""
@@ -23,7 +23,7 @@ def test_an_empty_parent_does_not_hide_the_unread_grandparent() -> None:
     positions = {0: 0, 1: 0, 2: 0, 3: 0}
     assert GROWN_TWICE.before(3, 2) == (1,)
     assert not GROWN_TWICE.may_deliver(3, 2, positions)
-    assert GROWN_TWICE.waits(3, positions) == (Wait(0, 3),)
+    assert GROWN_TWICE.waits(3, positions) == (GateWait(0, 3),)
     assert GROWN_TWICE.may_deliver(3, 2, {**positions, 0: 3})
 
 
@@ -39,7 +39,7 @@ def test_a_parent_whose_position_is_unknown_keeps_the_gate_closed() -> None:
 def test_a_survivor_delivers_its_own_records_and_stops_where_the_retired_partition_joined() -> None:
     positions = {0: 0, 1: 6}
     assert SHRUNK.deliverable(positions) == {0: 5, 1: None}
-    assert SHRUNK.waits(0, positions) == (Wait(1, 7),)
+    assert SHRUNK.waits(0, positions) == (GateWait(1, 7),)
     assert SHRUNK.deliverable({0: 5, 1: 7}) == {0: None, 1: None}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anabranch.machines.outcome import Answer, CancelTimer, Draft, Outcome, Parked, SetTimer
+from anabranch.machines.outcome import CancelTimer, Draft, Outcome, Parked, ParkedReply, SetTimer
 
 
 def test_a_draft_gives_everything_in_the_order_in_which_it_was_decided() -> None:
@@ -18,7 +18,7 @@ def test_a_draft_gives_everything_in_the_order_in_which_it_was_decided() -> None
         reply="reply",
         records=("one", "two", "three"),
         timers=(SetTimer("a", 10), CancelTimer("b")),
-        answers=(Answer(7, "yes"),),
+        answers=(ParkedReply(7, "yes"),),
         effects=("send", "send again", "publish"),
     )
 
@@ -38,15 +38,15 @@ def test_of_several_orders_for_one_timer_and_answers_to_one_ticket_the_last_coun
     draft.answer(7, "yes")
     outcome = draft.outcome(None)
     assert outcome.timers == (CancelTimer("a"), SetTimer("b", 20))
-    assert outcome.answers == (Answer(7, "yes"),)
+    assert outcome.answers == (ParkedReply(7, "yes"),)
 
 
 def test_the_answer_to_the_request_itself_is_its_reply_and_else_the_request_is_parked() -> None:
     draft: Draft[str] = Draft()
     draft.answer(7, "other")
-    assert draft.outcome_for(8) == Outcome(Parked(8), answers=(Answer(7, "other"),))
+    assert draft.outcome_for(8) == Outcome(Parked(8), answers=(ParkedReply(7, "other"),))
     draft.answer(8, "own")
-    assert draft.outcome_for(8) == Outcome("own", answers=(Answer(7, "other"),))
+    assert draft.outcome_for(8) == Outcome("own", answers=(ParkedReply(7, "other"),))
 
 
 def test_records_are_written_under_the_producer_of_the_draft() -> None:
@@ -65,12 +65,12 @@ def test_parts_of_a_decision_are_added_without_their_replies() -> None:
     whole.write("one")
     whole.set_timer("a", 10)
     whole.add(part)
-    whole.add(Outcome("dropped", ("three",), (CancelTimer("b"),), (Answer(7, "yes"),), effects=("send",)))
+    whole.add(Outcome("dropped", ("three",), (CancelTimer("b"),), (ParkedReply(7, "yes"),), effects=("send",)))
     assert whole.outcome("reply") == Outcome(
         "reply",
         ("one", "two", "three"),
         (SetTimer("a", 20), CancelTimer("b")),
-        (Answer(7, "yes"),),
+        (ParkedReply(7, "yes"),),
         effects=("publish", "send"),
     )
     part.write("later")

@@ -21,7 +21,7 @@ from anabranch.client.cluster.metadata import (
 )
 from anabranch.client.settings import AdminSettings, as_keywords, configured_by
 from anabranch.machines.clients.fetching import EARLIEST, LATEST
-from anabranch.machines.lineage import Lineage, Segment, Wait
+from anabranch.machines.lineage import GateWait, Lineage, Segment
 from anabranch.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from anabranch.protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from anabranch.protocol.messages.delete_records import (
@@ -72,7 +72,7 @@ class PartitionDescription:
     info: PartitionInfo
     offsets: OffsetSpan
     segments: tuple[Segment, ...]
-    waits: tuple[Wait, ...]
+    waits: tuple[GateWait, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from anabranch.machines.controller.effects import (
     Validated,
     decision,
 )
-from anabranch.machines.controller.nodes import Record
-from anabranch.machines.controller.state import State
+from anabranch.machines.controller.nodes import MetadataRecord
+from anabranch.machines.controller.state import ControllerState
 from anabranch.machines.outcome import Draft
 
 INT_MAX = 2**31 - 1
@@ -382,7 +382,7 @@ class ReplaceConfigs:
 
 
 def decide_alter_configs(
-    state: State, command: AlterConfigs, broker_settings: Mapping[str, str] | None = None
+    state: ControllerState, command: AlterConfigs, broker_settings: Mapping[str, str] | None = None
 ) -> Decision[CommandReply]:
     """Change overrides of a topic. APPEND and SUBTRACT start from `broker_settings` where no override exists."""
     overrides = dict(state.configs.get(command.topic, {}))
@@ -419,7 +419,7 @@ def decide_alter_configs(
     return _decide_overrides(state, command.topic, overrides, validate_only=command.validate_only)
 
 
-def decide_replace_configs(state: State, command: ReplaceConfigs) -> Decision[CommandReply]:
+def decide_replace_configs(state: ControllerState, command: ReplaceConfigs) -> Decision[CommandReply]:
     """Replace all overrides of a topic."""
     overrides = {name: value for name, value in command.configs.items() if value is not None}
     return _decide_overrides(state, command.topic, overrides, validate_only=command.validate_only)
@@ -473,7 +473,7 @@ def split(value: str) -> list[str]:
 
 
 def _decide_overrides(
-    state: State, topic: str, overrides: dict[str, str], *, validate_only: bool
+    state: ControllerState, topic: str, overrides: dict[str, str], *, validate_only: bool
 ) -> Decision[CommandReply]:
     known = state.topics.get(topic)
     if known is None or topic in state.deleting:
@@ -483,7 +483,7 @@ def _decide_overrides(
         return Decision(reply=refusal)
     if validate_only:
         return Decision(reply=Validated())
-    draft: Draft[Record] = Draft()
+    draft: Draft[MetadataRecord] = Draft()
     draft.write(nodes.put_configs(topic, overrides))
     draft.perform(ApplyConfigs(topic))
     if len(known.partitions) > known.undeleted_partition_count:

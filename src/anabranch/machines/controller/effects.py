@@ -12,7 +12,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
-from anabranch.machines.controller.nodes import Record
+from anabranch.machines.controller.nodes import MetadataRecord
 from anabranch.machines.outcome import Draft, Outcome
 
 
@@ -95,7 +95,7 @@ Given = TypeVar("Given")
 
 
 @dataclass(frozen=True, slots=True)
-class Decision(Outcome[Reply, Record]):
+class Decision(Outcome[Reply, MetadataRecord]):
     """Persist `records`, apply them, set `timers`, perform `effects` in order, then answer `reply`.
 
     Records are best persisted together; when they are not, then in order, and any prefix of them may survive.
@@ -105,7 +105,7 @@ class Decision(Outcome[Reply, Record]):
     effects: tuple[Effect, ...] = ()
 
 
-def decision(draft: Draft[Record], reply: Given) -> Decision[Given]:
+def decision(draft: Draft[MetadataRecord], reply: Given) -> Decision[Given]:
     """Give what was gathered, and this reply."""
     return Decision(reply, tuple(draft.records), draft.timers, effects=tuple(draft.effects))
 
@@ -126,7 +126,7 @@ class Validated:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitForResize:
     """Another change of the topic is in progress: submit the command again once `views.idle` is true.
 
     When the request's own deadline comes first, nothing was done: answer `code` and `message`.
@@ -145,4 +145,4 @@ class Refused:
     message: str
 
 
-CommandReply = Accepted | Validated | Wait | Refused
+CommandReply = Accepted | Validated | WaitForResize | Refused

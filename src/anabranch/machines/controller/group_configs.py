@@ -13,7 +13,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller import nodes
 from anabranch.machines.controller.configs import ConfigChange, ConfigOperation, ConfigSource, Synonym
 from anabranch.machines.controller.effects import Decision, Refused
-from anabranch.machines.controller.state import State
+from anabranch.machines.controller.state import ControllerState
 
 SESSION_TIMEOUT = "consumer.session.timeout.ms"
 HEARTBEAT_INTERVAL = "consumer.heartbeat.interval.ms"
@@ -62,7 +62,7 @@ class AlterGroupConfigs:
 
 
 def decide_alter_group_configs(
-    state: State, command: AlterGroupConfigs, known: Mapping[str, GroupConfig]
+    state: ControllerState, command: AlterGroupConfigs, known: Mapping[str, GroupConfig]
 ) -> Decision[Refused | None]:
     """Change configs of a group; None when that is done."""
     if not command.group:

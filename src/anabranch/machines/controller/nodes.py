@@ -70,7 +70,7 @@ class Stopped:
     replicas: frozenset[tuple[int, int]]
 
 
-Record = PutNode | DeleteNode | Confirmed | Stopped
+MetadataRecord = PutNode | DeleteNode | Confirmed | Stopped
 
 
 class Phase(StrEnum):

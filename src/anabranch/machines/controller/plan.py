@@ -19,9 +19,17 @@ from anabranch.machines.controller.effects import (
     SendStopReplica,
     decision,
 )
-from anabranch.machines.controller.nodes import Confirmed, DeleteNode, PartitionNode, Phase, Record, Stopped, Topic
+from anabranch.machines.controller.nodes import (
+    Confirmed,
+    DeleteNode,
+    MetadataRecord,
+    PartitionNode,
+    Phase,
+    Stopped,
+    Topic,
+)
 from anabranch.machines.controller.roles import counts, due_node, layout_of, phase_of, phases, role_of
-from anabranch.machines.controller.state import State
+from anabranch.machines.controller.state import ControllerState
 from anabranch.machines.lineage import Layout
 from anabranch.machines.outcome import Draft
 
@@ -34,10 +42,10 @@ RETRY_BACKOFF_MS = 500
 class Plan:
     """The records, timers and effects of one decision about one topic."""
 
-    def __init__(self, state: State, topic: Topic) -> None:
+    def __init__(self, state: ControllerState, topic: Topic) -> None:
         self.state = state
         self.topic = topic
-        self.draft: Draft[Record] = Draft()
+        self.draft: Draft[MetadataRecord] = Draft()
         self._nodes: dict[int, PartitionNode] = {}
         self._confirmed: dict[int, tuple[int, int]] = {}
         self._stopped: set[tuple[int, int]] = set()

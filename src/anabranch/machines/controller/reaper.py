@@ -15,7 +15,7 @@ from anabranch.machines.controller import nodes
 from anabranch.machines.controller.effects import Decision
 from anabranch.machines.controller.nodes import Removed
 from anabranch.machines.controller.plan import Plan
-from anabranch.machines.controller.state import State
+from anabranch.machines.controller.state import ControllerState
 
 
 class LogRange(NamedTuple):
@@ -31,7 +31,7 @@ class LogRange(NamedTuple):
     leader_epoch: int
 
 
-def decide_reap(state: State, name: str, logs: Mapping[int, LogRange]) -> Decision[tuple[int, ...]]:
+def decide_reap(state: ControllerState, name: str, logs: Mapping[int, LogRange]) -> Decision[tuple[int, ...]]:
     """Begin to remove the retiring partitions of a topic that are empty; the reply names them.
 
     `logs` are the ranges that leaders report; a partition missing in it is assumed to hold records.

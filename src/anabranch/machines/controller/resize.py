@@ -1,7 +1,7 @@
 """Resizing a topic: the command that begins it, the answers that carry it on (ordering.md, section 4).
 
 One change of a topic at a time: a resize that comes while another runs, or while empty partitions are being removed,
-is answered `Wait` and decided again when the topic is idle, so that it starts from the current counts.
+is answered `WaitForResize` and decided again when the topic is idle, so that it starts from the current counts.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from anabranch.machines.controller.effects import (
     Refused,
     SendLeaderAndIsr,
     Validated,
-    Wait,
+    WaitForResize,
 )
 from anabranch.machines.controller.nodes import Resize, Topic
 from anabranch.machines.controller.plan import Plan
 from anabranch.machines.controller.roles import phases
-from anabranch.machines.controller.state import State
+from anabranch.machines.controller.state import ControllerState
 from anabranch.machines.controller.topics import INTERNAL_TOPICS, refuse_replicas, spread, unknown_topic
 from anabranch.machines.lineage import Layout
 
@@ -39,7 +39,7 @@ class ResizeTopic:
     validate_only: bool = False
 
 
-def decide_resize_topic(state: State, command: ResizeTopic) -> Decision[CommandReply]:
+def decide_resize_topic(state: ControllerState, command: ResizeTopic) -> Decision[CommandReply]:
     """Begin a resize: its intent, and all input that every later controller must share, becomes durable."""
     topic = state.topics.get(command.name)
     if topic is None or command.name in state.deleting:
@@ -50,7 +50,7 @@ def decide_resize_topic(state: State, command: ResizeTopic) -> Decision[CommandR
     if topic.resize is not None or topic.reaping:
         doing = "removing its empty partitions" if topic.resize is None else f"being resized to {topic.resize.to}"
         message = f"Topic {topic.name!r} is still {doing}; try again."
-        return Decision(reply=Wait(topic.name, ErrorCode.REASSIGNMENT_IN_PROGRESS, message))
+        return Decision(reply=WaitForResize(topic.name, ErrorCode.REASSIGNMENT_IN_PROGRESS, message))
     refusal = _refuse_change(topic, command.count)
     if refusal is not None:
         return Decision(reply=refusal)
@@ -73,7 +73,7 @@ def decide_resize_topic(state: State, command: ResizeTopic) -> Decision[CommandR
 
 
 def decide_leader_and_isr_answered(
-    state: State, effect: SendLeaderAndIsr, errors: Mapping[int, ErrorCode], now_ms: int
+    state: ControllerState, effect: SendLeaderAndIsr, errors: Mapping[int, ErrorCode], now_ms: int
 ) -> Decision[None]:
     """A broker answered a LeaderAndIsr: an error code for each partition; one that is missing was not answered."""
     topic = state.topics.get(effect.topic)
@@ -101,7 +101,7 @@ def decide_leader_and_isr_answered(
     return plan.decision(None)
 
 
-def decide_retry(state: State, name: str) -> Decision[None]:
+def decide_retry(state: ControllerState, name: str) -> Decision[None]:
     """Send the unanswered and the refused orders of a topic again. The timer ("retry", name) calls it."""
     topic = state.topics.get(name)
     if topic is None:
@@ -146,7 +146,7 @@ def _refuse_change(topic: Topic, count: int) -> Refused | None:
     return None
 
 
-def _assign(state: State, topic: Topic, command: ResizeTopic) -> dict[int, tuple[int, ...]] | Refused:
+def _assign(state: ControllerState, topic: Topic, command: ResizeTopic) -> dict[int, tuple[int, ...]] | Refused:
     """Choose replicas for the partitions that do not exist yet; those that open again stay where they are."""
     grown = range(topic.undeleted_partition_count, command.count)
     missing = [p for p in grown if p not in topic.partitions]

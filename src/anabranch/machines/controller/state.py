@@ -1,7 +1,7 @@
 """The state of the controller: a fold over changes of the metadata tree, and the confirmations of its own term.
 
-`apply` is the only code that changes a `State`, live and on reload. It changes it in place (a topic may have 100,000
-partitions) and gives it back, so that `reduce(apply, journal, State())` reads as it should; decisions only look.
+`apply` is the only code that changes a `ControllerState`, live and on reload. It works in place (a topic may have
+100,000 partitions) and returns the state, for `reduce(apply, journal, ControllerState())`; decisions only read it.
 A node that came into being without its parent (a crash between two writes) is kept and waits for it.
 """
 
@@ -15,16 +15,16 @@ from anabranch.machines.controller.nodes import (
     BrokerNode,
     Confirmed,
     DeleteNode,
+    MetadataRecord,
     PartitionNode,
     PutNode,
-    Record,
     Stopped,
     Topic,
 )
 
 
 @dataclass
-class State:
+class ControllerState:
     """The durable state, and below it the state of the controller's term."""
 
     controller_epoch: int = 0
@@ -43,7 +43,7 @@ class State:
     """(partition, broker) of the replicas that are gone, as far as this term has heard."""
 
 
-def apply(state: State, record: Record) -> State:
+def apply(state: ControllerState, record: MetadataRecord) -> ControllerState:
     """Fold one record into the state; the tree is loaded by applying a `PutNode` for each of its nodes."""
     match record:
         case PutNode(path, data):
@@ -62,7 +62,7 @@ def apply(state: State, record: Record) -> State:
     return state
 
 
-def _put(state: State, path: str, data: bytes) -> None:
+def _put(state: ControllerState, path: str, data: bytes) -> None:
     match path.split("/")[1:]:
         case ["controller_epoch"]:
             state.controller_epoch = nodes.read_controller_epoch(data)
@@ -80,7 +80,7 @@ def _put(state: State, path: str, data: bytes) -> None:
             state.deleting.add(name)
 
 
-def _delete(state: State, path: str) -> None:
+def _delete(state: ControllerState, path: str) -> None:
     match path.split("/")[1:]:
         case ["brokers", "ids", broker]:
             _forget_roles(state, int(broker))
@@ -104,7 +104,7 @@ def _delete(state: State, path: str) -> None:
             state.deleting.discard(name)
 
 
-def _put_topic(state: State, topic: Topic) -> None:
+def _put_topic(state: ControllerState, topic: Topic) -> None:
     before = state.topics.get(topic.name)
     state.topics[topic.name] = topic
     state.names[topic.topic_id] = topic.name
@@ -115,14 +115,14 @@ def _put_topic(state: State, topic: Topic) -> None:
             stopped.difference_update({replica for replica in stopped if replica[0] == gone})
 
 
-def _put_broker(state: State, broker: BrokerNode) -> None:
+def _put_broker(state: ControllerState, broker: BrokerNode) -> None:
     before = state.brokers.get(broker.broker_id)
     if before is None or before.epoch != broker.epoch:
         _forget_roles(state, broker.broker_id)
     state.brokers[broker.broker_id] = broker
 
 
-def _forget_roles(state: State, broker_id: int) -> None:
+def _forget_roles(state: ControllerState, broker_id: int) -> None:
     """A restarted broker has forgotten the roles it took."""
     for name, known in state.confirmed.items():
         siblings = state.partitions.get(name, {})

@@ -11,18 +11,18 @@ from dataclasses import replace
 
 from anabranch.machines.controller import nodes
 from anabranch.machines.controller.effects import Decision, Effect, InspectRetiring, PublishMetadata, decision
-from anabranch.machines.controller.nodes import BrokerNode, DeleteNode, Record
+from anabranch.machines.controller.nodes import BrokerNode, DeleteNode, MetadataRecord
 from anabranch.machines.controller.plan import Plan
 from anabranch.machines.controller.roles import role_of
-from anabranch.machines.controller.state import State
+from anabranch.machines.controller.state import ControllerState
 from anabranch.machines.controller.topics import deleted_nodes
 from anabranch.machines.outcome import Draft
 
 
-def decide_elected(state: State) -> Decision[int]:
+def decide_elected(state: ControllerState) -> Decision[int]:
     """Begin a term: the first decision after loading the tree. The reply is the controller epoch."""
     epoch = state.controller_epoch + 1
-    draft: Draft[Record] = Draft()
+    draft: Draft[MetadataRecord] = Draft()
     draft.write(nodes.put_controller_epoch(epoch))
     term = replace(state, controller_epoch=epoch)
     for name in sorted(state.deleting - state.topics.keys()):
@@ -37,7 +37,7 @@ def decide_elected(state: State) -> Decision[int]:
     return decision(draft, epoch)
 
 
-def decide_register_broker(state: State, broker: BrokerNode, *, unclean: bool = False) -> Decision[None]:
+def decide_register_broker(state: ControllerState, broker: BrokerNode, *, unclean: bool = False) -> Decision[None]:
     """Register a started broker, whose epoch is above that of its last start, and send it all of its roles.
 
     `unclean`: it may have lost records that readers saw (it was killed under `durability=os`). Its open partitions
@@ -45,7 +45,7 @@ def decide_register_broker(state: State, broker: BrokerNode, *, unclean: bool = 
     """
     before = state.brokers.get(broker.broker_id)
     assert before is None or broker.epoch >= before.epoch, "a broker's epoch grows with each start"
-    draft: Draft[Record] = Draft()
+    draft: Draft[MetadataRecord] = Draft()
     draft.write(nodes.put_broker(broker))
     there = replace(state, brokers={**state.brokers, broker.broker_id: broker})
     for name in sorted(state.topics):
@@ -58,7 +58,7 @@ def decide_register_broker(state: State, broker: BrokerNode, *, unclean: bool = 
     return decision(draft, None)
 
 
-def decide_broker_left(state: State, broker_id: int) -> Decision[None]:
+def decide_broker_left(state: ControllerState, broker_id: int) -> Decision[None]:
     """A broker is gone: its partitions have no leader until it is back. Nothing that waits for it is given up."""
     if broker_id not in state.brokers:
         return Decision(reply=None)
@@ -68,7 +68,7 @@ def decide_broker_left(state: State, broker_id: int) -> Decision[None]:
     return Decision(reply=None, records=(DeleteNode(nodes.broker_path(broker_id)),), effects=(PublishMetadata(names),))
 
 
-def _look_over(state: State) -> list[Effect]:
+def _look_over(state: ControllerState) -> list[Effect]:
     """Every topic is shown anew, and looked at for retiring partitions that are empty by now."""
     retiring = (
         name

@@ -23,11 +23,11 @@ from anabranch.machines.controller.effects import (
     Refused,
     SendStopReplica,
     Validated,
-    Wait,
+    WaitForResize,
 )
-from anabranch.machines.controller.nodes import DeleteNode, Record, Topic
+from anabranch.machines.controller.nodes import DeleteNode, MetadataRecord, Topic
 from anabranch.machines.controller.plan import Plan
-from anabranch.machines.controller.state import State
+from anabranch.machines.controller.state import ControllerState
 from anabranch.machines.lineage import Layout
 
 REPLICATION_FACTOR_MAX = 1
@@ -59,7 +59,7 @@ class DeleteTopic:
     topic_id: UUID | None = None
 
 
-def decide_create_topic(state: State, command: CreateTopic, default_count: int = 1) -> Decision[CommandReply]:
+def decide_create_topic(state: ControllerState, command: CreateTopic, default_count: int = 1) -> Decision[CommandReply]:
     """Make a topic. `default_count` is the broker's `num.partitions`."""
     refusal = refuse_name(state, command.name)
     if refusal is not None:
@@ -88,7 +88,7 @@ def decide_create_topic(state: State, command: CreateTopic, default_count: int =
     return plan.decision(Accepted(topic.name, topic.topic_id))
 
 
-def decide_delete_topic(state: State, command: DeleteTopic) -> Decision[CommandReply]:
+def decide_delete_topic(state: ControllerState, command: DeleteTopic) -> Decision[CommandReply]:
     """Delete a topic, whatever else is going on with it."""
     name = command.name if command.topic_id is None else state.names.get(command.topic_id)
     topic = state.topics.get(name) if name is not None else None
@@ -105,7 +105,7 @@ def decide_delete_topic(state: State, command: DeleteTopic) -> Decision[CommandR
 
 
 def decide_stop_replica_answered(
-    state: State, effect: SendStopReplica, errors: Mapping[int, ErrorCode], now_ms: int
+    state: ControllerState, effect: SendStopReplica, errors: Mapping[int, ErrorCode], now_ms: int
 ) -> Decision[None]:
     """A broker answered a StopReplica: an error code for each partition; one that is missing was not answered."""
     topic = state.topics.get(effect.topic)
@@ -127,12 +127,12 @@ def decide_stop_replica_answered(
     return plan.decision(None)
 
 
-def deleted_nodes(state: State, name: str) -> list[Record]:
+def deleted_nodes(state: ControllerState, name: str) -> list[MetadataRecord]:
     """The records that delete every node of a topic without replicas, its deletion mark last."""
     path = nodes.topic_path(name)
     topic = state.topics.get(name)
     partitions = set(state.partitions.get(name, ())) | set(topic.partitions if topic is not None else ())
-    records: list[Record] = []
+    records: list[MetadataRecord] = []
     for partition in sorted(partitions):
         state_path = nodes.partition_path(name, partition)
         records += (DeleteNode(state_path), DeleteNode(state_path.removesuffix("/state")))
@@ -141,7 +141,7 @@ def deleted_nodes(state: State, name: str) -> list[Record]:
     return records
 
 
-def refuse_name(state: State, name: str) -> Refused | Wait | None:
+def refuse_name(state: ControllerState, name: str) -> Refused | WaitForResize | None:
     """Return the refusal of a topic name that cannot be created; None for a valid name."""
     if not name or name in (".", "..") or len(name) > TOPIC_NAME_LENGTH_MAX or not LEGAL.issuperset(name):
         return Refused(
@@ -150,7 +150,7 @@ def refuse_name(state: State, name: str) -> Refused | Wait | None:
             f"{TOPIC_NAME_LENGTH_MAX} characters out of letters, digits, '.', '_' and '-', and is not '.' or '..'.",
         )
     if name in state.deleting:
-        return Wait(name, ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic {name!r} is still being deleted; try again.")
+        return WaitForResize(name, ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic {name!r} is still being deleted; try again.")
     if name in state.topics:
         return Refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic {name!r} already exists.")
     collapsed = name.replace(".", "_")
@@ -170,7 +170,7 @@ def unknown_topic(name: str) -> Refused:
     return Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic {name!r}.")
 
 
-def spread(state: State, count: int) -> list[tuple[int, ...]] | Refused:
+def spread(state: ControllerState, count: int) -> list[tuple[int, ...]] | Refused:
     """Choose replicas for `count` new partitions: each time the live broker that leads the fewest."""
     if not state.brokers:
         return Refused(ErrorCode.INVALID_REPLICATION_FACTOR, "No broker is there to hold the partitions.")
@@ -191,7 +191,7 @@ def spread(state: State, count: int) -> list[tuple[int, ...]] | Refused:
     return chosen
 
 
-def refuse_replicas(state: State, replicas: Sequence[int]) -> Refused | None:
+def refuse_replicas(state: ControllerState, replicas: Sequence[int]) -> Refused | None:
     """Return the refusal of a caller's choice of brokers for one partition; None for a valid choice."""
     if not replicas or len(set(replicas)) != len(replicas):
         return Refused(
@@ -207,7 +207,7 @@ def refuse_replicas(state: State, replicas: Sequence[int]) -> Refused | None:
     return None
 
 
-def _place(state: State, command: CreateTopic, default_count: int) -> list[tuple[int, ...]] | Refused:
+def _place(state: ControllerState, command: CreateTopic, default_count: int) -> list[tuple[int, ...]] | Refused:
     if command.assignments:
         return _placed_by_caller(state, command)
     count = default_count if command.partition_count == -1 else command.partition_count
@@ -223,7 +223,7 @@ def _place(state: State, command: CreateTopic, default_count: int) -> list[tuple
     return spread(state, count)
 
 
-def _placed_by_caller(state: State, command: CreateTopic) -> list[tuple[int, ...]] | Refused:
+def _placed_by_caller(state: ControllerState, command: CreateTopic) -> list[tuple[int, ...]] | Refused:
     if command.partition_count != -1 or command.replication_factor != -1:
         return Refused(
             ErrorCode.INVALID_REQUEST,
@@ -242,7 +242,7 @@ def _placed_by_caller(state: State, command: CreateTopic) -> list[tuple[int, ...
     return [tuple(command.assignments[p]) for p in range(len(command.assignments))]
 
 
-def _too_many_replicas(state: State, factor: int) -> str:
+def _too_many_replicas(state: ControllerState, factor: int) -> str:
     if factor > len(state.brokers):
         return f"The replication factor {factor} is larger than the number of live brokers, {len(state.brokers)}."
     return (

@@ -14,7 +14,7 @@ from uuid import UUID
 from anabranch.machines.controller.effects import Accepted
 from anabranch.machines.controller.nodes import PartitionNode, Phase, Topic
 from anabranch.machines.controller.plan import Plan
-from anabranch.machines.controller.state import State
+from anabranch.machines.controller.state import ControllerState
 from anabranch.machines.controller.topics import INTERNAL_TOPICS
 from anabranch.machines.lineage import Layout
 
@@ -82,7 +82,7 @@ class Description:
     deleting: bool
 
 
-def topic_view(state: State, name: str) -> TopicView | None:
+def topic_view(state: ControllerState, name: str) -> TopicView | None:
     """Return the Metadata view of a topic; None if the topic does not exist or is being deleted."""
     topic = state.topics.get(name)
     if topic is None or name in state.deleting:
@@ -108,7 +108,7 @@ def view_of(topic: Topic, nodes: Mapping[int, PartitionNode], live: Collection[i
     )
 
 
-def layouts(state: State, name: str) -> tuple[Layout, ...]:
+def layouts(state: ControllerState, name: str) -> tuple[Layout, ...]:
     """The published layouts of a topic, oldest first: the input of a `Lineage`."""
     return state.topics[name].published
 
@@ -131,7 +131,7 @@ def leader_epochs(topic: Topic, partition: int) -> LeaderEpochs:
     return LeaderEpochs(tuple(creation), tuple(deletion))
 
 
-def describe(state: State, name: str) -> Description | None:
+def describe(state: ControllerState, name: str) -> Description | None:
     """The full shape of a topic, also in deletion; None for an unknown topic."""
     topic = state.topics.get(name)
     if topic is None:
@@ -155,13 +155,13 @@ def describe(state: State, name: str) -> Description | None:
     )
 
 
-def idle(state: State, name: str) -> bool:
+def idle(state: ControllerState, name: str) -> bool:
     """Whether no change of a topic is in progress: a command answered `Wait` can be submitted again."""
     topic = state.topics.get(name)
     return name not in state.deleting and (topic is None or (topic.resize is None and not topic.reaping))
 
 
-def settled(state: State, accepted: Accepted) -> bool:
+def settled(state: ControllerState, accepted: Accepted) -> bool:
     """Whether an accepted command has been carried out: every leader serves the new layout, or the topic is deleted."""
     topic = state.topics.get(accepted.topic)
     if topic is None or topic.topic_id != accepted.topic_id:

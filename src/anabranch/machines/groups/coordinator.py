@@ -33,7 +33,7 @@ from anabranch.machines.groups.gates import gates_of
 from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.positions import Positions
-from anabranch.machines.groups.records import GroupMetadataKey, OffsetCommitKey, Record
+from anabranch.machines.groups.records import CoordinatorRecord, GroupMetadataKey, OffsetCommitKey
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.outcome import Draft, Outcome, Parked
@@ -119,7 +119,7 @@ class Coordinator:
 
     # -- the fold ------------------------------------------------------------------------------------------------------
 
-    def apply(self, record: Record, *, producer_id: int = -1) -> None:
+    def apply(self, record: CoordinatorRecord, *, producer_id: int = -1) -> None:
         """Fold a record; a position with a producer id is pending until that producer's marker."""
         key, value = record
         match key:
@@ -145,7 +145,7 @@ class Coordinator:
             group = ClassicGroup(group_id)
         self.groups[group_id] = classic.apply(group, value)
 
-    def _apply_consumer(self, group_id: str, record: Record) -> None:
+    def _apply_consumer(self, group_id: str, record: CoordinatorRecord) -> None:
         group = self.groups.get(group_id)
         if record.value is None and not isinstance(group, ConsumerGroup):
             return
@@ -159,9 +159,9 @@ class Coordinator:
             if arriving is not None:
                 self.groups[group_id] = arriving
 
-    def loaded(self, now_ms: int) -> Outcome[None, Record]:
+    def loaded(self, now_ms: int) -> Outcome[None, CoordinatorRecord]:
         """After the last record: start sessions and take the steps that are due (KIP-848, Fail Over)."""
-        draft: Draft[Record] = Draft()
+        draft: Draft[CoordinatorRecord] = Draft()
         for group in list(self.groups.values()):
             if isinstance(group, ClassicGroup):
                 draft.add(classic.decide_loaded(group, self._classic_settings, now_ms))
@@ -177,10 +177,10 @@ class Coordinator:
         self._expire_later(draft, now_ms)
         return draft.outcome(None)
 
-    def topics_changed(self, image: Image, now_ms: int) -> Outcome[None, Record]:
+    def topics_changed(self, image: Image, now_ms: int) -> Outcome[None, CoordinatorRecord]:
         """Begin an epoch in groups whose topics changed, and delete positions of deleted topics."""
         before, self.image = self.image, image
-        draft: Draft[Record] = Draft()
+        draft: Draft[CoordinatorRecord] = Draft()
         draft.write(*self.offsets.of_topics_gone(before))
         for group in list(self.groups.values()):
             if isinstance(group, ConsumerGroup) and group.members:
@@ -190,7 +190,7 @@ class Coordinator:
                     draft.add(step.draft)
         return draft.outcome(None)
 
-    def on_timer(self, key: Any, now_ms: int) -> Outcome[None, Record]:
+    def on_timer(self, key: Any, now_ms: int) -> Outcome[None, CoordinatorRecord]:
         """The time that was set for `key` has come."""
         match key:
             case ("classic", str(group_id), *_):
@@ -213,14 +213,14 @@ class Coordinator:
                 return self._expelled(kind, group_id, member_id, now_ms)
         raise AssertionError(key)
 
-    def _expelled(self, kind: str, group_id: str, member_id: str, now_ms: int) -> Outcome[None, Record]:
+    def _expelled(self, kind: str, group_id: str, member_id: str, now_ms: int) -> Outcome[None, CoordinatorRecord]:
         """End the session of a member that timed out, or missed its rebalance timeout."""
         group = self.groups.get(group_id)
         member = group.members.get(member_id) if isinstance(group, ConsumerGroup) else None
         if member is None or (kind == "rebalance" and member.state is not MemberState.UNREVOKED_PARTITIONS):
             return Outcome(None)
         assert isinstance(group, ConsumerGroup)
-        draft: Draft[Record] = Draft()
+        draft: Draft[CoordinatorRecord] = Draft()
         self._remove(self._step(group, now_ms), frozenset([member_id]), draft)
         return draft.outcome(None)
 
@@ -228,7 +228,7 @@ class Coordinator:
 
     def consumer_group_heartbeat(
         self, request: ConsumerGroupHeartbeatRequest, caller: Caller, now_ms: int
-    ) -> Outcome[ConsumerGroupHeartbeatResponse, Record]:
+    ) -> Outcome[ConsumerGroupHeartbeatResponse, CoordinatorRecord]:
         """Join, stay, leave."""
         try:
             beats.check_request(request, caller.version, self.settings.assignors)
@@ -248,7 +248,7 @@ class Coordinator:
 
     def _upgrade(
         self, group: ClassicGroup, request: ConsumerGroupHeartbeatRequest, caller: Caller, now_ms: int
-    ) -> Outcome[ConsumerGroupHeartbeatResponse, Record]:
+    ) -> Outcome[ConsumerGroupHeartbeatResponse, CoordinatorRecord]:
         begun = migration.upgrade(group, self.settings, self.image)
         live = Live()
         step = self._step(ConsumerGroup(group.group_id), now_ms, begun=begun, live=live)
@@ -259,7 +259,7 @@ class Coordinator:
                 step.expect_within_rebalance_timeout("rebalance", member)
         live.connections |= group.connections
         self._lives[group.group_id] = live
-        draft: Draft[Record] = Draft()
+        draft: Draft[CoordinatorRecord] = Draft()
         draft.add(classic.decide_dissolve(group, now_ms))
         if not group.is_stored:
             del self.groups[group.group_id]
@@ -269,14 +269,14 @@ class Coordinator:
 
     def _leave(
         self, request: ConsumerGroupHeartbeatRequest, caller: Caller, now_ms: int
-    ) -> Outcome[ConsumerGroupHeartbeatResponse, Record]:
+    ) -> Outcome[ConsumerGroupHeartbeatResponse, CoordinatorRecord]:
         group = self.groups.get(request.group_id)
         if not isinstance(group, ConsumerGroup):
             raise beats.unknown(request.group_id, request.member_id)
         step = self._step(group, now_ms)
         member = beats.leaver(step, request, caller)
         response = ConsumerGroupHeartbeatResponse(member_id=member.member_id, member_epoch=request.member_epoch)
-        draft: Draft[Record] = Draft()
+        draft: Draft[CoordinatorRecord] = Draft()
         if request.member_epoch == LEFT_FOR_A_WHILE:
             beats.leave_for_a_while(step, member)
             draft.add(step.draft)
@@ -286,7 +286,7 @@ class Coordinator:
 
     def prepare_assignment(
         self, request: ConsumerGroupPrepareAssignmentRequest, caller: Caller, now_ms: int
-    ) -> Outcome[ConsumerGroupPrepareAssignmentResponse, Record]:
+    ) -> Outcome[ConsumerGroupPrepareAssignmentResponse, CoordinatorRecord]:
         """Answer the input of a member's assignor."""
         del caller
         try:
@@ -299,7 +299,7 @@ class Coordinator:
 
     def install_assignment(
         self, request: ConsumerGroupInstallAssignmentRequest, caller: Caller, now_ms: int
-    ) -> Outcome[ConsumerGroupInstallAssignmentResponse, Record]:
+    ) -> Outcome[ConsumerGroupInstallAssignmentResponse, CoordinatorRecord]:
         """Take the target that a member's assignor computed."""
         del caller
         try:
@@ -321,7 +321,7 @@ class Coordinator:
         group: ConsumerGroup,
         now_ms: int,
         *,
-        begun: tuple[ConsumerGroup, Draft[Record]] | None = None,
+        begun: tuple[ConsumerGroup, Draft[CoordinatorRecord]] | None = None,
         live: Live | None = None,
     ) -> Step:
         live = live or self._lives.setdefault(group.group_id, Live())
@@ -336,14 +336,16 @@ class Coordinator:
             begun=begun,
         )
 
-    def _done(self, step: Step) -> Draft[Record]:
+    def _done(self, step: Step) -> Draft[CoordinatorRecord]:
         if step.group.epoch != step.epoch_before:
             self.rebalances["consumer"] += 1
         elif not step.draft.records and step.group_id not in self.groups:
             self._lives.pop(step.group_id, None)
         return step.draft
 
-    def _remove(self, step: Step, member_ids: frozenset[str], draft: Draft[Record], *, forget: bool = True) -> None:
+    def _remove(
+        self, step: Step, member_ids: frozenset[str], draft: Draft[CoordinatorRecord], *, forget: bool = True
+    ) -> None:
         """Take members out; if only classic members are left, the group is a classic one from now on."""
         group, settings = step.group, self.settings
         self.rebalances["consumer"] += 1
@@ -373,9 +375,9 @@ class Coordinator:
 
     def join_group(
         self, request: JoinGroupRequest, caller: Caller, ticket: Hashable, now_ms: int
-    ) -> Outcome[JoinGroupResponse | Parked, Record]:
+    ) -> Outcome[JoinGroupResponse | Parked, CoordinatorRecord]:
         """Join a classic group; or, as a classic member, one of the consumer protocol."""
-        draft: Draft[Record] = Draft()
+        draft: Draft[CoordinatorRecord] = Draft()
         try:
             if not request.group_id:
                 raise ApiError(ErrorCode.INVALID_GROUP_ID, "The group id is empty.")
@@ -406,7 +408,7 @@ class Coordinator:
 
     def sync_group(
         self, request: SyncGroupRequest, caller: Caller, ticket: Hashable, now_ms: int
-    ) -> Outcome[SyncGroupResponse | Parked, Record]:
+    ) -> Outcome[SyncGroupResponse | Parked, CoordinatorRecord]:
         """Hand in a generation's assignment, or ask for it."""
         group = self.groups.get(request.group_id)
         if isinstance(group, ClassicGroup):
@@ -418,7 +420,9 @@ class Coordinator:
             return Outcome(SyncGroupResponse(error_code=error.code))
         return self._done(step).outcome(response)
 
-    def heartbeat(self, request: HeartbeatRequest, caller: Caller, now_ms: int) -> Outcome[HeartbeatResponse, Record]:
+    def heartbeat(
+        self, request: HeartbeatRequest, caller: Caller, now_ms: int
+    ) -> Outcome[HeartbeatResponse, CoordinatorRecord]:
         """Keep a classic member's session."""
         del caller
         group = self.groups.get(request.group_id)
@@ -433,7 +437,7 @@ class Coordinator:
 
     def leave_group(
         self, request: LeaveGroupRequest, caller: Caller, now_ms: int
-    ) -> Outcome[LeaveGroupResponse, Record]:
+    ) -> Outcome[LeaveGroupResponse, CoordinatorRecord]:
         """Let members go."""
         group = self.groups.get(request.group_id)
         if isinstance(group, ClassicGroup):
@@ -443,7 +447,7 @@ class Coordinator:
         if group is None:
             return Outcome(_none_left(request, caller.version))
         response, gone = migration.leaving(group, request, caller.version)
-        draft: Draft[Record] = Draft()
+        draft: Draft[CoordinatorRecord] = Draft()
         if gone:
             self._remove(self._step(group, now_ms), gone, draft, forget=False)
         return draft.outcome(response)
@@ -461,13 +465,13 @@ class Coordinator:
 
     def offset_commit(
         self, request: OffsetCommitRequest, caller: Caller, now_ms: int
-    ) -> Outcome[OffsetCommitResponse, Record]:
+    ) -> Outcome[OffsetCommitResponse, CoordinatorRecord]:
         """Make a group's progress durable."""
         return self.offsets.commit(self.groups.get(request.group_id), request, caller.version, now_ms)
 
     def txn_offset_commit(
         self, request: TxnOffsetCommitRequest, caller: Caller, now_ms: int
-    ) -> Outcome[TxnOffsetCommitResponse, Record]:
+    ) -> Outcome[TxnOffsetCommitResponse, CoordinatorRecord]:
         """Make a group's progress part of a producer's transaction."""
         del caller
         return self.offsets.commit_in_transaction(self.groups.get(request.group_id), request, now_ms)
@@ -480,7 +484,9 @@ class Coordinator:
         group = self.groups.get(asked.group_id)
         return self.offsets.fetch(group, asked, require_stable=require_stable, version=version)
 
-    def offset_delete(self, request: OffsetDeleteRequest, now_ms: int) -> Outcome[OffsetDeleteResponse, Record]:
+    def offset_delete(
+        self, request: OffsetDeleteRequest, now_ms: int
+    ) -> Outcome[OffsetDeleteResponse, CoordinatorRecord]:
         """Forget positions, but not of topics that members read."""
         del now_ms
         group = self.groups.get(request.group_id)
@@ -494,12 +500,12 @@ class Coordinator:
             return subscriptions(group, self.image, self._regexes)
         return classic.subscribed_topics(group)
 
-    def _expire_later(self, draft: Draft[Record], now_ms: int) -> None:
+    def _expire_later(self, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
         draft.set_timer(("expire",), now_ms + self.settings.offsets_retention_check_interval_ms)
 
-    def _expire(self, now_ms: int) -> Outcome[None, Record]:
+    def _expire(self, now_ms: int) -> Outcome[None, CoordinatorRecord]:
         """Delete expired positions, and groups without any state left."""
-        draft: Draft[Record] = Draft()
+        draft: Draft[CoordinatorRecord] = Draft()
         for group_id in sorted(self.positions.groups()):
             group = self.groups.get(group_id)
             read = self._read_topics(group)
@@ -512,16 +518,16 @@ class Coordinator:
         self._expire_later(draft, now_ms)
         return draft.outcome(None)
 
-    def _end(self, group: Group, draft: Draft[Record], now_ms: int) -> None:
+    def _end(self, group: Group, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
         """An empty group is no more."""
         if isinstance(group, ConsumerGroup):
             draft.write(*migration.end_records(group))
-        elif group.state is classic.State.EMPTY:
+        elif group.state is classic.ClassicState.EMPTY:
             draft.add(classic.decide_delete(group, now_ms))
 
     # -- looking, deleting ---------------------------------------------------------------------------------------------
 
-    def delete_group(self, group_id: str, now_ms: int) -> Outcome[ErrorCode, Record]:
+    def delete_group(self, group_id: str, now_ms: int) -> Outcome[ErrorCode, CoordinatorRecord]:
         """Remove an empty group with all it has committed."""
         group = self.groups.get(group_id)
         if not group_id:
@@ -530,9 +536,9 @@ class Coordinator:
             return Outcome(ErrorCode.GROUP_ID_NOT_FOUND)
         if (group is not None and group.members) or self.positions.has_pending(group_id):
             return Outcome(ErrorCode.NON_EMPTY_GROUP)
-        if isinstance(group, ClassicGroup) and group.state is not classic.State.EMPTY:
+        if isinstance(group, ClassicGroup) and group.state is not classic.ClassicState.EMPTY:
             return Outcome(ErrorCode.NON_EMPTY_GROUP)
-        draft: Draft[Record] = Draft()
+        draft: Draft[CoordinatorRecord] = Draft()
         draft.write(*self.offsets.all_of(group_id))
         if group is not None:
             self._end(group, draft, now_ms)

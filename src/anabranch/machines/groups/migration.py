@@ -26,8 +26,8 @@ from anabranch.machines.groups.consumer.group import (
     NOTHING,
     Classic,
     ConsumerGroup,
-    Described,
     Member,
+    MemberMetadata,
     MemberState,
     assignment_of,
     current_record,
@@ -48,7 +48,7 @@ from anabranch.machines.groups.consumer.reconcile import reconcile
 from anabranch.machines.groups.consumer.step import Step
 from anabranch.machines.groups.embedded import CONSUMER_PROTOCOL
 from anabranch.machines.groups.image import Image
-from anabranch.machines.groups.records import ConsumerGroupPartitionMetadataKey, Record
+from anabranch.machines.groups.records import ConsumerGroupPartitionMetadataKey, CoordinatorRecord
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.outcome import Draft
 from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
@@ -71,7 +71,9 @@ COOPERATIVE = "cooperative-sticky"
 # -- conversions ------------------------------------------------------------------------------------------------------
 
 
-def upgrade(classic: ClassicGroup, settings: GroupSettings, image: Image) -> tuple[ConsumerGroup, Draft[Record]]:
+def upgrade(
+    classic: ClassicGroup, settings: GroupSettings, image: Image
+) -> tuple[ConsumerGroup, Draft[CoordinatorRecord]]:
     """Convert the members to a group of the consumer protocol, and its records. ApiError where they cannot be."""
     group_id = classic.group_id
     refusal = f"Group {group_id} cannot be moved to the consumer protocol: "
@@ -95,7 +97,7 @@ def upgrade(classic: ClassicGroup, settings: GroupSettings, image: Image) -> tup
     group = ConsumerGroup(group_id)
     for record in records:
         group.apply(record)
-    draft: Draft[Record] = Draft()
+    draft: Draft[CoordinatorRecord] = Draft()
     if classic.is_stored:
         draft.write(tombstone(group_id))
     draft.write(*records)
@@ -128,7 +130,7 @@ def _from_classic(classic: ClassicGroup, image: Image) -> list[Member]:
     return members
 
 
-def described(protocols: tuple[tuple[str, bytes], ...], session_timeout_ms: int) -> Described:
+def described(protocols: tuple[tuple[str, bytes], ...], session_timeout_ms: int) -> MemberMetadata:
     """A classic member's metadata, from its protocols. DecodeError for protocols of a client that cannot migrate."""
     if not protocols:
         raise DecodeError("it offers no protocol")
@@ -136,7 +138,7 @@ def described(protocols: tuple[tuple[str, bytes], ...], session_timeout_ms: int)
     for name, metadata in protocols:
         if COOPERATIVE in name and embedded.subscription(metadata)[0] < embedded.OWNED_SINCE:
             raise DecodeError(f"{name} is cooperative, but version {version} does not say what is owned")
-    return Described(
+    return MemberMetadata(
         topics=tuple(sorted(set(said.topics))),
         rack_id=said.rack_id or None,
         classic=Classic(session_timeout_ms, protocols),
@@ -155,7 +157,7 @@ def can_downgrade(group: ConsumerGroup, leaving: frozenset[str], settings: Group
 
 def downgrade(
     group: ConsumerGroup, leaving: frozenset[str], image: Image, now_ms: int
-) -> tuple[tuple[Record, ...], ClassicGroup]:
+) -> tuple[tuple[CoordinatorRecord, ...], ClassicGroup]:
     """The classic group of the remaining members, and the other group's tombstones; `generation_record` follows."""
     members = [
         _to_classic(member, image) for member_id, member in sorted(group.members.items()) if member_id not in leaving
@@ -164,7 +166,7 @@ def downgrade(
     return end_records(group), classic
 
 
-def end_records(group: ConsumerGroup) -> tuple[Record, ...]:
+def end_records(group: ConsumerGroup) -> tuple[CoordinatorRecord, ...]:
     """The tombstones of a group of the consumer protocol."""
     group_id = group.group_id
     return (
@@ -174,7 +176,7 @@ def end_records(group: ConsumerGroup) -> tuple[Record, ...]:
             for member_id in sorted(group.targets.keys() - group.members.keys())
         ),
         target_epoch_record(group_id, None),
-        Record(ConsumerGroupPartitionMetadataKey(group_id=group_id)),
+        CoordinatorRecord(ConsumerGroupPartitionMetadataKey(group_id=group_id)),
         group_record(group_id, None),
     )
 

@@ -16,7 +16,7 @@ from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.positions import Position, Positions, position_record
-from anabranch.machines.groups.records import Record
+from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.outcome import Draft, Outcome
 from anabranch.protocol.messages.offset_commit import (
@@ -63,7 +63,7 @@ class Offsets:
 
     def commit(
         self, group: Group | None, request: OffsetCommitRequest, version: int, now_ms: int
-    ) -> Outcome[OffsetCommitResponse, Record]:
+    ) -> Outcome[OffsetCommitResponse, CoordinatorRecord]:
         """Make a group's progress durable."""
         error = _commit_error(
             group,
@@ -75,7 +75,7 @@ class Offsets:
         )
         by_id = version >= TOPIC_IDS_SINCE
         missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        draft: Draft[Record] = Draft()
+        draft: Draft[CoordinatorRecord] = Draft()
         answers = []
         for topic in request.topics:
             known = self.image.by_id.get(topic.topic_id) if by_id else self.image.by_name.get(topic.name)
@@ -98,7 +98,7 @@ class Offsets:
 
     def commit_in_transaction(
         self, group: Group | None, request: TxnOffsetCommitRequest, now_ms: int
-    ) -> Outcome[TxnOffsetCommitResponse, Record]:
+    ) -> Outcome[TxnOffsetCommitResponse, CoordinatorRecord]:
         """Make a group's progress part of a producer's transaction."""
         error = _commit_error(
             group,
@@ -109,7 +109,7 @@ class Offsets:
             STALE_EPOCH_SINCE,
             transactional=True,
         )
-        draft: Draft[Record] = Draft()
+        draft: Draft[CoordinatorRecord] = Draft()
         answers = []
         for topic in request.topics:
             known = self.image.by_name.get(topic.name)
@@ -136,7 +136,7 @@ class Offsets:
         parts: Iterable[OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition],
         error: ErrorCode,
         now_ms: int,
-        draft: Draft[Record],
+        draft: Draft[CoordinatorRecord],
     ) -> Iterator[tuple[int, ErrorCode]]:
         """Add the records of a topic's commits; each one's code. `error` is the code where the topic is None."""
         for part in parts:
@@ -220,7 +220,7 @@ class Offsets:
 
     def delete(
         self, group: Group | None, request: OffsetDeleteRequest, read: frozenset[str] | None
-    ) -> Outcome[OffsetDeleteResponse, Record]:
+    ) -> Outcome[OffsetDeleteResponse, CoordinatorRecord]:
         """Delete positions, except in topics that members `read` (None: unknown, refused)."""
         if not request.group_id:
             return Outcome(OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID))
@@ -228,7 +228,7 @@ class Offsets:
             return Outcome(OffsetDeleteResponse(error_code=ErrorCode.GROUP_ID_NOT_FOUND))
         if read is None:
             return Outcome(OffsetDeleteResponse(error_code=ErrorCode.NON_EMPTY_GROUP))
-        draft: Draft[Record] = Draft()
+        draft: Draft[CoordinatorRecord] = Draft()
         answers = []
         for topic in request.topics:
             busy = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if topic.name in read else ErrorCode.NONE
@@ -241,7 +241,7 @@ class Offsets:
             answers.append(OffsetDeleteResponseTopic(name=topic.name, partitions=parts))
         return draft.outcome(OffsetDeleteResponse(topics=answers))
 
-    def of_topics_gone(self, before: Image) -> Iterator[Record]:
+    def of_topics_gone(self, before: Image) -> Iterator[CoordinatorRecord]:
         """The tombstones of positions in topics of `before` that are deleted."""
         gone = {name for name, topic in before.by_name.items() if id_of(self.image, name) != topic.topic_id}
         if not gone:
@@ -251,14 +251,14 @@ class Offsets:
                 if topic in gone and position.topic_id != id_of(self.image, topic):
                     yield position_record(group_id, topic, partition, None)
 
-    def all_of(self, group_id: str) -> Iterator[Record]:
+    def all_of(self, group_id: str) -> Iterator[CoordinatorRecord]:
         """The tombstones of every position of a group."""
         for (topic, partition), _ in self.positions.entries(group_id):
             yield position_record(group_id, topic, partition, None)
 
     def expired(
         self, group: Group | None, group_id: str, read: frozenset[str], now_ms: int
-    ) -> tuple[list[Record], bool]:
+    ) -> tuple[list[CoordinatorRecord], bool]:
         """The tombstones of positions unused for `offsets.retention.minutes`; whether none are left."""
         oldest_ms = now_ms - self.settings.offsets_retention_ms
         empty_since_ms = -1

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from anabranch.base.ids import NO_LEADER_EPOCH, NO_TOPIC_ID
-from anabranch.machines.groups.records import OffsetCommitKey, OffsetCommitValue, Record, decode_record
+from anabranch.machines.groups.records import CoordinatorRecord, OffsetCommitKey, OffsetCommitValue, decode_record
 
 
 class Position(NamedTuple):
@@ -177,11 +177,11 @@ def _position(value: OffsetCommitValue) -> Position:
     )
 
 
-def position_record(group_id: str, topic: str, partition: int, position: Position | None) -> Record:
+def position_record(group_id: str, topic: str, partition: int, position: Position | None) -> CoordinatorRecord:
     """A group's position; None: it has none any more."""
     key = OffsetCommitKey(group=group_id, topic=topic, partition=partition)
     if position is None:
-        return Record(key)
+        return CoordinatorRecord(key)
     value = OffsetCommitValue(
         offset=position.offset,
         leader_epoch=position.leader_epoch,
@@ -189,4 +189,4 @@ def position_record(group_id: str, topic: str, partition: int, position: Positio
         commit_timestamp=position.committed_at_ms,
         topic_id=position.topic_id,
     )
-    return Record(key, value)
+    return CoordinatorRecord(key, value)

@@ -256,14 +256,14 @@ KINDS: Mapping[int, KeyValue] = {
 _VERSION_OF: Mapping[type, int] = {classes[0]: version for version, classes in KINDS.items()}
 
 
-class Record(NamedTuple):
+class CoordinatorRecord(NamedTuple):
     """One entry of the log; a tombstone without a value."""
 
     key: Any
     value: Any | None = None
 
 
-def encode_record(record: Record) -> tuple[bytes, bytes | None]:
+def encode_record(record: CoordinatorRecord) -> tuple[bytes, bytes | None]:
     """Write a record as key and value, each with its version before it."""
     version = _VERSION_OF[type(record.key)]
     key = version.to_bytes(2) + b"".join(encode(record.key, version))
@@ -273,7 +273,7 @@ def encode_record(record: Record) -> tuple[bytes, bytes | None]:
     return key, written.to_bytes(2) + b"".join(encode(record.value, written))
 
 
-def decode_record(key: Blob, value: Blob | None) -> Record | None:
+def decode_record(key: Blob, value: Blob | None) -> CoordinatorRecord | None:
     """Read a record; None for a kind that is not ours. DecodeError when it is damaged."""
     if len(key) < 2:
         raise DecodeError("a key of a coordinator record is at least its version")
@@ -284,8 +284,8 @@ def decode_record(key: Blob, value: Blob | None) -> Record | None:
     key_class, value_class, _ = kind
     read_key: Any = decode(key_class, memoryview(key)[2:], version)
     if value is None:
-        return Record(read_key)
+        return CoordinatorRecord(read_key)
     assert value_class is not None
     if len(value) < 2:
         raise DecodeError("a value of a coordinator record is at least its version")
-    return Record(read_key, decode(value_class, memoryview(value)[2:], int.from_bytes(value[:2])))
+    return CoordinatorRecord(read_key, decode(value_class, memoryview(value)[2:], int.from_bytes(value[:2])))

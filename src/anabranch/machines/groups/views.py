@@ -35,7 +35,7 @@ def list_groups(groups: Mapping[str, Group], positions: Positions) -> Iterator[L
                 group_type="classic",
             )
     for group_id in sorted(positions.groups() - groups.keys()):
-        yield ListedGroup(group_id=group_id, group_state=classic.State.EMPTY.value, group_type="classic")
+        yield ListedGroup(group_id=group_id, group_state=classic.ClassicState.EMPTY.value, group_type="classic")
 
 
 def describe_group(group: Group | None, group_id: str, positions: Positions) -> DescribedGroup:
@@ -43,14 +43,14 @@ def describe_group(group: Group | None, group_id: str, positions: Positions) -> 
     if isinstance(group, ClassicGroup):
         return classic.describe(group)
     if group is None and group_id in positions:
-        return DescribedGroup(group_id=group_id, group_state=classic.State.EMPTY.value)
+        return DescribedGroup(group_id=group_id, group_state=classic.ClassicState.EMPTY.value)
     return DescribedGroup(
         error_code=ErrorCode.GROUP_ID_NOT_FOUND,
         error_message=f"Group {group_id} is not a classic group."
         if group is not None
         else f"Group {group_id} does not exist.",
         group_id=group_id,
-        group_state=classic.State.DEAD.value,
+        group_state=classic.ClassicState.DEAD.value,
     )
 
 

@@ -20,9 +20,9 @@ from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 from anabranch.base.limits import PARTITIONS_PER_TRANSACTION_MAX, TRANSACTIONAL_IDS_PER_SHARD_MAX
 from anabranch.machines.outcome import Draft, Outcome
-from anabranch.machines.transactions.records import Record, TransactionLogKey
+from anabranch.machines.transactions.records import TransactionLogKey, TransactionRecord
 from anabranch.machines.transactions.settings import TransactionSettings
-from anabranch.machines.transactions.states import Event, State
+from anabranch.machines.transactions.states import TransactionEvent, TransactionState
 from anabranch.machines.transactions.transaction import NOT_STARTED, Transaction, first
 from anabranch.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from anabranch.protocol.messages.add_partitions_to_txn import (
@@ -31,7 +31,8 @@ from anabranch.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnResponse,
     AddPartitionsToTxnTopicResult,
 )
-from anabranch.protocol.messages.describe_transactions import TopicData, TransactionState
+from anabranch.protocol.messages.describe_transactions import TopicData
+from anabranch.protocol.messages.describe_transactions import TransactionState as DescribedTransaction
 from anabranch.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
@@ -85,7 +86,7 @@ class Coordinator:
 
     # -- folding ---------------------------------------------------------------------------------------------------
 
-    def apply(self, record: Record, *, producer_id: int = NO_PRODUCER_ID) -> None:
+    def apply(self, record: TransactionRecord, *, producer_id: int = NO_PRODUCER_ID) -> None:
         """Fold a record; the last one of an id counts."""
         name = record.key.transactional_id
         self._ongoing.pop(name, None)
@@ -95,7 +96,7 @@ class Coordinator:
             self._replaced.pop(name, None)
             return
         told = self._transactions[name] = Transaction.of(record.value)
-        if told.state is State.ONGOING:
+        if told.state is TransactionState.ONGOING:
             self._ongoing[name] = None
         elif told.state.prepared:
             self._prepared[name] = None
@@ -103,17 +104,17 @@ class Coordinator:
     def apply_marker(self, producer_id: int, producer_epoch: int, committed: bool) -> None:
         """Nothing in this log is transactional itself."""
 
-    def loaded(self, now_ms: int) -> Outcome[None, Record]:
+    def loaded(self, now_ms: int) -> Outcome[None, TransactionRecord]:
         """Send the markers of decided transactions and start the sweeps."""
-        draft: Draft[Record] = Draft()
+        draft: Draft[TransactionRecord] = Draft()
         draft.perform(*(self._markers(name, self._transactions[name]) for name in self._prepared))
         draft.set_timer(TIMED_OUT, now_ms + self.settings.timed_out_interval_ms)
         draft.set_timer(EXPIRED, now_ms + self.settings.expired_interval_ms)
         return draft.outcome(None)
 
-    def on_timer(self, key: Hashable, now_ms: int) -> Outcome[None, Record]:
+    def on_timer(self, key: Hashable, now_ms: int) -> Outcome[None, TransactionRecord]:
         """Abort transactions after their timeout; forget unused ids."""
-        draft: Draft[Record] = Draft()
+        draft: Draft[TransactionRecord] = Draft()
         if key == TIMED_OUT:
             late = [name for name in self._ongoing if self._transactions[name].deadline_ms <= now_ms]
             self._write(draft, ((name, self._transactions[name].fenced(now_ms)) for name in late[:SWEPT_MAX]))
@@ -121,8 +122,12 @@ class Coordinator:
             return draft.outcome(None)
         assert key == EXPIRED, key
         before = now_ms - self.settings.id_expiration_ms
-        idle = [name for name, it in self._transactions.items() if it.updated_ms <= before and it.may(Event.EXPIRED)]
-        draft.write(*(Record(TransactionLogKey(transactional_id=name), None) for name in idle[:SWEPT_MAX]))
+        idle = [
+            name
+            for name, it in self._transactions.items()
+            if it.updated_ms <= before and it.may(TransactionEvent.EXPIRED)
+        ]
+        draft.write(*(TransactionRecord(TransactionLogKey(transactional_id=name), None) for name in idle[:SWEPT_MAX]))
         draft.set_timer(EXPIRED, self._again(idle, now_ms, self.settings.expired_interval_ms))
         return draft.outcome(None)
 
@@ -130,7 +135,7 @@ class Coordinator:
 
     def init_producer_id(
         self, request: InitProducerIdRequest, version: int, now_ms: int, new_id: Callable[[], int | None]
-    ) -> Outcome[InitProducerIdResponse, Record]:
+    ) -> Outcome[InitProducerIdResponse, TransactionRecord]:
         """Give a producer its id and epoch and fence the former holder, after aborting its open transaction.
 
         `new_id` returns an unused producer id; None if none is available now.
@@ -147,7 +152,7 @@ class Coordinator:
             return _not_initialised(_fenced(version, INIT_PRODUCER_FENCED_SINCE))
         if known.state.prepared:
             return _not_initialised(ErrorCode.CONCURRENT_TRANSACTIONS)
-        if known.state is State.ONGOING:
+        if known.state is TransactionState.ONGOING:
             return self._outcome(_init_response(ErrorCode.CONCURRENT_TRANSACTIONS), [(name, known.fenced(now_ms))])
         current = Producer(known.producer_id, known.producer_epoch)
         given = current
@@ -167,7 +172,7 @@ class Coordinator:
 
     def add_partitions(
         self, request: AddPartitionsToTxnRequest, version: int, now_ms: int
-    ) -> Outcome[AddPartitionsToTxnResponse, Record]:
+    ) -> Outcome[AddPartitionsToTxnResponse, TransactionRecord]:
         """Let a transaction hold partitions; the first ones begin it. They exist: the caller has seen to that."""
         held = [
             TopicPartition(topic.name, partition)
@@ -181,27 +186,27 @@ class Coordinator:
 
     def add_offsets(
         self, request: AddOffsetsToTxnRequest, partition: TopicPartition, version: int, now_ms: int
-    ) -> Outcome[AddOffsetsToTxnResponse, Record]:
+    ) -> Outcome[AddOffsetsToTxnResponse, TransactionRecord]:
         """Let a transaction hold the `partition` of `__consumer_offsets` that has the group's offsets."""
         sender = Producer(request.producer_id, request.producer_epoch)
         error, changes = self._grow(request.transactional_id, sender, [partition], version, now_ms)
         return self._outcome(AddOffsetsToTxnResponse(error_code=error), changes)
 
-    def end(self, request: EndTxnRequest, version: int, now_ms: int) -> Outcome[EndTxnResponse, Record]:
+    def end(self, request: EndTxnRequest, version: int, now_ms: int) -> Outcome[EndTxnResponse, TransactionRecord]:
         """Decide a transaction; the answer is given when the decision is durable, and the markers follow."""
         sender = Producer(request.producer_id, request.producer_epoch)
         known = self._transactions.get(request.transactional_id)
         error = self._refuse(request.transactional_id, known, sender, version)
         if error is not ErrorCode.NONE or known is None:
             return Outcome(reply=EndTxnResponse(error_code=error))
-        event = Event.COMMITTED if request.committed else Event.ABORTED
+        event = TransactionEvent.COMMITTED if request.committed else TransactionEvent.ABORTED
         if known.may(event):
             after = known.ended(now_ms, commit=request.committed)
             return self._outcome(EndTxnResponse(), [(request.transactional_id, after)])
         again = _END_AGAIN.get((known.state, event), ErrorCode.INVALID_TXN_STATE)
         return Outcome(reply=EndTxnResponse(error_code=again))
 
-    def markers_written(self, written: WriteMarkers, now_ms: int) -> Outcome[None, Record]:
+    def markers_written(self, written: WriteMarkers, now_ms: int) -> Outcome[None, TransactionRecord]:
         """Record that every partition has its marker. The report may be late or repeated."""
         known = self._transactions.get(written.transactional_id)
         if known is None or not known.state.prepared or self._markers(written.transactional_id, known) != written:
@@ -220,21 +225,21 @@ class Coordinator:
             return error
         if known.state.prepared:
             return ErrorCode.CONCURRENT_TRANSACTIONS
-        held = known.state is State.ONGOING and partition in known.partitions
+        held = known.state is TransactionState.ONGOING and partition in known.partitions
         return ErrorCode.NONE if held else ErrorCode.INVALID_TXN_STATE
 
-    def describe(self, transactional_id: str) -> TransactionState:
+    def describe(self, transactional_id: str) -> DescribedTransaction:
         """Describe a transaction, for DescribeTransactions."""
         known = self._transactions.get(transactional_id)
         if known is None:
-            return TransactionState(
+            return DescribedTransaction(
                 error_code=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND if transactional_id else ErrorCode.INVALID_REQUEST,
                 transactional_id=transactional_id,
             )
         topics: dict[str, list[int]] = {}
         for topic, partition in sorted(known.partitions):
             topics.setdefault(topic, []).append(partition)
-        return TransactionState(
+        return DescribedTransaction(
             transactional_id=transactional_id,
             transaction_state=known.state.title,
             transaction_timeout_ms=known.timeout_ms,
@@ -248,9 +253,9 @@ class Coordinator:
         """Every transactional id with its state, for ListTransactions."""
         return iter(self._transactions.items())
 
-    def states(self) -> dict[State, int]:
+    def states(self) -> dict[TransactionState, int]:
         """How many transactional ids are in each state."""
-        counts = dict.fromkeys(State, 0)
+        counts = dict.fromkeys(TransactionState, 0)
         for known in self._transactions.values():
             counts[known.state] += 1
         return counts
@@ -259,7 +264,7 @@ class Coordinator:
 
     def _begin(
         self, name: str, timeout_ms: int, now_ms: int, new_id: Callable[[], int | None]
-    ) -> Outcome[InitProducerIdResponse, Record]:
+    ) -> Outcome[InitProducerIdResponse, TransactionRecord]:
         if len(self._transactions) >= TRANSACTIONAL_IDS_PER_SHARD_MAX:
             return _not_initialised(ErrorCode.POLICY_VIOLATION)
         fresh = new_id()
@@ -271,7 +276,7 @@ class Coordinator:
     def _is_its_own(self, name: str, known: Transaction, asked: Producer) -> bool:
         """Whether a named producer holds the id, or held it until the request that it repeats."""
         current = Producer(known.producer_id, known.producer_epoch)
-        return asked == current or (known.state is State.EMPTY and self._was_bumped(name, asked, current))
+        return asked == current or (known.state is TransactionState.EMPTY and self._was_bumped(name, asked, current))
 
     def _was_bumped(self, name: str, asked: Producer, current: Producer) -> bool:
         return asked.producer_id != NO_PRODUCER_ID and self._replaced.get(name) == (asked, current)
@@ -283,11 +288,11 @@ class Coordinator:
         error = self._refuse(name, known, sender, version)
         if error is not ErrorCode.NONE or known is None:
             return error, []
-        if not known.may(Event.GREW):
+        if not known.may(TransactionEvent.GREW):
             return ErrorCode.CONCURRENT_TRANSACTIONS, []
         if not partitions:
             return ErrorCode.INVALID_REQUEST, []
-        if known.state is State.ONGOING and known.partitions.issuperset(partitions):
+        if known.state is TransactionState.ONGOING and known.partitions.issuperset(partitions):
             return ErrorCode.NONE, []
         after = known.grown(partitions, now_ms)
         if len(after.partitions) > PARTITIONS_PER_TRANSACTION_MAX:
@@ -305,15 +310,15 @@ class Coordinator:
             return _fenced(version, PRODUCER_FENCED_SINCE)
         return ErrorCode.NONE
 
-    def _outcome(self, reply: Reply, changes: Iterable[tuple[str, Transaction]]) -> Outcome[Reply, Record]:
-        draft: Draft[Record] = Draft()
+    def _outcome(self, reply: Reply, changes: Iterable[tuple[str, Transaction]]) -> Outcome[Reply, TransactionRecord]:
+        draft: Draft[TransactionRecord] = Draft()
         self._write(draft, changes)
         return draft.outcome(reply)
 
-    def _write(self, draft: Draft[Record], changes: Iterable[tuple[str, Transaction]]) -> None:
+    def _write(self, draft: Draft[TransactionRecord], changes: Iterable[tuple[str, Transaction]]) -> None:
         """Write what transactions become, and have the markers of decided ones sent."""
         for name, after in changes:
-            draft.write(Record(TransactionLogKey(transactional_id=name), after.value()))
+            draft.write(TransactionRecord(TransactionLogKey(transactional_id=name), after.value()))
             if after.state.prepared:
                 draft.perform(self._markers(name, after))
 
@@ -323,7 +328,7 @@ class Coordinator:
             transactional_id=name,
             producer_id=prepared.producer_id,
             producer_epoch=prepared.producer_epoch,
-            commit=prepared.state is State.PREPARE_COMMIT,
+            commit=prepared.state is TransactionState.PREPARE_COMMIT,
             partitions=prepared.partitions,
         )
 
@@ -333,10 +338,10 @@ class Coordinator:
 
 
 _END_AGAIN = {
-    (State.COMPLETE_COMMIT, Event.COMMITTED): ErrorCode.NONE,
-    (State.COMPLETE_ABORT, Event.ABORTED): ErrorCode.NONE,
-    (State.PREPARE_COMMIT, Event.COMMITTED): ErrorCode.CONCURRENT_TRANSACTIONS,
-    (State.PREPARE_ABORT, Event.ABORTED): ErrorCode.CONCURRENT_TRANSACTIONS,
+    (TransactionState.COMPLETE_COMMIT, TransactionEvent.COMMITTED): ErrorCode.NONE,
+    (TransactionState.COMPLETE_ABORT, TransactionEvent.ABORTED): ErrorCode.NONE,
+    (TransactionState.PREPARE_COMMIT, TransactionEvent.COMMITTED): ErrorCode.CONCURRENT_TRANSACTIONS,
+    (TransactionState.PREPARE_ABORT, TransactionEvent.ABORTED): ErrorCode.CONCURRENT_TRANSACTIONS,
 }
 """The answer to a repeated EndTxn: the answer to the first one was lost."""
 
@@ -374,5 +379,5 @@ def _init_response(
     return InitProducerIdResponse(error_code=error, producer_id=given.producer_id, producer_epoch=given.producer_epoch)
 
 
-def _not_initialised(error: ErrorCode) -> Outcome[InitProducerIdResponse, Record]:
+def _not_initialised(error: ErrorCode) -> Outcome[InitProducerIdResponse, TransactionRecord]:
     return Outcome(reply=_init_response(error))

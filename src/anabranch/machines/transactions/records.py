@@ -52,14 +52,14 @@ class TransactionLogValue:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class TransactionRecord:
     """One record; without a value the id is forgotten."""
 
     key: TransactionLogKey
     value: TransactionLogValue | None
 
 
-def encode_record(record: Record) -> tuple[bytes, bytes | None]:
+def encode_record(record: TransactionRecord) -> tuple[bytes, bytes | None]:
     """Write a record as the key and value of a log's record."""
     key = _VERSION.pack(KEY_VERSION) + b"".join(encode(record.key, KEY_VERSION))
     if record.value is None:
@@ -67,17 +67,17 @@ def encode_record(record: Record) -> tuple[bytes, bytes | None]:
     return key, _VERSION.pack(VALUE_VERSION) + b"".join(encode(record.value, VALUE_VERSION))
 
 
-def decode_record(key: Blob, value: Blob | None) -> Record | None:
+def decode_record(key: Blob, value: Blob | None) -> TransactionRecord | None:
     """Read a record; None for an unknown kind. DecodeError for a damaged record."""
     if _version(key) != KEY_VERSION:
         return None
     read = decode(TransactionLogKey, memoryview(key)[_VERSION.size :], KEY_VERSION)
     if value is None:
-        return Record(read, None)
+        return TransactionRecord(read, None)
     version = _version(value)
     if not 0 <= version <= VALUE_VERSION:
         raise DecodeError(f"transactional id {read.transactional_id!r} has a record of version {version}, not 0 or 1")
-    return Record(read, decode(TransactionLogValue, memoryview(value)[_VERSION.size :], version))
+    return TransactionRecord(read, decode(TransactionLogValue, memoryview(value)[_VERSION.size :], version))
 
 
 def _version(data: Blob) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from enum import IntEnum, StrEnum
 
 
-class State(IntEnum):
+class TransactionState(IntEnum):
     """How far a transaction is: the numbers of Kafka's log records, with Kafka's names in `title`."""
 
     EMPTY = 0
@@ -34,10 +34,10 @@ class State(IntEnum):
     @property
     def prepared(self) -> bool:
         """Whether it is decided, and partitions wait for their markers."""
-        return self in (State.PREPARE_COMMIT, State.PREPARE_ABORT)
+        return self in (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
 
 
-class Event(StrEnum):
+class TransactionEvent(StrEnum):
     """The events of a transactional id."""
 
     INITIALISED = "a producer was given an epoch"
@@ -48,49 +48,49 @@ class Event(StrEnum):
     EXPIRED = "nobody used the id for long"
 
 
-NEXT: Mapping[tuple[State, Event], State] = {
-    (State.EMPTY, Event.INITIALISED): State.EMPTY,
-    (State.EMPTY, Event.GREW): State.ONGOING,
-    (State.EMPTY, Event.EXPIRED): State.DEAD,
-    (State.ONGOING, Event.GREW): State.ONGOING,
-    (State.ONGOING, Event.COMMITTED): State.PREPARE_COMMIT,
-    (State.ONGOING, Event.ABORTED): State.PREPARE_ABORT,
-    (State.PREPARE_COMMIT, Event.MARKED): State.COMPLETE_COMMIT,
-    (State.PREPARE_ABORT, Event.MARKED): State.COMPLETE_ABORT,
-    (State.COMPLETE_COMMIT, Event.INITIALISED): State.EMPTY,
-    (State.COMPLETE_COMMIT, Event.GREW): State.ONGOING,
-    (State.COMPLETE_COMMIT, Event.EXPIRED): State.DEAD,
-    (State.COMPLETE_ABORT, Event.INITIALISED): State.EMPTY,
-    (State.COMPLETE_ABORT, Event.GREW): State.ONGOING,
-    (State.COMPLETE_ABORT, Event.EXPIRED): State.DEAD,
+NEXT: Mapping[tuple[TransactionState, TransactionEvent], TransactionState] = {
+    (TransactionState.EMPTY, TransactionEvent.INITIALISED): TransactionState.EMPTY,
+    (TransactionState.EMPTY, TransactionEvent.GREW): TransactionState.ONGOING,
+    (TransactionState.EMPTY, TransactionEvent.EXPIRED): TransactionState.DEAD,
+    (TransactionState.ONGOING, TransactionEvent.GREW): TransactionState.ONGOING,
+    (TransactionState.ONGOING, TransactionEvent.COMMITTED): TransactionState.PREPARE_COMMIT,
+    (TransactionState.ONGOING, TransactionEvent.ABORTED): TransactionState.PREPARE_ABORT,
+    (TransactionState.PREPARE_COMMIT, TransactionEvent.MARKED): TransactionState.COMPLETE_COMMIT,
+    (TransactionState.PREPARE_ABORT, TransactionEvent.MARKED): TransactionState.COMPLETE_ABORT,
+    (TransactionState.COMPLETE_COMMIT, TransactionEvent.INITIALISED): TransactionState.EMPTY,
+    (TransactionState.COMPLETE_COMMIT, TransactionEvent.GREW): TransactionState.ONGOING,
+    (TransactionState.COMPLETE_COMMIT, TransactionEvent.EXPIRED): TransactionState.DEAD,
+    (TransactionState.COMPLETE_ABORT, TransactionEvent.INITIALISED): TransactionState.EMPTY,
+    (TransactionState.COMPLETE_ABORT, TransactionEvent.GREW): TransactionState.ONGOING,
+    (TransactionState.COMPLETE_ABORT, TransactionEvent.EXPIRED): TransactionState.DEAD,
 }
 """The next state for each event. A missing pair is refused, or answered without a change (`REFUSED`)."""
 
-REFUSED: frozenset[tuple[State, Event]] = frozenset(
+REFUSED: frozenset[tuple[TransactionState, TransactionEvent]] = frozenset(
     {
-        (State.EMPTY, Event.COMMITTED),
-        (State.EMPTY, Event.ABORTED),
-        (State.EMPTY, Event.MARKED),
-        (State.ONGOING, Event.INITIALISED),
-        (State.ONGOING, Event.MARKED),
-        (State.ONGOING, Event.EXPIRED),
-        (State.PREPARE_COMMIT, Event.INITIALISED),
-        (State.PREPARE_COMMIT, Event.GREW),
-        (State.PREPARE_COMMIT, Event.COMMITTED),
-        (State.PREPARE_COMMIT, Event.ABORTED),
-        (State.PREPARE_COMMIT, Event.EXPIRED),
-        (State.PREPARE_ABORT, Event.INITIALISED),
-        (State.PREPARE_ABORT, Event.GREW),
-        (State.PREPARE_ABORT, Event.COMMITTED),
-        (State.PREPARE_ABORT, Event.ABORTED),
-        (State.PREPARE_ABORT, Event.EXPIRED),
-        (State.COMPLETE_COMMIT, Event.COMMITTED),
-        (State.COMPLETE_COMMIT, Event.ABORTED),
-        (State.COMPLETE_COMMIT, Event.MARKED),
-        (State.COMPLETE_ABORT, Event.COMMITTED),
-        (State.COMPLETE_ABORT, Event.ABORTED),
-        (State.COMPLETE_ABORT, Event.MARKED),
-        *((State.DEAD, event) for event in Event),
+        (TransactionState.EMPTY, TransactionEvent.COMMITTED),
+        (TransactionState.EMPTY, TransactionEvent.ABORTED),
+        (TransactionState.EMPTY, TransactionEvent.MARKED),
+        (TransactionState.ONGOING, TransactionEvent.INITIALISED),
+        (TransactionState.ONGOING, TransactionEvent.MARKED),
+        (TransactionState.ONGOING, TransactionEvent.EXPIRED),
+        (TransactionState.PREPARE_COMMIT, TransactionEvent.INITIALISED),
+        (TransactionState.PREPARE_COMMIT, TransactionEvent.GREW),
+        (TransactionState.PREPARE_COMMIT, TransactionEvent.COMMITTED),
+        (TransactionState.PREPARE_COMMIT, TransactionEvent.ABORTED),
+        (TransactionState.PREPARE_COMMIT, TransactionEvent.EXPIRED),
+        (TransactionState.PREPARE_ABORT, TransactionEvent.INITIALISED),
+        (TransactionState.PREPARE_ABORT, TransactionEvent.GREW),
+        (TransactionState.PREPARE_ABORT, TransactionEvent.COMMITTED),
+        (TransactionState.PREPARE_ABORT, TransactionEvent.ABORTED),
+        (TransactionState.PREPARE_ABORT, TransactionEvent.EXPIRED),
+        (TransactionState.COMPLETE_COMMIT, TransactionEvent.COMMITTED),
+        (TransactionState.COMPLETE_COMMIT, TransactionEvent.ABORTED),
+        (TransactionState.COMPLETE_COMMIT, TransactionEvent.MARKED),
+        (TransactionState.COMPLETE_ABORT, TransactionEvent.COMMITTED),
+        (TransactionState.COMPLETE_ABORT, TransactionEvent.ABORTED),
+        (TransactionState.COMPLETE_ABORT, TransactionEvent.MARKED),
+        *((TransactionState.DEAD, event) for event in TransactionEvent),
     }
 )
 """With NEXT, every pair: nothing is left undecided."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from anabranch.base.errors import DecodeError
 from anabranch.base.ids import NO_PRODUCER_ID, TopicPartition
 from anabranch.machines.transactions.records import PartitionsSchema, TransactionLogValue
-from anabranch.machines.transactions.states import NEXT, Event, State
+from anabranch.machines.transactions.states import NEXT, TransactionEvent, TransactionState
 
 EPOCH_MAX = 32_767
 EPOCH_EXHAUSTED = EPOCH_MAX - 1
@@ -24,7 +24,7 @@ class Transaction:
     producer_epoch: int
     previous_producer_id: int
     timeout_ms: int
-    state: State
+    state: TransactionState
     partitions: frozenset[TopicPartition]
     updated_ms: int
     started_ms: int
@@ -39,7 +39,7 @@ class Transaction:
         """When it is aborted if it is still ongoing."""
         return self.started_ms + self.timeout_ms
 
-    def may(self, event: Event) -> bool:
+    def may(self, event: TransactionEvent) -> bool:
         """Whether the event leads anywhere from here."""
         return (self.state, event) in NEXT
 
@@ -47,7 +47,7 @@ class Transaction:
         """Give it to a producer under this id and epoch."""
         previous = self.previous_producer_id if producer_id == self.producer_id else self.producer_id
         return replace(
-            self._after(Event.INITIALISED, now_ms),
+            self._after(TransactionEvent.INITIALISED, now_ms),
             producer_id=producer_id,
             producer_epoch=producer_epoch,
             previous_producer_id=previous,
@@ -58,26 +58,26 @@ class Transaction:
 
     def grown(self, partitions: Iterable[TopicPartition], now_ms: int) -> Transaction:
         """Let it hold these partitions too; the first ones begin it."""
-        begun = self.state is not State.ONGOING
+        begun = self.state is not TransactionState.ONGOING
         held = frozenset(partitions) if begun else self.partitions | frozenset(partitions)
         return replace(
-            self._after(Event.GREW, now_ms), partitions=held, started_ms=now_ms if begun else self.started_ms
+            self._after(TransactionEvent.GREW, now_ms), partitions=held, started_ms=now_ms if begun else self.started_ms
         )
 
     def ended(self, now_ms: int, *, commit: bool) -> Transaction:
         """Decide it."""
-        return self._after(Event.COMMITTED if commit else Event.ABORTED, now_ms)
+        return self._after(TransactionEvent.COMMITTED if commit else TransactionEvent.ABORTED, now_ms)
 
     def fenced(self, now_ms: int) -> Transaction:
         """Abort it under an epoch that its producer does not have."""
         assert self.producer_epoch < EPOCH_MAX
-        return replace(self._after(Event.ABORTED, now_ms), producer_epoch=self.producer_epoch + 1)
+        return replace(self._after(TransactionEvent.ABORTED, now_ms), producer_epoch=self.producer_epoch + 1)
 
     def completed(self, now_ms: int) -> Transaction:
         """Every partition has its marker."""
-        return replace(self._after(Event.MARKED, now_ms), partitions=frozenset())
+        return replace(self._after(TransactionEvent.MARKED, now_ms), partitions=frozenset())
 
-    def _after(self, event: Event, now_ms: int) -> Transaction:
+    def _after(self, event: TransactionEvent, now_ms: int) -> Transaction:
         return replace(self, state=NEXT[self.state, event], updated_ms=now_ms)
 
     def value(self) -> TransactionLogValue:
@@ -93,7 +93,7 @@ class Transaction:
             transaction_timeout_ms=self.timeout_ms,
             transaction_status=self.state,
             # Kafka writes null without a transaction.
-            transaction_partitions=None if self.state is State.EMPTY else partitions,
+            transaction_partitions=None if self.state is TransactionState.EMPTY else partitions,
             transaction_last_update_timestamp_ms=self.updated_ms,
             transaction_start_timestamp_ms=self.started_ms,
         )
@@ -102,7 +102,7 @@ class Transaction:
     def of(cls, value: TransactionLogValue) -> Transaction:
         """Read the value of a log record. DecodeError for an unknown status."""
         try:
-            state = State(value.transaction_status)
+            state = TransactionState(value.transaction_status)
         except ValueError:
             raise DecodeError(f"a transaction of status {value.transaction_status}") from None
         return cls(
@@ -128,7 +128,7 @@ def first(producer_id: int, timeout_ms: int, now_ms: int) -> Transaction:
         producer_epoch=0,
         previous_producer_id=NO_PRODUCER_ID,
         timeout_ms=timeout_ms,
-        state=State.EMPTY,
+        state=TransactionState.EMPTY,
         partitions=frozenset(),
         updated_ms=now_ms,
         started_ms=NOT_STARTED,

@@ -18,7 +18,7 @@ from anabranch.machines.controller.configs import (
 from anabranch.machines.controller.effects import Accepted, CommandReply, Decision, Validated
 from anabranch.machines.controller.group_configs import AlterGroupConfigs, GroupConfig, decide_alter_group_configs
 from anabranch.machines.controller.resize import ResizeTopic, decide_resize_topic
-from anabranch.machines.controller.state import State
+from anabranch.machines.controller.state import ControllerState
 from anabranch.machines.controller.topics import (
     INTERNAL_TOPICS,
     CreateTopic,
@@ -107,7 +107,7 @@ class Commands:
         self._controller.inspect_soon(topic)
 
     async def _carry_out(
-        self, decide: Callable[[State], Decision[CommandReply]], timeout_ms: int
+        self, decide: Callable[[ControllerState], Decision[CommandReply]], timeout_ms: int
     ) -> Accepted | Validated:
         try:
             return await self._controller.command(decide, timeout_ms)

@@ -25,12 +25,12 @@ from anabranch.machines.controller.effects import (
     SendLeaderAndIsr,
     SendStopReplica,
     Validated,
-    Wait,
+    WaitForResize,
 )
-from anabranch.machines.controller.nodes import BrokerNode, DeleteNode, PutNode, Record, Topic
+from anabranch.machines.controller.nodes import BrokerNode, DeleteNode, MetadataRecord, PutNode, Topic
 from anabranch.machines.controller.reaper import decide_reap
 from anabranch.machines.controller.resize import decide_leader_and_isr_answered, decide_retry
-from anabranch.machines.controller.state import State, apply
+from anabranch.machines.controller.state import ControllerState, apply
 from anabranch.machines.controller.terms import decide_elected, decide_register_broker
 from anabranch.machines.controller.topics import decide_stop_replica_answered
 from anabranch.machines.outcome import SetTimer
@@ -51,7 +51,7 @@ class Controller:
     """The controller of a cluster: nothing else reads its state, everything else reads what it publishes."""
 
     def __init__(self, store: MetadataStore, peers: Peers, clock: Clock) -> None:
-        self.state = State()
+        self.state = ControllerState()
         self._store = store
         self._peers = peers
         self._turn = asyncio.Lock()
@@ -94,14 +94,14 @@ class Controller:
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
-    async def submit(self, decide: Callable[[State], Decision[Reply]]) -> Reply:
+    async def submit(self, decide: Callable[[ControllerState], Decision[Reply]]) -> Reply:
         """Decide, persist, apply, answer. OSError when the store refuses: then nothing has changed.
 
         A step that was begun runs to its end also when its caller is cancelled: what is persisted is applied.
         """
         return await asyncio.shield(asyncio.get_running_loop().create_task(self._step(decide)))
 
-    async def _step(self, decide: Callable[[State], Decision[Reply]]) -> Reply:
+    async def _step(self, decide: Callable[[ControllerState], Decision[Reply]]) -> Reply:
         async with self._turn:
             decision = decide(self.state)
             operations = await self._operations(decision.records)
@@ -122,15 +122,17 @@ class Controller:
             self._wake()
         return decision.reply
 
-    async def command(self, decide: Callable[[State], Decision[CommandReply]], timeout_ms: int) -> Accepted | Validated:
-        """Submit a command, again after each `Wait`, and wait until the change has been carried out.
+    async def command(
+        self, decide: Callable[[ControllerState], Decision[CommandReply]], timeout_ms: int
+    ) -> Accepted | Validated:
+        """Submit a command, again after each `WaitForResize`, and wait until the change has been carried out.
 
         Raises ApiError: the refusal, or REQUEST_TIMED_OUT when it is accepted but `timeout_ms` was too short.
         """
         deadline = self._loop_time() + max(timeout_ms, 0) / 1000
         while True:
             reply = await self.submit(decide)
-            if not isinstance(reply, Wait):
+            if not isinstance(reply, WaitForResize):
                 break
             waiting = reply
             if not await self.wait_until(lambda state, name=waiting.topic: views.idle(state, name), deadline):  # type: ignore[misc]
@@ -146,7 +148,7 @@ class Controller:
                 )
         return reply
 
-    async def wait_until(self, true: Callable[[State], bool], deadline: float) -> bool:
+    async def wait_until(self, true: Callable[[ControllerState], bool], deadline: float) -> bool:
         """Wait until `true` of the state, at most until `deadline` on the loop's clock; return whether it came true."""
         loop = asyncio.get_running_loop()
         while not true(self.state):
@@ -170,7 +172,7 @@ class Controller:
             if not change.done():
                 change.set_result(None)
 
-    async def _operations(self, records: tuple[Record, ...]) -> list[Operation]:
+    async def _operations(self, records: tuple[MetadataRecord, ...]) -> list[Operation]:
         """Translate records into changes of the tree as it now is; parents that are missing are made."""
         paths = [record.path for record in records if isinstance(record, PutNode | DeleteNode)]
         if not paths:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from anabranch.machines.controller import nodes
-from anabranch.machines.controller.nodes import Confirmed, DeleteNode, PutNode, Record, Stopped
-from anabranch.machines.controller.state import State
+from anabranch.machines.controller.nodes import Confirmed, DeleteNode, MetadataRecord, PutNode, Stopped
+from anabranch.machines.controller.state import ControllerState
 from anabranch.server.cluster.view import ClusterUpdate, TopicSnapshot
 
 
-def everything(state: State, controller_id: int) -> ClusterUpdate:
+def everything(state: ControllerState, controller_id: int) -> ClusterUpdate:
     """The update that makes an empty view know all of the state."""
     return ClusterUpdate(
         topics={name: _snapshot(state, name) for name in state.topics},
@@ -21,7 +21,7 @@ def everything(state: State, controller_id: int) -> ClusterUpdate:
     )
 
 
-def update_after(state: State, records: Iterable[Record]) -> ClusterUpdate:
+def update_after(state: ControllerState, records: Iterable[MetadataRecord]) -> ClusterUpdate:
     """The update for these records, which the state has applied. A topic whose leaders confirmed roles is in it."""
     topics: dict[str, None] = {}
     configs: dict[str, None] = {}
@@ -51,7 +51,7 @@ def update_after(state: State, records: Iterable[Record]) -> ClusterUpdate:
     )
 
 
-def _snapshot(state: State, name: str) -> TopicSnapshot | None:
+def _snapshot(state: ControllerState, name: str) -> TopicSnapshot | None:
     topic = state.topics.get(name)
     if topic is None:
         return None

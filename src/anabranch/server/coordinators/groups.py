@@ -28,7 +28,7 @@ from anabranch.server.settings import Settings
 
 if TYPE_CHECKING:  # Imported when the first log is read, so that a broker without groups starts without them.
     from anabranch.machines.groups.coordinator import Coordinator
-    from anabranch.machines.groups.records import Record
+    from anabranch.machines.groups.records import CoordinatorRecord
     from anabranch.machines.groups.settings import GroupSettings
     from anabranch.machines.groups.unread import Unread
     from anabranch.protocol.messages.list_groups import ListedGroup
@@ -40,7 +40,7 @@ MINUTE_MS = 60_000
 POSITIONS_STEP = 100
 
 
-class Groups(ShardSet["Coordinator", "Record"]):
+class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
     """All shards that coordinate groups."""
 
     def __init__(
@@ -206,7 +206,7 @@ def group_configs(settings: Settings) -> Mapping[str, GroupConfig]:
     }
 
 
-def _codec() -> RecordCodec[Record]:
+def _codec() -> RecordCodec[CoordinatorRecord]:
     from anabranch.machines.groups.records import decode_record, encode_record
 
     def make_index() -> Unread:

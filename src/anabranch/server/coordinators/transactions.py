@@ -24,8 +24,8 @@ from anabranch.server.settings import Settings
 
 if TYPE_CHECKING:  # Imported when the first log is read, so that a broker without transactions starts without them.
     from anabranch.machines.transactions.coordinator import Coordinator, WriteMarkers
-    from anabranch.machines.transactions.records import Record
-    from anabranch.machines.transactions.states import State
+    from anabranch.machines.transactions.records import TransactionRecord
+    from anabranch.machines.transactions.states import TransactionState
     from anabranch.machines.transactions.transaction import Transaction
 
 TOPIC = "__transaction_state"
@@ -34,7 +34,7 @@ TOPIC = "__transaction_state"
 class TransactionFilter(NamedTuple):
     """What ListTransactions passes; a transaction must satisfy all of it."""
 
-    states: Collection[State] | None
+    states: Collection[TransactionState] | None
     """None passes every state."""
     producer_ids: Collection[int]
     """Empty passes every producer."""
@@ -53,7 +53,7 @@ class TransactionFilter(NamedTuple):
         )
 
 
-class Transactions(ShardSet["Coordinator", "Record"]):
+class Transactions(ShardSet["Coordinator", "TransactionRecord"]):
     """All shards that coordinate transactions."""
 
     def __init__(
@@ -137,7 +137,7 @@ class Transactions(ShardSet["Coordinator", "Record"]):
         )
 
 
-def _codec() -> RecordCodec[Record]:
+def _codec() -> RecordCodec[TransactionRecord]:
     from anabranch.machines.transactions.records import decode_record, encode_record
 
     return RecordCodec(encode_record, decode_record)

@@ -47,7 +47,7 @@ from anabranch.server.handlers.groups import caller_of, submit
 
 if TYPE_CHECKING:
     from anabranch.machines.transactions.coordinator import Coordinator
-    from anabranch.machines.transactions.records import Record
+    from anabranch.machines.transactions.records import TransactionRecord
 
 events = EventLogger("transactions")
 Response = TypeVar("Response")
@@ -200,9 +200,9 @@ def handle_list_transactions(
     broker: BrokerContext, request: ListTransactionsRequest, call: RequestContext
 ) -> ListTransactionsResponse:
     """List transactions; every filter that is given must let one pass."""
-    from anabranch.machines.transactions.states import State
+    from anabranch.machines.transactions.states import TransactionState
 
-    titles = {state.title: state for state in State}
+    titles = {state.title: state for state in TransactionState}
     unknown = [name for name in request.state_filters if name not in titles]
     states = {titles[name] for name in request.state_filters if name in titles}
     matches = _pattern(request.transactional_id_pattern or "")
@@ -273,7 +273,7 @@ def _producers(broker: BrokerContext, topic: str, number: int) -> PartitionRespo
 def _decide(
     broker: BrokerContext,
     transactional_id: str,
-    decide: Callable[[Coordinator, int], Outcome[Response, Record]],
+    decide: Callable[[Coordinator, int], Outcome[Response, TransactionRecord]],
     failed: Callable[[ErrorCode], Response],
 ) -> Response | Awaitable[Response]:
     """Submit to the shard of a transactional id, now; `failed` makes the answer where it cannot decide."""

@@ -16,7 +16,7 @@ from anabranch.machines.controller.group_configs import (
     group_synonyms,
     within_bounds,
 )
-from anabranch.machines.controller.state import State, apply
+from anabranch.machines.controller.state import ControllerState, apply
 
 KNOWN = {
     SESSION_TIMEOUT: GroupConfig(SESSION_TIMEOUT, 45_000, 6_000, 60_000, "", ""),
@@ -25,7 +25,9 @@ KNOWN = {
 SET, DELETE, APPEND = ConfigOperation.SET, ConfigOperation.DELETE, ConfigOperation.APPEND
 
 
-def alter(state: State, *changes: ConfigChange, group: str = "g", validate_only: bool = False) -> Refused | None:
+def alter(
+    state: ControllerState, *changes: ConfigChange, group: str = "g", validate_only: bool = False
+) -> Refused | None:
     decision = decide_alter_group_configs(state, AlterGroupConfigs(group, changes, validate_only), KNOWN)
     for record in decision.records:
         apply(state, record)
@@ -33,7 +35,7 @@ def alter(state: State, *changes: ConfigChange, group: str = "g", validate_only:
 
 
 def test_configs_are_set_changed_and_deleted() -> None:
-    state = State()
+    state = ControllerState()
     assert (
         alter(state, ConfigChange(SESSION_TIMEOUT, SET, "50000"), ConfigChange(HEARTBEAT_INTERVAL, SET, "2000")) is None
     )
@@ -45,20 +47,20 @@ def test_configs_are_set_changed_and_deleted() -> None:
 
 
 def test_validating_writes_nothing() -> None:
-    state = State()
+    state = ControllerState()
     assert alter(state, ConfigChange(SESSION_TIMEOUT, SET, "50000"), validate_only=True) is None
     assert state.group_configs == {}
 
 
 @pytest.mark.parametrize("value", ["5999", "60001", "-1", "1e4", "", "٥٠٠٠٠", "9" * 40])
 def test_a_value_out_of_the_brokers_bounds_or_no_number_is_refused(value: str) -> None:
-    refused = alter(State(), ConfigChange(SESSION_TIMEOUT, SET, value))
+    refused = alter(ControllerState(), ConfigChange(SESSION_TIMEOUT, SET, value))
     assert refused is not None and refused.code is ErrorCode.INVALID_CONFIG
     assert "from 6000 to 60000" in refused.message
 
 
 def test_a_session_must_outlast_a_heartbeat_also_against_what_is_set_already() -> None:
-    state = State()
+    state = ControllerState()
     assert alter(state, ConfigChange(HEARTBEAT_INTERVAL, SET, "10000")) is None
     refused = alter(state, ConfigChange(SESSION_TIMEOUT, SET, "10000"))
     assert refused is not None and refused.code is ErrorCode.INVALID_CONFIG and "must be above" in refused.message
@@ -75,7 +77,7 @@ def test_a_session_must_outlast_a_heartbeat_also_against_what_is_set_already() -
     ],
 )
 def test_refusals_say_what_is_wrong(changes: list[ConfigChange], group: str, code: ErrorCode, words: str) -> None:
-    state = State()
+    state = ControllerState()
     refused = alter(state, *changes, group=group)
     assert refused is not None and refused.code is code and words in refused.message
     assert state.group_configs == {}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from anabranch.base.errors import DecodeError
 from anabranch.machines.controller import nodes
 from anabranch.machines.controller.nodes import BrokerNode, PartitionNode, Phase, PutNode, Removed, Resize, Topic
-from anabranch.machines.controller.state import State, apply
+from anabranch.machines.controller.state import ControllerState, apply
 from anabranch.machines.lineage import Layout
 
 TOPIC = Topic(
@@ -91,9 +91,9 @@ def test_any_json_is_a_node_or_an_error(content: object) -> None:
     data = json.dumps(content).encode()
     for path in ("/brokers/topics/t", "/brokers/topics/t/partitions/0/state", "/brokers/ids/1", "/config/topics/t"):
         with contextlib.suppress(DecodeError):
-            apply(State(), PutNode(path, data))
+            apply(ControllerState(), PutNode(path, data))
 
 
 def test_nodes_that_are_none_of_ours_change_nothing() -> None:
-    state = apply(State(), PutNode("/consumers/x", b"anything"))
-    assert apply(state, PutNode("/brokers/seqid", b"")) == State()
+    state = apply(ControllerState(), PutNode("/consumers/x", b"anything"))
+    assert apply(state, PutNode("/brokers/seqid", b"")) == ControllerState()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller import reaper, topics, views
-from anabranch.machines.controller.effects import Accepted, SendStopReplica, Wait
+from anabranch.machines.controller.effects import Accepted, SendStopReplica, WaitForResize
 from anabranch.machines.controller.nodes import Removed
 from tests.unit.machines.controller.transcript import Cluster
 
@@ -99,7 +99,7 @@ def test_a_resize_waits_until_the_removal_is_done() -> None:
     cluster = shrunk(2, 1)
     cluster.reap(p1=(7, 7))
     reply = cluster.resize(2)
-    assert isinstance(reply, Wait)
+    assert isinstance(reply, WaitForResize)
     assert reply.message == "Topic 't' is still removing its empty partitions; try again."
     assert not views.idle(cluster.state, "t")
     cluster.run()

@@ -12,7 +12,7 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.base.limits import PARTITIONS_PER_TOPIC_MAX
 from anabranch.machines.controller import resize, roles, topics
-from anabranch.machines.controller.effects import Accepted, Refused, SendLeaderAndIsr, Validated, Wait
+from anabranch.machines.controller.effects import Accepted, Refused, SendLeaderAndIsr, Validated, WaitForResize
 from anabranch.machines.controller.nodes import Phase
 from anabranch.machines.lineage import Layout
 from tests.unit.machines.controller.transcript import TOPIC_ID, Cluster
@@ -170,7 +170,7 @@ def test_a_resize_that_comes_too_early_waits_and_sees_the_count_it_starts_from()
     cluster = Cluster(partitions=2)
     cluster.resize(3)
     reply = cluster.resize(5)
-    assert isinstance(reply, Wait)
+    assert isinstance(reply, WaitForResize)
     assert reply.code is ErrorCode.REASSIGNMENT_IN_PROGRESS
     assert reply.message == "Topic 't' is still being resized to 3; try again."
     cluster.run()

@@ -17,7 +17,7 @@ from anabranch.machines.controller.nodes import (
     Stopped,
     Topic,
 )
-from anabranch.machines.controller.state import State, apply
+from anabranch.machines.controller.state import ControllerState, apply
 from anabranch.machines.lineage import Layout
 
 TOPIC_ID = UUID(int=7)
@@ -37,7 +37,7 @@ TREE = [
 
 @pytest.mark.parametrize("order", list(permutations(range(len(TREE)))))
 def test_the_order_in_which_a_tree_is_loaded_does_not_matter(order: tuple[int, ...]) -> None:
-    state = State()
+    state = ControllerState()
     for place in order:
         apply(state, TREE[place])
     assert state.topics["t"].topic_id == TOPIC_ID and state.names == {TOPIC_ID: "t"}
@@ -45,8 +45,8 @@ def test_the_order_in_which_a_tree_is_loaded_does_not_matter(order: tuple[int, .
     assert state.deleting == {"t"} and 1 in state.brokers
 
 
-def loaded() -> State:
-    state = State()
+def loaded() -> ControllerState:
+    state = ControllerState()
     for record in TREE:
         apply(state, record)
     return state

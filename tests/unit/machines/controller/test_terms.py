@@ -6,16 +6,16 @@ from functools import reduce
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller import nodes, terms, topics, views
-from anabranch.machines.controller.nodes import DeleteNode, PutNode, Record
-from anabranch.machines.controller.state import State, apply
+from anabranch.machines.controller.nodes import DeleteNode, MetadataRecord, PutNode
+from anabranch.machines.controller.state import ControllerState, apply
 from tests.unit.machines.controller.transcript import Cluster
 
 
 def elected(cluster: Cluster, *, without_last: int = 0) -> str:
     """Another controller loads what was persisted, all but the last few writes of its predecessor."""
-    kept: list[Record] = cluster.journal[: len(cluster.journal) - without_last]
+    kept: list[MetadataRecord] = cluster.journal[: len(cluster.journal) - without_last]
     cluster.journal = kept
-    cluster.state = reduce(apply, kept, State())
+    cluster.state = reduce(apply, kept, ControllerState())
     cluster.requests.clear()
     cluster.lines.clear()
     cluster.submit(terms.decide_elected)

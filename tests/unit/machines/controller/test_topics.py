@@ -9,7 +9,7 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.base.limits import PARTITIONS_PER_TOPIC_MAX
 from anabranch.machines.controller import topics, views
-from anabranch.machines.controller.effects import Accepted, Refused, Validated, Wait
+from anabranch.machines.controller.effects import Accepted, Refused, Validated, WaitForResize
 from tests.unit.machines.controller.transcript import TOPIC_ID, Cluster
 
 
@@ -78,7 +78,7 @@ def test_a_replica_that_is_still_there_keeps_the_topic_from_being_gone() -> None
     cluster.answer(ErrorCode.KAFKA_STORAGE_ERROR)
     assert cluster.text() == "timer ('retry', 't')"
     reply = cluster.create(1)
-    assert isinstance(reply, Wait)
+    assert isinstance(reply, WaitForResize)
     assert reply.code is ErrorCode.TOPIC_ALREADY_EXISTS
 
 

@@ -16,8 +16,8 @@ from anabranch.machines.controller.effects import (
     SendLeaderAndIsr,
     SendStopReplica,
 )
-from anabranch.machines.controller.nodes import BrokerNode, DeleteNode, PutNode, Record
-from anabranch.machines.controller.state import State, apply
+from anabranch.machines.controller.nodes import BrokerNode, DeleteNode, MetadataRecord, PutNode
+from anabranch.machines.controller.state import ControllerState, apply
 from anabranch.machines.outcome import SetTimer
 
 TOPIC_ID = UUID(int=1)
@@ -27,8 +27,8 @@ class Cluster:
     """A controller whose decisions are persisted and applied at once, and brokers that answer when told to."""
 
     def __init__(self, *, partitions: int = 0, brokers: int = 1) -> None:
-        self.state = State()
-        self.journal: list[Record] = []
+        self.state = ControllerState()
+        self.journal: list[MetadataRecord] = []
         self.lines: list[str] = []
         self.requests: deque[SendLeaderAndIsr | SendStopReplica] = deque()
         self.roles: dict[int, leadership.Leadership] = {}
@@ -41,7 +41,7 @@ class Cluster:
             self.run()
         self.lines.clear()
 
-    def submit(self, decide: Callable[[State], Decision[object]]) -> object:
+    def submit(self, decide: Callable[[ControllerState], Decision[object]]) -> object:
         """Decide, persist, apply, write down; requests wait until they are answered."""
         decision = decide(self.state)
         for record in decision.records:
@@ -54,7 +54,7 @@ class Cluster:
             if isinstance(effect, SendLeaderAndIsr | SendStopReplica):
                 self.requests.append(effect)
         self.lines += [f"timer {timer.key}" for timer in decision.timers if isinstance(timer, SetTimer)]
-        assert reduce(apply, self.journal, State()) == self.state
+        assert reduce(apply, self.journal, ControllerState()) == self.state
         return decision.reply
 
     def text(self) -> str:

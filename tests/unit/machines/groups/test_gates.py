@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anabranch.machines.groups.consumer.group import ConsumerGroup, Described, Member
+from anabranch.machines.groups.consumer.group import ConsumerGroup, Member, MemberMetadata
 from anabranch.machines.groups.gates import OwnedSince, closed_partitions, gates_of
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.positions import Position
@@ -17,7 +17,7 @@ TIMEOUT_MS = 60_000
 def group(owner: str | None = "A") -> ConsumerGroup:
     made = ConsumerGroup("g")
     if owner is not None:
-        made.members[owner] = Member(owner, Described(rebalance_timeout_ms=TIMEOUT_MS))
+        made.members[owner] = Member(owner, MemberMetadata(rebalance_timeout_ms=TIMEOUT_MS))
         made.holders[FOO, 0] = owner
     return made
 

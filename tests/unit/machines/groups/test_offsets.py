@@ -8,10 +8,10 @@ from uuid import UUID
 import pytest
 
 from anabranch.base.errors import ErrorCode
-from anabranch.machines.groups.consumer.group import ConsumerGroup, Described, Member
+from anabranch.machines.groups.consumer.group import ConsumerGroup, Member, MemberMetadata
 from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.offsets import Offsets
-from anabranch.machines.groups.records import OffsetCommitKey, Record
+from anabranch.machines.groups.records import CoordinatorRecord, OffsetCommitKey
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -33,7 +33,7 @@ IMAGE = topics(foo=2, bar=1)
 def group_of(**epochs: int) -> ConsumerGroup:
     group = ConsumerGroup("g")
     group.members.update(
-        {name: Member(name, Described(topics=("foo",)), epoch=epoch) for name, epoch in epochs.items()}
+        {name: Member(name, MemberMetadata(topics=("foo",)), epoch=epoch) for name, epoch in epochs.items()}
     )
     return group
 
@@ -73,7 +73,7 @@ def commit(
     return outcome.reply.topics[0].partitions[0].error_code
 
 
-def fold(offsets: Offsets, records: tuple[Record, ...] | list[Record]) -> None:
+def fold(offsets: Offsets, records: tuple[CoordinatorRecord, ...] | list[CoordinatorRecord]) -> None:
     for key, value in records:
         assert isinstance(key, OffsetCommitKey)
         offsets.positions.apply(key, value)

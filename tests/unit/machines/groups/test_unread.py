@@ -10,7 +10,7 @@ import pytest
 from anabranch.base.errors import DecodeError
 from anabranch.machines.groups import unread as module
 from anabranch.machines.groups.positions import Position, Positions, position_record
-from anabranch.machines.groups.records import Record, encode_record
+from anabranch.machines.groups.records import CoordinatorRecord, encode_record
 from anabranch.machines.groups.unread import Unread
 from anabranch.records.bulk_scan import spans, walk
 from anabranch.records.key_values import Pair, encode_pairs
@@ -102,7 +102,7 @@ def test_a_transaction_overtakes_what_is_unread_and_what_is_committed_later_over
     for producer_id, partition, offset in ((7, 0, 10), (8, 0, 20), (7, 1, 10), (9, 2, 10)):
         record = position_record("g", "t", partition, Position(offset))
         positions.apply(record.key, record.value, producer_id)
-    plain: Record = position_record("g", "t", 1, Position(30))
+    plain: CoordinatorRecord = position_record("g", "t", 1, Position(30))
     positions.apply(plain.key, plain.value)
     for producer_id, committed in ((8, True), (7, True), (9, False)):
         positions.end_transaction(producer_id, committed=committed)

@@ -13,9 +13,9 @@ from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.outcome import Outcome, SetTimer
 from anabranch.machines.transactions.coordinator import EXPIRED, TIMED_OUT, Coordinator, Producer, WriteMarkers
-from anabranch.machines.transactions.records import Record, decode_record, encode_record
+from anabranch.machines.transactions.records import TransactionRecord, decode_record, encode_record
 from anabranch.machines.transactions.settings import TransactionSettings
-from anabranch.machines.transactions.states import NEXT, REFUSED, Event, State
+from anabranch.machines.transactions.states import NEXT, REFUSED, TransactionEvent, TransactionState
 from anabranch.machines.transactions.transaction import EPOCH_EXHAUSTED, EPOCH_MAX, Transaction, first
 from anabranch.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from anabranch.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
@@ -40,7 +40,7 @@ class World:
         self.ids_left = True
         self.perform(self.machine.loaded(self.now_ms))
 
-    def perform(self, outcome: Outcome[Any, Record]) -> Any:
+    def perform(self, outcome: Outcome[Any, TransactionRecord]) -> Any:
         for record in outcome.records:
             self.journal.append(encode_record(record))
             self.machine.apply(record)
@@ -140,7 +140,7 @@ def held(*partitions: int) -> frozenset[TopicPartition]:
 
 
 def test_every_pair_of_state_and_event_is_decided() -> None:
-    pairs = set(itertools.product(State, Event))
+    pairs = set(itertools.product(TransactionState, TransactionEvent))
     assert NEXT.keys() | REFUSED == pairs
     assert not NEXT.keys() & REFUSED
 
@@ -301,7 +301,7 @@ def exhaust(world: World, epoch: int) -> None:
     record = decode_record(*world.journal[-1])
     assert record is not None and record.value is not None
     told = replace(Transaction.of(record.value), producer_epoch=epoch)
-    world.perform(Outcome(reply=None, records=(Record(record.key, told.value()),)))
+    world.perform(Outcome(reply=None, records=(TransactionRecord(record.key, told.value()),)))
 
 
 # Time.
@@ -326,7 +326,7 @@ def test_many_late_transactions_are_aborted_batch_by_batch(world: World) -> None
         world.add(producer, 0, name=f"t{number}")
     batches = []
     world.now_ms += 20_000
-    while world.machine.states()[State.ONGOING]:
+    while world.machine.states()[TransactionState.ONGOING]:
         outcome = world.machine.on_timer(TIMED_OUT, world.now_ms)
         batches.append(len(outcome.records))
         world.perform(outcome)
@@ -431,14 +431,17 @@ def test_a_transaction_is_described(world: World) -> None:
 
 def test_a_record_is_laid_out_as_kafka_lays_it_out() -> None:
     told = replace(
-        first(producer_id=5, timeout_ms=60_000, now_ms=9), state=State.ONGOING, partitions=held(1), started_ms=8
+        first(producer_id=5, timeout_ms=60_000, now_ms=9),
+        state=TransactionState.ONGOING,
+        partitions=held(1),
+        started_ms=8,
     )
     world = World()
     world.init("tx")
     key, value = world.journal[0]
     assert key == b"\0\0" + b"\0\2tx"
     assert value is not None and value[:2] == b"\0\1"
-    written = encode_record(Record(decode_key(b"tx"), told.value()))[1]
+    written = encode_record(TransactionRecord(decode_key(b"tx"), told.value()))[1]
     assert written is not None
     assert written.hex(" ") == (
         "00 01 "  # version
@@ -467,5 +470,5 @@ def test_the_first_version_of_records_is_read() -> None:
     record = decode_record(b"\0\0\0\2tx", value)
     assert record is not None and record.value is not None
     told = Transaction.of(record.value)
-    assert (told.producer_id, told.producer_epoch, told.state) == (5, 3, State.COMPLETE_COMMIT)
+    assert (told.producer_id, told.producer_epoch, told.state) == (5, 3, TransactionState.COMPLETE_COMMIT)
     assert decode_record(b"\0\1other", b"") is None

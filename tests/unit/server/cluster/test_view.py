@@ -9,7 +9,7 @@ from anabranch.machines.controller.configs import ConfigChange, ConfigOperation
 from anabranch.machines.controller.effects import Decision
 from anabranch.machines.controller.group_configs import SESSION_TIMEOUT
 from anabranch.machines.controller.nodes import BrokerNode, DeleteNode, broker_path
-from anabranch.machines.controller.state import State, apply
+from anabranch.machines.controller.state import ControllerState, apply
 from anabranch.server.cluster.feed import everything, update_after
 from anabranch.server.cluster.view import BrokerEndpoint, ClusterUpdate, ClusterView
 from anabranch.server.coordinators.groups import group_configs as group_configs_of
@@ -24,10 +24,10 @@ class Published(Cluster):
         self.view = ClusterView()
         super().__init__(**given)
 
-    def submit(self, decide: Callable[[State], Decision[object]]) -> object:
+    def submit(self, decide: Callable[[ControllerState], Decision[object]]) -> object:
         records = []
 
-        def noted(state: State) -> Decision[object]:
+        def noted(state: ControllerState) -> Decision[object]:
             decision = decide(state)
             records.extend(decision.records)
             return decision

@@ -12,7 +12,7 @@ import pytest
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.machines.controller.leadership import Leadership
-from anabranch.machines.outcome import Answer, CancelTimer, Outcome, Parked, SetTimer
+from anabranch.machines.outcome import CancelTimer, Outcome, Parked, ParkedReply, SetTimer
 from anabranch.records.batch import end_transaction_marker, parse_header
 from anabranch.records.key_values import encode_pairs
 from anabranch.runtime.clock import Clock
@@ -70,7 +70,7 @@ class Toy:
         return Outcome(reply=None, records=(("timer", str(key)),))
 
     def put(self, key: str, value: str | None, *, producer: tuple[int, int] | None = None) -> Outcome[str, Pair]:
-        answers = tuple(Answer(ticket, value) for ticket in self.waiting.pop(key, ()))
+        answers = tuple(ParkedReply(ticket, value) for ticket in self.waiting.pop(key, ()))
         return Outcome(reply=f"put {key}", records=((key, value),), answers=answers, producer=producer)
 
     def wait(self, key: str, ticket: int) -> Outcome[Any, Pair]:

@@ -6,10 +6,10 @@ the states, `rebalance` for the course of one.
 
 from anabranch.machines.groups.classic.group import (
     NEXT,
+    ClassicEvent,
     ClassicGroup,
     ClassicMember,
-    Event,
-    State,
+    ClassicState,
     apply,
     describe,
     generation_record,
@@ -36,11 +36,11 @@ from anabranch.machines.groups.classic.sync import decide_sync
 __all__ = [
     "NEXT",
     "Caller",
+    "ClassicEvent",
     "ClassicGroup",
     "ClassicMember",
     "ClassicSettings",
-    "Event",
-    "State",
+    "ClassicState",
     "apply",
     "commit_error",
     "decide_delete",

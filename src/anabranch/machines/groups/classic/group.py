@@ -25,14 +25,14 @@ from enum import Enum
 from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.codec import decode_prefix
 from anabranch.machines.groups.embedded import CONSUMER_PROTOCOL, assigned_by_name, subscription
-from anabranch.machines.groups.records import GroupMetadataKey, GroupMetadataValue, MemberMetadata, Record
+from anabranch.machines.groups.records import CoordinatorRecord, GroupMetadataKey, GroupMetadataValue, MemberMetadata
 from anabranch.protocol.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
 from anabranch.protocol.messages.describe_groups import DescribedGroup, DescribedGroupMember
 
 NO_MEMBER_ID = ""
 
 
-class State(Enum):
+class ClassicState(Enum):
     """The states, by the names that DescribeGroups and ListGroups show."""
 
     EMPTY = "Empty"
@@ -42,7 +42,7 @@ class State(Enum):
     DEAD = "Dead"
 
 
-class Event(Enum):
+class ClassicEvent(Enum):
     """The events that move a group from one state to another."""
 
     BEGUN = "begun"
@@ -52,10 +52,10 @@ class Event(Enum):
     DISSOLVED = "dissolved"
 
 
-_EMPTY, _PREPARING, _COMPLETING, _STABLE, _DEAD = State
-_BEGUN, _JOINED, _STORED, _EMPTIED, _DISSOLVED = Event
+_EMPTY, _PREPARING, _COMPLETING, _STABLE, _DEAD = ClassicState
+_BEGUN, _JOINED, _STORED, _EMPTIED, _DISSOLVED = ClassicEvent
 
-NEXT: dict[tuple[State, Event], State | None] = {
+NEXT: dict[tuple[ClassicState, ClassicEvent], ClassicState | None] = {
     (_EMPTY, _BEGUN): _PREPARING,
     (_EMPTY, _JOINED): None,
     (_EMPTY, _STORED): _STABLE,
@@ -128,7 +128,7 @@ class ClassicGroup:
     """A group of one protocol type, say `consumer` or `connect`."""
 
     group_id: str
-    state: State = State.EMPTY
+    state: ClassicState = ClassicState.EMPTY
     state_changed_ms: int = -1
     """The time of the last change of state, in ms; -1 where an old record lacks it."""
     generation: int = 0
@@ -162,7 +162,7 @@ class ClassicGroup:
     @property
     def is_vacant(self) -> bool:
         """Whether the group can be dropped: no record, no member, no pending join."""
-        return self.state is State.EMPTY and not self.is_stored and not self.pending
+        return self.state is ClassicState.EMPTY and not self.is_stored and not self.pending
 
     @property
     def is_joined(self) -> bool:
@@ -234,7 +234,7 @@ class ClassicGroup:
             if not self.supported[name]:
                 del self.supported[name]
 
-    def move(self, event: Event, now_ms: int) -> None:
+    def move(self, event: ClassicEvent, now_ms: int) -> None:
         """Move along the table of states."""
         following = NEXT[self.state, event]
         assert following is not None, (self.group_id, self.state, event)
@@ -256,7 +256,7 @@ def group_of(
 
     Without `protocol_name` the members vote, without `leader` the first member is it.
     """
-    group = ClassicGroup(group_id, State.STABLE, now_ms, generation, protocol_type)
+    group = ClassicGroup(group_id, ClassicState.STABLE, now_ms, generation, protocol_type)
     for member in members:
         group.put(member)
     assert group.members
@@ -268,7 +268,7 @@ def group_of(
 
 def generation_record(
     group: ClassicGroup, now_ms: int, assignments: Mapping[str, bytes] | None = None, *, led: bool = True
-) -> Record:
+) -> CoordinatorRecord:
     """The record of the present generation: its members and their assignments; without `assignments` the present ones.
 
     Without `led` no leader has assigned it as a whole: loading it begins a rebalance.
@@ -294,22 +294,22 @@ def generation_record(
         current_state_timestamp=now_ms,
         members=members,
     )
-    return Record(GroupMetadataKey(group=group.group_id), value)
+    return CoordinatorRecord(GroupMetadataKey(group=group.group_id), value)
 
 
-def tombstone(group_id: str) -> Record:
+def tombstone(group_id: str) -> CoordinatorRecord:
     """The tombstone of a group."""
-    return Record(GroupMetadataKey(group=group_id), None)
+    return CoordinatorRecord(GroupMetadataKey(group=group_id), None)
 
 
 def apply(group: ClassicGroup, value: GroupMetadataValue | None) -> ClassicGroup:
     """Fold a record into the group, in place, and give it back; None removed the group."""
     if value is None:
-        group.move(Event.DISSOLVED, group.state_changed_ms)
+        group.move(ClassicEvent.DISSOLVED, group.state_changed_ms)
         group.is_stored = False
         return group
-    prepares = group.state is State.PREPARING_REBALANCE
-    group.move(Event.STORED if value.members else Event.EMPTIED, value.current_state_timestamp)
+    prepares = group.state is ClassicState.PREPARING_REBALANCE
+    group.move(ClassicEvent.STORED if value.members else ClassicEvent.EMPTIED, value.current_state_timestamp)
     group.is_stored = True
     if prepares and value.members:
         assert value.generation == group.generation
@@ -391,9 +391,9 @@ def was_giving_up(group: ClassicGroup, member: ClassicMember) -> bool:
 
 def describe(group: ClassicGroup) -> DescribedGroup:
     """The group as DescribeGroups shows it; metadata and assignments are shown of a STABLE group only."""
-    if group.state is State.DEAD:
-        return DescribedGroup(group_id=group.group_id, group_state=State.DEAD.value)
-    stable = group.state is State.STABLE
+    if group.state is ClassicState.DEAD:
+        return DescribedGroup(group_id=group.group_id, group_state=ClassicState.DEAD.value)
+    stable = group.state is ClassicState.STABLE
     members = [
         DescribedGroupMember(
             member_id=member.member_id,

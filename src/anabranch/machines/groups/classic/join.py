@@ -24,8 +24,8 @@ from anabranch.machines.groups.classic.group import (
     NO_MEMBER_ID,
     ClassicGroup,
     ClassicMember,
+    ClassicState,
     ParkedJoin,
-    State,
     generation_record,
     subscribes_otherwise,
     was_giving_up,
@@ -33,7 +33,7 @@ from anabranch.machines.groups.classic.group import (
 from anabranch.machines.groups.classic.rebalance import go_on, let_go
 from anabranch.machines.groups.classic.settings import ClassicSettings
 from anabranch.machines.groups.classic.turn import Turn, join_error, joined, session_key, subscriptions
-from anabranch.machines.groups.records import Record
+from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.outcome import Outcome, Parked
 from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 
@@ -65,7 +65,7 @@ def decide_join(
     ticket: Hashable,
     settings: ClassicSettings,
     now_ms: int,
-) -> Outcome[JoinGroupResponse | Parked, Record]:
+) -> Outcome[JoinGroupResponse | Parked, CoordinatorRecord]:
     """Let a member in, or let it take part in a rebalance; answered when that rebalance's join completes."""
     turn = Turn(group, now_ms)
     refusal = _refuse(turn, request, settings)
@@ -82,7 +82,7 @@ def decide_join(
 
 def _decide(
     turn: Turn, request: JoinGroupRequest, caller: Caller, ticket: Hashable, settings: ClassicSettings
-) -> Outcome[JoinGroupResponse | Parked, Record]:
+) -> Outcome[JoinGroupResponse | Parked, CoordinatorRecord]:
     group = turn.group
     said = _said(request, caller)
     parked = ParkedJoin(ticket, caller.version)
@@ -115,7 +115,7 @@ def member_error(group: ClassicGroup, member_id: str, instance_id: str | None) -
 
 def _refuse(turn: Turn, request: JoinGroupRequest, settings: ClassicSettings) -> ErrorCode | None:
     group = turn.group
-    if group.state is State.DEAD:
+    if group.state is ClassicState.DEAD:
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
     if not settings.session_timeout_min_ms <= request.session_timeout_ms <= settings.session_timeout_max_ms:
         return ErrorCode.INVALID_SESSION_TIMEOUT
@@ -134,9 +134,9 @@ def _has_room(group: ClassicGroup, request: JoinGroupRequest, size_max: int) -> 
     static = group.static.get(instance) if instance is not None and request.member_id == NO_MEMBER_ID else None
     member_id = static or request.member_id
     match group.state:
-        case State.PREPARING_REBALANCE:
+        case ClassicState.PREPARING_REBALANCE:
             return member_id in group.joining or len(group.joining) < size_max
-        case State.COMPLETING_REBALANCE | State.STABLE:
+        case ClassicState.COMPLETING_REBALANCE | ClassicState.STABLE:
             return member_id in group.members or len(group.members) < size_max
         case _:
             return True
@@ -161,7 +161,7 @@ def _fresh_id(request: JoinGroupRequest, caller: Caller) -> str:
     return f"{caller.client_id if instance_id is None else instance_id}-{caller.member_id}"
 
 
-def _give_id(turn: Turn, said: ClassicMember, caller: Caller) -> Outcome[JoinGroupResponse | Parked, Record]:
+def _give_id(turn: Turn, said: ClassicMember, caller: Caller) -> Outcome[JoinGroupResponse | Parked, CoordinatorRecord]:
     group = turn.group
     if len(group.pending) >= PENDING_MEMBERS_PER_GROUP_MAX:
         return turn.outcome(join_error(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, NO_MEMBER_ID, caller.version))
@@ -172,7 +172,7 @@ def _give_id(turn: Turn, said: ClassicMember, caller: Caller) -> Outcome[JoinGro
 
 def _add(
     turn: Turn, said: ClassicMember, parked: ParkedJoin, protocol_type: str, settings: ClassicSettings
-) -> Outcome[JoinGroupResponse | Parked, Record]:
+) -> Outcome[JoinGroupResponse | Parked, CoordinatorRecord]:
     group = turn.group
     group.pending.pop(said.member_id, None)
     if not group.members:
@@ -187,11 +187,13 @@ def _add(
     return turn.outcome_for(parked.ticket)
 
 
-def _join_again(turn: Turn, said: ClassicMember, parked: ParkedJoin) -> Outcome[JoinGroupResponse | Parked, Record]:
+def _join_again(
+    turn: Turn, said: ClassicMember, parked: ParkedJoin
+) -> Outcome[JoinGroupResponse | Parked, CoordinatorRecord]:
     group = turn.group
     member = group.members[said.member_id]
     leads = group.leader == said.member_id
-    rests = (group.state is State.STABLE and not leads) or group.state is State.COMPLETING_REBALANCE
+    rests = (group.state is ClassicState.STABLE and not leads) or group.state is ClassicState.COMPLETING_REBALANCE
     if rests and member.protocols == said.protocols:
         turn.prolong(member)
         return turn.outcome(joined(group, said.member_id, subscriptions(group) if leads else ()))
@@ -216,7 +218,9 @@ def _update(turn: Turn, said: ClassicMember, parked: ParkedJoin) -> None:
     turn.park_join(said.member_id, parked)
 
 
-def _replace_static(turn: Turn, said: ClassicMember, parked: ParkedJoin) -> Outcome[JoinGroupResponse | Parked, Record]:
+def _replace_static(
+    turn: Turn, said: ClassicMember, parked: ParkedJoin
+) -> Outcome[JoinGroupResponse | Parked, CoordinatorRecord]:
     """Put a static member that was started anew into its former self's place, and fence that."""
     group = turn.group
     assert said.instance_id is not None
@@ -230,7 +234,7 @@ def _replace_static(turn: Turn, said: ClassicMember, parked: ParkedJoin) -> Outc
     _update(turn, said, parked)
     turn.prolong(group.members[said.member_id])
     moves = subscribes_otherwise(group, former, said) or was_giving_up(group, former)
-    if moves or group.state is not State.STABLE or group.select_protocol() != group.protocol_name:
+    if moves or group.state is not ClassicState.STABLE or group.select_protocol() != group.protocol_name:
         go_on(turn)
         return turn.outcome_for(parked.ticket)
     turn.draft.write(generation_record(group, turn.now_ms))

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from anabranch.base.errors import ErrorCode
-from anabranch.machines.groups.classic.group import ClassicGroup, Event, InitialDelay, State
+from anabranch.machines.groups.classic.group import ClassicEvent, ClassicGroup, ClassicState, InitialDelay
 from anabranch.machines.groups.classic.turn import Turn, join_key, joined, subscriptions, sync_key
-from anabranch.machines.groups.records import GroupMetadataKey, GroupMetadataValue, Record
+from anabranch.machines.groups.records import CoordinatorRecord, GroupMetadataKey, GroupMetadataValue
 
 
 def go_on(turn: Turn, initial_delay_ms: int = 0) -> None:
@@ -26,11 +26,11 @@ def go_on(turn: Turn, initial_delay_ms: int = 0) -> None:
     """
     group = turn.group
     match group.state:
-        case State.EMPTY if group.members:
+        case ClassicState.EMPTY if group.members:
             _begin_initial(turn, initial_delay_ms)
-        case State.STABLE | State.COMPLETING_REBALANCE:
+        case ClassicState.STABLE | ClassicState.COMPLETING_REBALANCE:
             _begin(turn)
-        case State.PREPARING_REBALANCE if group.initial is None and group.is_joined:
+        case ClassicState.PREPARING_REBALANCE if group.initial is None and group.is_joined:
             complete_join(turn)
         case _:
             pass
@@ -42,7 +42,7 @@ def let_go(turn: Turn, member_ids: Iterable[str]) -> None:
     size = len(group.members)
     for member_id in member_ids:
         turn.forget(member_id)
-    if len(group.members) < size or group.state is State.PREPARING_REBALANCE:
+    if len(group.members) < size or group.state is ClassicState.PREPARING_REBALANCE:
         go_on(turn)
 
 
@@ -52,7 +52,7 @@ def _begin(turn: Turn) -> None:
         turn.refuse_sync(member_id, ErrorCode.REBALANCE_IN_PROGRESS)
         turn.prolong(group.members[member_id])
     _stop_waiting_for_syncs(turn)
-    group.move(Event.BEGUN, turn.now_ms)
+    group.move(ClassicEvent.BEGUN, turn.now_ms)
     if group.is_joined:
         complete_join(turn)
     else:
@@ -61,7 +61,7 @@ def _begin(turn: Turn) -> None:
 
 def _begin_initial(turn: Turn, delay_ms: int) -> None:
     group = turn.group
-    group.move(Event.BEGUN, turn.now_ms)
+    group.move(ClassicEvent.BEGUN, turn.now_ms)
     group.initial = InitialDelay(delay_ms, delay_ms, max(group.rebalance_timeout_ms - delay_ms, 0))
     turn.set_timer(join_key(group.group_id), delay_ms)
 
@@ -69,7 +69,7 @@ def _begin_initial(turn: Turn, delay_ms: int) -> None:
 def join_time_is_up(turn: Turn) -> None:
     """On the join timer: extend the delay of an initial rebalance that grows, or complete the join."""
     group = turn.group
-    if group.state is not State.PREPARING_REBALANCE:
+    if group.state is not ClassicState.PREPARING_REBALANCE:
         return
     initial = group.initial
     if initial is None or not initial.someone_came or initial.remaining_ms == 0:
@@ -85,7 +85,7 @@ def join_time_is_up(turn: Turn) -> None:
 def sync_time_is_up(turn: Turn) -> None:
     """On the sync timer: remove the joined members that did not sync."""
     group = turn.group
-    if group.state not in (State.COMPLETING_REBALANCE, State.STABLE) or not group.unsynced:
+    if group.state not in (ClassicState.COMPLETING_REBALANCE, ClassicState.STABLE) or not group.unsynced:
         return
     let_go(turn, list(group.unsynced))
 
@@ -111,7 +111,7 @@ def _begin_generation(turn: Turn) -> None:
     group = turn.group
     group.generation += 1
     group.protocol_name = group.select_protocol()
-    group.move(Event.JOINED, turn.now_ms)
+    group.move(ClassicEvent.JOINED, turn.now_ms)
     group.new.clear()
     group.unsynced = dict.fromkeys(group.members)
     for member in group.members.values():
@@ -128,11 +128,11 @@ def _elect_leader(group: ClassicGroup) -> bool:
     return group.leader in group.joining
 
 
-def _emptied(group: ClassicGroup, now_ms: int) -> Record:
+def _emptied(group: ClassicGroup, now_ms: int) -> CoordinatorRecord:
     value = GroupMetadataValue(
         protocol_type=group.protocol_type or "", generation=group.generation + 1, current_state_timestamp=now_ms
     )
-    return Record(GroupMetadataKey(group=group.group_id), value)
+    return CoordinatorRecord(GroupMetadataKey(group=group.group_id), value)
 
 
 def synced(turn: Turn, member_id: str) -> None:

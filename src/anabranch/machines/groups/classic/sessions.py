@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from anabranch.base.errors import ErrorCode
-from anabranch.machines.groups.classic.group import NO_MEMBER_ID, ClassicGroup, Event, State, tombstone
+from anabranch.machines.groups.classic.group import NO_MEMBER_ID, ClassicEvent, ClassicGroup, ClassicState, tombstone
 from anabranch.machines.groups.classic.join import member_error
 from anabranch.machines.groups.classic.rebalance import go_on, join_time_is_up, let_go, sync_time_is_up
 from anabranch.machines.groups.classic.settings import ClassicSettings
 from anabranch.machines.groups.classic.turn import Turn, join_key, session_key, sync_key
-from anabranch.machines.groups.records import Record
+from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.outcome import Outcome, SetTimer
 from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from anabranch.protocol.messages.leave_group import (
@@ -28,27 +28,29 @@ LEAVES_IN_BATCHES = 3
 """Version of LeaveGroup from which several members leave with one request."""
 
 
-def decide_heartbeat(group: ClassicGroup, request: HeartbeatRequest, now_ms: int) -> Outcome[HeartbeatResponse, Record]:
+def decide_heartbeat(
+    group: ClassicGroup, request: HeartbeatRequest, now_ms: int
+) -> Outcome[HeartbeatResponse, CoordinatorRecord]:
     """Prolong the member's session, and answer REBALANCE_IN_PROGRESS during one."""
     turn = Turn(group, now_ms)
-    if group.state is State.DEAD:
+    if group.state is ClassicState.DEAD:
         return turn.outcome(HeartbeatResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE))
     error = member_error(group, request.member_id, request.group_instance_id)
     if not error and request.generation_id != group.generation:
         error = ErrorCode.ILLEGAL_GENERATION
     if not error:
         turn.prolong(group.members[request.member_id])
-        if group.state is State.PREPARING_REBALANCE:
+        if group.state is ClassicState.PREPARING_REBALANCE:
             error = ErrorCode.REBALANCE_IN_PROGRESS
     return turn.outcome(HeartbeatResponse(error_code=error))
 
 
 def decide_leave(
     group: ClassicGroup, request: LeaveGroupRequest, version: int, now_ms: int
-) -> Outcome[LeaveGroupResponse, Record]:
+) -> Outcome[LeaveGroupResponse, CoordinatorRecord]:
     """Let members go at once; one rebalance for all of them."""
     turn = Turn(group, now_ms)
-    if group.state is State.DEAD:
+    if group.state is ClassicState.DEAD:
         return turn.outcome(LeaveGroupResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE))
     batched = version >= LEAVES_IN_BATCHES
     leaving = request.members if batched else [MemberIdentity(member_id=request.member_id)]
@@ -80,7 +82,7 @@ def _leaver(group: ClassicGroup, identity: MemberIdentity, gone: dict[str, None]
     return member_id, member_error(group, member_id, instance_id)
 
 
-def decide_timer(group: ClassicGroup, key: Hashable, now_ms: int) -> Outcome[None, Record]:
+def decide_timer(group: ClassicGroup, key: Hashable, now_ms: int) -> Outcome[None, CoordinatorRecord]:
     """A timer rang."""
     turn = Turn(group, now_ms)
     match key:
@@ -103,7 +105,7 @@ def _session_is_over(turn: Turn, member_id: str) -> None:
     let_go(turn, [member_id])
 
 
-def decide_loaded(group: ClassicGroup, settings: ClassicSettings, now_ms: int) -> Outcome[None, Record]:
+def decide_loaded(group: ClassicGroup, settings: ClassicSettings, now_ms: int) -> Outcome[None, CoordinatorRecord]:
     """Begin the sessions of a group that came from the log or from the other protocol.
 
     A group above its maximum shrinks; one without a leader, just converted from the other protocol, rebalances.
@@ -116,7 +118,7 @@ def decide_loaded(group: ClassicGroup, settings: ClassicSettings, now_ms: int) -
     return turn.outcome(None)
 
 
-def decide_kick(group: ClassicGroup, now_ms: int) -> Outcome[None, Record]:
+def decide_kick(group: ClassicGroup, now_ms: int) -> Outcome[None, CoordinatorRecord]:
     """Begin a rebalance, unless one waits for members to join or the group is empty."""
     turn = Turn(group, now_ms)
     go_on(turn)
@@ -125,7 +127,7 @@ def decide_kick(group: ClassicGroup, now_ms: int) -> Outcome[None, Record]:
 
 def decide_dissolve(
     group: ClassicGroup, now_ms: int, error: ErrorCode = ErrorCode.REBALANCE_IN_PROGRESS
-) -> Outcome[None, Record]:
+) -> Outcome[None, CoordinatorRecord]:
     """End the group without a record: parked requests are answered `error`, all timers are canceled."""
     turn = Turn(group, now_ms)
     for member_id in list(group.joining):
@@ -140,16 +142,16 @@ def decide_dissolve(
     group.unsynced.clear()
     group.new.clear()
     group.initial = None
-    group.move(Event.DISSOLVED, now_ms)
+    group.move(ClassicEvent.DISSOLVED, now_ms)
     return turn.outcome(None)
 
 
-def decide_delete(group: ClassicGroup, now_ms: int) -> Outcome[ErrorCode, Record]:
+def decide_delete(group: ClassicGroup, now_ms: int) -> Outcome[ErrorCode, CoordinatorRecord]:
     """Remove an empty group (DeleteGroups)."""
     turn = Turn(group, now_ms)
-    if group.state is State.DEAD:
+    if group.state is ClassicState.DEAD:
         return turn.outcome(ErrorCode.GROUP_ID_NOT_FOUND)
-    if group.state is not State.EMPTY:
+    if group.state is not ClassicState.EMPTY:
         return turn.outcome(ErrorCode.NON_EMPTY_GROUP)
     for member_id in list(group.pending):
         turn.forget(member_id)
@@ -161,9 +163,9 @@ def commit_error(
     group: ClassicGroup, member_id: str, instance_id: str | None, generation: int, *, transactional: bool
 ) -> ErrorCode:
     """Whether offsets may be committed: by a member of this generation, or by anyone while the group is empty."""
-    if group.state is State.DEAD:
+    if group.state is ClassicState.DEAD:
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
-    if generation < 0 and group.state is State.EMPTY:
+    if generation < 0 and group.state is ClassicState.EMPTY:
         return ErrorCode.NONE
     if generation >= 0 or member_id != NO_MEMBER_ID or instance_id is not None:
         error = member_error(group, member_id, instance_id)
@@ -171,9 +173,9 @@ def commit_error(
             return error
         if generation != group.generation:
             return ErrorCode.ILLEGAL_GENERATION
-    elif not transactional and group.state is not State.EMPTY:
+    elif not transactional and group.state is not ClassicState.EMPTY:
         return ErrorCode.UNKNOWN_MEMBER_ID
-    if not transactional and group.state is State.COMPLETING_REBALANCE:
+    if not transactional and group.state is ClassicState.COMPLETING_REBALANCE:
         return ErrorCode.REBALANCE_IN_PROGRESS
     return ErrorCode.NONE
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from anabranch.base.errors import ErrorCode
-from anabranch.machines.groups.classic.group import ClassicGroup, State, generation_record
+from anabranch.machines.groups.classic.group import ClassicGroup, ClassicState, generation_record
 from anabranch.machines.groups.classic.join import Caller, member_error
 from anabranch.machines.groups.classic.rebalance import synced
 from anabranch.machines.groups.classic.turn import Turn
-from anabranch.machines.groups.records import Record
+from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.outcome import Outcome, Parked
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
@@ -19,14 +19,14 @@ PROTOCOL_SAID = 5
 
 def decide_sync(
     group: ClassicGroup, request: SyncGroupRequest, caller: Caller, ticket: Hashable, now_ms: int
-) -> Outcome[SyncGroupResponse | Parked, Record]:
+) -> Outcome[SyncGroupResponse | Parked, CoordinatorRecord]:
     """Store the leader's assignment and answer every parked SyncGroup; the group is STABLE once that is applied."""
     turn = Turn(group, now_ms)
     error = _error(group, request, caller)
     if error:
         return turn.outcome(SyncGroupResponse(error_code=error))
     synced(turn, request.member_id)
-    if group.state is State.STABLE:
+    if group.state is ClassicState.STABLE:
         turn.prolong(group.members[request.member_id])
         return turn.outcome(_assigned(group, group.members[request.member_id].assignment))
     turn.park_sync(request.member_id, ticket)
@@ -36,7 +36,7 @@ def decide_sync(
 
 
 def _error(group: ClassicGroup, request: SyncGroupRequest, caller: Caller) -> ErrorCode:
-    if group.state is State.DEAD:
+    if group.state is ClassicState.DEAD:
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
     unsaid = request.protocol_type is None or request.protocol_name is None
     if caller.version >= PROTOCOL_SAID and unsaid:
@@ -48,7 +48,7 @@ def _error(group: ClassicGroup, request: SyncGroupRequest, caller: Caller) -> Er
         return ErrorCode.ILLEGAL_GENERATION
     if _differs(request.protocol_type, group.protocol_type) or _differs(request.protocol_name, group.protocol_name):
         return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-    if group.state is State.PREPARING_REBALANCE:
+    if group.state is ClassicState.PREPARING_REBALANCE:
         return ErrorCode.REBALANCE_IN_PROGRESS
     return ErrorCode.NONE
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.classic.group import ClassicGroup, ClassicMember, ParkedJoin
-from anabranch.machines.groups.records import Record
+from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.outcome import Draft, Outcome
 from anabranch.protocol.messages.join_group import JoinGroupResponse, JoinGroupResponseMember
 from anabranch.protocol.messages.sync_group import SyncGroupResponse
@@ -77,14 +77,14 @@ class Turn:
     def __init__(self, group: ClassicGroup, now_ms: int) -> None:
         self.group = group
         self.now_ms = now_ms
-        self.draft: Draft[Record] = Draft()
+        self.draft: Draft[CoordinatorRecord] = Draft()
 
-    def outcome(self, reply: Reply) -> Outcome[Reply, Record]:
+    def outcome(self, reply: Reply) -> Outcome[Reply, CoordinatorRecord]:
         """All that was gathered, and this reply."""
         assert len(self.draft.records) <= 1, self.draft.records
         return self.draft.outcome(reply)
 
-    def outcome_for(self, ticket: Hashable) -> Outcome[Any, Record]:
+    def outcome_for(self, ticket: Hashable) -> Outcome[Any, CoordinatorRecord]:
         """All that was gathered; the reply is what was answered to `ticket`, if it was, and else `Parked`."""
         assert len(self.draft.records) <= 1, self.draft.records
         return self.draft.outcome_for(ticket)

@@ -14,8 +14,8 @@ from uuid import UUID
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.machines.groups.consumer.group import (
     Assignment,
+    AssignmentMetadata,
     Member,
-    Told,
     assignment_of,
     target_epoch_record,
     target_record,
@@ -102,7 +102,11 @@ def install(step: Step, request: ConsumerGroupInstallAssignmentRequest) -> Consu
     group = step.group
     if request.error:
         for member_id in sorted(group.members):
-            step.put(target_record(step.group_id, member_id, group.target(member_id), Told(error=request.error)))
+            step.put(
+                target_record(
+                    step.group_id, member_id, group.target(member_id), AssignmentMetadata(error=request.error)
+                )
+            )
     else:
         for member_id, target, told in _checked(request, computation):
             if member_id in group.members and (group.target(member_id) != target or group.told.get(member_id) != told):
@@ -142,7 +146,7 @@ def _chosen(step: Step, member_id: str, epoch: int) -> Computation:
 
 def _checked(
     request: ConsumerGroupInstallAssignmentRequest, computation: Computation
-) -> list[tuple[str, Assignment, Told]]:
+) -> list[tuple[str, Assignment, AssignmentMetadata]]:
     """Every member of the assignment is known, and every partition is there once and given to exactly one."""
     assert computation.members is not None
     found = []
@@ -162,13 +166,13 @@ def _checked(
         mine: dict[UUID, list[int]] = {}
         for entry in member.partitions:
             mine.setdefault(entry.topic_id, []).extend(entry.partitions)
-        told = Told(0, member.metadata_version, bytes(member.metadata_bytes))
+        told = AssignmentMetadata(0, member.metadata_version, bytes(member.metadata_bytes))
         found.append((member.member_id, assignment_of(mine), told))
     for topic_id, left in free.items():
         if left:
             raise _wrong(f"partition {min(left)} of topic {topic_id} is assigned to nobody")
     named = {member_id for member_id, _, _ in found}
-    return [*found, *((member_id, (), Told()) for member_id in sorted(computation.members - named))]
+    return [*found, *((member_id, (), AssignmentMetadata()) for member_id in sorted(computation.members - named))]
 
 
 def _wrong(reason: str) -> ApiError:

@@ -38,7 +38,7 @@ from anabranch.machines.groups.records import (
     ConsumerGroupTargetAssignmentMemberValue,
     ConsumerGroupTargetAssignmentMetadataKey,
     ConsumerGroupTargetAssignmentMetadataValue,
-    Record,
+    CoordinatorRecord,
     TopicPartitions,
 )
 
@@ -71,7 +71,7 @@ class MemberState(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class MemberMetadata:
     """The metadata of a member, from its heartbeats."""
 
     client_id: str = ""
@@ -110,7 +110,7 @@ class Member:
     """A member: its metadata, and its progress towards its target."""
 
     member_id: str
-    described: Described = field(default_factory=Described)
+    described: MemberMetadata = field(default_factory=MemberMetadata)
     epoch: int = 0
     previous_epoch: int = 0
     state: MemberState = MemberState.STABLE
@@ -128,7 +128,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class AssignmentMetadata:
     """The metadata that a client-side assignor gives a member beside its partitions."""
 
     error: int = 0
@@ -146,7 +146,7 @@ class ConsumerGroup:
     target_epoch: int = 0
     members: dict[str, Member] = field(default_factory=dict)
     targets: dict[str, Assignment] = field(default_factory=dict)
-    told: dict[str, Told] = field(default_factory=dict)
+    told: dict[str, AssignmentMetadata] = field(default_factory=dict)
     static_members: dict[str, str] = field(default_factory=dict)
     """Member ids by instance id."""
     holders: dict[tuple[UUID, int], str] = field(default_factory=dict)
@@ -189,7 +189,7 @@ class ConsumerGroup:
 
     # -- the fold ------------------------------------------------------------------------------------------------------
 
-    def apply(self, record: Record) -> None:
+    def apply(self, record: CoordinatorRecord) -> None:
         """Fold one of the group's records."""
         key, value = record
         match key:
@@ -233,7 +233,7 @@ class ConsumerGroup:
             return
         self.targets[member_id] = assignment(value.topic_partitions)
         if value.error or value.metadata_version or len(value.metadata_bytes):
-            self.told[member_id] = Told(value.error, value.metadata_version, bytes(value.metadata_bytes))
+            self.told[member_id] = AssignmentMetadata(value.error, value.metadata_version, bytes(value.metadata_bytes))
 
     def _put_current(self, member_id: str, value: ConsumerGroupCurrentMemberAssignmentValue | None) -> None:
         member = self.members.get(member_id)
@@ -264,10 +264,10 @@ class ConsumerGroup:
                 del self.holders[partition]
 
 
-def described(value: ConsumerGroupMemberMetadataValue) -> Described:
+def described(value: ConsumerGroupMemberMetadataValue) -> MemberMetadata:
     """Read a member's metadata from its record."""
     classic = value.classic_member_metadata
-    return Described(
+    return MemberMetadata(
         client_id=value.client_id,
         client_host=value.client_host,
         instance_id=value.instance_id,
@@ -324,17 +324,19 @@ def same(one: Assignment, other: Assignment) -> bool:
 # -- records -----------------------------------------------------------------------------------------------------------
 
 
-def group_record(group_id: str, epoch: int | None, metadata_hash: int = 0) -> Record:
+def group_record(group_id: str, epoch: int | None, metadata_hash: int = 0) -> CoordinatorRecord:
     """The record of the group's epoch; its tombstone for None."""
     key = ConsumerGroupMetadataKey(group_id=group_id)
-    return Record(key, None if epoch is None else ConsumerGroupMetadataValue(epoch=epoch, metadata_hash=metadata_hash))
+    return CoordinatorRecord(
+        key, None if epoch is None else ConsumerGroupMetadataValue(epoch=epoch, metadata_hash=metadata_hash)
+    )
 
 
-def member_record(group_id: str, member_id: str, said: Described | None) -> Record:
+def member_record(group_id: str, member_id: str, said: MemberMetadata | None) -> CoordinatorRecord:
     """What a member said of itself; None: it is gone."""
     key = ConsumerGroupMemberMetadataKey(group_id=group_id, member_id=member_id)
     if said is None:
-        return Record(key)
+        return CoordinatorRecord(key)
     value = ConsumerGroupMemberMetadataValue(
         instance_id=said.instance_id,
         rack_id=said.rack_id,
@@ -362,34 +364,38 @@ def member_record(group_id: str, member_id: str, said: Described | None) -> Reco
             for one in said.client_assignors
         ],
     )
-    return Record(key, value)
+    return CoordinatorRecord(key, value)
 
 
-def target_epoch_record(group_id: str, epoch: int | None) -> Record:
+def target_epoch_record(group_id: str, epoch: int | None) -> CoordinatorRecord:
     """The record of the assignment epoch, written after the members' targets; its tombstone for None."""
     key = ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id)
-    return Record(key, None if epoch is None else ConsumerGroupTargetAssignmentMetadataValue(assignment_epoch=epoch))
+    return CoordinatorRecord(
+        key, None if epoch is None else ConsumerGroupTargetAssignmentMetadataValue(assignment_epoch=epoch)
+    )
 
 
-def target_record(group_id: str, member_id: str, target: Assignment | None, told: Told = Told()) -> Record:
+def target_record(
+    group_id: str, member_id: str, target: Assignment | None, told: AssignmentMetadata = AssignmentMetadata()
+) -> CoordinatorRecord:
     """A member's part of the target; None: it has none any more."""
     key = ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id)
     if target is None:
-        return Record(key)
+        return CoordinatorRecord(key)
     value = ConsumerGroupTargetAssignmentMemberValue(
         topic_partitions=topic_partitions(target),
         error=told.error,
         metadata_version=told.version,
         metadata_bytes=told.metadata,
     )
-    return Record(key, value)
+    return CoordinatorRecord(key, value)
 
 
-def current_record(group_id: str, member_id: str, member: Member | None) -> Record:
+def current_record(group_id: str, member_id: str, member: Member | None) -> CoordinatorRecord:
     """The record of a member's current assignment; its tombstone for None."""
     key = ConsumerGroupCurrentMemberAssignmentKey(group_id=group_id, member_id=member_id)
     if member is None:
-        return Record(key)
+        return CoordinatorRecord(key)
     value = ConsumerGroupCurrentMemberAssignmentValue(
         member_epoch=member.epoch,
         previous_member_epoch=member.previous_epoch,
@@ -397,7 +403,7 @@ def current_record(group_id: str, member_id: str, member: Member | None) -> Reco
         assigned_partitions=topic_partitions(member.assigned),
         partitions_pending_revocation=topic_partitions(member.revoking),
     )
-    return Record(key, value)
+    return CoordinatorRecord(key, value)
 
 
 def topic_partitions(partitions: Assignment) -> Sequence[TopicPartitions]:
@@ -405,7 +411,7 @@ def topic_partitions(partitions: Assignment) -> Sequence[TopicPartitions]:
     return [TopicPartitions(topic_id=topic_id, partitions=numbers) for topic_id, numbers in partitions]
 
 
-def gone_records(group_id: str, member_id: str) -> tuple[Record, ...]:
+def gone_records(group_id: str, member_id: str) -> tuple[CoordinatorRecord, ...]:
     """The tombstones of a member."""
     return (
         current_record(group_id, member_id, None),

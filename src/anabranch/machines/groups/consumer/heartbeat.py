@@ -15,12 +15,12 @@ from anabranch.machines.groups.consumer.group import (
     LEFT_FOR_A_WHILE,
     NOTHING,
     Assignment,
+    AssignmentMetadata,
     Assignor,
     ConsumerGroup,
-    Described,
     Member,
+    MemberMetadata,
     MemberState,
-    Told,
     assignment,
     current_record,
     gone_records,
@@ -108,7 +108,7 @@ def heartbeat(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller
         owned = NOTHING
     elif member is not None:
         check_epoch(member, request.member_epoch, owned)
-    said = _merged(Described() if member is None else member.described, request, caller)
+    said = _merged(MemberMetadata() if member is None else member.described, request, caller)
     if member is None or said != member.described:
         _check_versions(group, member_id, said)
     if member is None:
@@ -200,7 +200,7 @@ def check_room(step: Step, group: ConsumerGroup) -> None:
         )
 
 
-def _check_versions(group: ConsumerGroup, member_id: str, said: Described) -> None:
+def _check_versions(group: ConsumerGroup, member_id: str, said: MemberMetadata) -> None:
     """Refuse a version range that excludes the assignor that the others use (KIP-268)."""
     others = [offers_of(other.described) for other in group.members.values() if other.member_id != member_id]
     used = client_assignor(others) if others and said.client_assignors else None
@@ -216,7 +216,7 @@ def _check_versions(group: ConsumerGroup, member_id: str, said: Described) -> No
         )
 
 
-def _merged(before: Described, request: ConsumerGroupHeartbeatRequest, caller: Caller) -> Described:
+def _merged(before: MemberMetadata, request: ConsumerGroupHeartbeatRequest, caller: Caller) -> MemberMetadata:
     """The member's metadata now: null fields, and a timeout of -1, keep their values.
 
     A join at epoch 0 resets them instead. (At epoch 0 a member may also just wait for a target.)
@@ -265,7 +265,7 @@ def _merged(before: Described, request: ConsumerGroupHeartbeatRequest, caller: C
     )
 
 
-def calls_for_assignment(before: Described, said: Described) -> bool:
+def calls_for_assignment(before: MemberMetadata, said: MemberMetadata) -> bool:
     """Whether a change of a member's metadata calls for a new assignment."""
     return (
         before.topics != said.topics
@@ -276,10 +276,10 @@ def calls_for_assignment(before: Described, said: Described) -> bool:
     )
 
 
-def replace_member(step: Step, member: Member, new_id: str, said: Described) -> None:
+def replace_member(step: Step, member: Member, new_id: str, said: MemberMetadata) -> None:
     """A static member returns under another id and keeps its assignment."""
     group_id, old_id = step.group_id, member.member_id
-    target, told = step.group.target(old_id), step.group.told.get(old_id, Told())
+    target, told = step.group.target(old_id), step.group.told.get(old_id, AssignmentMetadata())
     step.put(*gone_records(group_id, old_id))
     step.put(member_record(group_id, new_id, said))
     step.put(target_record(group_id, new_id, target, told))
@@ -337,7 +337,7 @@ def _answer(
         should_compute_assignment=_asked(step, member),
     )
     if tell:
-        told = step.group.told.get(member.member_id, Told())
+        told = step.group.told.get(member.member_id, AssignmentMetadata())
         response.assignment = AssignmentMessage(
             topic_partitions=_message(member.assigned),
             pending_topic_partitions=_message(pending(step.group, member)),

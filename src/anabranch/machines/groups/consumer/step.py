@@ -32,7 +32,7 @@ from anabranch.machines.groups.consumer.target import (
     subscriptions,
 )
 from anabranch.machines.groups.image import Image
-from anabranch.machines.groups.records import Record
+from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.settings import ConsumerGroupSettings, GroupSettings
 from anabranch.machines.outcome import Draft
@@ -67,13 +67,13 @@ class Step:
         settings: GroupSettings,
         waits: Waits,
         now_ms: int,
-        begun: tuple[ConsumerGroup, Draft[Record]] | None = None,
+        begun: tuple[ConsumerGroup, Draft[CoordinatorRecord]] | None = None,
     ) -> None:
         """`begun` is a draft that has records already, with the group as it will be when they are applied."""
         self._group = group
         self._decided: ConsumerGroup | None = None
         """The group as it will be; copied with the first record."""
-        self.draft: Draft[Record] = Draft()
+        self.draft: Draft[CoordinatorRecord] = Draft()
         if begun is not None:
             self._decided, self.draft = begun
         self._ended = False
@@ -99,7 +99,7 @@ class Step:
         """The settings of this group."""
         return self.settings.of(self.group_id)
 
-    def put(self, *records: Record) -> None:
+    def put(self, *records: CoordinatorRecord) -> None:
         """Decide that this is so."""
         assert not self._ended
         if self._decided is None:

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from anabranch.machines.groups.assignors.model import Subscriber
 from anabranch.machines.groups.assignors.registry import Assignors
-from anabranch.machines.groups.consumer.group import Assignment, Assignor, ConsumerGroup, Described, Member
+from anabranch.machines.groups.consumer.group import Assignment, Assignor, ConsumerGroup, Member, MemberMetadata
 from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.regex import Regexes
 
@@ -29,7 +29,7 @@ class Targets:
 
     def __init__(self) -> None:
         self._planner: Planner | None = None
-        self._said: dict[str, Described] = {}
+        self._said: dict[str, MemberMetadata] = {}
         self._subscribers: dict[str, Subscriber] = {}
         self._image = -1
 
@@ -65,7 +65,7 @@ class Targets:
                 subscribers[member_id] = Subscriber(topics, said.instance_id)
 
 
-def subscription(said: Described, image: Image, regexes: Regexes) -> frozenset[str]:
+def subscription(said: MemberMetadata, image: Image, regexes: Regexes) -> frozenset[str]:
     """The topics that a member subscribes to, by name and by regex."""
     topics = frozenset(said.topics)
     return topics if said.regex is None else topics | regexes.matches(said.regex, image)
@@ -77,7 +77,7 @@ def subscriptions(group: ConsumerGroup, image: Image, regexes: Regexes) -> froze
     return frozenset().union(*(subscription(said, image, regexes) for said in distinct.values()))
 
 
-def _described(member: Member) -> Described:
+def _described(member: Member) -> MemberMetadata:
     return member.described
 
 
@@ -109,7 +109,7 @@ CLASSIC_VERSION = -1
 """The metadata version of a classic member's subscription (KIP-848, JoinGroup)."""
 
 
-def offers_of(said: Described) -> tuple[Assignor, ...]:
+def offers_of(said: MemberMetadata) -> tuple[Assignor, ...]:
     """The client-side assignors that a member offers; a classic member's protocols count as such."""
     if said.classic is None:
         return said.client_assignors
@@ -138,7 +138,7 @@ def client_assignor(offers: Iterable[tuple[Assignor, ...]]) -> Offer | None:
     return Offer(name, highest[name])
 
 
-def server_assignor(said: Iterable[Described], offered: tuple[str, ...]) -> str:
+def server_assignor(said: Iterable[MemberMetadata], offered: tuple[str, ...]) -> str:
     """The server-side assignor to use."""
     votes = Counter(described.server_assignor or offered[0] for described in said)
     if not votes:

@@ -10,32 +10,32 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.codec import decode, encode
 from anabranch.machines.groups import classic
-from anabranch.machines.groups.classic import NEXT, ClassicGroup, ClassicMember, Event, State, group
+from anabranch.machines.groups.classic import NEXT, ClassicEvent, ClassicGroup, ClassicMember, ClassicState, group
 from anabranch.machines.groups.records import GroupMetadataValue, MemberMetadata
 from anabranch.protocol.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
 from tests.support.classic_groups import GroupWorld
 
 
 def test_every_state_has_an_answer_to_every_event() -> None:
-    assert set(NEXT) == set(product(State, Event))
+    assert set(NEXT) == set(product(ClassicState, ClassicEvent))
 
 
 def test_the_docstring_shows_the_table() -> None:
     lines = [line.split("  ") for line in (group.__doc__ or "").splitlines() if line.startswith("    ")]
     rows = [[cell.strip() for cell in line if cell.strip()] for line in lines]
-    assert rows[0] == ["state", *(event.value for event in Event)]
+    assert rows[0] == ["state", *(event.value for event in ClassicEvent)]
     shown = {}
     for name, *cells in rows[1:]:
-        for event, cell in zip(Event, cells, strict=True):
+        for event, cell in zip(ClassicEvent, cells, strict=True):
             word = re.sub(r" \(\d\)$", "", cell)
-            full = [state for state in State if state.name.startswith(word)]
-            shown[State[name], event] = full[0] if full else None
+            full = [state for state in ClassicState if state.name.startswith(word)]
+            shown[ClassicState[name], event] = full[0] if full else None
     assert shown == NEXT
 
 
 def test_a_step_that_the_table_does_not_have_is_our_fault() -> None:
     with pytest.raises(AssertionError):
-        ClassicGroup("g").move(Event.JOINED, 0)
+        ClassicGroup("g").move(ClassicEvent.JOINED, 0)
 
 
 def test_an_empty_group_has_nothing_worth_keeping_until_a_record_tells_of_it() -> None:
@@ -47,7 +47,7 @@ def test_an_empty_group_has_nothing_worth_keeping_until_a_record_tells_of_it() -
     assert world.group.is_vacant
     (member,) = world.start("a")
     world.leave(member)
-    assert world.group.state is State.EMPTY and not world.group.is_vacant
+    assert world.group.state is ClassicState.EMPTY and not world.group.is_vacant
 
 
 def test_records_of_every_version_can_be_restored() -> None:
@@ -57,7 +57,7 @@ def test_records_of_every_version_can_be_restored() -> None:
     for version in range(5):
         value = GroupMetadataValue(protocol_type="connect", generation=3, protocol="p", leader="m", members=[member])
         restored = classic.restore("g", decoded(value, version))
-        assert restored.state is State.STABLE and restored.generation == 3 and restored.leader == "m"
+        assert restored.state is ClassicState.STABLE and restored.generation == 3 and restored.leader == "m"
         assert restored.members["m"] == ClassicMember("m", None, "a", "/h", 10_000, 10_000, (("p", b"s"),), b"x")
 
 
@@ -117,6 +117,6 @@ def test_a_deleted_group_is_dead_and_only_an_empty_one_can_be_deleted() -> None:
     world.leave(a)
     world.join("b")
     assert world.delete() == ErrorCode.NONE
-    assert world.group.state is State.DEAD
+    assert world.group.state is ClassicState.DEAD
     assert world.journal[-1].value is None
     assert world.delete() == ErrorCode.GROUP_ID_NOT_FOUND

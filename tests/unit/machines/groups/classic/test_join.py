@@ -6,7 +6,7 @@ import pytest
 
 from anabranch.base import limits
 from anabranch.base.errors import ErrorCode
-from anabranch.machines.groups.classic import ClassicSettings, State, join
+from anabranch.machines.groups.classic import ClassicSettings, ClassicState, join
 from tests.support.classic_groups import GroupWorld
 
 COOPERATIVE_THEN_RANGE = {"cooperative-sticky": b"c", "range": b"r"}
@@ -17,19 +17,19 @@ def test_two_members_form_a_group() -> None:
     a = world.join("a", version=3)
     b = world.join("b", version=3)
     assert a.is_parked and b.is_parked
-    assert world.group.state is State.PREPARING_REBALANCE
+    assert world.group.state is ClassicState.PREPARING_REBALANCE
     world.advance(6_000)
     assert (a.error, a.generation_id, a.protocol_name, a.protocol_type) == (ErrorCode.NONE, 1, "range", "consumer")
     assert a.leader == b.leader == a.member_id
     assert [(m.member_id, bytes(m.metadata)) for m in a.members] == [(a.member_id, b"topics"), (b.member_id, b"topics")]
     assert list(b.members) == []
-    assert world.group.state is State.COMPLETING_REBALANCE
+    assert world.group.state is ClassicState.COMPLETING_REBALANCE
     follower = world.sync(b.member_id, 1)
     assert follower.is_parked
     leader = world.sync(a.member_id, 1, {a.member_id: b"0", b.member_id: b"1"})
     assert (bytes(leader.assignment), bytes(follower.assignment)) == (b"0", b"1")
     assert (follower.protocol_type, follower.protocol_name) == ("consumer", "range")
-    assert world.group.state is State.STABLE
+    assert world.group.state is ClassicState.STABLE
     assert len(world.journal) == 1
 
 
@@ -39,7 +39,7 @@ def test_a_member_without_an_id_is_given_one_and_comes_again_with_it() -> None:
     assert first.error == ErrorCode.MEMBER_ID_REQUIRED
     assert first.member_id == "a-1"
     assert first.protocol_name is None
-    assert list(world.group.pending) == ["a-1"] and world.group.state is State.EMPTY
+    assert list(world.group.pending) == ["a-1"] and world.group.state is ClassicState.EMPTY
     second = world.join("a", first.member_id)
     assert second.is_parked and not world.group.pending
     world.advance(3_000)
@@ -182,7 +182,7 @@ def test_a_member_that_supports_nothing_in_common_is_refused() -> None:
     assert world.join("b", protocols={"sticky": b""}).error == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     assert world.join("b", protocol_type="connect").error == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     assert world.join("a", a, protocols={"sticky": b""}).error == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-    assert world.group.state is State.STABLE
+    assert world.group.state is ClassicState.STABLE
 
 
 def test_the_first_member_must_name_a_type_and_a_protocol() -> None:
@@ -232,7 +232,7 @@ def test_a_full_group_refuses_the_next_member() -> None:
     a, _ = world.start("a", "b")
     assert world.join("c").error == ErrorCode.GROUP_MAX_SIZE_REACHED
     assert world.join("a", a).is_parked
-    assert world.group.state is State.PREPARING_REBALANCE
+    assert world.group.state is ClassicState.PREPARING_REBALANCE
 
 
 def test_a_group_above_its_maximum_loses_those_who_join_last() -> None:
@@ -250,7 +250,7 @@ def test_a_group_above_its_maximum_is_rebalanced_once_it_is_loaded() -> None:
     world.start("a", "b", "c")
     world.settings = ClassicSettings(size_max=2)
     world.fail_over()
-    assert world.group.state is State.PREPARING_REBALANCE
+    assert world.group.state is ClassicState.PREPARING_REBALANCE
 
 
 def test_a_static_member_takes_its_own_place_in_a_full_group() -> None:
@@ -264,7 +264,7 @@ def test_a_follower_that_joins_again_with_nothing_new_is_told_the_generation() -
     a, b = world.start("a", "b")
     again = world.join("b", b)
     assert (again.error, again.generation_id, again.leader, list(again.members)) == (ErrorCode.NONE, 1, a, [])
-    assert world.group.state is State.STABLE
+    assert world.group.state is ClassicState.STABLE
 
 
 def test_a_follower_that_says_something_new_begins_a_rebalance_and_is_heard() -> None:
@@ -292,7 +292,7 @@ def test_a_member_that_missed_the_answer_to_its_join_is_told_again() -> None:
     follower = world.join("b", calls[1].member_id)
     assert leader.generation_id == follower.generation_id == 1
     assert (len(leader.members), len(follower.members)) == (2, 0)
-    assert world.group.state is State.COMPLETING_REBALANCE
+    assert world.group.state is ClassicState.COMPLETING_REBALANCE
 
 
 def test_a_member_that_says_something_new_before_the_assignment_makes_all_join_again() -> None:
@@ -302,7 +302,7 @@ def test_a_member_that_says_something_new_before_the_assignment_makes_all_join_a
     waiting = world.sync(calls[1].member_id)
     again = world.join("a", calls[0].member_id, protocols={"range": b"new"})
     assert waiting.error == ErrorCode.REBALANCE_IN_PROGRESS
-    assert again.is_parked and world.group.state is State.PREPARING_REBALANCE
+    assert again.is_parked and world.group.state is ClassicState.PREPARING_REBALANCE
 
 
 def test_a_request_that_is_sent_twice_is_answered_twice() -> None:
@@ -350,7 +350,7 @@ def test_everyone_leaves_while_the_first_rebalance_waits() -> None:
     world.leave(member_id)
     assert call.error == ErrorCode.UNKNOWN_MEMBER_ID
     world.advance(3_000)
-    assert world.group.state is State.EMPTY and world.group.generation == 1
+    assert world.group.state is ClassicState.EMPTY and world.group.generation == 1
     assert not world.timers
 
 
@@ -386,6 +386,6 @@ def test_a_join_that_comes_late_on_an_older_connection_does_not_speak_for_the_me
     assert world.join("a", a, connection=2).is_parked  # the leader, who reads the topics anew
     late = world.join("b", b, connection=1)  # it had let go of everything when it sent this, and has it again
     assert late.error == ErrorCode.REBALANCE_IN_PROGRESS
-    assert world.group.state is State.PREPARING_REBALANCE
+    assert world.group.state is ClassicState.PREPARING_REBALANCE
     assert world.join("b", b, connection=3).error == ErrorCode.NONE
-    assert world.group.state is State.COMPLETING_REBALANCE
+    assert world.group.state is ClassicState.COMPLETING_REBALANCE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anabranch.base.errors import ErrorCode
-from anabranch.machines.groups.classic import State
+from anabranch.machines.groups.classic import ClassicState
 from tests.support.classic_groups import GroupWorld
 
 
@@ -17,7 +17,7 @@ def joined(world: GroupWorld, *names: str) -> dict[str, str]:
     for member_id in [it for it in ids.values() if it != leader]:
         world.sync(member_id, generation)
     world.sync(leader, generation, dict.fromkeys(ids.values(), b"x"))
-    assert world.group.state is State.STABLE
+    assert world.group.state is ClassicState.STABLE
     return ids
 
 
@@ -38,7 +38,7 @@ def test_members_that_do_not_join_again_are_out_after_the_rebalance_timeout_thou
     world = GroupWorld()
     ids = joined(world, "a", "b")
     again = world.join("a", ids["a"], version=3)
-    assert again.is_parked and world.group.state is State.PREPARING_REBALANCE
+    assert again.is_parked and world.group.state is ClassicState.PREPARING_REBALANCE
     for _ in range(11):
         world.advance(5_000)
         assert world.heartbeat(ids["b"]) == ErrorCode.REBALANCE_IN_PROGRESS
@@ -55,7 +55,7 @@ def test_members_that_join_and_do_not_sync_are_out_and_the_others_rebalance() ->
     leader = a.leader
     follower = next(it for it in ids.values() if it != leader)
     world.sync(leader, 2, {leader: b"x", follower: b"y"})
-    assert world.group.state is State.STABLE and set(world.group.unsynced) == {follower}
+    assert world.group.state is ClassicState.STABLE and set(world.group.unsynced) == {follower}
     world.advance(world.group.rebalance_timeout_ms)
     assert follower not in world.group.members
 
@@ -69,11 +69,11 @@ def test_a_sync_that_waits_when_a_rebalance_begins_is_told_so() -> None:
     assert waiting.is_parked
     world.join("c", version=3)
     assert waiting.error == ErrorCode.REBALANCE_IN_PROGRESS
-    assert world.group.state is State.PREPARING_REBALANCE
+    assert world.group.state is ClassicState.PREPARING_REBALANCE
 
 
 def test_the_last_member_that_leaves_ends_the_generation() -> None:
     world = GroupWorld()
     ids = joined(world, "a")
     world.leave(ids["a"])
-    assert world.group.state is State.EMPTY and world.group.generation == 2
+    assert world.group.state is ClassicState.EMPTY and world.group.generation == 2

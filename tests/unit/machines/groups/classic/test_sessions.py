@@ -6,7 +6,7 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups import classic
-from anabranch.machines.groups.classic import ClassicMember, State
+from anabranch.machines.groups.classic import ClassicMember, ClassicState
 from anabranch.machines.outcome import SetTimer
 from tests.support.classic_groups import GroupWorld
 
@@ -49,11 +49,11 @@ def test_the_last_member_that_leaves_empties_the_group_and_that_is_stored() -> N
     world = GroupWorld()
     (a,) = world.start("a")
     assert [m.error_code for m in world.leave(a).members] == [ErrorCode.NONE]
-    assert (world.group.state, world.group.generation, world.group.leader) == (State.EMPTY, 2, None)
+    assert (world.group.state, world.group.generation, world.group.leader) == (ClassicState.EMPTY, 2, None)
     assert (world.group.protocol_type, world.group.protocol_name) == ("consumer", None)
     assert not world.timers
     world.fail_over()
-    assert (world.group.state, world.group.generation, world.group.protocol_type) == (State.EMPTY, 2, "consumer")
+    assert (world.group.state, world.group.generation, world.group.protocol_type) == (ClassicState.EMPTY, 2, "consumer")
 
 
 def test_several_members_leave_with_one_request_and_each_is_told() -> None:
@@ -66,13 +66,13 @@ def test_several_members_leave_with_one_request_and_each_is_told() -> None:
         (c, ErrorCode.NONE),
         (c, ErrorCode.UNKNOWN_MEMBER_ID),
     ]
-    assert list(world.group.members) == [a] and world.group.state is State.PREPARING_REBALANCE
+    assert list(world.group.members) == [a] and world.group.state is ClassicState.PREPARING_REBALANCE
 
 
 def test_all_members_leave_with_one_request() -> None:
     world = GroupWorld()
     world.leave(*world.start("a", "b", "c"))
-    assert world.group.state is State.EMPTY and len(world.journal) == 2
+    assert world.group.state is ClassicState.EMPTY and len(world.journal) == 2
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
@@ -111,7 +111,7 @@ def test_a_given_id_that_is_given_back_disturbs_nobody() -> None:
     (a,) = world.start("a")
     pending = world.join("b").member_id
     assert [m.error_code for m in world.leave(pending).members] == [ErrorCode.NONE]
-    assert world.group.state is State.STABLE and world.heartbeat(a) == ErrorCode.NONE
+    assert world.group.state is ClassicState.STABLE and world.heartbeat(a) == ErrorCode.NONE
 
 
 def test_members_come_back_stable_after_a_fail_over_with_whole_sessions() -> None:
@@ -119,7 +119,7 @@ def test_members_come_back_stable_after_a_fail_over_with_whole_sessions() -> Non
     a, b = world.start("a", "b", session_timeout_ms=10_000, instances={"a": "ia"})
     world.advance(9_000)
     world.fail_over()
-    assert world.group.state is State.STABLE and world.group.leader == a
+    assert world.group.state is ClassicState.STABLE and world.group.leader == a
     world.advance(9_999)
     assert [world.heartbeat(a, instance="ia"), world.heartbeat(b)] == [ErrorCode.NONE, ErrorCode.NONE]
     assert bytes(world.sync(b).assignment) == b.encode()
@@ -176,7 +176,7 @@ def test_a_dissolved_group_answers_all_who_wait_and_forgets_its_timers() -> None
     waiting = world.join("a", a)
     world.dissolve()
     assert waiting.error == ErrorCode.REBALANCE_IN_PROGRESS and waiting.member_id == a
-    assert world.group.state is State.DEAD and not world.timers and pending.member_id
+    assert world.group.state is ClassicState.DEAD and not world.timers and pending.member_id
     other = GroupWorld()
     a, b = other.start("a", "b")
     other.join("b", b, protocols={"range": b"new"})
@@ -195,14 +195,14 @@ def test_a_group_is_made_of_members_of_the_other_protocol_and_kicked() -> None:
         ClassicMember("b", "ib", "cb", "/h", 10_000, 60_000, (("range", b"rb"),), b"1"),
     ]
     world.group = classic.group_of("g", members, generation=7, protocol_type="consumer", now_ms=world.now_ms)
-    assert (world.group.protocol_name, world.group.leader, world.group.state) == ("range", "a", State.STABLE)
+    assert (world.group.protocol_name, world.group.leader, world.group.state) == ("range", "a", ClassicState.STABLE)
     record = classic.generation_record(world.group, world.now_ms)
     world.perform(classic.decide_loaded(world.group, world.settings, world.now_ms))
     world.kick()
     classic.apply(world.group, record.value)
     world.journal.append(record)
     world.check()
-    assert world.group.state is State.PREPARING_REBALANCE
+    assert world.group.state is ClassicState.PREPARING_REBALANCE
     assert world.heartbeat("a", 7) == ErrorCode.REBALANCE_IN_PROGRESS
     calls = [world.join("ca", "a", protocols={"range": b"", "sticky": b""}), world.join("cb", "b", instance="ib")]
     assert [call.generation_id for call in calls] == [8, 8]
@@ -211,7 +211,7 @@ def test_a_group_is_made_of_members_of_the_other_protocol_and_kicked() -> None:
 def test_a_kick_begins_a_rebalance_and_does_nothing_to_one_that_waits_or_to_an_empty_group() -> None:
     world = GroupWorld()
     world.kick()
-    assert world.group.state is State.EMPTY
+    assert world.group.state is ClassicState.EMPTY
     a, _ = world.start("a", "b")
     world.kick()
     assert world.heartbeat(a) == ErrorCode.REBALANCE_IN_PROGRESS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from anabranch.base.errors import ErrorCode
-from anabranch.machines.groups.classic import State
+from anabranch.machines.groups.classic import ClassicState
 from anabranch.protocol.messages.leave_group import MemberIdentity
 from tests.support.classic_groups import GroupWorld
 from tests.support.groups import assignment, subscription
@@ -33,7 +33,7 @@ def test_a_follower_that_was_started_anew_gets_its_assignment_without_a_rebalanc
     assert (again.error, again.generation_id, again.leader, again.skip_assignment) == (ErrorCode.NONE, 1, a, False)
     assert again.member_id not in (a, b) and list(again.members) == []
     assert bytes(world.sync(again.member_id, instance="ib").assignment) == b.encode()
-    assert world.group.state is State.STABLE and world.heartbeat(a) == ErrorCode.NONE
+    assert world.group.state is ClassicState.STABLE and world.heartbeat(a) == ErrorCode.NONE
 
 
 def test_a_leader_that_was_started_anew_leads_and_does_not_assign() -> None:
@@ -76,7 +76,7 @@ def test_the_former_self_is_fenced_while_it_waits_for_an_assignment() -> None:
     waiting = world.sync(calls[1].member_id, instance="ib")
     again = world.join("b", instance="ib")
     assert waiting.error == ErrorCode.FENCED_INSTANCE_ID
-    assert again.is_parked and world.group.state is State.PREPARING_REBALANCE
+    assert again.is_parked and world.group.state is ClassicState.PREPARING_REBALANCE
 
 
 def test_an_instance_that_nobody_knows_with_an_id_is_unknown() -> None:
@@ -129,7 +129,7 @@ def test_a_static_member_whose_session_ends_is_removed() -> None:
     world.advance(9_000)
     world.heartbeat(b, instance="ib")
     world.advance(1_000)
-    assert list(world.group.static) == ["ib"] and world.group.state is State.PREPARING_REBALANCE
+    assert list(world.group.static) == ["ib"] and world.group.state is ClassicState.PREPARING_REBALANCE
 
 
 def test_when_only_static_members_are_left_and_none_joins_their_sessions_decide() -> None:
@@ -143,14 +143,14 @@ def test_when_only_static_members_are_left_and_none_joins_their_sessions_decide(
     world.advance(9_999)
     assert len(world.group.members) == 2
     world.advance(1)
-    assert world.group.state is State.EMPTY
+    assert world.group.state is ClassicState.EMPTY
 
 
 def test_an_administrator_removes_a_static_member_by_its_instance() -> None:
     world, _, _ = stable()
     left = world.leave(MemberIdentity(member_id="", group_instance_id="ib"))
     assert [(m.member_id, m.group_instance_id, m.error_code) for m in left.members] == [("", "ib", 0)]
-    assert list(world.group.static) == ["ia"] and world.group.state is State.PREPARING_REBALANCE
+    assert list(world.group.static) == ["ia"] and world.group.state is ClassicState.PREPARING_REBALANCE
 
 
 def test_a_restarted_member_must_sync_where_its_former_self_did_not() -> None:
@@ -183,7 +183,7 @@ def test_a_static_member_that_was_started_anew_with_other_topics_calls_for_a_reb
     foo, bar = subscription("foo"), subscription("bar")
     world.start("a", "b", instances=INSTANCES, protocols={"range": foo})
     again = world.join("b", instance="ib", protocols={"range": bar})
-    assert again.is_parked and world.group.state is State.PREPARING_REBALANCE
+    assert again.is_parked and world.group.state is ClassicState.PREPARING_REBALANCE
 
 
 def test_a_static_member_that_owns_nothing_any_more_but_reads_the_same_does_not() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabranch.base.errors import ErrorCode
-from anabranch.machines.groups.classic import State
+from anabranch.machines.groups.classic import ClassicState
 from tests.support.classic_groups import Call, GroupWorld
 
 
@@ -15,7 +15,7 @@ def joined(*clients: str) -> tuple[GroupWorld, list[str]]:
     calls = [world.join(client, version=3) for client in clients]
     world.advance(3_000)
     world.advance(3_000 if len(clients) > 1 else 0)
-    assert world.group.state is State.COMPLETING_REBALANCE
+    assert world.group.state is ClassicState.COMPLETING_REBALANCE
     return world, [call.member_id for call in calls]
 
 
@@ -30,7 +30,7 @@ def test_a_follower_waits_for_the_leader() -> None:
 def test_a_follower_that_comes_late_is_answered_at_once() -> None:
     world, (a, b) = joined("a", "b")
     world.sync(a, assignments={a: b"0", b: b"1"})
-    assert world.group.state is State.STABLE
+    assert world.group.state is ClassicState.STABLE
     assert bytes(world.sync(b).assignment) == b"1"
 
 
@@ -153,7 +153,7 @@ def test_a_follower_that_beats_and_never_syncs_is_removed_after_the_rebalance_ti
 def test_nobody_syncs_and_the_group_is_empty() -> None:
     world, (a, b) = joined("a", "b")
     beat_for(world, 60_000, a, b)
-    assert world.group.state is State.EMPTY and world.group.generation == 2
+    assert world.group.state is ClassicState.EMPTY and world.group.generation == 2
 
 
 @pytest.mark.parametrize("syncs", [1, 2])

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from anabranch.machines.groups.consumer.group import Assignor, Classic, ConsumerGroup, Described, Member
+from anabranch.machines.groups.consumer.group import Assignor, Classic, ConsumerGroup, Member, MemberMetadata
 from anabranch.machines.groups.consumer.target import (
     CLASSIC_VERSION,
     Offer,
@@ -41,7 +41,7 @@ def offer(name: str, lowest: int = 0, highest: int = 1) -> Assignor:
 def test_members_vote_for_the_server_assignor_and_those_that_name_none_for_the_brokers_first(
     named: list[str | None], used: str
 ) -> None:
-    assert server_assignor([Described(server_assignor=name) for name in named], OFFERED) == used
+    assert server_assignor([MemberMetadata(server_assignor=name) for name in named], OFFERED) == used
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_client_side_assignor_is_one_that_every_member_offers_in_versions_that
 
 
 def test_protocols_of_a_classic_member_count_as_client_side_assignors() -> None:
-    said = Described(classic=Classic(10_000, (("range", b"r"), ("sticky", b"s"))))
+    said = MemberMetadata(classic=Classic(10_000, (("range", b"r"), ("sticky", b"s"))))
     assert [(it.name, it.version, it.metadata) for it in offers_of(said)] == [
         ("range", CLASSIC_VERSION, b"r"),
         ("sticky", CLASSIC_VERSION, b"s"),
@@ -72,10 +72,10 @@ def test_protocols_of_a_classic_member_count_as_client_side_assignors() -> None:
 
 def test_subscriptions_are_names_and_what_a_regex_matches() -> None:
     image, regexes = topics(foo=1, fig=1, bar=1), Regexes(100)
-    both = Described(topics=("bar",), regex="f.*")
+    both = MemberMetadata(topics=("bar",), regex="f.*")
     assert subscription(both, image, regexes) == {"bar", "foo", "fig"}
     group = ConsumerGroup("g")
-    group.members = {"A": Member("A", both), "B": Member("B", Described(topics=("none",)))}
+    group.members = {"A": Member("A", both), "B": Member("B", MemberMetadata(topics=("none",)))}
     assert subscriptions(group, image, regexes) == {"bar", "foo", "fig", "none"}
 
 
