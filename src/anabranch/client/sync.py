@@ -1,8 +1,8 @@
 """The same clients as plain synchronous classes.
 
-Each object runs its asyncio counterpart on an event loop of its own, in a thread of its own; a method hands its call
-over and waits. Only what would be slow that way is written here: `send`, which hands records over without waiting, and
-`poll_arrow`, which decodes in the caller's thread. An object belongs to the process that made it.
+Each object runs its asyncio counterpart on an event loop of its own, in a thread of its own; a method runs its call on
+that loop and waits. Only the calls that would be slow that way are written here: `send`, which hands records over
+without waiting, and `poll_arrow`, which decodes in the caller's thread. An object belongs to the process that made it.
 """
 
 from __future__ import annotations
@@ -54,27 +54,27 @@ class Outcome(Generic[R]):
         self._callbacks: list[Callable[[Outcome[R]], object]] | None = None
 
     def done(self) -> bool:
-        """Whether it is known."""
+        """Whether the outcome is known."""
         return self._done
 
     def result(self, timeout: float | None = None) -> R:
-        """Wait for it at most `timeout` seconds; raise what went wrong, if anything did."""
+        """Wait at most `timeout` seconds for the result; raise the error if the record or table failed."""
         error = self.exception(timeout)
         if error is not None:
             raise error
         return cast(R, self._result)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for it at most `timeout` seconds; return what went wrong, or None."""
+        """Wait at most `timeout` seconds; return the error, or None on success."""
         if not self._done and not self._news.wait_for(self.done, timeout):
             raise TimeoutError(f"no outcome after {timeout} s")
         return self._error
 
     def add_done_callback(self, callback: Callable[[Outcome[R]], object]) -> None:
-        """Call `callback` when it is known, in the client's thread; at once if it is."""
+        """Call `callback` with the outcome, in the client's thread; at once if the outcome is known."""
         with self._news.lock:
             self._callbacks = [*(self._callbacks or ()), callback]
-        # Looked at last, as the client's thread looks for callbacks last: one of the two sees what the other did.
+        # `_done` is read after the callback is stored, and set before the callbacks are read, so no callback is missed.
         if self._done:
             self._call_back()
 
@@ -135,7 +135,7 @@ class _LoopThread:
         self._thread.start()
 
     def check(self) -> None:
-        """Refuse to be used where the thread does not run."""
+        """Raise if the thread does not run in this process."""
         if not self.running:
             if self._process != os.getpid():
                 text = (
@@ -186,7 +186,7 @@ async def _end_tasks() -> None:
 
 
 class _Callbacks:
-    """Runs what the loop wants to have called in the thread that waits for it, where it may use the client."""
+    """Runs rebalance listeners in the thread that polls, so that they may use the client."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], concurrent.futures.Future[Any]] | None] = (
@@ -194,7 +194,7 @@ class _Callbacks:
         )
 
     async def invoke(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        """On the loop: have a function called, and wait until it was."""
+        """On the loop: request the call of a function in the caller's thread, and wait for its end."""
         if inspect.iscoroutinefunction(function):
             await function(*arguments)
             return
@@ -203,7 +203,7 @@ class _Callbacks:
         await asyncio.wrap_future(outcome)
 
     def serve(self, thread: _LoopThread, coroutine: Coroutine[Any, Any, R]) -> R:
-        """In the caller's thread: run a coroutine on the loop, and meanwhile what it wants to have called."""
+        """In the caller's thread: run a coroutine on the loop, and meanwhile the calls requested by `invoke`."""
         future = thread.begin(coroutine)
         future.add_done_callback(lambda _: self._calls.put(None))
         try:
@@ -245,7 +245,7 @@ class _Synchronous(Generic[Inner]):
         self.close()
 
     def close(self) -> None:
-        """End; whatever the asyncio client does at its close is done first."""
+        """Close the client, as the asyncio client's `close` does."""
         self._end()
 
     def _end(self, *args: Any) -> None:
@@ -257,7 +257,7 @@ class _Synchronous(Generic[Inner]):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Make one from settings by Kafka's dotted names, as in `{"bootstrap.servers": "..."}`."""
+        """Return a client for settings by Kafka's dotted names, as in `{"bootstrap.servers": "..."}`."""
         return cls(**as_keywords(cls, config))
 
 
@@ -381,7 +381,7 @@ class Consumer(_Synchronous[aio.Consumer]):
         columns: Sequence[str] = COLUMNS,
         key_range: tuple[int, int] | None = None,
     ) -> pa.Table:
-        """Hand out the next records as a table; see `anabranch.client.Consumer.poll_arrow`."""
+        """Return the next records as a table; see `anabranch.client.Consumer.poll_arrow`."""
         while True:
             parts = self._callbacks.serve(self._thread, self._inner.gather(timeout_s, max_bytes))
             table = self._inner.table(parts, columns, key_range)
@@ -395,7 +395,7 @@ class Consumer(_Synchronous[aio.Consumer]):
             yield from self._inner.one_by_one(self.poll(timeout_s=None))
 
     def commit_async(self, offsets: OffsetsByPartition | None = None) -> concurrent.futures.Future[None]:
-        """Commit without waiting; the future that comes back is the outcome. Commits are done in their order."""
+        """Commit without waiting; the returned future is the outcome. Commits run in the order of the calls."""
         self._thread.check()
 
         async def commit() -> None:
@@ -404,7 +404,7 @@ class Consumer(_Synchronous[aio.Consumer]):
         return asyncio.run_coroutine_threadsafe(commit(), self._thread.loop)
 
     def close(self, *, leave: bool | None = None, timeout_s: float = CLOSE_TIMEOUT_MS / 1000) -> None:
-        """End: commit, let go of partitions, leave; see `anabranch.client.Consumer.close`."""
+        """Commit, revoke all partitions, leave, and close; see `anabranch.client.Consumer.close`."""
         if self._thread.running:
             try:
                 self._callbacks.serve(self._thread, self._inner.close(leave=leave, timeout_s=timeout_s))
@@ -429,7 +429,7 @@ class Producer(_Synchronous[aio.Producer]):
 
     @contextmanager
     def transaction(self) -> Iterator[Self]:
-        """`with producer.transaction():` begins, and commits at the end, or aborts if an exception passes."""
+        """`with producer.transaction():` begins, and commits at the end, or aborts after an exception."""
         self.begin_transaction()
         try:
             yield self
@@ -440,7 +440,7 @@ class Producer(_Synchronous[aio.Producer]):
             raise
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Flush, then end. What is not delivered within `timeout_s` is given up, and the error says how much."""
+        """Flush, then close. After `timeout_s` the remaining records fail, and the error gives their number."""
         self._end(timeout_s)
 
     def send(
@@ -453,7 +453,7 @@ class Producer(_Synchronous[aio.Producer]):
         timestamp: int | None = None,
         headers: Sequence[Header] = (),
     ) -> Outcome[RecordMetadata]:
-        """Take one record; the future that comes back is its outcome. Waits while the buffer is full."""
+        """Append one record to the buffer; the returned outcome is pending. Waits while the buffer is full."""
         self._thread.check()
         inner = self._inner
         promise: Outcome[RecordMetadata] = Outcome(self._news)
@@ -475,7 +475,7 @@ class Producer(_Synchronous[aio.Producer]):
         timestamp: str | None = None,
         partition: int | None = None,
     ) -> Outcome[ColumnsMetadata]:
-        """Take the rows of a table as records; see `anabranch.client.Producer.send_arrow`."""
+        """Append the rows of a table as records; see `anabranch.client.Producer.send_arrow`."""
         promise: Outcome[ColumnsMetadata] = Outcome(self._news)
         columns = ColumnNames(key, value, headers, timestamp)
         self._thread.run(self._inner.take_columns(topic, table, columns, partition, promise))

@@ -1,4 +1,4 @@
-"""Arrow tables on their way to becoming records: which column is what, in which type, in slices."""
+"""From Arrow tables to columns of records: choose each role's column, check its type, cut the table into slices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def columns_of(
 ) -> Iterator[tuple[Columns, int]]:
     """Yield the rows of `table` as columns of records, in order, each slice with its size of about `size_max` bytes.
 
-    Raises `TypeError` or `ValueError`, before anything is yielded, for a column that is not there or of another type.
+    Raises `TypeError` or `ValueError`, before the first slice, for a missing column or one of another type.
     """
     key = None if wanted.key == "key" and "key" not in table.schema.names else wanted.key
     projected = {

@@ -1,4 +1,4 @@
-"""What the producer owes its callers: the outcome of every record, of every table, and of everything before a flush."""
+"""The outcomes owed to callers: of every record, of every table, and of all records before a flush."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from anabranch.base.errors import AnabranchError
 
 
 class DeliveryError(AnabranchError):
-    """Some records were not delivered; `first` is the reason for the first of them."""
+    """Some records were not delivered; `first` is the error of the first of them."""
 
     def __init__(self, record_count: int, first: Exception) -> None:
         records = "1 record was" if record_count == 1 else f"{record_count} records were"
@@ -26,11 +26,11 @@ class ColumnsMetadata:
     topic: str
     record_count: int = 0
     offsets: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Partition to the first and the last offset there."""
+    """Partition to the first and the last offset of the table's rows."""
 
 
 class TableDelivery:
-    """The outcome of a table, put together from those of its batches."""
+    """The outcome of a table, collected from the outcomes of its batches."""
 
     __slots__ = ("error", "failed", "generation", "metadata", "open_count", "promise")
 
@@ -43,7 +43,7 @@ class TableDelivery:
         self.error: Exception | None = None
 
     def delivered(self, partition: int, base_offset: int, count: int) -> None:
-        """Count rows that are in the log, from `base_offset` on (-1: not known)."""
+        """Count rows appended to the log from `base_offset` on (-1: unknown offset)."""
         metadata = self.metadata
         metadata.record_count += count
         if base_offset >= 0:
@@ -52,7 +52,7 @@ class TableDelivery:
         self._close(count)
 
     def fail(self, error: Exception, count: int) -> None:
-        """Count rows that are given up."""
+        """Count failed rows."""
         self.error = self.error or error
         self.failed += count
         self._close(count)
@@ -71,29 +71,29 @@ class OpenRecords:
 
     def __init__(self) -> None:
         self.generation = 0
-        """Grows with every flush."""
+        """Incremented by every flush."""
         self.counts: dict[int, int] = {0: 0}
-        """Open records by the generation they were taken in."""
+        """The number of open records of each generation."""
         self._flushes: list[tuple[int, asyncio.Future[None]]] = []
         self._failed_count = 0
         self._failure: Exception | None = None
 
     @property
     def count(self) -> int:
-        """All open records."""
+        """The number of open records."""
         return sum(self.counts.values())
 
     def close(self, generation: int, count: int) -> None:
-        """Count records whose outcome is known."""
+        """Count records with an outcome."""
         self.counts[generation] -= count
 
     def failed(self, error: Exception, count: int) -> None:
-        """Remember failures until `raise_failures`."""
+        """Keep a failure until `raise_failures`."""
         self._failure = self._failure or error
         self._failed_count += count
 
     def forget_failures(self) -> None:
-        """Raise nothing for the failures so far."""
+        """Drop the failures so far."""
         self._failure, self._failed_count = None, 0
 
     def raise_failures(self) -> None:
@@ -104,7 +104,7 @@ class OpenRecords:
             raise DeliveryError(count, error)
 
     def begin_flush(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-        """Start a new generation; the future is done when no record of the earlier ones is open."""
+        """Start a new generation; the future completes when no record of an earlier one is open."""
         flushed: asyncio.Future[None] = loop.create_future()
         self._flushes.append((self.generation, flushed))
         self.generation += 1
@@ -131,6 +131,6 @@ def fail_promise(promise: Any, error: Exception) -> None:
 
 
 def mark_retrieved(promise: Any) -> None:
-    """`flush` and `close` raise the error too: asyncio need not complain when this future is never awaited."""
+    """Keep asyncio from logging the error of a future never awaited: `flush` and `close` raise the error too."""
     if isinstance(promise, asyncio.Future) and promise.done() and not promise.cancelled():
         promise.exception()

@@ -1,7 +1,7 @@
-"""Carries out what the batcher decides: encodes batches, writes requests, completes the promises of records.
+"""The batcher's driver: encodes batches, writes requests, completes the promises of records.
 
-Requests to a broker are written in the order of the batcher's work: a request whose connection is being made waits in a
-queue, and later ones behind it. A driver belongs to the event loop that it is first used on.
+Requests to a broker are written in the order of the batcher's work: while a connection is being made, its requests wait
+in a queue. A driver belongs to the event loop of its first use.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from anabranch.records.batch import stamp_producer
 
 PURPOSE = "produce"
 NAMED_TOPIC_VERSION_MAX = 12
-"""Up to this version, Produce names topics by their names."""
+"""Up to this version, Produce identifies topics by name."""
 ADDED_PARTITION_VERSION_MAX = 11
-"""Up to this version, a transaction holds only partitions that were added to it (KIP-890)."""
+"""Up to this version, a partition must be added to the transaction before a produce request (KIP-890)."""
 
 
 class SendingDriver:
-    """One producer's batcher with its connections and promises."""
+    """The batcher of one producer with its connections and promises."""
 
     def __init__(self, settings: ProducerSettings, cluster: Cluster, transactions: Transactions | None) -> None:
         self.batcher = Batcher(
@@ -60,7 +60,7 @@ class SendingDriver:
         )
         self.open = OpenRecords()
         self.adding: set[asyncio.Task[None]] = set()
-        """Requests that add partitions to the transaction."""
+        """Tasks that add partitions to the transaction."""
         self._settings = settings
         self._acks = settings.acks_count
         self._encode_settings = taken(EncodeSettings, settings)
@@ -82,7 +82,7 @@ class SendingDriver:
     # -- for the producer ---------------------------------------------------------------------------------------------
 
     def start(self) -> asyncio.AbstractEventLoop:
-        """Belong to the running event loop."""
+        """Bind the driver to the running event loop."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._room = asyncio.Event()
@@ -90,25 +90,25 @@ class SendingDriver:
         return self._loop
 
     def schedule(self) -> None:
-        """Carry out the batcher's work soon."""
+        """Carry out the batcher's work in the next iteration of the event loop."""
         if not self._scheduled:
             self._scheduled = True
             self.start().call_soon(self.pump)
 
     def append(self, record: Outgoing) -> None:
-        """Take one record."""
+        """Append one record to the batcher."""
         generation, counts = record.generation, self.open.counts
         counts[generation] = counts.get(generation, 0) + 1
         if self.batcher.append(record.topic, record, record_size(record), now_ms()):
             self.schedule()
 
     def append_rows(self, topic: str, rows: Rows, size: int) -> None:
-        """Take a slice of a table."""
+        """Append a slice of a table to the batcher."""
         self.batcher.append_rows(topic, rows, size, now_ms())
         self.schedule()
 
     def append_waiting(self, waiting: deque[Outgoing]) -> None:
-        """Take the records that another thread has left in `waiting`."""
+        """Append the records that another thread put into `waiting`."""
         append, counts, now = self.batcher.append, self.open.counts, now_ms()
         ready = False
         for _ in range(len(waiting)):
@@ -121,7 +121,7 @@ class SendingDriver:
             self.schedule()
 
     async def wait_for_room(self, check: Callable[[], None]) -> None:
-        """Wait until the buffer is not full; `check` raises when waiting longer does not help."""
+        """Wait while the buffer is full; `check` raises when waiting longer cannot help."""
         self.start()
         assert self._room is not None
         while self.batcher.buffered_size >= self._buffer_memory:
@@ -130,7 +130,7 @@ class SendingDriver:
             check()
 
     async def close(self) -> None:
-        """End all tasks."""
+        """Cancel all tasks."""
         if self._timer is not None:
             self._timer.cancel()
         for task in tuple(self._tasks):
@@ -138,7 +138,7 @@ class SendingDriver:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def spoil(self, error: BaseException) -> None:
-        """A record of the open transaction is lost: send nothing more of the transaction."""
+        """Report the loss of a record of the open transaction: send no more records of the transaction."""
         transactions = self._transactions
         if transactions is not None and transactions.phase is Phase.OPEN:
             cause = error if isinstance(error, Exception) else given_up(0)
@@ -150,7 +150,7 @@ class SendingDriver:
     # -- the batcher's work -------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Carry out the batcher's work, in the order that `ProducerWork` states."""
+        """Carry out the batcher's work, in the order defined by `ProducerWork`."""
         self._scheduled = False
         loop = self.start()
         if self._timer is not None:
@@ -233,8 +233,8 @@ class SendingDriver:
                 encoding.set_exception(error)
             self._encoded(encode, encoding)
         else:
-            # At once, not in a task: kernels hold no interpreter lock, and work while sockets are written to. The
-            # first time they have to be loaded, which takes a second.
+            # Start at once, not in a task: kernels do not hold the interpreter lock, and run while sockets are written
+            # to. The first use loads the kernels, which takes a second.
             encoding = loop.run_in_executor(None, encode_rows, *arguments)
             self._encoding.add(encoding)
             encoding.add_done_callback(lambda done: self._encoded(encode, done))
@@ -259,7 +259,7 @@ class SendingDriver:
     # -- produce requests ---------------------------------------------------------------------------------------------
 
     def _send(self, send: Send) -> None:
-        """Write a request, or queue it behind those that wait for the connection: the order is never changed."""
+        """Write a request, or queue it behind requests that wait for the connection: the order never changes."""
         connecting = self._connecting.get(send.node)
         if connecting is not None:
             connecting.append(send)
@@ -396,16 +396,16 @@ class SendingDriver:
 
 
 def given_up(count: int) -> ApiError:
-    """The error of records whose caller was cancelled while it waited for room."""
+    """Return the error of records whose caller was cancelled while waiting for room in the buffer."""
     return ApiError(ErrorCode.OPERATION_NOT_ATTEMPTED, f"{count} records were not sent: the caller gave up waiting")
 
 
 def now_ms() -> int:
-    """The time that the batcher is given."""
+    """Return the batcher's time in ms."""
     return time.monotonic_ns() // 1_000_000
 
 
 def _generation_of(rows: Any) -> int:
-    """Rows that travel together were taken together."""
+    """Return the generation of rows; all rows of a chunk have the same one."""
     generation: int = rows[0].generation if isinstance(rows, Records) else rows.delivery.generation
     return generation

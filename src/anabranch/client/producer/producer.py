@@ -1,8 +1,8 @@
 """The producer: sends records to topics, keeping the order of each key through every resize.
 
-Every record has an outcome: delivered, or failed with the error that is the reason, on its own future; `flush` and
-`close` raise the failures that they have not raised before. Records wait in memory of at most `buffer.memory` bytes; a
-faster sender waits for room. `driver` carries out on sockets what `machines.clients.sending` decides.
+Every record has an outcome on its own future: delivered, or failed with an error. `flush` and `close` raise the
+failures not raised before. Records wait in a buffer of at most `buffer.memory` bytes; a faster sender waits for room.
+The machine in `machines.clients.sending` decides; `driver` carries out its decisions on sockets.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 WAITING_MAX = 10_000
-"""Records that another thread may have handed over and that were not taken yet."""
+"""The maximum number of records in `waiting`."""
 SLICE_SIZE = 15 * 512 * 1024
-"""Columns are placed and encoded in slices of about this size, so that the batches of one stay below 8 MiB."""
+"""The approximate size of the slices in which columns are placed and encoded, so that batches stay below 8 MiB."""
 
 
 class Producer:
@@ -55,17 +55,17 @@ class Producer:
         self._driver = SendingDriver(settings, self._cluster, self._transactions)
         self._open = self._driver.open
         self._sending = self._driver.batcher.state
-        """Read only: `is_full` is asked for every record."""
+        """For reading only: `is_full` is read for every record."""
         self._buffer_memory = settings.buffer_memory
         self._max_block_ms = settings.max_block_ms
         self._column_order: dict[str, asyncio.Lock] = {}
         self._closed = False
         self.waiting: deque[Outgoing] = deque()
-        """Records that another thread hands over."""
+        """Records handed over by another thread."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Make a producer from settings by Kafka's dotted names, as in `{"bootstrap.servers": "..."}`."""
+        """Return a producer for settings by Kafka's dotted names, as in `{"bootstrap.servers": "..."}`."""
         return cls(**as_keywords(cls, config))
 
     async def __aenter__(self) -> Self:
@@ -86,9 +86,9 @@ class Producer:
         timestamp: int | None = None,
         headers: Sequence[Header] = (),
     ) -> asyncio.Future[RecordMetadata]:
-        """Take one record; the future that comes back is its outcome. Waits while the buffer is full.
+        """Append one record to the buffer; the returned future is its outcome. Waits while the buffer is full.
 
-        Text is sent as UTF-8; `timestamp` is in ms since 1970, now if it is left out. A record without a value is a
+        Text is sent as UTF-8; `timestamp` is in ms since 1970, by default now. A record without a value is a
         tombstone in a compacted topic. Without `partition`, records of one key keep their order through every resize.
         """
         self._check_open()
@@ -109,7 +109,7 @@ class Producer:
         headers: Sequence[Header],
         promise: Promise,
     ) -> Outgoing:
-        """Put a record together, in any thread; refuse one that cannot be sent."""
+        """Build a record, in any thread. Raises `TypeError`, `ValueError` or `ApiError` for an invalid one."""
         if self._transactions is not None:
             self._transactions.check("send")
         if type(key) is not bytes and key is not None:
@@ -121,7 +121,7 @@ class Producer:
         return Outgoing(topic, key, value, timestamp, headers, partition, promise, self._open.generation)
 
     def take(self, record: Outgoing) -> None:
-        """Take one record at once, room or not, and keep its promise."""
+        """Append one record at once, even to a full buffer, and complete its promise later."""
         self._driver.append(record)
 
     async def send_arrow(
@@ -135,11 +135,11 @@ class Producer:
         timestamp: str | None = None,
         partition: int | None = None,
     ) -> asyncio.Future[ColumnsMetadata]:
-        """Take the rows of a table as records; the future that comes back is the outcome of all of them.
+        """Append the rows of a table as records; the returned future is the outcome of all of them.
 
-        `key`, `value`, `headers` and `timestamp` name columns: key and value are binary or text; headers are lists of
-        (key, value) structs; timestamps are Arrow timestamps or int64 ms. A key or value column that is None, or `key`
-        where the table has no column of that name, means null. Waits while the buffer is full.
+        `key`, `value`, `headers` and `timestamp` name columns: keys and values are binary or text; headers are lists of
+        (key, value) structs; timestamps are Arrow timestamps or int64 ms. Keys or values are null if the name is None,
+        or if `key` names no column of the table. Waits while the buffer is full.
         """
         promise: asyncio.Future[ColumnsMetadata] = asyncio.get_running_loop().create_future()
         await self.take_columns(topic, table, ColumnNames(key, value, headers, timestamp), partition, promise)
@@ -148,7 +148,7 @@ class Producer:
     async def take_columns(
         self, topic: str, table: pa.Table | pa.RecordBatch, columns: ColumnNames, partition: int | None, promise: Any
     ) -> None:
-        """Take the rows of a table, and keep `promise` about them."""
+        """Append the rows of a table, and complete `promise` with their outcome."""
         from anabranch.client.producer.columns import columns_of
 
         self._check_open()
@@ -178,7 +178,7 @@ class Producer:
             raise
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until every record taken so far has an outcome; raise `DeliveryError` if any of them failed."""
+        """Wait until every record so far has an outcome. Raises `DeliveryError` if any of them failed."""
         loop = self._driver.start()
         self._driver.batcher.flush()
         self._driver.schedule()
@@ -193,9 +193,9 @@ class Producer:
         self._open.raise_failures()
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Flush, then end. What is not delivered within `timeout_s` is given up, and the error says how much.
+        """Flush, then close. After `timeout_s` the remaining records fail, and the error gives their number.
 
-        A transaction that is open is aborted.
+        An open transaction is aborted.
         """
         if self._closed:
             return
@@ -215,7 +215,7 @@ class Producer:
             await self._cluster.close()
 
     def take_waiting(self) -> None:
-        """Take what another thread left in `waiting`."""
+        """Append the records that another thread put into `waiting`."""
         self._driver.append_waiting(self.waiting)
         if self.waiting:
             self._driver.start().call_soon(self.take_waiting)
@@ -227,7 +227,7 @@ class Producer:
 
     @property
     def buffered_size(self) -> int:
-        """Bytes of records that have no outcome yet."""
+        """The size of all records without an outcome, in bytes."""
         return self._sending.buffered_size
 
     def _check_open(self) -> None:
@@ -251,20 +251,20 @@ class Producer:
     # -- transactions -------------------------------------------------------------------------------------------------
 
     async def init_transactions(self) -> None:
-        """Become the one producer of `transactional.id`: another one is fenced, and what it left open is aborted."""
+        """Acquire `transactional.id`: an older producer is fenced, and its open transaction aborted."""
         transactions = self._transactional("init")
         self._driver.start()
         self._driver.batcher.producer_known(*await transactions.init())
         transactions.phase = Phase.READY
 
     async def begin_transaction(self) -> None:
-        """Begin: the records sent from now on are seen together, at the commit, or never."""
+        """Begin a transaction: the records sent from now on become visible together, at the commit, or never."""
         self._transactional("begin").phase = Phase.OPEN
 
     async def send_offsets_to_transaction(self, offsets: OffsetsByPartition, group: GroupMetadata | str) -> None:
-        """Let a group's progress be part of the transaction: the next offsets to read, by partition.
+        """Add a group's offsets to the transaction: the next offsets to read, by partition.
 
-        `group` is what the consumer's `group_metadata` says, so that a member that was replaced cannot commit.
+        `group` is the consumer's `group_metadata()`, so that a replaced member cannot commit.
         """
         transactions = self._transactional("send")
         try:
@@ -274,9 +274,9 @@ class Producer:
             raise
 
     async def commit_transaction(self) -> None:
-        """Flush, and commit. `DeliveryError` when a record was not delivered: then the transaction must be aborted.
+        """Flush, and commit. Raises `DeliveryError` if a record was not delivered; then abort the transaction.
 
-        When `max.block.ms` are over without an answer, the commit can be asked for again.
+        If `max.block.ms` pass without a response, the commit can be repeated.
         """
         transactions = self._transactional("commit")
         self.take_waiting()
@@ -291,7 +291,7 @@ class Producer:
             raise
 
     async def abort_transaction(self) -> None:
-        """Take back everything since `begin_transaction`; records that are not sent yet fail."""
+        """Abort the open transaction: its records are never visible under read_committed, and unsent ones fail."""
         transactions = self._transactional("abort")
         transactions.spoil(ApiError(ErrorCode.OPERATION_NOT_ATTEMPTED, "it is being aborted"))
         self.take_waiting()
@@ -305,7 +305,7 @@ class Producer:
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Self]:
-        """`async with producer.transaction():` begins, and commits at the end, or aborts if an exception passes."""
+        """`async with producer.transaction():` begins, and commits at the end, or aborts after an exception."""
         await self.begin_transaction()
         try:
             yield self
@@ -317,13 +317,13 @@ class Producer:
 
     @property
     def abortable(self) -> bool:
-        """Whether there is a transaction to be aborted."""
+        """Whether a transaction is open or must be aborted."""
         return self._transactions is not None and self._transactions.phase in MAY["abort"]
 
     def _transactional(self, action: str) -> Transactions:
         self._check_open()
         if self._transactions is None:
-            raise ApiError(ErrorCode.INVALID_TXN_STATE, "this producer has no transactional.id: make one that has")
+            raise ApiError(ErrorCode.INVALID_TXN_STATE, "this producer has no transactional.id: make one with the setting")
         self._transactions.check(action)
         return self._transactions
 

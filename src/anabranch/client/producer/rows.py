@@ -1,10 +1,10 @@
-"""Records on their way out, one by one or in columns: choosing their partitions and making batches of them.
+"""Rows on their way out, as single records or as columns: choose their partitions and encode them into batches.
 
 The placement is `machines.placement.place` on an elastic topic, and the Java client's modulo on any other. A record
-without a key takes a random hash and keeps it for about a batch. The rule it keeps: the records of a partition stay in
-the order they were given, so a part of some rows, taken out and placed again, keeps the order of every key.
+without a key gets a random hash, shared by about a batch of such records. The rule: the records of a partition keep
+their input order, so rows that are extracted and placed again keep the order of every key.
 
-Hashing, placing and encoding are done by kernels on whole columns; records that came one by one become columns first.
+Kernels hash, place and encode whole columns; single records are first gathered into columns.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Chance = Callable[[], int]
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record went: `offset` is -1 where the broker did not say (acks=0)."""
+    """The partition and offset of a record; `offset` is -1 if the broker did not return one (acks=0)."""
 
     topic: str
     partition: int
@@ -41,7 +41,7 @@ class RecordMetadata(NamedTuple):
 
 
 class Promise(Protocol):
-    """A future, asyncio's or a thread's."""
+    """A future, of asyncio or of a thread."""
 
     def set_result(self, result: RecordMetadata, /) -> None: ...
     def set_exception(self, exception: BaseException, /) -> None: ...
@@ -59,7 +59,7 @@ class Outgoing(NamedTuple):
     partition: int | None
     promise: Promise
     generation: int
-    """Of the producer's flushes."""
+    """The flush generation of the record (`OpenRecords`)."""
 
 
 class Records(list[Outgoing]):
@@ -67,31 +67,31 @@ class Records(list[Outgoing]):
 
     @property
     def record_count(self) -> int:
-        """How many they are."""
+        """The number of records."""
         return len(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """Records that were sent as columns; `delivery` counts those that have an outcome."""
+    """Records that were sent as columns; `delivery` counts those with an outcome."""
 
     keys: pa.Array | None
     values: pa.Array
     timestamps: NDArray[np.int64] | int
     headers: pa.Array | None
     partition: int | None
-    """Where all of them go, if the sender said so."""
+    """The partition for all rows, if the sender chose one."""
     delivery: Any
 
     @property
     def record_count(self) -> int:
-        """How many they are."""
+        """The number of records."""
         return len(self.values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnsPart:
-    """Some rows of columns: number `first` to `first + record_count` of those that went to `partition`."""
+    """A part of the rows of columns: rows `first` to `first + record_count` of those placed in `partition`."""
 
     columns: Columns
     partitions: NDArray[np.int32]
@@ -101,11 +101,11 @@ class ColumnsPart:
 
     @property
     def delivery(self) -> Any:
-        """The outcome of the table that these rows are of."""
+        """The outcome of the table of these rows."""
         return self.columns.delivery
 
     def taken_out(self) -> Columns:
-        """The rows as columns of their own."""
+        """Return the rows as columns of their own."""
         columns = self.columns
         rows = (self.partitions == self.partition).nonzero()[0][self.first : self.first + self.record_count]
         return replace(
@@ -118,7 +118,7 @@ class ColumnsPart:
 
 
 class ColumnNames(NamedTuple):
-    """Which columns of a table are the records' key, value, headers and timestamp; None where no column is."""
+    """The table's columns with the records' key, value, headers and timestamp; None for a missing column."""
 
     key: str | None = "key"
     value: str | None = "value"
@@ -128,7 +128,7 @@ class ColumnNames(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EncodeSettings:
-    """The producer's settings that decide how batches are made, by Kafka's names."""
+    """The producer's settings for building batches, by Kafka's names."""
 
     compression: Compression = Compression.NONE
     batch_size: int = 1_000_000
@@ -136,7 +136,7 @@ class EncodeSettings:
 
 
 def record_size(record: Outgoing) -> int:
-    """About how many bytes a record takes in a batch, never less than it does."""
+    """Return an upper bound of the bytes a record takes in a batch, close to its real size."""
     _, key, value, _, headers, _, _, _ = record
     size = RECORD_OVERHEAD_MAX
     if key is not None:
@@ -151,7 +151,7 @@ def record_size(record: Outgoing) -> int:
 def encode_rows(
     rows: Any, placement: Placement, settings: EncodeSettings, chance: Chance
 ) -> tuple[list[Encoded], list[Refused]]:
-    """Place rows and make batches of them, those of a partition in the order of the rows."""
+    """Place rows and encode them into batches; each partition keeps the order of its rows."""
     if isinstance(rows, Records):
         return _encode_records(rows, placement, settings, chance)
     return _encode_columns(rows.taken_out() if isinstance(rows, ColumnsPart) else rows, placement, settings, chance)
@@ -241,7 +241,7 @@ def _keep(
 
 
 def _partitions(columns: Columns, placement: Placement, settings: EncodeSettings, chance: Chance) -> NDArray[np.int32]:
-    """The partition of every row; rows without a key share a random hash for about a batch."""
+    """Return the partition of every row; rows without a key share a random hash for about a batch."""
     import numpy as np
 
     from anabranch.records.arrow.encode import hash_keys

@@ -57,17 +57,17 @@ AGAIN = frozenset(
 
 
 VERSIONS_MAX = {AddPartitionsToTxnRequest: 3, EndTxnRequest: 4, TxnOffsetCommitRequest: 4, InitProducerIdRequest: 5}
-"""Later ones are for brokers among themselves, or for transactions whose epoch grows with each (KIP-890, part 2)."""
+"""Higher versions are for requests between brokers, or for epochs that grow with each transaction (KIP-890, part 2)."""
 
 
 class Phase(Enum):
-    """What the producer may do."""
+    """The phase of a producer's transactions."""
 
     NEW = auto()
     READY = auto()
     OPEN = auto()
     COMMITTING = auto()
-    """The commit was asked for, and its outcome may not be known: only the commit can be asked for again."""
+    """The commit was requested, and its outcome may be unknown: only the commit can be requested again."""
     SPOILT = auto()
     FENCED = auto()
 
@@ -119,9 +119,9 @@ class Transactions:
         self.transactional_id = transactional_id
         self.phase = Phase.NEW
         self.why: Exception | None = None
-        """Why the transaction is spoilt, or the producer fenced."""
+        """The error that spoilt the transaction, or that fenced the producer."""
         self.begun = False
-        """Whether the coordinator may know of the open transaction."""
+        """Whether a request of the open transaction may have reached the coordinator."""
         self._cluster = cluster
         self._coordinator = Coordinator(cluster, transactional_id, TRANSACTION)
         self._groups: dict[str, Coordinator] = {}
@@ -131,7 +131,7 @@ class Transactions:
         self._as = Producing(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
     def check(self, action: str) -> None:
-        """Raise the error that stands against an action in this phase."""
+        """Raise the error for an action that this phase does not allow."""
         if self.phase in MAY[action]:
             return
         if self.phase is Phase.FENCED:
@@ -142,12 +142,12 @@ class Transactions:
         raise ApiError(ErrorCode.INVALID_TXN_STATE, text + because)
 
     def spoil(self, error: Exception) -> None:
-        """A record of the open transaction is lost: it can only be aborted."""
+        """Mark the open transaction as abort-only: one of its records is lost."""
         if self.phase in (Phase.OPEN, Phase.COMMITTING):
             self.phase, self.why = Phase.SPOILT, error
 
     def fence(self, error: Exception) -> None:
-        """Another producer has the transactional id now."""
+        """Mark the producer as fenced: another producer has acquired the transactional id."""
         self.phase, self.why = Phase.FENCED, error
 
     # -- requests -----------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class Transactions:
         return self._as
 
     async def add_partitions(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Let the transaction hold partitions. UNKNOWN_TOPIC_OR_PARTITION when one of them is not there."""
+        """Add partitions to the transaction. Raises `ApiError` UNKNOWN_TOPIC_OR_PARTITION if one does not exist."""
         topics: dict[str, list[int]] = {}
         for topic, number in partitions:
             topics.setdefault(topic, []).append(number)
@@ -190,7 +190,7 @@ class Transactions:
         await self._until_done(lambda: self._ask(request), "adding partitions to the transaction", code_of)
 
     async def commit_offsets(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: GroupMetadata) -> None:
-        """Let a group's progress count when the transaction is committed."""
+        """Add a group's offsets to the transaction; they take effect with its commit."""
         added = AddOffsetsToTxnRequest(
             transactional_id=self.transactional_id,
             producer_id=self._as.producer_id,
@@ -239,7 +239,7 @@ class Transactions:
         )
 
     async def end(self, *, commit: bool) -> None:
-        """Commit or abort the open transaction; when this returns the decision is durable."""
+        """Commit or abort the open transaction. When the call returns, the decision is durable."""
         if self.begun:
             request = EndTxnRequest(
                 transactional_id=self.transactional_id,
@@ -250,7 +250,7 @@ class Transactions:
             try:
                 await self._until_done(lambda: self._ask(request), "commit" if commit else "abort")
             except ApiError as error:
-                # Nothing of it has reached the coordinator, so there is nothing to abort.
+                # No request of the transaction has reached the coordinator, so an abort has no effect.
                 if commit or error.code is not ErrorCode.INVALID_TXN_STATE:
                     raise
         self.begun = False
@@ -300,7 +300,7 @@ class Transactions:
 
 
 def _worst(codes: Iterable[ErrorCode]) -> ErrorCode:
-    """The code that decides what is done about many: one that no repetition helps, before one that it does."""
+    """Return the decisive code of several: an error that retries cannot clear before one that they can."""
     bad = [code for code in codes if code not in (ErrorCode.NONE, ErrorCode.OPERATION_NOT_ATTEMPTED)]
     return next((code for code in bad if code not in AGAIN), bad[0] if bad else ErrorCode.NONE)
 
