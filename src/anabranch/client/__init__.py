@@ -1,4 +1,4 @@
-"""Producer, Consumer and Admin, as asyncio classes; `anabranch.client.sync` has them as plain synchronous ones."""
+"""Producer, Consumer and Admin as asyncio classes; `anabranch.client.sync` has them as synchronous classes."""
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition

@@ -21,20 +21,20 @@ from anabranch.runtime.net.transport import connect
 
 ACKS: Mapping[object, int] = {"all": -1, "-1": -1, -1: -1, "0": 0, 0: 0, "1": 1, 1: 1}
 IN_FLIGHT_MAX = 5
-"""Requests in flight with which brokers still recognize duplicates (KIP-98)."""
+"""The maximum number of requests in flight per connection with which brokers still detect duplicates (KIP-98)."""
 
 P = ParamSpec("P")
 S = TypeVar("S")
 
 
 def setting(default: Any, doc: str, *, kind: str = "") -> Any:
-    """Declare a setting: its default, its meaning in one sentence, and the words it takes, if those are few."""
+    """Declare a setting: its default, its meaning in one sentence, and its allowed words, if few."""
     return field(default=default, metadata={"doc": doc, "kind": kind})
 
 
 @dataclass(frozen=True)
 class ClientSettings:
-    """Settings of every client: how brokers are reached."""
+    """Settings of all clients: the connections to brokers."""
 
     bootstrap_servers: str | Iterable[str] = setting(
         "localhost:9092", "Brokers to ask first, `host:port`, separated by commas or as a list; any of them will do."
@@ -47,13 +47,13 @@ class ClientSettings:
     reconnect_backoff_max_ms: int = setting(1_000, "The longest wait before connecting again.")
 
     def connection(self) -> ConnectionSettings:
-        """The settings of connections."""
+        """The connection settings."""
         return taken(ConnectionSettings, self, connect=connect)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RefreshingSettings(ClientSettings):
-    """Settings of clients that keep metadata and ask again after failures."""
+    """Settings of clients that refresh metadata and retry after failures."""
 
     metadata_max_age_ms: int = setting(300_000, "How old metadata may become before it is refreshed.")
     retry_backoff_ms: int = setting(100, "How long to wait before a request is sent again; doubled with every failure.")
@@ -62,7 +62,7 @@ class RefreshingSettings(ClientSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class CallSettings(ClientSettings):
-    """Settings of clients whose calls have a deadline of their own."""
+    """Settings of clients with a deadline for each call."""
 
     default_api_timeout_ms: int = setting(60_000, "How long a call is tried before it fails.")
 
@@ -119,12 +119,12 @@ class ProducerSettings(RefreshingSettings):
 
     @property
     def acks_count(self) -> int:
-        """`acks` as produce requests carry it: -1, 0 or 1."""
+        """`acks` as in produce requests: -1, 0 or 1."""
         return ACKS[self.acks]
 
     @property
     def idempotent(self) -> bool:
-        """Whether records are appended once."""
+        """Whether the broker deduplicates retried batches."""
         return self.acks_count == -1 if self.enable_idempotence is None else self.enable_idempotence
 
     @property
@@ -191,7 +191,7 @@ class ConsumerSettings(RefreshingSettings, CallSettings):
 
     @property
     def read_committed(self) -> bool:
-        """Whether records of open and aborted transactions are left out."""
+        """Whether records of open and aborted transactions are skipped."""
         return self.isolation_level == "read_committed"
 
 
@@ -203,7 +203,7 @@ def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
 def configured_by(
     model: Callable[P, S],
 ) -> Callable[[Callable[[Any, S], None]], Callable[Concatenate[Any, P], None]]:
-    """Let a constructor that takes a settings object take the settings themselves, as arguments with their types."""
+    """Let a constructor with a settings object accept the settings themselves, as typed keyword arguments."""
 
     def configured(constructor: Callable[[Any, S], None]) -> Callable[Concatenate[Any, P], None]:
         @wraps(constructor)
@@ -220,15 +220,15 @@ def configured_by(
 
 
 def taken(model: Callable[..., S], settings: ClientSettings, **more: Any) -> S:
-    """Make a machine's settings from the client's settings of the same names, and from `more`."""
+    """Build a machine's settings from the client's settings of the same names, and from `more`."""
     names = (item.name for item in fields(model))  # type: ignore[arg-type]
     return model(**{name: getattr(settings, name) for name in names if name not in more}, **more)
 
 
 def as_keywords(client: type[Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn `{"linger.ms": "5"}` into `{"linger_ms": 5}`, text into the types of the client's settings.
+    """Convert `{"linger.ms": "5"}` to `{"linger_ms": 5}`, text to the types of the client's settings.
 
-    Raises `TypeError` for a name that the client does not have, `ValueError` for text that has no such type.
+    Raises `TypeError` for an unknown name, `ValueError` for text of the wrong type.
     """
     known = dict(inspect.signature(client).parameters)
     keywords: dict[str, Any] = {}

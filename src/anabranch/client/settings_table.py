@@ -16,7 +16,7 @@ CLIENTS: Mapping[str, type[ClientSettings]] = {
 
 
 def as_markdown() -> str:
-    """The table of all settings: docs/client-settings.md."""
+    """Return the table of all settings: docs/client-settings.md."""
     lines = [
         "# Settings of the clients",
         "",

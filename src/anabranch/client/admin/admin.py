@@ -1,4 +1,4 @@
-"""Topics, settings, offsets, groups (`group_admin`), and the cluster: for administrators."""
+"""The admin client: topics, settings, offsets, groups (`groups`), and the cluster."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ POLL_INTERVAL_S = 0.05
 
 
 class ConfigEntry(NamedTuple):
-    """A setting of a topic or broker. `source` is Kafka's number: 1 for one that was set on the resource itself."""
+    """A setting of a topic or broker. `source` is Kafka's number; 1 means set on the resource itself."""
 
     name: str
     value: str | None
@@ -59,7 +59,7 @@ class ConfigEntry(NamedTuple):
 
 
 class OffsetSpan(NamedTuple):
-    """The offsets a partition holds: `start` to `end`, `end` exclusive."""
+    """The offsets of a partition: `start` to `end`, `end` exclusive."""
 
     start: int
     end: int
@@ -67,7 +67,7 @@ class OffsetSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
-    """A partition with its segments, and what a reader that begins at its log start waits on."""
+    """A partition with its segments, and the gates of a reader that begins at its log start."""
 
     info: PartitionInfo
     offsets: OffsetSpan
@@ -100,7 +100,7 @@ class Admin(GroupAdmin):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Make one from settings by Kafka's dotted names, as in `{"bootstrap.servers": "..."}`."""
+        """Return a client for settings by Kafka's dotted names, as in `{"bootstrap.servers": "..."}`."""
         return cls(**as_keywords(cls, config))
 
     async def __aenter__(self) -> Self:
@@ -110,7 +110,7 @@ class Admin(GroupAdmin):
         await self.close()
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         await self._cluster.close()
 
     # -- topics -------------------------------------------------------------------------------------------------------
@@ -124,9 +124,9 @@ class Admin(GroupAdmin):
         configs: Mapping[str, str] | None = None,
         validate_only: bool = False,
     ) -> None:
-        """Create topics of so many partitions each (-1: the broker's `num.partitions`), and wait until all can be used.
+        """Create topics of `partitions` partitions (-1: the broker's `num.partitions`); wait until all are usable.
 
-        The count is the topic's initial count: a later resize cannot go below it.
+        The count is the topic's initial count, the minimum of all later resizes.
         """
         names = [topics] if isinstance(topics, str) else list(topics)
         request = CreateTopicsRequest(
@@ -150,7 +150,7 @@ class Admin(GroupAdmin):
                 await self._until(name, _has_leaders, "has no leaders yet")
 
     async def delete_topics(self, topics: str | Iterable[str]) -> None:
-        """Delete topics with all their records, and wait until they are gone."""
+        """Delete topics with all their records; wait until they no longer exist."""
         names = [topics] if isinstance(topics, str) else list(topics)
         request = DeleteTopicsRequest(
             topics=[DeleteTopicState(name=name) for name in names], topic_names=names, timeout_ms=self._timeout_ms
@@ -161,16 +161,16 @@ class Admin(GroupAdmin):
         deadline = time.monotonic() + self._api_timeout_ms / 1000
         while any(not isinstance(info, ApiError) for info in (await self._cluster.topics(names)).values()):
             if time.monotonic() > deadline:
-                raise ApiError(ErrorCode.REQUEST_TIMED_OUT, f"the topics {', '.join(names)} are still there")
+                raise ApiError(ErrorCode.REQUEST_TIMED_OUT, f"the topics {', '.join(names)} still exist")
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def list_topics(self, *, internal: bool = False) -> list[str]:
-        """The names of all topics, sorted."""
+        """Return the names of all topics, sorted."""
         topics = await self._cluster.topics()
         return sorted(name for name, info in topics.items() if internal or not getattr(info, "is_internal", False))
 
     async def topics(self, names: Sequence[str] | None = None) -> dict[str, TopicInfo]:
-        """What metadata tells of topics, by default of all; raises for a name that does not exist."""
+        """Return the metadata of topics, by default of all. Raises `ApiError` for a topic that does not exist."""
         found: dict[str, TopicInfo] = {}
         for name, info in (await self._cluster.topics(names)).items():
             if isinstance(info, TopicInfo):
@@ -180,7 +180,7 @@ class Admin(GroupAdmin):
         return found
 
     async def describe_topics(self, topics: str | Iterable[str]) -> dict[str, TopicDescription]:
-        """Describe topics: layouts, leaders, epochs, segments, retiring partitions, and what gates wait on."""
+        """Describe topics: layouts, leaders, epochs, segments, retiring partitions, and closed gates."""
         names = [topics] if isinstance(topics, str) else list(topics)
         return {name: await self._describe(name) for name in names}
 
@@ -202,13 +202,14 @@ class Admin(GroupAdmin):
         return TopicDescription(info, view.lineage, view.ordered, partitions)
 
     async def lineage(self, topic: str) -> Lineage:
-        """The lineage of a topic: its layouts, cut into offsets."""
+        """Return the lineage of a topic: its layouts and the offsets at which they end."""
         return await self._cluster.lineage(topic)
 
     async def resize(self, topic: str, partitions: int) -> None:
-        """Give a topic another partition count, larger or (on an elastic broker) smaller; wait until it rules.
+        """Change the partition count of a topic; wait until the new layout is in effect.
 
-        Keys keep their order through it. The count cannot go below the topic's initial one.
+        A count can be lower than before only on an elastic broker, and never below the initial count. Keys keep their
+        order through the resize.
         """
         request = CreatePartitionsRequest(
             topics=[CreatePartitionsTopic(name=topic, count=partitions, assignments=None)],
@@ -225,7 +226,7 @@ class Admin(GroupAdmin):
         )
 
     async def delete_records(self, offsets: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int]:
-        """Delete the records below an offset of each partition (-1: all there are); return the new log starts."""
+        """Delete the records below an offset of each partition (-1: all records); return the new log starts."""
         leaders = {
             name: info.leaders for name, info in (await self.topics(sorted({topic for topic, _ in offsets}))).items()
         }
@@ -253,15 +254,15 @@ class Admin(GroupAdmin):
     async def list_offsets(
         self, partitions: Mapping[tuple[str, int], int], *, isolation_level: str = "read_uncommitted"
     ) -> dict[TopicPartition, OffsetAndTimestamp]:
-        """The offset at a timestamp in ms of each partition, -1 where there is none.
+        """Return each partition's first offset at or after a timestamp in ms; -1 if no record is that late.
 
-        Timestamp -2 asks for the log start, -1 for the log end.
+        Timestamp -2 means the log start, -1 the log end.
         """
         wanted = {TopicPartition(*partition): timestamp for partition, timestamp in partitions.items()}
         return await self._cluster.offsets(wanted, read_committed=isolation_level == "read_committed")
 
     async def topic_offsets(self, topic: str) -> dict[int, OffsetSpan]:
-        """The offsets that every partition of a topic holds."""
+        """Return the offsets of every partition of a topic."""
         info = await self._cluster.topic(topic)
         partitions = [TopicPartition(topic, number) for number in info.partitions]
         starts = await self._cluster.offsets(dict.fromkeys(partitions, EARLIEST))
@@ -271,7 +272,7 @@ class Admin(GroupAdmin):
     # -- settings -----------------------------------------------------------------------------------------------------
 
     async def describe_configs(self, resource: str, name: str) -> dict[str, ConfigEntry]:
-        """The settings of a resource: 'topic' or 'group' with its name, 'broker' with its id."""
+        """Return the settings of a resource: 'topic' or 'group' with its name, 'broker' with its id."""
         wanted = DescribeConfigsResource(resource_type=_resource(resource), resource_name=name, configuration_keys=None)
         node_id = int(name) if resource == "broker" else None
         response = await self._cluster.ask(DescribeConfigsRequest(resources=[wanted]), node_id=node_id)
@@ -288,7 +289,7 @@ class Admin(GroupAdmin):
     async def alter_configs(
         self, resource: str, name: str, configs: Mapping[str, str | None], *, validate_only: bool = False
     ) -> None:
-        """Change settings of a resource; None takes a setting back to its default. The others stay as they are."""
+        """Change settings of a resource; None restores a default. Other settings keep their values."""
         changes = [
             AlterableConfig(name=key, config_operation=DELETE if value is None else SET, value=value)
             for key, value in configs.items()
@@ -303,13 +304,13 @@ class Admin(GroupAdmin):
             _check(result.error_code, result.error_message, f"the settings of {resource} '{name}' cannot be changed")
 
     async def describe_cluster(self) -> ClusterInfo:
-        """The brokers, and which of them decides on topics."""
+        """Return the brokers and the controller."""
         return await self._cluster.refresh()
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
     async def _decide(self, request: Any, codes: Any) -> Any:
-        """Send a request to the controller, wherever it moves to meanwhile."""
+        """Send a request to the controller; after a change of controller, send it to the new one."""
         deadline = time.monotonic() + self._api_timeout_ms / 1000
         while True:
             node = await self._cluster.controller()

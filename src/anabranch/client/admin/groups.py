@@ -1,4 +1,4 @@
-"""Groups and their offsets: what an administrator asks for and changes, each from the group's coordinator."""
+"""Groups and their committed offsets; every request goes to the coordinator of the group."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NOT_A_CONSUMER_GROUP = frozenset({ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPP
 
 
 class GroupListing(NamedTuple):
-    """A group, as the list of groups has it. `type` and `state` are empty where the broker is too old to say."""
+    """An entry of the list of groups. `type` and `state` are empty if the broker is too old to return them."""
 
     group_id: str
     type: str
@@ -55,23 +55,23 @@ class MemberDescription:
     client_id: str
     client_host: str
     epoch: int
-    """The member epoch; of a classic group's member -1."""
+    """The member epoch; -1 for a member of a classic group."""
     topics: tuple[str, ...]
     pattern: str | None
     assigned: frozenset[TopicPartition]
-    """What it may read now."""
+    """The partitions the member owns now."""
     target: frozenset[TopicPartition]
-    """What it is to read when the rebalance is done."""
+    """The partitions the member owns after the rebalance."""
     type: str
 
     @property
     def pending(self) -> frozenset[TopicPartition]:
-        """What it is to read and may not yet."""
+        """The partitions assigned to the member but not granted yet."""
         return self.target - self.assigned
 
     @property
     def revoking(self) -> frozenset[TopicPartition]:
-        """What it has yet to let go of."""
+        """The partitions the member has yet to revoke."""
         return self.assigned - self.target
 
 
@@ -87,18 +87,18 @@ class GroupDescription:
     assignment_epoch: int
     members: tuple[MemberDescription, ...]
     coordinator: str
-    """Its coordinator's address."""
+    """The coordinator's address."""
 
 
 class GroupAdmin:
-    """The part of `Admin` that is about groups."""
+    """The methods of `Admin` for groups."""
 
     _cluster: Cluster
     _timeout_ms: int
     _api_timeout_ms: int
 
     async def list_groups(self, *, states: Iterable[str] = (), types: Iterable[str] = ()) -> list[GroupListing]:
-        """All groups, or those in some states ("Stable", ...) or of some types ("classic", "consumer"), by name."""
+        """List groups by name, all or in some states ("Stable", ...) or of some types ("classic", "consumer")."""
         wanted_states, wanted_types = {s.lower() for s in states}, {t.lower() for t in types}
         found: dict[str, GroupListing] = {}
         for node in (await self._cluster.refresh()).nodes:
@@ -119,7 +119,7 @@ class GroupAdmin:
         return sorted(found.values())
 
     async def describe_groups(self, groups: str | Iterable[str]) -> dict[str, GroupDescription]:
-        """Tell everything of groups: state, epochs, members, what they read and what they are to read."""
+        """Describe groups: state, epochs, members, their current and target assignments."""
         names = [groups] if isinstance(groups, str) else list(groups)
         return {name: await self._describe_group(name) for name in names}
 
@@ -157,7 +157,7 @@ class GroupAdmin:
     async def list_group_offsets(
         self, group: str, partitions: Iterable[tuple[str, int]] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What a group has committed, by default of all partitions; those without an offset are left out."""
+        """Return a group's committed offsets, by default of all partitions; those without an offset are left out."""
         wanted = None if partitions is None else [TopicPartition(*tp) for tp in partitions]
         found = await self._retried(lambda: self._offsets(group).fetch(wanted, {}))
         offsets: dict[TopicPartition, OffsetAndMetadata] = {}
@@ -183,7 +183,7 @@ class GroupAdmin:
             _check(code, why, f"the offset of {tp} in group '{group}' cannot be set")
 
     async def delete_group_offsets(self, group: str, partitions: Iterable[tuple[str, int]]) -> None:
-        """Forget what a group has committed of partitions; none of its members may be subscribed to their topics."""
+        """Delete a group's committed offsets of partitions; no member may be subscribed to their topics."""
         topics: dict[str, list[OffsetDeleteRequestPartition]] = {}
         for topic, number in partitions:
             topics.setdefault(topic, []).append(OffsetDeleteRequestPartition(partition_index=number))
@@ -215,7 +215,7 @@ class GroupAdmin:
         return await self._again(once, codes)
 
     async def _again(self, ask: Callable[[], Awaitable[T]], codes: Callable[[T], Iterable[int]]) -> T:
-        """Ask, and again while the answer says that it may succeed later."""
+        """Send a request, and repeat it while the response has a retriable error."""
         deadline = time.monotonic() + self._api_timeout_ms / 1000
         while True:
             response = await self._retried(ask)
@@ -224,7 +224,7 @@ class GroupAdmin:
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _retried(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask, and again while there is no answer."""
+        """Send a request, and repeat it while no response arrives."""
         deadline = time.monotonic() + self._api_timeout_ms / 1000
         while True:
             try:

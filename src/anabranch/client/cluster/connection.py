@@ -1,11 +1,11 @@
-"""One connection to a broker: requests go out pipelined, answers are matched by correlation id.
+"""One connection to a broker: requests are pipelined, responses are matched by correlation id.
 
-Bytes are received straight into the frame they belong to: a small answer is copied once out of the receive buffer, a
-large one is never copied, and the `records` of a fetch are views of its frame. The version of every request is the
-highest that both sides know (ApiVersions, asked first).
+Bytes are received straight into their frame: a small response is copied once out of the receive buffer, a large one is
+never copied, and the `records` of a fetch are views of its frame. Every request has the highest version that both
+sides support (ApiVersions is sent first).
 
-Any fault closes the connection and fails what waits on it with `DisconnectedError`: whether a request that was sent was
-carried out is then unknown. `ConnectError` says that nothing was ever sent.
+Any fault closes the connection and fails all pending requests with `DisconnectedError`: the broker may have carried
+them out or not. `ConnectError` means that no request was sent.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ _LENGTH_SIZE = 4
 
 
 class DisconnectedError(AnabranchError, ConnectionError):
-    """The connection ended before the answer came."""
+    """The connection ended before the response arrived."""
 
 
 class ConnectError(AnabranchError, ConnectionError):
-    """No connection could be made; nothing was sent."""
+    """No connection could be made; no request was sent."""
 
 
 class Connect(Protocol):
-    """Opens a stream to a broker and gives it to a protocol; OSError where nothing answers."""
+    """Opens a stream to a broker for a protocol. Raises `OSError` if the address cannot be reached."""
 
     def __call__(self, make_protocol: Callable[[], Connection], host: str, port: int, /) -> Awaitable[Connection]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
-    """How connections are made, by Kafka's names."""
+    """The settings of connections, by Kafka's names."""
 
     client_id: str = "anabranch"
     request_timeout_ms: int = 30_000
@@ -51,7 +51,7 @@ class ConnectionSettings:
     reconnect_backoff_ms: int = 50
     reconnect_backoff_max_ms: int = 1_000
     connect: Connect = connect
-    """Opens the transport: plain TCP, or whatever else a client is given."""
+    """Opens the transport: plain TCP by default."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -60,7 +60,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, name: str, client_id: str) -> None:
         self.name = name
         self.versions: dict[int, tuple[int, int]] = {}
-        """What the broker serves: API key to lowest and highest version."""
+        """The broker's API versions: API key to lowest and highest version."""
         self._client_id = client_id
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -80,7 +80,7 @@ class Connection(asyncio.BufferedProtocol):
     async def open(
         cls, host: str, port: int, *, client_id: str, timeout_ms: int, connect: Connect = connect
     ) -> Connection:
-        """Connect and agree on versions."""
+        """Connect and negotiate API versions."""
         name = f"{host}:{port}"
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -120,11 +120,11 @@ class Connection(asyncio.BufferedProtocol):
         return self._reason is None and self._transport is not None and not self._transport.is_closing()
 
     def serves(self, request_class: type[Any]) -> bool:
-        """Whether the broker knows this request in a version that we know."""
+        """Whether the broker and this client support a common version of the request."""
         return self._common(api_of(request_class)) is not None
 
     def version_of(self, request_class: type[Any]) -> int:
-        """The highest version of a request that both sides know."""
+        """Return the highest version of a request that both sides support."""
         api = api_of(request_class)
         version = self._common(api)
         if version is None:
@@ -142,7 +142,7 @@ class Connection(asyncio.BufferedProtocol):
         return highest if highest >= max(api.versions[0], theirs[0]) else None
 
     def send(self, message: Any, *, timeout_ms: int, version: int | None = None) -> asyncio.Future[Any]:
-        """Send a request at once; the future is its answer."""
+        """Send a request at once; the future completes with its response."""
         self._check()
         self._correlation_ids = (self._correlation_ids + 1) & 0x7FFFFFFF
         correlation_id = self._correlation_ids
@@ -155,7 +155,7 @@ class Connection(asyncio.BufferedProtocol):
         return future
 
     def send_unanswered(self, message: Any, *, version: int) -> None:
-        """Send a request that has no answer: a produce with acks=0."""
+        """Send a request without a response: a produce with acks=0."""
         self._check()
         self._correlation_ids = (self._correlation_ids + 1) & 0x7FFFFFFF
         self._write(encode_request(message, version, self._correlation_ids, self._client_id))
@@ -169,17 +169,17 @@ class Connection(asyncio.BufferedProtocol):
             raise DisconnectedError(f"the connection to {self.name} has ended ({self._reason or 'lost'})")
 
     async def drain(self) -> None:
-        """Wait until the socket takes more."""
+        """Wait until the socket accepts more bytes."""
         await self._writable.wait()
 
     def close(self, reason: Exception | None = None) -> None:
-        """End the connection; requests without a response fail with `DisconnectedError`."""
+        """Close the connection; pending requests fail with `DisconnectedError`."""
         self._fail(reason or DisconnectedError(f"the connection to {self.name} was closed"))
         if self._transport is not None:
             self._transport.abort()
 
     async def closed(self) -> None:
-        """Wait until the socket is gone."""
+        """Wait until the socket is closed."""
         await self._ended.wait()
 
     def _too_late(self, name: str, timeout_ms: int) -> None:
@@ -204,27 +204,27 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=16 * 1024 * 1024)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail every request without a response."""
+        """Fail all pending requests."""
         reason = f": {exc}" if exc is not None else ""
         self._fail(DisconnectedError(f"{self.name} closed the connection{reason}"))
         self._ended.set()
 
     def pause_writing(self) -> None:
-        """Let `drain` wait."""
+        """Make `drain` wait."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """Let `drain` go on."""
+        """Release `drain`."""
         self._writable.set()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return the room for the next bytes: in the frame that is being filled, if one is."""
+        """Return the buffer for the next bytes: the rest of an incomplete large frame, or the receive buffer."""
         if self._frame is not None:
             return self._frame[self._filled :]
         return self._view[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Hand on the frames that are whole."""
+        """Dispatch all complete frames."""
         try:
             if self._frame is None:
                 self._end += nbytes
@@ -274,7 +274,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 class Lane:
-    """The way to one broker: connects when first used, and again, later and later, when the connection has ended."""
+    """The route to one broker: connects on first use, and reconnects with growing delays after failures."""
 
     def __init__(self, host: str, port: int, settings: ConnectionSettings) -> None:
         self.host, self.port = host, port
@@ -286,11 +286,11 @@ class Lane:
 
     @property
     def open_connection(self) -> Connection | None:
-        """The connection, if there is one now."""
+        """The connection, if open."""
         return self._connection if self._connection is not None and self._connection.is_open else None
 
     async def connection(self) -> Connection:
-        """The connection, made now if there is none."""
+        """Return the connection; connect if necessary."""
         if (connection := self.open_connection) is not None:
             return connection
         if self._opening is None:
@@ -326,7 +326,7 @@ class Lane:
             task.exception()
 
     async def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         if self._opening is not None:
             self._opening.cancel()
             with contextlib.suppress(asyncio.CancelledError, AnabranchError):

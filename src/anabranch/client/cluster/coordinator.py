@@ -1,4 +1,4 @@
-"""The way to the coordinator of one group or transactional id: found when needed, and again when it has moved."""
+"""The route to the coordinator of one group or transactional id: found on first use, and again after a move."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MOVED = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABL
 
 
 class Coordinator:
-    """Sends requests to the broker that coordinates `key`. `purpose` names connections: those that wait have their own.
+    """Sends requests to the coordinator of `key`. `purpose` names connections: long waits use their own.
 
-    A request that was not answered may or may not have been carried out; it is not repeated here.
+    A request without a response may or may not have been carried out; this class does not repeat it.
     """
 
     def __init__(self, cluster: Cluster, key: str, key_type: int = GROUP) -> None:
@@ -30,7 +30,7 @@ class Coordinator:
         self._finding: asyncio.Task[tuple[str, int]] | None = None
 
     async def connection(self, purpose: str) -> Connection:
-        """The connection to the coordinator, which is found first if it is not known."""
+        """Return the connection to the coordinator; find the coordinator first if necessary."""
         address = self._address
         if address is None:
             if self._finding is None:
@@ -44,7 +44,7 @@ class Coordinator:
             raise
 
     async def ask(self, request: Any, purpose: str, *, timeout_ms: int, version: int | None = None) -> Any:
-        """Send a request once. Raises `DisconnectedError`, `ConnectError`, or `ApiError` where none is to be had."""
+        """Send a request once. Raises `DisconnectedError`, `ConnectError`, or `ApiError` if no coordinator is found."""
         connection = await self.connection(purpose)
         try:
             response = await connection.send(request, timeout_ms=timeout_ms, version=version)
@@ -56,7 +56,7 @@ class Coordinator:
         return response
 
     def forget(self) -> None:
-        """Find the coordinator anew before the next request: it has moved, or is gone."""
+        """Find the coordinator again before the next request: the coordinator has moved or is unreachable."""
         self._address = None
 
     async def _find(self) -> tuple[str, int]:

@@ -1,10 +1,10 @@
-"""What the cluster looks like: brokers, topics, leaders, and the lineage of elastic topics.
+"""The metadata of the cluster: brokers, topics, leaders, and the lineage of elastic topics.
 
-`Cluster` finds the brokers from a bootstrap list, keeps a way to each, and looks at topics when asked. A lineage is put
-together from three answers: Metadata (the counts of all layouts), PartitionLeaderEpochsForPartitions (the leader epochs
-that ended with each layout) and OffsetForLeaderEpoch (the offsets those epochs ended at). The rule it keeps: the three
-belong together, so metadata is asked again at the end, and all of it anew if the layouts or an epoch have changed.
-What a layout ended at never changes, so it is asked once. On a broker without elasticity every lineage is flat.
+`Cluster` finds the brokers from a bootstrap list, keeps a route to each, and requests topics on demand. A lineage is
+built from three responses: Metadata (the counts of all layouts), PartitionLeaderEpochsForPartitions (the leader epochs
+that ended with each layout) and OffsetForLeaderEpoch (the end offsets of those epochs). The rule: the three belong
+together, so metadata is requested again at the end, and everything again if the layouts or an epoch have changed.
+The end offset of a layout never changes, and is cached. On a broker without elasticity every lineage is flat.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """A partition, as metadata tells of it."""
+    """A partition in the metadata."""
 
     partition: int
     leader: int
@@ -66,23 +66,23 @@ class PartitionInfo:
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic, as metadata tells of it."""
+    """A topic in the metadata."""
 
     name: str
     topic_id: UUID
     partitions: Mapping[int, PartitionInfo]
     initial_partition_count: int
     partition_count: int
-    """Partitions that take records: those that retire are not counted."""
+    """The number of partitions open for appends, without the retiring ones."""
     layouts: tuple[int, ...]
     """The partition count of each layout, oldest first."""
     elastic: bool
-    """Whether the broker knows of resizing."""
+    """Whether the broker supports resizing."""
     is_internal: bool = False
 
     @property
     def leaders(self) -> dict[int, int]:
-        """Partition to leader, -1 where there is none."""
+        """Partition to leader, -1 without a leader."""
         return {number: partition.leader for number, partition in self.partitions.items()}
 
     @property
@@ -92,7 +92,7 @@ class TopicInfo:
 
 
 class OffsetAndTimestamp(NamedTuple):
-    """A record's place, or -1 and -1 where there is none."""
+    """The offset and timestamp of a record, or -1 and -1 if no record matches."""
 
     offset: int
     timestamp: int
@@ -101,7 +101,7 @@ class OffsetAndTimestamp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
-    """The brokers, as metadata tells of them."""
+    """The brokers in the metadata."""
 
     cluster_id: str | None
     controller_id: int
@@ -109,7 +109,7 @@ class ClusterInfo:
 
 
 def parse_servers(servers: str | Iterable[str]) -> list[tuple[str, int]]:
-    """Read a bootstrap list: `host:port`, separated by commas or as a list; the port is 9092 if it is left out."""
+    """Parse a bootstrap list: `host:port`, separated by commas or as a list; the default port is 9092."""
     names = servers.split(",") if isinstance(servers, str) else list(servers)
     found: list[tuple[str, int]] = []
     for name in (name.strip() for name in names):
@@ -127,7 +127,7 @@ def parse_servers(servers: str | Iterable[str]) -> list[tuple[str, int]]:
 
 
 class Cluster:
-    """The brokers and topics, and the ways to them. Belongs to one event loop."""
+    """The brokers and topics of a cluster, and the routes to the brokers. Belongs to one event loop."""
 
     def __init__(self, bootstrap_servers: str | Iterable[str], settings: ConnectionSettings) -> None:
         self._bootstrap = parse_servers(bootstrap_servers)
@@ -138,9 +138,9 @@ class Cluster:
         self._lanes: dict[tuple[str, int, str], Lane] = {}
         self._closed = False
         self._ends: dict[UUID | str, list[dict[int, int]]] = {}
-        """Per topic and ended layout, the ends that are known."""
+        """Per topic and ended layout, the known end offsets."""
 
-    # -- the ways to brokers ------------------------------------------------------------------------------------------
+    # -- the routes to brokers ----------------------------------------------------------------------------------------
 
     def _lane(self, host: str, port: int, purpose: str) -> Lane:
         if self._closed:
@@ -151,7 +151,7 @@ class Cluster:
         return lane
 
     async def connection(self, node_id: int, purpose: str = "control") -> Connection:
-        """The connection to a broker; those that wait long (fetches) have one of their own by `purpose`."""
+        """Return the connection to a broker; `purpose` separates requests with long waits (fetches)."""
         node = self._nodes.get(node_id)
         if node is None:
             await self.refresh()
@@ -161,17 +161,17 @@ class Cluster:
         return await self._lane(node.host, node.port, purpose).connection()
 
     def open_connection(self, node_id: int, purpose: str) -> Connection | None:
-        """The connection to a broker if there is one now."""
+        """Return the open connection to a broker, if any."""
         node = self._nodes.get(node_id)
         lane = None if node is None else self._lanes.get((node.host, node.port, purpose))
         return None if lane is None else lane.open_connection
 
     async def connection_to(self, host: str, port: int, purpose: str) -> Connection:
-        """The connection to a broker by its address, as given by another broker."""
+        """Return the connection to a broker by its address, as given by another broker."""
         return await self._lane(host, port, purpose).connection()
 
     async def any_connection(self) -> Connection:
-        """A connection to whichever broker answers."""
+        """Return a connection to any reachable broker."""
         known = [(node.host, node.port) for node in self._nodes.values()]
         random.shuffle(known)
         addresses = list(dict.fromkeys([*known, *self._bootstrap]))
@@ -189,7 +189,7 @@ class Cluster:
         return lane is not None and lane.open_connection is not None
 
     async def close(self) -> None:
-        """End all connections, and make no more."""
+        """Close all connections, and refuse new ones."""
         self._closed = True
         lanes, self._lanes = self._lanes, {}
         for lane in lanes.values():
@@ -198,7 +198,7 @@ class Cluster:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     async def ask(self, message: Any, *, node_id: int | None = None, timeout_ms: int | None = None) -> Any:
-        """Send a request that may be repeated to a broker, by default to any; another try if the connection ends."""
+        """Send an idempotent request to a broker, by default to any; send it again if the connection ends."""
         for attempt in range(1, 4):
             try:
                 connection = await (self.any_connection() if node_id is None else self.connection(node_id))
@@ -209,14 +209,14 @@ class Cluster:
         raise AssertionError
 
     async def controller(self) -> int:
-        """The broker that decides on topics."""
+        """Return the id of the controller."""
         await self.refresh()
         return self._controller
 
     # -- topics -------------------------------------------------------------------------------------------------------
 
     async def refresh(self) -> ClusterInfo:
-        """Ask for the brokers again."""
+        """Refresh the list of brokers."""
         await self._metadata([])
         return ClusterInfo(self._cluster_id, self._controller, tuple(self._nodes.values()))
 
@@ -235,7 +235,7 @@ class Cluster:
     async def topics(
         self, names: Sequence[str] | None = None, *, create: bool = False
     ) -> dict[str, TopicInfo | ApiError]:
-        """Ask for topics, by default for all; a topic that cannot be described is its error."""
+        """Return topics, by default all; a topic that cannot be described maps to its error."""
         response = await self._metadata(names, create=create)
         found: dict[str, TopicInfo | ApiError] = {}
         for topic in response.topics:
@@ -253,7 +253,7 @@ class Cluster:
         return found
 
     async def topics_by_id(self, topic_ids: Iterable[UUID]) -> dict[UUID, TopicInfo]:
-        """Ask for topics by their ids; those that do not exist are left out."""
+        """Return topics by their ids; those that do not exist are left out."""
         wanted = list(topic_ids)
         if not wanted:
             return {}
@@ -269,7 +269,7 @@ class Cluster:
         }
 
     async def topic(self, name: str, *, create: bool = False) -> TopicInfo:
-        """Ask for one topic. Raises `ApiError` where it cannot be described."""
+        """Return one topic. Raises `ApiError` if it cannot be described."""
         info = (await self.topics([name], create=create))[name]
         if isinstance(info, ApiError):
             raise info
@@ -278,7 +278,7 @@ class Cluster:
     async def offsets(
         self, wanted: Mapping[TopicPartition, int], *, read_committed: bool = False
     ) -> dict[TopicPartition, OffsetAndTimestamp]:
-        """The offset at a timestamp in ms (or EARLIEST, LATEST, ...) of each partition, -1 where there is none."""
+        """Return each partition's offset at a timestamp in ms (or EARLIEST, LATEST, ...); -1 if none is that late."""
         found: dict[TopicPartition, OffsetAndTimestamp] = {}
         error: AnabranchError | None = None
         for attempt in range(ATTEMPTS_MAX):
@@ -347,7 +347,7 @@ class Cluster:
         raise error
 
     async def lineage(self, name: str) -> Lineage:
-        """The lineage of a topic as it is now."""
+        """Return the current lineage of a topic."""
         return (await self.view(name)).lineage
 
     async def _ordered(self, name: str) -> bool:
@@ -359,7 +359,7 @@ class Cluster:
         return values.get(ORDERED_DELIVERY) != "false"
 
     async def _ends_of(self, info: TopicInfo) -> list[dict[int, int]]:
-        """`ends[v][p]` for every ended layout v and every partition p that there is."""
+        """Return `ends[v][p]` for every ended layout v and every existing partition p."""
         key = info.name if info.topic_id == NO_TOPIC_ID else info.topic_id
         known = self._ends.setdefault(key, [])
         ended = len(info.layouts) - 1
@@ -379,7 +379,7 @@ class Cluster:
         return [{p: end for p, end in known[layout].items() if p in info.partitions} for layout in range(ended)]
 
     async def _ended_epochs(self, info: TopicInfo) -> dict[int, dict[int, int]]:
-        """For every ended layout, the leader epoch that ended with it on each partition."""
+        """Return, for every ended layout, the leader epoch that ended with it on each partition."""
         numbers = list(range(max(info.layouts)))
         topic = PartitionLeaderEpochsForPartitionsRequestTopic(topic=info.name, partitions=numbers)
         response = await self.ask(PartitionLeaderEpochsForPartitionsRequest(topics=[topic]))

@@ -323,7 +323,7 @@ class Producer:
     def _transactional(self, action: str) -> Transactions:
         self._check_open()
         if self._transactions is None:
-            raise ApiError(ErrorCode.INVALID_TXN_STATE, "this producer has no transactional.id: make one with the setting")
+            raise ApiError(ErrorCode.INVALID_TXN_STATE, "this producer has no transactional.id: make one that has")
         self._transactions.check(action)
         return self._transactions
 
