@@ -134,6 +134,7 @@ class Partition:
     def save_inherited(self) -> None:
         """Save the table of the removed partition of this name beside the new log. Blocks; OSError."""
         self.log.write_snapshot(self.table.snapshot())
+        self.log.checkpoint()  # A snapshot is read only by a log whose start is known to be there.
         self.snapshot_end = self.log.end
 
     def snapshot(self) -> None:

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
-from anabranch.machines.controller.effects import Role, SendLeaderAndIsr
+from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendStopReplica
 from anabranch.records.batch import parse_header
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import Disk
@@ -36,10 +36,14 @@ class Life:
             settings_of=lambda topic: topic_settings({}, {}, "fsync"),
         )
 
-    async def begin(self) -> None:
-        roles = tuple(Role(number, 1, 0, 0, False, (1,), (1,)) for number in range(2))
+    async def begin(self, start_offset: int = 0) -> None:
+        roles = tuple(Role(number, 1, 0, 0, False, (1,), (1,), start_offset * number) for number in range(2))
         order = SendLeaderAndIsr(1, 1, 1, "t", TOPIC_ID, 1, 2, roles)
         assert await self.replicas.take_roles(order) == {0: ErrorCode.NONE, 1: ErrorCode.NONE}
+
+    async def remove(self, number: int) -> None:
+        order = SendStopReplica(1, 1, 1, "t", TOPIC_ID, ((number, 0),))
+        assert await self.replicas.stop(order) == {number: ErrorCode.NONE}
 
     def partition(self, number: int) -> Partition:
         found = self.replicas.get("t", number)
@@ -76,3 +80,28 @@ async def _remove_one_of_two(tmp_path: Path) -> None:
     await third.begin()
     assert (third.partition(0).log.log_start, third.partition(0).log.end) == (3, 3)
     third.end()
+
+
+def test_a_partition_made_again_and_removed_again_before_anything_is_appended_remembers_its_producers(
+    tmp_path: Path,
+) -> None:
+    asyncio.run(_remove_twice(tmp_path))
+
+
+async def _remove_twice(tmp_path: Path) -> None:
+    name = TopicPartition("t", 1)
+    first = Life(tmp_path)
+    await first.begin()
+    data = make_batch(3, producer_id=7, producer_epoch=0, base_sequence=0)
+    first.partition(1).append(data, parse_header(data), 0)
+    await first.remove(1)
+    await first.begin(start_offset=3)
+    assert first.partition(1).table.known(7) is not None
+    first.end()
+
+    second = Life(tmp_path)
+    await second.remove(1)
+    table = second.replicas.removed.table(name, TOPIC_ID)
+    assert table is not None
+    assert table.known(7) is not None
+    second.end()
