@@ -1,1 +1,1 @@
-"""What our producer and consumer decide."""
+"""The state machines of the clients: fetching, group membership, sending."""

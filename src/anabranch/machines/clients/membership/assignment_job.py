@@ -2,8 +2,8 @@
 
     IDLE ── asked ──► PREPARE ──► COMPUTE ──► INSTALL ──► IDLE
 
-Prepare and install are requests, the computation runs in a thread of the shell. A request that is refused because the
-member's epoch is old waits for the next heartbeat; one without a response is sent again after a while.
+Prepare and install are requests; the driver runs the computation in a thread. A request refused for an old member epoch
+waits for the next heartbeat; one without a response is sent again after a while.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from anabranch.protocol.messages.consumer_group_prepare_assignment import Consum
 
 @dataclass(slots=True)
 class AssignmentJob:
-    """What is left to do of the computation: prepare, compute, install; one request or computation at a time."""
+    """The remaining steps of the computation: prepare, compute, install; one request or computation at a time."""
 
     settings: MemberSettings
     assignors: dict[str, PartitionAssignor]
@@ -41,7 +41,7 @@ class AssignmentJob:
     error: Exception | None = None
 
     def drop(self) -> None:
-        """Forget all of it."""
+        """Abandon the job."""
         self.wanted = False
         self.flight = 0
         self.computation = self.computed = self.due_ms = None
@@ -49,11 +49,11 @@ class AssignmentJob:
 
     @property
     def next_ms(self) -> int | None:
-        """When there is something to do; None while something is under way, or nothing to do."""
+        """Return the time of the next step; None while a step is in flight or without a job."""
         return None if self.flight else self.due_ms
 
     def heartbeat(self, *, wanted: bool) -> None:
-        """Learn from a heartbeat whether this member is asked; a request that waited for a new epoch goes on."""
+        """Handle a heartbeat response: start a job if wanted; resume a request that waited for a new epoch."""
         if self.flight or not self.assignors:
             return
         if self.computed is None and self.computation is None:
@@ -62,7 +62,7 @@ class AssignmentJob:
             self.due_ms = 0
 
     def next(self, member_id: str, epoch: int, now_ms: int, new_ticket: Callable[[], int]) -> Send | Compute | None:
-        """The next thing to do for it."""
+        """Return the next request or computation."""
         if self.flight or self.due_ms is None or now_ms < self.due_ms:
             return None
         if self.computation is not None:
@@ -78,7 +78,7 @@ class AssignmentJob:
         return Send(self.flight, request)
 
     def take(self, ticket: int, response: Any, now_ms: int) -> bool:
-        """Take an answer; true when the assignment is installed, so that a heartbeat may bring news."""
+        """Handle a response or a result; True once the assignment is installed, so that a heartbeat should follow."""
         if not ticket or ticket != self.flight:
             return False
         self.flight = 0
@@ -110,7 +110,7 @@ class AssignmentJob:
         return False
 
     def failed(self, ticket: int, error: Exception, now_ms: int) -> None:
-        """Learn that a request was not answered, or that the assignor raised."""
+        """Handle a request without a response, or an exception of the assignor."""
         if not ticket or ticket != self.flight:
             return
         self.flight = 0

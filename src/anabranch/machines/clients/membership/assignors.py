@@ -1,8 +1,8 @@
 """Assignors that run in a consumer: the `PartitionAssignor` interface of KIP-848.
 
-A consumer that is given some (`group_local_assignors=[...]`, the preferred one first) offers them to the coordinator.
-One that every member offers is chosen, and one member is asked to run it for the whole group. Every partition of every
-subscribed topic must be given to exactly one member, and to one that subscribes to its topic.
+A consumer with local assignors (`group_local_assignors=[...]`, the preferred one first) offers them to the coordinator.
+The coordinator chooses one that every member offers, and one member to run the assignor for the whole group. Every
+partition of every subscribed topic must be assigned to exactly one member, and to one that subscribes to its topic.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from anabranch.protocol.messages.consumer_group_install_assignment import TopicP
 from anabranch.protocol.messages.consumer_group_prepare_assignment import ConsumerGroupPrepareAssignmentResponse
 
 NO_ERROR, ASSIGNMENT_ERROR = 0, 2
-"""What an assignment says of itself (the proposal's "Assignment Metadata Errors")."""
+"""The error of an assignment (KIP-848, "Assignment Metadata Errors")."""
 
 
 class TopicIdPartition(NamedTuple):
-    """One partition of a topic that is known by its id."""
+    """One partition of a topic, by topic id."""
 
     topic_id: UUID
     partition: int
@@ -34,8 +34,8 @@ class TopicIdPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AssignorMetadata:
-    """What a member says to the assignor, or the assignor to a member. A `reason` other than 0 asks for a new
-    assignment, and so does metadata that changed.
+    """Metadata from a member to the assignor, or from the assignor to a member. A `reason` other than 0 requests a new
+    assignment, and so does changed metadata.
     """
 
     version: int = 0
@@ -45,7 +45,7 @@ class AssignorMetadata:
 
 @dataclass(frozen=True, slots=True)
 class MemberSpec:
-    """A member as the assignor sees it; `partitions` is what it was to have until now."""
+    """A member in the assignor's input; `partitions` is its current target assignment."""
 
     subscribed_topic_ids: frozenset[UUID]
     partitions: frozenset[TopicIdPartition]
@@ -56,7 +56,7 @@ class MemberSpec:
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """A topic as the assignor sees it."""
+    """A topic in the assignor's input."""
 
     name: str
     partition_count: int
@@ -64,7 +64,7 @@ class TopicSpec:
 
 @dataclass(frozen=True, slots=True)
 class AssignmentSpec:
-    """The group at one epoch: members by their ids, topics by theirs."""
+    """The group at one epoch: members by member id, topics by topic id."""
 
     group_epoch: int
     members: Mapping[str, MemberSpec]
@@ -73,7 +73,7 @@ class AssignmentSpec:
 
 @dataclass(frozen=True, slots=True)
 class MemberAssignment:
-    """What one member is to have, some of it perhaps once others have let go; and what the assignor says to it."""
+    """The assignment of one member, some partitions possibly pending their revocation by others, with its metadata."""
 
     partitions: frozenset[TopicIdPartition] = frozenset()
     metadata: AssignorMetadata = AssignorMetadata()
@@ -88,25 +88,25 @@ class GroupAssignment:
 
 
 class PartitionAssignor(ABC):
-    """An assignor of your own. `assign` runs in a thread of its own, in the member that the coordinator chose."""
+    """The base class of custom assignors. `assign` runs in its own thread, in the member chosen by the coordinator."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Its name, the same in all members."""
+        """The assignor's name, the same in all members."""
 
     @property
     def minimum_version(self) -> int:
-        """The lowest version of metadata that it understands; -1 for that of classic members."""
+        """The lowest supported version of metadata; -1 to support classic members."""
         return 0
 
     @property
     def maximum_version(self) -> int:
-        """The highest version of metadata that it understands."""
+        """The highest supported version of metadata."""
         return 0
 
     def metadata(self) -> AssignorMetadata:
-        """What this member says to the assignor; asked at every heartbeat."""
+        """Return this member's metadata for the assignor; called for every heartbeat."""
         return AssignorMetadata(version=max(0, self.minimum_version))
 
     @abstractmethod
@@ -114,12 +114,12 @@ class PartitionAssignor(ABC):
         """Return the assignment of every member."""
 
     def on_assignment(self, error: int, assignment: MemberAssignment, member_epoch: int) -> None:
-        """Learn this member's assignment of a new epoch; what of it can be read now, the rebalance listener says."""
+        """Receive this member's assignment in a new epoch; the rebalance listener reports the granted partitions."""
         return
 
 
 def offer(assignors: tuple[PartitionAssignor, ...]) -> tuple[OfferedAssignor, ...]:
-    """The assignors as heartbeats offer them."""
+    """Return the assignors in the form of the heartbeat request."""
     offered: list[OfferedAssignor] = []
     for assignor in assignors:
         metadata = assignor.metadata()
@@ -137,7 +137,7 @@ def offer(assignors: tuple[PartitionAssignor, ...]) -> tuple[OfferedAssignor, ..
 
 
 def spec_of(response: ConsumerGroupPrepareAssignmentResponse) -> AssignmentSpec:
-    """Read the group that the coordinator describes."""
+    """Build the assignor's input from the coordinator's description of the group."""
     return AssignmentSpec(
         response.group_epoch,
         {

@@ -4,9 +4,9 @@
         ▲            └───────────┴────────────┴──────────┤             FAILED: refused for good
         └──────── rebalance, lost, subscription ─────────┘             STALE: left, since no poll came
 
-Eager members let go of everything before they join; cooperative ones keep it, let go of what the new generation takes
-from them, and then join once more. The leader waits to hear how many partitions there are (`wanted_topics`), assigns,
-and joins again when that has changed. A member that the coordinator does not know has lost its partitions.
+Eager members revoke everything before they join. Cooperative members keep their partitions, revoke those that the new
+generation assigns to others, and then join again. The leader waits for partition counts (`wanted_topics`), assigns, and
+joins again when the counts have changed. A member unknown to the coordinator has lost its partitions.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRe
 
 PROTOCOL_TYPE = "consumer"
 JOIN_SLACK_MS = 5_000
-"""A JoinGroup is answered within the rebalance timeout, and this much for the way."""
+"""The allowance for the network: the JoinGroup response comes within the rebalance timeout plus this."""
 LOSING = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION})
 
 
 class Phase(Enum):
-    """Where a member stands."""
+    """The phase of a membership."""
 
     OUT = auto()
     UNJOINED = auto()
@@ -75,7 +75,7 @@ ALIVE = frozenset({Phase.UNJOINED, Phase.JOINING, Phase.LEADING, Phase.SYNCING, 
 
 
 class ClassicMember:
-    """Drive it as the package says."""
+    """One member; the package describes its driver's duties."""
 
     def __init__(
         self,
@@ -98,18 +98,18 @@ class ClassicMember:
         self._member_id = ""
         self._generation = NO_GENERATION
         self._lost = False
-        """What is owned was lost; the application has yet to learn it."""
+        """The owned partitions are lost, and the application has not handled the Lost event yet."""
         self._owned: frozenset[Owned] = frozenset()
         self._target: frozenset[Owned] | None = None
         self._remembered: tuple[int, frozenset[TopicPartition]] = (NO_GENERATION, frozenset())
-        """The last assignment and its generation: what sticky members say."""
+        """The last assignment and its generation: the user data of sticky members."""
         self._rejoin = False
-        """Join again as soon as the application has done what this generation asks of it."""
+        """Join again as soon as the application has handled all events of this generation."""
         self._taken: Event | None = None
         self._error: ApiError | None = None
         self._flight = 0
         self._asked: Any = None
-        """The request that is on its way, if one is."""
+        """The request in flight, if any."""
         self._tickets = 0
         self._due_ms = 0
         self._failures = 0
@@ -117,19 +117,19 @@ class ClassicMember:
         self._subscribers: list[Subscriber] = []
         self._counts: dict[str, int] = {}
         self._used: dict[str, int] = {}
-        """The partition counts that the leader's last assignment is made of."""
+        """The partition counts used in the leader's last assignment."""
         self._leads = False
         self._watched: frozenset[str] = frozenset()
-        """The topics that members of the group subscribe to, as far as the leader knows."""
+        """The topics to which members of the group subscribe, as known to the leader."""
         self._unknown: frozenset[str] = frozenset()
         self._look_at_ms: int | None = None
         self._leave_sent = False
         self._poll_deadline_ms: int | None = None
 
-    # -- what the application wants -----------------------------------------------------------------------------------
+    # -- calls of the application -------------------------------------------------------------------------------------
 
     def subscribe(self, subscription: Subscription) -> None:
-        """Want to read these topics; join, or join again."""
+        """Subscribe to topics; join, or join again."""
         assert subscription.pattern is None and subscription.topics, "patterns are resolved by the driver of a member"
         changed = subscription != self._subscription
         self._subscription = subscription
@@ -147,7 +147,7 @@ class ClassicMember:
                 self._rejoin = True
 
     def leave(self, *, stay: bool | None = None) -> None:
-        """Leave, once the application has let go of all; by default a static member just falls silent."""
+        """Leave, once all partitions are revoked; by default a static member sends no LeaveGroup."""
         static = self._settings.group_instance_id is not None
         staying = static if stay is None else stay
         self._leave_sent = staying or not self._member_id
@@ -161,25 +161,25 @@ class ClassicMember:
         self._advance()
 
     def poll_began(self, now_ms: int) -> None:
-        """The application asks for records: it is alive."""
+        """Report that the application polls."""
         self._check_poll(now_ms)
         self._poll_deadline_ms = None
         self._advance()
 
     def poll_ended(self, now_ms: int) -> None:
-        """The application works; it is to come back within `max.poll.interval.ms`."""
+        """Report the end of a poll; the next one is due within `max.poll.interval.ms`."""
         self._poll_deadline_ms = now_ms + self._settings.max_poll_interval_ms
 
-    # -- what it is ---------------------------------------------------------------------------------------------------
+    # -- the member's state -------------------------------------------------------------------------------------------
 
     @property
     def owned(self) -> frozenset[Owned]:
-        """The partitions that the application has taken and not let go of."""
+        """The assigned partitions: Assign is acknowledged, Revoke or Lost is not."""
         return self._owned
 
     @property
     def member_id(self) -> str:
-        """Its name in the group, which the coordinator chose."""
+        """The member id, chosen by the coordinator."""
         return self._member_id
 
     @property
@@ -189,33 +189,33 @@ class ClassicMember:
 
     @property
     def phase(self) -> Phase:
-        """Where it stands."""
+        """The phase."""
         return self._phase
 
     @property
     def is_member(self) -> bool:
-        """Whether the coordinator takes offsets from it, as far as is known."""
+        """Whether the coordinator accepts this member's commits, as far as known."""
         return self._generation >= 0
 
     @property
     def has_left(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether the departure is complete, or the member never joined."""
         return self._phase is Phase.OUT
 
     @property
     def wanted_ids(self) -> frozenset[UUID]:
-        """None: topics have names here."""
+        """None: the classic protocol identifies topics by name."""
         return frozenset()
 
     @property
     def wanted_topics(self) -> frozenset[str]:
-        """Topics whose partition counts the leader needs; tell them with `on_topics`, 0 for one that is not there."""
+        """Topics with partition counts the leader needs; answer with `on_topics`, 0 for a missing topic."""
         return self._unknown
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- reports of the driver ----------------------------------------------------------------------------------------
 
     def on_topics(self, topics: Iterable[TopicFacts]) -> None:
-        """Learn how many partitions topics have."""
+        """Handle the partition counts of topics."""
         for topic in topics:
             self._counts[topic.name] = topic.partition_count
             self._unknown -= {topic.name}
@@ -223,7 +223,7 @@ class ClassicMember:
             return
         if self._phase is Phase.LEADING:
             self._phase, self._due_ms = Phase.SYNCING, 0
-        elif not self._used:  # it took over a generation that was assigned already
+        elif not self._used:  # This leader took over a generation assigned earlier.
             self._used = {name: self._counts.get(name, 0) for name in self._watched}
             self._check_taken_over()
             self._advance()
@@ -231,7 +231,7 @@ class ClassicMember:
             self._phase, self._due_ms = Phase.UNJOINED, 0
 
     def on_response(self, ticket: int, response: Any, now_ms: int) -> None:
-        """Take the answer to a request."""
+        """Handle the response to a request."""
         if ticket != self._flight:
             return
         self._flight = 0
@@ -248,7 +248,7 @@ class ClassicMember:
         self._advance()
 
     def on_error(self, ticket: int, error: Exception, now_ms: int) -> None:
-        """Learn that there is no answer; what became of the request is not known."""
+        """Handle a missing response: the coordinator may have carried out the request or not."""
         if ticket != self._flight:
             return
         self._flight = 0
@@ -263,7 +263,7 @@ class ClassicMember:
         self._advance()
 
     def done(self, event: Event, now_ms: int) -> None:
-        """The application has done what the event that it took says."""
+        """Report that the application has handled the event."""
         assert event is self._taken
         self._taken = None
         match event:
@@ -282,7 +282,7 @@ class ClassicMember:
             self._lost = False
         self._advance()
 
-    # -- what to do ---------------------------------------------------------------------------------------------------
+    # -- steps and events ---------------------------------------------------------------------------------------------
 
     def event(self) -> Event | None:
         """The next event for the application; returned again until it is taken."""
@@ -303,14 +303,14 @@ class ClassicMember:
         return None
 
     def take(self) -> Event | None:
-        """Take what the application is to do next; nothing more comes until it is `done`."""
+        """Take the next event for the application; the following one comes after `done`."""
         event = self.event()
         if event is not None:
             self._taken = event
         return event
 
     def next(self, now_ms: int) -> Step:
-        """What the network is to do."""
+        """Return the next step for the network: a request or a wait."""
         self._check_poll(now_ms)
         self._look_again(now_ms)
         if self._flight:
@@ -355,7 +355,7 @@ class ClassicMember:
         return self._cooperative or not self._owned
 
     def _advance(self) -> None:
-        """Go on where the last thing that was waited for has happened."""
+        """Continue once the events, or the request, of the current phase are done."""
         if self._phase is Phase.STABLE and self._rejoin and self.event() is None and self._taken is None:
             self._rejoin = False
             if not self._flight:
@@ -376,11 +376,11 @@ class ClassicMember:
             self._phase = Phase.UNJOINED
 
     def _lose(self) -> None:
-        """What is owned is lost, and so is what the application is about to take."""
+        """Mark the owned partitions as lost, including those of an Assign in progress."""
         self._lost = bool(self._owned) or isinstance(self._taken, Assign)
 
     def _forgotten(self, now_ms: int) -> None:
-        """The coordinator does not know this member, or not in this generation: begin anew."""
+        """Start over: to the coordinator, the member id or the generation is unknown."""
         self._member_id, self._generation = "", NO_GENERATION
         self._lose()
         self._target = None
@@ -404,7 +404,7 @@ class ClassicMember:
         return Send(self._flight, request, timeout_ms)
 
     def _beat(self, now_ms: int) -> Step:
-        """Send a heartbeat if it is time, and there is a session to keep."""
+        """Send a heartbeat if due, while the session exists."""
         if not self.is_member:
             return self._wait(self._due_ms if now_ms < self._due_ms else None)
         if now_ms < self._due_ms:
@@ -501,7 +501,7 @@ class ClassicMember:
             self._phase, self._due_ms = Phase.LEADING, now_ms + self._interval_ms
 
     def _check_taken_over(self) -> None:
-        """A leader that was started anew and given its former self's assignment assigns anew if that is out of date."""
+        """A restarted leader that got its former assignment back assigns again if that assignment is outdated."""
         if (
             self._leads
             and self._used

@@ -4,10 +4,10 @@
       ▲           └─────────┬──► STALE ──► (polled again) FENCED      STALE: left, since the application stopped polling
       └─────────────────────┘    FAILED: refused for good
 
-Epoch 0 joins. The first heartbeat, and the first after a failed one, describes the member in full, others what changed.
-The coordinator gives the target assignment. Owned partitions beyond the target are revoked, which a heartbeat
-acknowledges at once; missing ones are assigned as soon as the name of their topic's id is known. A member that was
-fenced joins again with the same id when the application has given up all partitions.
+Epoch 0 joins. The first heartbeat, and the first after a failed one, describes the member in full; others carry the
+changes. The coordinator returns the target assignment. Owned partitions beyond the target are revoked, and a heartbeat
+acknowledges this at once; missing ones are assigned as soon as the name of their topic's id is known. A member that was
+fenced joins again with the same id when the application has released all partitions.
 """
 
 from __future__ import annotations
@@ -76,17 +76,17 @@ HEARTBEATING = frozenset({Phase.JOINING, Phase.JOINED})
 
 @dataclass(frozen=True, slots=True)
 class _Description:
-    """What a member describes itself as, in a heartbeat."""
+    """The description of a member in a heartbeat."""
 
     subscription: Subscription
     owned: frozenset[Owned] | None
-    """None when the next heartbeat must carry them, whatever they are."""
+    """None if the next heartbeat must carry the owned partitions, even unchanged."""
     server_assignor: str | None
     offered: tuple[OfferedAssignor, ...]
 
 
 class ConsumerMember:
-    """One member; the package says how to drive it. `member_id` is chosen once for the life of the consumer."""
+    """One member; the package describes its driver's duties. `member_id` is the same for the life of the consumer."""
 
     def __init__(
         self,
@@ -114,9 +114,9 @@ class ConsumerMember:
         self._report = False
         """The next heartbeat must carry the owned partitions, since the target is new."""
         self._pattern_said = False
-        """The coordinator may have a pattern: the next heartbeat without one must take it back."""
+        """The coordinator may have a pattern: the next heartbeat without a pattern must clear it."""
         self._unsure = False
-        """A heartbeat with the owned partitions has no response yet: other partitions may be others' by now."""
+        """A heartbeat with the owned partitions has no response yet: all others may be reassigned already."""
         self._urgent = False
         self._flight = 0
         self._tickets = 0
@@ -124,17 +124,17 @@ class ConsumerMember:
         self._interval_ms = 0
         self._failures = 0
         self._leave_epoch = 0
-        """The epoch of the heartbeat that leaves; 0 when none is to be sent."""
+        """The epoch of the heartbeat that leaves; 0 if none is to be sent."""
         self._leave_failures = 0
         self._known = False
-        """The coordinator may know of this member."""
+        """Whether the coordinator may have a record of this member."""
         self._poll_deadline_ms: int | None = None
         self._assignment = AssignmentJob(settings, self._assignors)
 
-    # -- what the application wants -----------------------------------------------------------------------------------
+    # -- calls of the application -------------------------------------------------------------------------------------
 
     def subscribe(self, subscription: Subscription) -> None:
-        """Subscribe; join the group if this is no member yet."""
+        """Subscribe; join the group if the member has not joined yet."""
         assert subscription.topics or subscription.pattern is not None
         self._subscription = subscription
         if self._phase in (Phase.OUT, Phase.FAILED, Phase.LEAVING):
@@ -146,9 +146,9 @@ class ConsumerMember:
         self._advance()
 
     def leave(self, *, stay: bool | None = None) -> None:
-        """Leave, once the application has let go of all; `stay`: without giving up the place, by default if static.
+        """Leave, once all partitions are revoked. With `stay`, the default of static members, keep the membership.
 
-        A static member that stays is expected back within the session timeout; another one just falls silent.
+        A static member with `stay` must return within the session timeout; a dynamic one sends no leaving heartbeat.
         """
         static = self._settings.group_instance_id is not None
         staying = static if stay is None else stay
@@ -162,20 +162,20 @@ class ConsumerMember:
         self._advance()
 
     def poll_began(self, now_ms: int) -> None:
-        """The application asks for records: it is alive."""
+        """Report that the application polls."""
         self._check_poll(now_ms)
         self._poll_deadline_ms = None
         self._advance()
 
     def poll_ended(self, now_ms: int) -> None:
-        """The application works; it is to come back within `max.poll.interval.ms`."""
+        """Report the end of a poll; the next one is due within `max.poll.interval.ms`."""
         self._poll_deadline_ms = now_ms + self._settings.max_poll_interval_ms
 
-    # -- what it is ---------------------------------------------------------------------------------------------------
+    # -- the member's state -------------------------------------------------------------------------------------------
 
     @property
     def owned(self) -> frozenset[Owned]:
-        """The partitions that the application has taken and not let go of."""
+        """The assigned partitions: Assign is acknowledged, Revoke or Lost is not."""
         return self._owned
 
     @property
@@ -195,38 +195,38 @@ class ConsumerMember:
 
     @property
     def is_member(self) -> bool:
-        """Whether the coordinator takes offsets from this member, as far as is known."""
+        """Whether the coordinator accepts this member's commits, as far as known."""
         return self._epoch > 0
 
     @property
     def has_left(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether the departure is complete, or the member never joined."""
         return self._phase is Phase.OUT
 
     @property
     def wanted_ids(self) -> frozenset[UUID]:
-        """Topic ids whose names must be found out; tell them with `on_topics`."""
+        """Topic ids with unknown names; answer with `on_topics`."""
         return frozenset(tp.topic_id for tp in self._target or () if tp.topic_id not in self._names)
 
     @property
     def wanted_topics(self) -> frozenset[str]:
-        """Topics whose partitions are to be known: none, the coordinator knows them."""
+        """Topics with partition counts to look up: none, the coordinator assigns."""
         return frozenset()
 
     @property
     def assignor_error(self) -> Exception | None:
-        """What the local assignor ran into when it last ran, or what the coordinator said of its result."""
+        """The last error of the local assignor, or the coordinator's error for its result."""
         return self._assignment.error
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- reports of the driver ----------------------------------------------------------------------------------------
 
     def on_topics(self, topics: Iterable[TopicFacts]) -> None:
-        """Learn the names of topics."""
+        """Handle the names of topics."""
         for topic in topics:
             self._names[topic.topic_id] = topic.name
 
     def on_response(self, ticket: int, response: Any, now_ms: int) -> None:
-        """Take the answer to a request, or what a computation gave."""
+        """Handle the response to a request, or the result of a computation."""
         if ticket == self._flight:
             self._flight = 0
             self._heartbeat_answered(response, now_ms)
@@ -235,7 +235,7 @@ class ConsumerMember:
         self._advance()
 
     def on_error(self, ticket: int, error: Exception, now_ms: int) -> None:
-        """Learn that there is no answer; what became of the request is not known."""
+        """Handle a missing response: the coordinator may have carried out the request or not."""
         if ticket == self._flight:
             self._flight = 0
             if isinstance(error, ApiError) and not error.retriable:
@@ -247,7 +247,7 @@ class ConsumerMember:
         self._advance()
 
     def done(self, event: Event, now_ms: int) -> None:
-        """The application has done what the event that it took says."""
+        """Report that the application has handled the event."""
         assert event is self._taken
         self._taken = None
         match event:
@@ -263,7 +263,7 @@ class ConsumerMember:
                 pass
         self._advance()
 
-    # -- what to do ---------------------------------------------------------------------------------------------------
+    # -- steps and events ---------------------------------------------------------------------------------------------
 
     def event(self) -> Event | None:
         """The next event for the application; returned again until it is taken."""
@@ -288,14 +288,14 @@ class ConsumerMember:
         return None
 
     def take(self) -> Event | None:
-        """Take what the application is to do next; nothing more comes until it is `done`."""
+        """Take the next event for the application; the following one comes after `done`."""
         event = self.event()
         if event is not None:
             self._taken = event
         return event
 
     def next(self, now_ms: int) -> Step:
-        """The next step for the network."""
+        """Return the next step for the network: a request, a computation or a wait."""
         self._check_poll(now_ms)
         if self._phase is Phase.JOINED and (
             step := self._assignment.next(self._member_id, self._epoch, now_ms, self._ticket)
@@ -316,7 +316,7 @@ class ConsumerMember:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _ticket(self) -> int:
-        """A number for a request."""
+        """Return a new request number."""
         self._tickets += 1
         return self._tickets
 
@@ -336,7 +336,7 @@ class ConsumerMember:
             self._leave_epoch = (LEAVE_FOR_A_WHILE if static else LEAVE) if known else 0
 
     def _drop_out(self, phase: Phase) -> None:
-        """Stop being a member; what is owned is lost."""
+        """End the membership; the owned partitions are lost."""
         self._phase = phase
         self._epoch = JOIN
         self._confirmed = self._describing = None
@@ -359,7 +359,7 @@ class ConsumerMember:
         self._error = error
 
     def _advance(self) -> None:
-        """Go on where the last thing that was waited for has happened."""
+        """Continue once the events, or the request, of the current phase are done."""
         if self._owned or self._taken is not None or self._flight or self._leave_epoch:
             return
         if self._phase is Phase.LEAVING:
@@ -474,7 +474,7 @@ class ConsumerMember:
             self._explain = Explain(assignment.error, MemberAssignment(whole, metadata), self._epoch)
 
     def _heartbeat_failed(self, now_ms: int) -> None:
-        """The coordinator may have taken the heartbeat or not: describe the member in full again, a little later."""
+        """Describe the member in full again, a little later: the coordinator may have accepted the heartbeat or not."""
         if self._describing is None:
             self._leave_answered(ErrorCode.NETWORK_EXCEPTION, now_ms)
             return

@@ -21,11 +21,11 @@ UNRELATED_TO_MEMBER = frozenset(
         ErrorCode.THROTTLING_QUOTA_EXCEEDED,
     }
 )
-"""Errors that say nothing about the member: the same request may succeed a little later, perhaps elsewhere."""
+"""Errors unrelated to the member: the same request may succeed later, perhaps at another broker."""
 
 
 class Owned(NamedTuple):
-    """One partition of one topic, by name and by id; the classic protocol knows no ids."""
+    """One partition of one topic, by name and by id; the classic protocol has no ids."""
 
     topic: str
     partition: int
@@ -33,13 +33,13 @@ class Owned(NamedTuple):
 
     @property
     def name(self) -> TopicPartition:
-        """Its name."""
+        """The partition by name."""
         return TopicPartition(self.topic, self.partition)
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a member wants to read: topics by name, or those that an RE2 pattern matches as a whole."""
+    """A member's subscription: topics by name, or all topics that an RE2 pattern matches in full."""
 
     topics: frozenset[str] = frozenset()
     pattern: str | None = None
@@ -47,17 +47,17 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send `request` to the group's coordinator; the answer, or that there is none, comes back with the ticket."""
+    """Send `request` to the group's coordinator; report the response, or its absence, with the ticket."""
 
     ticket: int
     request: Any
     timeout_ms: int | None = None
-    """For requests that wait at the coordinator; None where the client's usual time is enough."""
+    """For requests that wait at the coordinator; None for the client's usual timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Run `work`, which may take long, off the event loop; its result or exception comes back with the ticket."""
+    """Run `work`, which may take long, off the event loop; report its result or exception with the ticket."""
 
     ticket: int
     work: Any
@@ -65,35 +65,35 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Nothing is to be done before `at_ms`, or, with None, before something happens."""
+    """Wait until `at_ms`, or, with None, until the next report."""
 
     at_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """Finish work on these partitions, commit it, let go of them."""
+    """Finish work on these partitions, commit, and release them."""
 
     partitions: frozenset[Owned]
 
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Take these partitions."""
+    """Start to read these partitions."""
 
     partitions: frozenset[Owned]
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """These partitions may be others' already: drop them, commit nothing."""
+    """Drop these partitions without a commit: other members may own them already."""
 
     partitions: frozenset[Owned]
 
 
 @dataclass(frozen=True, slots=True)
 class Explain:
-    """Tell the local assignors what was decided for this member in a new epoch."""
+    """Report this member's assignment in a new epoch to the local assignors."""
 
     error: int
     assignment: MemberAssignment
@@ -102,7 +102,7 @@ class Explain:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The member is out of its group, and does not come back by itself."""
+    """The member has left its group after a fatal error, and does not rejoin by itself."""
 
     error: ApiError
 
@@ -112,7 +112,7 @@ Event = Revoke | Assign | Lost | Explain | Failed
 
 
 class TopicFacts(NamedTuple):
-    """What a machine wants to know of a topic."""
+    """The metadata of a topic, as needed by the machines."""
 
     name: str
     topic_id: UUID
@@ -121,7 +121,7 @@ class TopicFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MemberSettings:
-    """What decides how a member behaves, by Kafka's names."""
+    """The settings of a member, by Kafka's names."""
 
     group_id: str
     group_instance_id: str | None = None
@@ -163,7 +163,7 @@ class Member(Protocol):
 
 
 def backoff_ms(settings: MemberSettings, failures: int) -> int:
-    """How long to wait after so many failures in a row."""
+    """Return the delay in ms after a number of failures in a row."""
     return min(settings.retry_backoff_ms << min(max(failures - 1, 0), 16), settings.retry_backoff_max_ms)
 
 

@@ -1,8 +1,8 @@
 """The assignors that a classic group's leader runs: range, roundrobin, sticky and cooperative-sticky.
 
-Range and roundrobin give what the Java client's give, so that leaders of either kind agree. The sticky ones keep what
-members own as far as balance allows; cooperative-sticky gives a partition to a new owner only in the rebalance after
-its old owner has let go.
+Range and roundrobin give the same assignments as the Java client, so that leaders of either kind agree. The sticky ones
+keep current owners as far as balance allows; cooperative-sticky gives a partition to a new owner only in the rebalance
+after its old owner has revoked it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _TopicAssignment:
 
 @message(versions="0-1")
 class _StickyUserData:
-    """What a sticky member remembers; v1 adds the generation it is from."""
+    """The user data of a sticky member; v1 adds the generation of its partitions."""
 
     previous_assignment: Sequence[_TopicAssignment] = array(_TopicAssignment)
     generation: int = int32(since=1, default=NO_GENERATION)
@@ -46,25 +46,25 @@ class _StickyUserData:
 
 @message(versions="0")
 class _CooperativeUserData:
-    """The generation that the owned partitions are from."""
+    """The generation of the owned partitions."""
 
     generation: int = int32(default=NO_GENERATION)
 
 
 @dataclass(frozen=True, slots=True)
 class Subscriber:
-    """A member as the leader sees it."""
+    """A member in the leader's input."""
 
     member_id: str
     topics: frozenset[str]
     owned: frozenset[TopicPartition] = frozenset()
     generation: int = NO_GENERATION
-    """The generation that `owned` is from."""
+    """The generation of `owned`."""
     instance_id: str | None = None
 
     @property
     def order(self) -> tuple[int, str]:
-        """Static members come first, by their instance ids; then the others, by member ids."""
+        """Static members come first, by instance id; then dynamic ones, by member id."""
         return (1, self.member_id) if self.instance_id is None else (0, self.instance_id)
 
 
@@ -72,7 +72,7 @@ Assignment = dict[str, list[TopicPartition]]
 
 
 def strategies_of(named: str | Iterable[str]) -> tuple[str, ...]:
-    """Read `partition.assignment.strategy`: names, in their order or with commas between; Java class names will do."""
+    """Parse `partition.assignment.strategy`: a list, or names separated by commas; Java class names are accepted."""
     names = named.split(",") if isinstance(named, str) else list(named)
     known = {strategy.replace("-", ""): strategy for strategy in STRATEGIES}
     found: list[str] = []
@@ -88,12 +88,12 @@ def strategies_of(named: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def is_cooperative(strategies: Sequence[str]) -> bool:
-    """Whether members keep their partitions during a rebalance: only if every strategy allows it."""
+    """Whether members keep their partitions during a rebalance: only if every strategy is cooperative."""
     return all(strategy == COOPERATIVE_STICKY for strategy in strategies)
 
 
 def assign(strategy: str, members: Sequence[Subscriber], counts: Mapping[str, int]) -> Assignment:
-    """Give every partition of every subscribed topic to a member that subscribes to it."""
+    """Assign every partition of every subscribed topic to a member that subscribes to the topic."""
     members = sorted(members, key=lambda member: member.order)
     match strategy:
         case "range":
@@ -174,7 +174,7 @@ def _sticky(members: Sequence[Subscriber], counts: Mapping[str, int]) -> tuple[A
 
 
 def _owners(members: Sequence[Subscriber], counts: Mapping[str, int]) -> dict[TopicPartition, str]:
-    """Who owns what, as far as it is there and still subscribed to; of two claims the later generation's counts."""
+    """Return the owner of each existing, still subscribed partition; of two claims the later generation's counts."""
     claims: dict[TopicPartition, tuple[int, str | None]] = {}
     for member in members:
         for tp in member.owned:
@@ -189,7 +189,7 @@ def _owners(members: Sequence[Subscriber], counts: Mapping[str, int]) -> dict[To
 
 
 def _shed(shares: Mapping[str, _Share], total: int) -> None:
-    """Where all subscribe to the same: no member keeps more than an even share."""
+    """With equal subscriptions, limit every member's partitions to an even share."""
     low, extra = divmod(total, len(shares))
     for share in sorted(shares.values(), key=lambda share: (-len(share.partitions), share.member.order)):
         allowed = low + 1 if extra > 0 and len(share.partitions) > low else low
@@ -199,7 +199,7 @@ def _shed(shares: Mapping[str, _Share], total: int) -> None:
 
 
 def _even_out(shares: Mapping[str, _Share], takers: Mapping[str, Sequence[str]]) -> None:
-    """Move partitions from members that have two more than another one that could take them."""
+    """Move partitions from a member with at least two more than another member that can take them."""
     moved = True
     while moved:
         moved = False
@@ -213,7 +213,7 @@ def _even_out(shares: Mapping[str, _Share], takers: Mapping[str, Sequence[str]])
 
 
 def _cooperative(members: Sequence[Subscriber], counts: Mapping[str, int]) -> Assignment:
-    """Sticky, less what another member has yet to let go of."""
+    """The sticky assignment, without partitions that another member has yet to revoke."""
     given, owners = _sticky(members, counts)
     claimed = {tp for member in members for tp in member.owned}
     return {
@@ -228,7 +228,7 @@ def _cooperative(members: Sequence[Subscriber], counts: Mapping[str, int]) -> As
 def subscription_bytes(
     strategy: str, topics: frozenset[str], owned: frozenset[TopicPartition], generation: int, rack_id: str | None
 ) -> bytes:
-    """What a member says when it joins. `owned` is of `generation`."""
+    """Encode a member's subscription for JoinGroup. `owned` is of `generation`."""
     listed = _listed(owned)
     user_data: bytes | None = None
     if strategy == STICKY and owned:
@@ -249,7 +249,7 @@ def subscription_bytes(
 
 
 def subscriber_of(member_id: str, instance_id: str | None, strategy: str, data: Any) -> Subscriber:
-    """Read what a member said; `DecodeError` if it makes no sense."""
+    """Parse a member's subscription. Raises `DecodeError` for malformed data."""
     said = _read(ConsumerProtocolSubscription, data, SUBSCRIPTION_VERSION)
     owned = frozenset(
         TopicPartition(topic.topic, number) for topic in said.owned_partitions for number in topic.partitions
@@ -273,13 +273,13 @@ def subscriber_of(member_id: str, instance_id: str | None, strategy: str, data: 
 
 
 def assignment_bytes(partitions: Sequence[TopicPartition]) -> bytes:
-    """What the leader gives to one member."""
+    """Encode the assignment of one member for SyncGroup."""
     listed = [AssignedPartitions(topic=topic, partitions=numbers) for topic, numbers in _listed(partitions).items()]
     return _versioned(ConsumerProtocolAssignment(assigned_partitions=listed), ASSIGNMENT_VERSION)
 
 
 def assignment_of(data: Any) -> frozenset[TopicPartition]:
-    """Read what the leader gave to a member."""
+    """Parse the assignment of one member."""
     if not len(data):
         return frozenset()
     given = _read(ConsumerProtocolAssignment, data, ASSIGNMENT_VERSION)
@@ -289,7 +289,7 @@ def assignment_of(data: Any) -> frozenset[TopicPartition]:
 
 
 def subscribed_topics(data: Any) -> tuple[str, ...]:
-    """The topics of a member's subscription."""
+    """Return the topics of a member's subscription."""
     return tuple(_read(ConsumerProtocolSubscription, data, SUBSCRIPTION_VERSION).topics)
 
 
