@@ -1,4 +1,4 @@
-"""Which partitions are read: those assigned or granted, followed through every change of their topics."""
+"""The partitions to read: assigned or granted ones, followed through every change of their topics."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from anabranch.machines.clients.fetching.state import FetchingState, Partition, 
 from anabranch.machines.clients.fetching.values import EARLIEST, TopicView
 
 FAILURES_UNTIL_MISSING = 4
-"""Failed refreshes of a topic that does not exist until the application is told: a new topic may take a moment."""
+"""Failed refreshes of a missing topic before an error is raised: a new topic may take a moment to appear."""
 
 
 def assign(
     state: FetchingState, partitions: Iterable[TopicPartition], whole_topics: Iterable[str], *, awaiting: bool
 ) -> None:
-    """Read exactly these; a partition that was read before keeps its position."""
+    """Replace the assignment; a partition that stays assigned keeps its position."""
     wanted: dict[str, set[int] | None] = dict.fromkeys(whole_topics)
     for tp in partitions:
         numbers = wanted.setdefault(tp.topic, set())
@@ -44,7 +44,7 @@ def assign(
 
 
 def grant(state: FetchingState, partitions: Iterable[tuple[TopicPartition, UUID | None]]) -> None:
-    """Read these too, each as soon as its start is known."""
+    """Add granted partitions; each is fetched once its starting position is known."""
     for tp, topic_id in partitions:
         topic = state.topics.setdefault(tp.topic, Topic(tp.topic, follow=False, granted=True))
         assert topic.granted
@@ -54,7 +54,7 @@ def grant(state: FetchingState, partitions: Iterable[tuple[TopicPartition, UUID 
 
 
 def withdraw(state: FetchingState, partitions: Iterable[TopicPartition]) -> None:
-    """Stop reading these, and drop what was fetched of them."""
+    """Remove partitions from the assignment, and drop their fetched records."""
     for tp in partitions:
         topic = state.topics.get(tp.topic)
         if topic is not None:
@@ -65,7 +65,7 @@ def withdraw(state: FetchingState, partitions: Iterable[TopicPartition]) -> None
 
 
 def learn(state: FetchingState, topic: Topic, view: TopicView, now_ms: int) -> None:
-    """Take in a new view: partitions that appeared join, removed ones leave, gates are evaluated again."""
+    """Apply a new view: add new partitions, drop removed ones, and evaluate the gates again."""
     known = topic.view
     if known is not None and NO_TOPIC_ID not in (known.topic_id, view.topic_id) and known.topic_id != view.topic_id:
         _begin_recreated(topic)
@@ -82,7 +82,7 @@ def learn(state: FetchingState, topic: Topic, view: TopicView, now_ms: int) -> N
 
 
 def _begin_recreated(topic: Topic) -> None:
-    """The topic was deleted, and another one of its name created: none of its records were read."""
+    """Reset the positions of a topic that was deleted and created again: none of its records were read."""
     topic.elsewhere = {}
     for partition in topic.partitions.values():
         if not partition.awaiting and partition.topic_id is None:
@@ -112,7 +112,7 @@ def _drop_removed(state: FetchingState, topic: Topic, view: TopicView, *, first:
 
 
 def learn_unknown(state: FetchingState, topic: Topic, error: ApiError, now_ms: int) -> None:
-    """Learn that metadata of the topic could not be had; tell the application when asking again does not help."""
+    """Handle a failed metadata request; add an error for the application if retrying cannot help."""
     topic.asked = False
     state.ask_later(topic, now_ms)
     missing = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and topic.failures >= FAILURES_UNTIL_MISSING
@@ -123,7 +123,7 @@ def learn_unknown(state: FetchingState, topic: Topic, error: ApiError, now_ms: i
 def appeared_later(partition: int, view: TopicView, committed: Collection[int], seen: Collection[int] | None) -> bool:
     """Whether a partition without a committed offset appeared after its group first subscribed to the topic.
 
-    `committed`: partitions of the topic with an offset of the group; `seen`: those there were when this member began.
+    `committed`: the topic's partitions with a committed offset; `seen`: those that existed when this member began.
     """
     if seen is not None and partition not in seen:
         return True

@@ -1,4 +1,4 @@
-"""What may be handed out: the gates are evaluated once with the positions of all partitions of a topic."""
+"""The deliverable records: the gates are evaluated once with the positions of all partitions of a topic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from anabranch.machines.lineage import BEYOND
 
 
 def deliverable(state: FetchingState) -> list[Deliverable]:
-    """The records that may be handed out; a partition's parts in order, the first partition changes every time."""
+    """Return the deliverable records; a partition's parts in order, with a different first partition in every call."""
     groups: list[list[Deliverable]] = []
     for topic in state.topics.values():
         if topic.view is None or not any(partition.held for partition in topic.partitions.values()):
@@ -42,13 +42,13 @@ def _parts(partition: Partition, limit: int | None) -> list[Deliverable]:
 
 
 def is_next(state: FetchingState, part: Deliverable) -> bool:
-    """Whether the first record of `part` is still the next one to hand out of its partition."""
+    """Whether `part` begins at the position of its partition."""
     partition = state.find(TopicPartition(part.topic, part.partition))
     return partition is not None and partition.position == part.start
 
 
 def all_handed_out(state: FetchingState, parts: Sequence[Deliverable]) -> bool:
-    """Move the positions beyond `parts`; False, and no position moves, if a position is not where its part begins."""
+    """Move the positions past `parts`. Return False, and move none, if a position is not where its part begins."""
     reached: dict[tuple[str, int], int] = {}
     for part in parts:
         name = (part.topic, part.partition)
@@ -78,7 +78,7 @@ def handed_out(state: FetchingState, part: Deliverable, offset: int) -> None:
 
 
 def waits(state: FetchingState) -> tuple[TopicPartition, ...]:
-    """The partitions of other members that gates of granted ones wait on."""
+    """Return the partitions of other members that gates of granted partitions wait on."""
     found: set[TopicPartition] = set()
     for topic in state.topics.values():
         view = topic.view
@@ -92,14 +92,14 @@ def waits(state: FetchingState) -> tuple[TopicPartition, ...]:
 
 
 def _limits(topic: Topic, view: TopicView) -> dict[int, int | None]:
-    """How far each partition of the topic may be read at the positions of all of them."""
+    """Return the offset at which each partition must stop, given the positions of all of them."""
     if not view.ordered or view.lineage.current == 0:
         return {}
     return view.lineage.deliverable(_positions(topic, view))
 
 
 def _positions(topic: Topic, view: TopicView) -> dict[int, int]:
-    """The position of each partition: as far as is known for other members' partitions, BEYOND for unread ones."""
+    """Return the position of each partition: the known ones of other members, BEYOND for unassigned ones."""
     if topic.granted:
         positions = dict(topic.elsewhere)
     else:

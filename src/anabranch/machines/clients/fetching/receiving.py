@@ -1,6 +1,6 @@
-"""What responses change: batches are held, positions found, and stale topics marked.
+"""The effects of responses: batches are kept, positions set, and stale topics marked.
 
-Of a response, the batches of leader epochs up to the one that the fetch carried are held: their layout is known.
+Batches of leader epochs up to that of the fetch are kept: their layout is known.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ STALE = frozenset(
         ErrorCode.KAFKA_STORAGE_ERROR,
     }
 )
-"""Errors that mean: the metadata of the topic is out of date."""
+"""Errors that show outdated metadata of the topic."""
 
 _BATCH = Struct(">qiIBIhi")
-"""Base offset, length, leader epoch, magic, CRC, attributes, last offset delta: how a record batch begins."""
+"""The fields of a batch header: base offset, length, leader epoch, magic, CRC, attributes, last offset delta."""
 _BATCH_HEADER_SIZE = 61
 _LENGTH_END = 12
 
 
 def take(state: FetchingState, partition: Partition, origin: FetchFrom, result: FetchResult, now_ms: int) -> None:
-    """Hold the fetched batches of a partition, or note why there are none."""
+    """Keep the fetched batches of a partition, or handle its error."""
     code = result.error
     if code is ErrorCode.NONE:
         partition.failures = 0
@@ -76,7 +76,7 @@ def _hold(state: FetchingState, partition: Partition, origin: FetchFrom, result:
 
 
 def _reset(state: FetchingState, partition: Partition) -> None:
-    """The offset is gone or never was: begin again where `auto.offset.reset` says (held batches have been read)."""
+    """Handle a nonexistent offset: begin again as `auto.offset.reset` defines (all kept batches have been returned)."""
     if state.settings.auto_offset_reset in ("earliest", "latest"):
         partition.forget()
         partition.wanted_timestamp = state.reset_timestamp
@@ -93,7 +93,7 @@ def _reset(state: FetchingState, partition: Partition) -> None:
 def take_found(
     state: FetchingState, request_id: int, results: Mapping[TopicPartition, tuple[ErrorCode, int]], now_ms: int
 ) -> None:
-    """Begin at the offsets that a lookup found; -1 means that no record is that young: begin at the log end."""
+    """Set the positions found by a lookup; -1 means that no record is that late: begin at the log end."""
     lookup = state.lookups.pop(request_id, None)
     if lookup is None:
         return
@@ -118,9 +118,9 @@ def take_found(
 
 
 def _known_batches(data: memoryview, epoch_max: int) -> tuple[int, int, bool]:
-    """Walk over the whole batches of leader epochs up to `epoch_max`.
+    """Scan the whole batches of leader epochs up to `epoch_max`.
 
-    Returns their size, the offset after the last of them, and whether one of a later epoch follows.
+    Return their size, the offset after the last of them, and whether a batch of a later epoch follows.
     """
     position, last, size = 0, -1, len(data)
     later = False

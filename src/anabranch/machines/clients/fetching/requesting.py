@@ -1,6 +1,6 @@
-"""Which requests are sent: metadata refreshes, offset lookups, and one fetch per broker at a time.
+"""The requests to send: metadata refreshes, offset lookups, and one fetch per broker at a time.
 
-Fetching is incremental (KIP-227); the next fetch is sent while the batches of the last one are still being read.
+Fetching is incremental (KIP-227); the next fetch is sent while the application still reads the last batches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SESSION_LOST = frozenset(
 
 
 def request(state: FetchingState, now_ms: int) -> ConsumerWork:
-    """Return every request to send now."""
+    """Return all requests to send now."""
     work = ConsumerWork()
     state.wake_at_ms = None
     wanted: dict[int, dict[TopicPartition, FetchFrom]] = {node: {} for node in state.sessions}
@@ -91,7 +91,7 @@ def _want(
 
 
 def _size_max(state: FetchingState) -> int:
-    """Bytes to fetch of one partition at a time: all held batches stay below twice `fetch.max.bytes`."""
+    """Return the fetch size per partition in bytes: all kept batches stay below twice `fetch.max.bytes`."""
     partitions = max(1, sum(len(topic.partitions) for topic in state.topics.values()))
     share = max(PARTITION_SIZE_MIN, state.settings.fetch_max_bytes // partitions)
     return min(state.settings.max_partition_fetch_bytes, share)
@@ -118,7 +118,7 @@ def _fetch(state: FetchingState, node: int, wanted: dict[TopicPartition, FetchFr
 def session_answered(
     state: FetchingState, request_id: int, error: ErrorCode, session_id: int, now_ms: int
 ) -> tuple[Session, Mapping[TopicPartition, FetchFrom]] | None:
-    """Close a fetch that was answered: its session and the offsets asked for; None if the results do not count."""
+    """Complete a fetch: return its session and the requested offsets, or None if the response must be ignored."""
     node, asked = state.requests.pop(request_id, (-1, {}))
     session = state.sessions.get(node)
     if session is None or session.busy != request_id:
@@ -139,7 +139,7 @@ def session_answered(
 
 
 def lost(state: FetchingState, request_id: int, now_ms: int) -> None:
-    """Close a request that will not be answered: refresh its topics, and ask the broker again after a while."""
+    """Handle a lost request: refresh its topics, and use the broker again after a delay."""
     lookup = state.lookups.pop(request_id, None)
     if lookup is not None:
         for tp in lookup.partitions:

@@ -1,6 +1,6 @@
 """The fetcher's state: topics and partitions with their positions, fetch sessions, requests on the wire.
 
-The functions of `assigning`, `requesting`, `receiving` and `delivering` change it; what several need is a method here.
+The functions of `assigning`, `requesting`, `receiving` and `delivering` change the state; shared steps are its methods.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from anabranch.machines.clients.fetching.values import (
 
 @dataclass(slots=True, eq=False)
 class Partition:
-    """One partition that is read."""
+    """An assigned partition."""
 
     topic: Topic
     number: int
     position: int | None = None
     wanted_timestamp: int = LATEST
-    """Where to begin, while there is no position."""
+    """The timestamp to look up while the partition has no position."""
     fetch_offset: int = 0
     held: deque[Fetched] = field(default_factory=deque)
     held_size: int = 0
@@ -39,21 +39,21 @@ class Partition:
     retry_at_ms: int = 0
     failures: int = 0
     looking_up: int = 0
-    """The request that looks for a position; 0 when none does."""
+    """The id of the lookup in flight for the position; 0 if none."""
     awaiting: bool = False
-    """The start is not known yet: the group's committed offset is being asked for."""
+    """The starting position is not known yet: the group's committed offset is being read."""
     topic_id: UUID | None = None
-    """The id of the topic, where it is known: another topic of the same name is not read."""
+    """The topic's id, if known: another topic of the same name is not read."""
     high_watermark: int = -1
     log_start: int = -1
 
     @property
     def name(self) -> TopicPartition:
-        """Topic and number."""
+        """The partition's name."""
         return TopicPartition(self.topic.name, self.number)
 
     def forget(self) -> None:
-        """Drop what was fetched, and the responses that are on their way."""
+        """Drop the fetched records, and ignore responses in flight."""
         self.held.clear()
         self.held_size = 0
         self.looking_up = 0
@@ -64,25 +64,25 @@ class Partition:
 
 @dataclass(slots=True, eq=False)
 class Topic:
-    """One topic that is read."""
+    """A topic with assigned partitions."""
 
     name: str
     follow: bool
-    """Partitions that appear are read as well."""
+    """Whether new partitions are added to the assignment."""
     view: TopicView | None = None
     partitions: dict[int, Partition] = field(default_factory=dict)
     limits: dict[int, int | None] | None = None
-    """How far the gates are open; None when they must be evaluated again."""
+    """The offset at which each partition must stop; None if the gates must be evaluated again."""
     stale: bool = True
     asked: bool = False
     ask_at_ms: int = 0
     failures: int = 0
     awaiting: bool = False
-    """Partitions begin where `Fetcher.begin` says."""
+    """Whether partitions begin only after `Fetcher.begin`."""
     granted: bool = False
-    """Partitions are granted one by one to a member of a group."""
+    """Whether partitions are granted one by one to a member of a group."""
     elsewhere: dict[int, int] = field(default_factory=dict)
-    """Of a granted topic: the group's positions in partitions that other members read."""
+    """For a granted topic, the group's positions in partitions that other members read."""
 
 
 @dataclass(slots=True)
@@ -93,14 +93,14 @@ class Session:
     epoch: int = 0
     known: dict[TopicPartition, FetchFrom] = field(default_factory=dict)
     busy: int = 0
-    """The request that is on its way; 0 when none is."""
+    """The id of the request in flight; 0 if none."""
     retry_at_ms: int = 0
     failures: int = 0
 
 
 @dataclass(slots=True)
 class FetchingState:
-    """All of it, for one consumer."""
+    """The fetching state of one consumer."""
 
     settings: FetcherSettings
     topics: dict[str, Topic] = field(default_factory=dict)
@@ -112,19 +112,19 @@ class FetchingState:
     wake_at_ms: int | None = None
     errors: list[ApiError] = field(default_factory=list)
     milestone: bool = False
-    """A position has passed the end of a layout."""
+    """Whether a position has passed the end of a layout."""
 
     def partitions(self) -> Iterator[Partition]:
-        """All partitions that are read."""
+        """All assigned partitions."""
         return (partition for topic in self.topics.values() for partition in topic.partitions.values())
 
     def find(self, tp: TopicPartition) -> Partition | None:
-        """A partition, if it is read."""
+        """Return a partition, if assigned."""
         topic = self.topics.get(tp.topic)
         return None if topic is None else topic.partitions.get(tp.partition)
 
     def partition(self, tp: TopicPartition) -> Partition:
-        """A partition that is read. Raises `ApiError` for another."""
+        """Return an assigned partition. Raises `ApiError` for any other."""
         partition = self.find(tp)
         if partition is None:
             raise ApiError(
@@ -134,11 +134,11 @@ class FetchingState:
 
     @property
     def reset_timestamp(self) -> int:
-        """The timestamp that `auto.offset.reset` stands for."""
+        """The timestamp for `auto.offset.reset`."""
         return EARLIEST if self.settings.auto_offset_reset == "earliest" else LATEST
 
     def new_id(self) -> int:
-        """An id for a request."""
+        """Return a new request id."""
         self.request_ids += 1
         return self.request_ids
 
@@ -148,17 +148,17 @@ class FetchingState:
             self.wake_at_ms = at_ms
 
     def backoff_ms(self, failures: int) -> int:
-        """How long to wait after so many failures in a row."""
+        """Return the delay in ms after a number of failures in a row."""
         return min(self.settings.retry_backoff_ms << min(failures - 1, 16), self.settings.retry_backoff_max_ms)
 
     def ask_later(self, topic: Topic, now_ms: int) -> None:
-        """Refresh the topic's metadata after a while."""
+        """Refresh the topic's metadata after a delay."""
         topic.stale = True
         topic.failures += 1
         topic.ask_at_ms = now_ms + self.backoff_ms(topic.failures)
 
     def mark_stale(self, partition: Partition, now_ms: int) -> None:
-        """Refresh the topic's metadata at once; ask the partition's leader again after a while."""
+        """Refresh the topic's metadata at once; use the partition's leader again after a delay."""
         partition.topic.stale = True
         partition.failures += 1
         if partition.failures > 1:

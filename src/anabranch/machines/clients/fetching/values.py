@@ -1,4 +1,4 @@
-"""What goes into the fetcher and comes out of it, as values."""
+"""The inputs and outputs of the fetcher, as values."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class TopicView:
     topic_id: UUID
     lineage: Lineage
     leaders: Mapping[int, int]
-    """Partition to node, for every partition of the topic; -1 where none leads."""
+    """Partition to leader node, for every partition of the topic; -1 without a leader."""
     epochs: Mapping[int, int]
     elastic: bool
     ordered: bool = True
-    """Whether gates apply: false where the topic or the consumer is configured without order."""
+    """Whether gates apply: false if the topic or the consumer is configured without order."""
 
     @property
     def sent_count(self) -> int:
@@ -36,7 +36,7 @@ class TopicView:
 
 @dataclass(frozen=True, slots=True)
 class FetchFrom:
-    """The part of a fetch request about one partition."""
+    """A partition in a fetch request."""
 
     offset: int
     leader_epoch: int
@@ -76,22 +76,22 @@ class FetchResult:
     last_stable_offset: int = -1
     log_start_offset: int = -1
     aborted: Sequence[tuple[int, int]] = ()
-    """(producer id, first offset) of aborted transactions, for readers of committed records only."""
+    """(producer id, first offset) of aborted transactions; only with read_committed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetched:
-    """Whole record batches of one partition; `data` may end in a piece of one more."""
+    """Whole record batches of one partition; `data` may end with a partial batch."""
 
     data: memoryview
     next_offset: int
     aborted: tuple[tuple[int, int], ...] = ()
-    """(producer id, first offset) of aborted transactions, whose records are to be left out."""
+    """(producer id, first offset) of aborted transactions; their records must be skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deliverable:
-    """Records that may be handed out now: those of `fetched` at offsets `start` to `end`, `end` exclusive."""
+    """Deliverable records: those of `fetched` at offsets `start` to `end`, `end` exclusive."""
 
     topic: str
     partition: int
@@ -102,21 +102,21 @@ class Deliverable:
 
 @dataclass(slots=True)
 class ConsumerWork:
-    """What the driver carries out now, field by field in this order; the requests may be answered in any order."""
+    """The work for the driver, to be done field by field in this order; responses may be reported in any order."""
 
     fetches: list[Fetch] = field(default_factory=list)
     """Report with `answered` or `lost`."""
     lookups: list[Lookup] = field(default_factory=list)
     """Report with `found` or `lost`."""
     refresh: list[str] = field(default_factory=list)
-    """Topics whose metadata is to be asked for; report with `topic_known` or `topic_unknown`."""
+    """Topics with metadata to refresh; report with `topic_known` or `topic_unknown`."""
     wake_at_ms: int | None = None
-    """When to drain again if nothing happens before."""
+    """The time of the next `drain` if nothing is reported before."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetcherSettings:
-    """The consumer's settings that decide what is fetched when, by Kafka's names."""
+    """The consumer's settings for fetching, by Kafka's names."""
 
     fetch_max_bytes: int = 50 * 1024 * 1024
     max_partition_fetch_bytes: int = 8 * 1024 * 1024

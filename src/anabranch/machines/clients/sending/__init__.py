@@ -1,4 +1,4 @@
-"""The producer's decisions, without clock or socket: which batch is sent to which partition, under which sequence.
+"""The producer's decisions, without clock or socket: the batches to send to each partition, and their sequences.
 
 Records arrive as rows of a topic, in order. They wait in the topic's backlog, are placed and encoded into batches under
 one placement (`Encode`), and a batch then goes through
@@ -10,7 +10,7 @@ one placement (`Encode`), and a batch then goes through
 
 The rule (ordering.md, section 5): every placed record of a topic is placed under one and the same count, and is moved
 to another partition only while FRESH. So a new count first empties SENT and UNCERTAIN, then places all records anew.
-`placing` keeps that rule, `departing` chooses what is sent, `outcomes` judges the broker's results.
+`placing` keeps that rule, `departing` chooses the batches to send, `outcomes` interprets the broker's results.
 """
 
 from anabranch.machines.clients.sending.batcher import Batcher

@@ -1,7 +1,7 @@
-"""The batcher: report what happens, `drain` it, and carry out the work that comes back.
+"""The batcher: report events, `drain` the work, and carry it out.
 
-A transactional producer sends to a partition only once its transaction holds that partition
-(`ProducerWork.add_partitions`), and is given its producer id and epoch by `producer_known`.
+A transactional producer sends to a partition only after the partition was added to the transaction
+(`ProducerWork.add_partitions`), and gets its producer id and epoch from `producer_known`.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from anabranch.machines.clients.sending.values import (
 
 
 class Batcher:
-    """Decides what a producer sends; see the package for the theory."""
+    """Decides the requests of a producer; see the package for the theory."""
 
     def __init__(self, settings: BatcherSettings, rows_of: Callable[[list[Any]], Rows]) -> None:
         self._settings = settings
         self._rows_of = rows_of
         self.state = SendingState(settings, new_epoch_needed=settings.enable_idempotence)
-        """To be read only."""
+        """For reading only."""
         self._topics = self.state.topics
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- reports of the driver ----------------------------------------------------------------------------------------
 
     def append(self, topic: str, record: object, size: int, now_ms: int) -> bool:
-        """Take one record of about `size` bytes; True when `drain` should be called for it."""
+        """Append one record of about `size` bytes. Return True if `drain` should be called for it."""
         found = self._topics.get(topic)
         if found is None:
             found = self._topics[topic] = Topic(topic)
@@ -58,27 +58,27 @@ class Batcher:
         return True
 
     def append_rows(self, topic: str, rows: Rows, size: int, now_ms: int) -> None:
-        """Take rows that came together; they do not linger."""
+        """Append rows of one table; they do not linger."""
         found = self._topics.setdefault(topic, Topic(topic))
         found.open = None
         found.backlog.append(Chunk(rows, size, now_ms + self._settings.delivery_timeout_ms, now_ms))
         self.state.buffered_size += size
 
     def flush(self) -> None:
-        """End the lingering of all records taken so far."""
+        """End the lingering of all records so far."""
         for topic in self._topics.values():
             if topic.open is not None:
                 topic.open.ready_at_ms = 0
                 topic.open = None
 
     def topic_known(self, name: str, placement: Placement, leaders: Mapping[int, int], now_ms: int) -> None:
-        """Learn a topic's placement and the leaders of its partitions."""
+        """Apply a topic's placement and the leaders of its partitions."""
         topic = self._topics.get(name)
         if topic is not None:
             placing.learn(self.state, topic, placement, leaders, now_ms)
 
     def topic_unknown(self, name: str, error: ApiError, now_ms: int) -> None:
-        """Learn that metadata of a topic could not be had."""
+        """Handle a failed metadata request."""
         topic = self._topics.get(name)
         if topic is None:
             return
@@ -90,11 +90,11 @@ class Batcher:
             outcomes.fail_unsent(self.state, topic, error)
 
     def encoded(self, job: int, topic: str, parts: Sequence[Encoded], refused: Sequence[Refused] = ()) -> None:
-        """Learn the result of an `Encode`; it is dropped if the topic has moved to another placement meanwhile."""
+        """Handle the result of an `Encode`; ignore the result if the topic has another placement by now."""
         placing.take_encoded(self.state, self._topics[topic], job, parts, refused)
 
     def producer_known(self, producer_id: int, producer_epoch: int) -> None:
-        """Learn the producer id and epoch under which sequences start anew."""
+        """Set the producer id and epoch; sequences start again at 0."""
         state = self.state
         assert not state.unresolved
         state.producer_id, state.producer_epoch = producer_id, producer_epoch
@@ -106,7 +106,7 @@ class Batcher:
                 partition.rolling_back = False
 
     def producer_unknown(self, error: ApiError, now_ms: int) -> None:
-        """Learn that a producer id could not be had."""
+        """Handle a failed request for a producer id."""
         state = self.state
         state.asked_for_producer = False
         if error.retriable:
@@ -116,13 +116,13 @@ class Batcher:
             outcomes.stop(state, error)
 
     def partitions_added(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Learn that the transaction holds these partitions."""
+        """Mark these partitions as added to the transaction."""
         added = set(partitions)
         self.state.held |= added
         self.state.asked_to_hold -= added
 
     def partitions_missing(self, partitions: Iterable[tuple[str, int]], now_ms: int) -> None:
-        """Learn that one of these partitions does not exist: refresh their topics, then ask again."""
+        """Handle missing partitions of the transaction: refresh their topics, then add the partitions again."""
         for name, number in partitions:
             self.state.asked_to_hold.discard((name, number))
             topic = self._topics[name]
@@ -131,17 +131,17 @@ class Batcher:
                 self.state.back_off(topic.partitions[number], now_ms)
 
     def stop(self, error: ApiError) -> None:
-        """Learn that nothing can be sent any more, because of `error`."""
+        """Stop sending for good, because of `error`."""
         outcomes.stop(self.state, error)
 
     def transaction_ended(self) -> None:
-        """Learn that the transaction is over: the next one holds nothing yet."""
+        """Handle the end of the transaction: the next one starts without partitions."""
         assert not self.unresolved
         self.state.held.clear()
         self.state.asked_to_hold.clear()
 
     def answered(self, request_id: int, results: Mapping[tuple[str, int], ProduceResult], now_ms: int) -> None:
-        """Learn the broker's result for each batch of a request; a batch without a result is uncertain."""
+        """Handle the broker's result for each batch of a request; a batch without a result is uncertain."""
         for batch in outcomes.take_request(self.state, request_id):
             result = results.get((batch.topic, batch.partition))
             if result is None:
@@ -150,13 +150,13 @@ class Batcher:
                 outcomes.judge(self.state, batch, result, now_ms)
 
     def lost(self, request_id: int, now_ms: int) -> None:
-        """Learn that a request will not be answered: any of its batches may be in the log, or none."""
+        """Handle the loss of a request: each of its batches may or may not be in the log."""
         for batch in outcomes.take_request(self.state, request_id):
             outcomes.mark_uncertain(self.state, batch, now_ms)
             self._topics[batch.topic].needs_metadata = True
 
     def not_sent(self, request_id: int, now_ms: int) -> None:
-        """Learn that a request never left: the connection could not be made."""
+        """Handle a request that was never sent: the connection could not be made."""
         state = self.state
         for batch in outcomes.take_request(state, request_id):
             topic, partition = state.owner(batch)
@@ -171,10 +171,10 @@ class Batcher:
         """Fail every record without an outcome; return their number."""
         return outcomes.fail_all(self.state, error)
 
-    # -- what to do ---------------------------------------------------------------------------------------------------
+    # -- work ---------------------------------------------------------------------------------------------------------
 
     def drain(self, now_ms: int) -> ProducerWork:
-        """Return everything to do at `now_ms`; nothing is returned twice."""
+        """Return all work due at `now_ms`, each item once."""
         state = self.state
         work = ProducerWork()
         state.wake_at_ms = None
@@ -196,20 +196,20 @@ class Batcher:
 
     @property
     def idle(self) -> bool:
-        """Whether every record taken has an outcome."""
+        """Whether every record has an outcome."""
         return not self.state.outcomes and all(topic.idle for topic in self._topics.values())
 
     @property
     def new_epoch_needed(self) -> bool:
-        """Whether nothing more is sent before the producer has another epoch: sequences went astray."""
+        """Whether sending waits for a new producer epoch, after a break in the sequences."""
         return self.state.new_epoch_needed
 
     @property
     def fatal(self) -> ApiError | None:
-        """Once set, nothing can be sent any more."""
+        """The error after which nothing can be sent any more, or None."""
         return self.state.fatal
 
     @property
     def buffered_size(self) -> int:
-        """Bytes of records that have no outcome yet."""
+        """The size of all records without an outcome, in bytes."""
         return self.state.buffered_size

@@ -1,8 +1,8 @@
-"""Which batches leave now, in which requests and under which sequence numbers.
+"""The batches to send now, their requests and their sequence numbers.
 
-Uncertain batches go first; no fresh batch is sent while its topic is being moved to another count. The first batch of a
-producer in a partition travels alone: brokers take any sequence from a producer they do not know, so a later batch that
-overtook a refused first one would shut the first one out for ever.
+Uncertain batches go first; no fresh batch is sent while the topic is being repartitioned. The first batch of a producer
+in a partition travels alone: brokers accept any first sequence of a new producer, so a later batch that overtook a
+refused first one would shut out the first one for ever.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from anabranch.machines.clients.sending.state import SEQUENCES, Partition, Reque
 from anabranch.machines.clients.sending.values import Batch, BatchState, InitProducer, ProducerWork, Send
 
 SPAN_PER_PARTITION_MAX = PRODUCER_BATCHES_REMEMBERED
-"""Batches of a partition from the oldest without an outcome to the last one sent: a broker recognizes that many."""
+"""Maximum number of batches per partition from the oldest open one to the last sent: as many as a broker recognizes."""
 REQUEST_SIZE_MIN = 4 * 1024 * 1024
-"""A produce request takes on batches until it is this large."""
+"""A produce request is filled up to at least this size."""
 
 
 def init_producer(state: SendingState, now_ms: int) -> InitProducer | None:
-    """Ask for a producer id or epoch if one is needed and no batch is without an outcome."""
+    """Return a request for a producer id or epoch, if one is needed and no batch is on the wire or uncertain."""
     if state.settings.transactional or not state.new_epoch_needed or state.asked_for_producer or state.unresolved:
         return None
     if now_ms < state.ask_producer_at_ms:
@@ -32,7 +32,7 @@ def init_producer(state: SendingState, now_ms: int) -> InitProducer | None:
 
 
 def send(state: SendingState, now_ms: int, work: ProducerWork) -> None:
-    """Send every batch that may leave, round by round."""
+    """Send all batches that may leave, in rounds."""
     while _send_round(state, now_ms, work):
         pass
 
@@ -91,7 +91,7 @@ def _requests(
 def _next_batch(
     state: SendingState, topic: Topic, partition: Partition, now_ms: int, work: ProducerWork
 ) -> Batch | None:
-    """The batch that this partition may send now."""
+    """Return the next batch that this partition may send now."""
     if now_ms < partition.retry_at_ms:
         state.wake(partition.retry_at_ms)
         return None
@@ -114,7 +114,7 @@ def _next_batch(
 
 
 def _holds(state: SendingState, topic: Topic, partition: Partition, work: ProducerWork) -> bool:
-    """Whether the transaction holds the partition; if not, ask for its addition."""
+    """Whether the transaction contains the partition; if not, request its addition."""
     key = (topic.name, partition.number)
     if key in state.held:
         return True

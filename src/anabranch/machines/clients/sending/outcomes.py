@@ -1,7 +1,7 @@
-"""From the broker's results to outcomes: delivered, to be sent again, uncertain, or given up.
+"""From the broker's results to outcomes: delivered, to be sent again, uncertain, or failed.
 
-A batch that is certainly not in the log gives its sequence number back; one that may be in the log keeps it, and if
-such a batch is given up, the producer needs a new epoch before it sends anything else.
+A batch that is certainly not in the log returns its sequence number. One that may be in the log keeps its number, and
+if such a batch fails, the producer needs a new epoch before it sends anything else.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEFINITE = frozenset(
         ErrorCode.POLICY_VIOLATION,
     }
 )
-"""Refusals that come before the append: the batch fails, and its sequence is free again."""
+"""Errors that precede the append: the batch fails, and its sequence number can be used again."""
 STALE_LEADER = frozenset(
     {
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -47,7 +47,7 @@ FENCED = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED}
 
 
 def take_request(state: SendingState, request_id: int) -> tuple[Batch, ...]:
-    """Remove a request from those on the wire and return its batches; none if it was given up."""
+    """Remove a request from those on the wire and return its batches; none if the request is unknown."""
     request = state.requests.pop(request_id, None)
     if request is None:
         return ()
@@ -56,7 +56,7 @@ def take_request(state: SendingState, request_id: int) -> tuple[Batch, ...]:
 
 
 def judge(state: SendingState, batch: Batch, result: ProduceResult, now_ms: int) -> None:
-    """Decide what a broker's result means for a batch."""
+    """Apply a broker's result to a batch."""
     topic, partition = state.owner(batch)
     code = result.error
     if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
@@ -97,7 +97,7 @@ def _deliver(state: SendingState, batch: Batch, partition: Partition, result: Pr
 
 
 def _judge_gap(state: SendingState, batch: Batch, partition: Partition, result: ProduceResult, now_ms: int) -> None:
-    """A gap before this batch: ours, if an earlier batch is open or was rejected; otherwise the log lost records."""
+    """Handle a sequence gap: ours if an earlier batch is open or was rejected; otherwise the log lost records."""
     if partition.rolling_back:
         take_back(batch, partition)
     elif any(other.order < batch.order for other in (*partition.sent, *partition.uncertain)):
@@ -109,7 +109,7 @@ def _judge_gap(state: SendingState, batch: Batch, partition: Partition, result: 
 
 
 def take_back(batch: Batch, partition: Partition) -> None:
-    """The batch is certainly not in the log: its sequence number and those after it will be given again."""
+    """Make a batch fresh again that is certainly not in the log; its sequence number and later ones are reused."""
     partition.sent.remove(batch)
     batch.state, batch.sequence, batch.maybe_appended = BatchState.FRESH, NO_SEQUENCE, False
     partition.rolling_back = True
@@ -118,7 +118,7 @@ def take_back(batch: Batch, partition: Partition) -> None:
 
 
 def mark_uncertain(state: SendingState, batch: Batch, now_ms: int) -> None:
-    """The batch may be in the log: send it again to the same partition under the same sequence number."""
+    """Mark a batch that may be in the log: send it again to the same partition with the same sequence number."""
     _, partition = state.owner(batch)
     partition.sent.remove(batch)
     batch.state, batch.maybe_appended = BatchState.UNCERTAIN, True
@@ -127,7 +127,7 @@ def mark_uncertain(state: SendingState, batch: Batch, now_ms: int) -> None:
 
 
 def _give_up(state: SendingState, batch: Batch, partition: Partition, error: ApiError) -> None:
-    """Fail the batch. If it may be in the log all the same, its sequence number must not be given again."""
+    """Fail the batch. If it may be in the log, its sequence number must not be used again."""
     (partition.sent if batch.state is BatchState.SENT else partition.uncertain).remove(batch)
     partition.rolling_back = True
     if batch.maybe_appended and state.settings.enable_idempotence:
@@ -178,13 +178,13 @@ def fail_all(state: SendingState, error: ApiError) -> int:
 
 
 def stop(state: SendingState, error: ApiError) -> None:
-    """Send nothing any more, because of `error`."""
+    """Stop sending for good, because of `error`."""
     state.fatal = error
     fail_all(state, error)
 
 
 def expire(state: SendingState, topic: Topic, now_ms: int) -> None:
-    """Fail what is older than `delivery.timeout.ms`; a batch on the wire is answered or lost first."""
+    """Fail records older than `delivery.timeout.ms`; a batch on the wire first gets its response or is lost."""
     settings = state.settings
     unknown = max(0, settings.delivery_timeout_ms - settings.max_block_ms) if topic.placement is None else 0
     while topic.backlog and topic.backlog[0].deadline_ms - unknown <= now_ms:

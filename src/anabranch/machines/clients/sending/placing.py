@@ -1,7 +1,7 @@
-"""From rows to batches: every unsent record of a topic is placed under one and the same count.
+"""From rows to batches: all unsent records of a topic are placed under the same partition count.
 
 When the count changes, `advance` waits until no batch of the topic is on the wire or uncertain; then all fresh batches
-go back to the backlog in the order of their records, to be placed anew.
+go back to the backlog in the order of their records, to be placed again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from anabranch.machines.clients.sending.values import (
 )
 
 ENCODING_MAX = 2
-"""Chunks of a topic that are encoded at the same time, each by a thread."""
+"""The maximum number of a topic's chunks encoded at the same time, each in a thread."""
 
 
 def learn(state: SendingState, topic: Topic, placement: Placement, leaders: Mapping[int, int], now_ms: int) -> None:
-    """Take in a topic's placement and the leaders of its partitions."""
+    """Apply a topic's placement and the leaders of its partitions."""
     topic.asked = topic.needs_metadata = False
     unresolved = {part.number for part in topic.partitions.values() if part.unresolved}
     topic.removed = frozenset(unresolved - leaders.keys()) if placement.elastic else frozenset()
@@ -43,7 +43,7 @@ def learn(state: SendingState, topic: Topic, placement: Placement, leaders: Mapp
 
 
 def advance(state: SendingState, topic: Topic, now_ms: int, work: ProducerWork) -> None:
-    """Move to a new placement if it is time, ask for metadata, and encode the next chunks."""
+    """Switch to a new placement if possible, request metadata, and encode the next chunks."""
     if topic.moving and not topic.unresolved:
         if topic.target is None:
             topic.needs_metadata = True
@@ -65,7 +65,7 @@ def advance(state: SendingState, topic: Topic, now_ms: int, work: ProducerWork) 
 
 
 def _next_chunk(state: SendingState, topic: Topic, now_ms: int) -> Chunk | None:
-    """The first chunk of the backlog, unless it lingers."""
+    """Return the first chunk of the backlog, unless the chunk lingers."""
     chunk = topic.backlog[0]
     if chunk is topic.open:
         if now_ms < chunk.ready_at_ms:
@@ -101,7 +101,7 @@ def _move(state: SendingState, topic: Topic, now_ms: int) -> None:
 def take_encoded(
     state: SendingState, topic: Topic, job: int, parts: Sequence[Encoded], refused: Sequence[Refused]
 ) -> None:
-    """Queue the batches of an `Encode`, behind those encoded before; drop them if the topic has moved meanwhile."""
+    """Queue the batches of an `Encode` behind earlier ones; drop them if the topic has another placement by now."""
     encoding = next((encoding for encoding in topic.encoding if encoding.job == job), None)
     if encoding is None:
         return

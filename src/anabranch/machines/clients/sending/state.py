@@ -1,6 +1,6 @@
 """The batcher's state: topics with their backlogs and partitions, requests on the wire, and the producer's identity.
 
-The functions of `placing`, `departing` and `outcomes` change it; what all three need is a method here.
+The functions of `placing`, `departing` and `outcomes` change the state; shared steps are methods here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SEQUENCES = 1 << 31
 
 @dataclass(slots=True)
 class Chunk:
-    """Rows that are not placed."""
+    """Rows without a placement."""
 
     rows: Rows
     size: int
@@ -38,7 +38,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class Encoding:
-    """A chunk that is being placed and encoded, with the result once it is known."""
+    """A chunk being placed and encoded, with the result once known."""
 
     job: int
     chunk: Chunk
@@ -55,44 +55,44 @@ class Partition:
     sent: list[Batch] = field(default_factory=list)
     next_sequence: int = 0
     acked_sequence: int = NO_SEQUENCE
-    """The last sequence number that is known to be in the log."""
+    """The last sequence number known to be in the log."""
     acked_order: int = -1
     rolling_back: bool = False
-    """A sequence number was rejected: the next one is given only when every outcome is known."""
+    """A sequence number was rejected: the next one is assigned only when every outcome is known."""
     retry_at_ms: int = 0
     failures: int = 0
     departed: int = 0
-    """Batches that left under a sequence of their own."""
+    """The number of batches sent with a sequence of their own."""
 
     @property
     def unresolved(self) -> int:
-        """The number of batches whose outcome is not known."""
+        """The number of batches on the wire or uncertain."""
         return len(self.sent) + len(self.uncertain)
 
     @property
     def span(self) -> int:
-        """Batches that left since, and with, the oldest one without an outcome."""
+        """The number of batches sent since, and including, the oldest one without an outcome."""
         return self.departed - min((batch.index for batch in (*self.sent, *self.uncertain)), default=self.departed)
 
 
 @dataclass(slots=True)
 class Topic:
-    """One topic that is written to."""
+    """A topic with records to send."""
 
     name: str
     placement: Placement | None = None
     leaders: Mapping[int, int] = field(default_factory=dict)
     removed: frozenset[int] = frozenset()
-    """Removed partitions with uncertain batches; their last leaders are asked."""
+    """Removed partitions with uncertain batches; these go to the partitions' last leaders."""
     backlog: deque[Chunk] = field(default_factory=deque)
     open: Chunk | None = None
-    """The last chunk of the backlog, while records may still join it."""
+    """The last chunk of the backlog, while open for more records."""
     encoding: deque[Encoding] = field(default_factory=deque)
     """Chunks being placed and encoded, in order."""
     partitions: dict[int, Partition] = field(default_factory=dict)
     moving: bool = False
     target: Placement | None = None
-    """The placement to move to, once it is known."""
+    """The placement to switch to, once known."""
     needs_metadata: bool = True
     asked: bool = False
     ask_at_ms: int = 0
@@ -133,7 +133,7 @@ class Request:
 
 @dataclass(slots=True)
 class SendingState:
-    """All of it, for one producer."""
+    """The sending state of one producer."""
 
     settings: BatcherSettings
     topics: dict[str, Topic] = field(default_factory=dict)
@@ -153,13 +153,13 @@ class SendingState:
     ask_producer_at_ms: int = 0
     producer_failures: int = 0
     held: set[tuple[str, int]] = field(default_factory=set)
-    """Partitions that the transaction holds."""
+    """The partitions of the transaction."""
     asked_to_hold: set[tuple[str, int]] = field(default_factory=set)
-    """Partitions whose addition to the transaction was asked for."""
+    """Partitions with a pending addition to the transaction."""
     fatal: ApiError | None = None
-    """Once set, nothing can be sent any more."""
+    """The error after which nothing can be sent any more."""
     buffered_size: int = 0
-    """Bytes of records that have no outcome yet."""
+    """The size of all records without an outcome, in bytes."""
 
     @property
     def unresolved(self) -> bool:
@@ -167,7 +167,7 @@ class SendingState:
         return any(topic.unresolved for topic in self.topics.values())
 
     def owner(self, batch: Batch) -> tuple[Topic, Partition]:
-        """The topic and the partition of a batch."""
+        """Return the topic and the partition of a batch."""
         topic = self.topics[batch.topic]
         return topic, topic.partitions[batch.partition]
 
@@ -177,7 +177,7 @@ class SendingState:
             self.wake_at_ms = at_ms
 
     def backoff_ms(self, failures: int) -> int:
-        """How long to wait after so many failures in a row."""
+        """Return the delay in ms after a number of failures in a row."""
         return min(self.settings.retry_backoff_ms << min(failures - 1, 16), self.settings.retry_backoff_max_ms)
 
     def back_off(self, partition: Partition, now_ms: int) -> None:
@@ -187,7 +187,7 @@ class SendingState:
             partition.retry_at_ms = now_ms + self.backoff_ms(partition.failures)
 
     def ask_later(self, topic: Topic, now_ms: int) -> None:
-        """Ask for the topic's metadata again, after a while."""
+        """Refresh the topic's metadata after a delay."""
         topic.needs_metadata = True
         topic.failures += 1
         topic.ask_at_ms = now_ms + self.backoff_ms(topic.failures)

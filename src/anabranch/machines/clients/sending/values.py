@@ -1,4 +1,4 @@
-"""What goes into the batcher and comes out of it, as values."""
+"""The inputs and outputs of the batcher, as values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anabranch.records.compression import Bytes
 
 
 class Rows(Protocol):
-    """Records that travel together; their representation is the encoder's business."""
+    """Records that are placed together; the encoder defines their representation."""
 
     @property
     def record_count(self) -> int:
@@ -23,7 +23,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How keys find their partition: by linear hashing on an elastic topic, by modulo on any other."""
+    """The mapping of keys to partitions: linear hashing on an elastic topic, modulo on any other."""
 
     initial: int
     count: int
@@ -37,7 +37,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A part of some rows as one finished batch of one partition."""
+    """A part of some rows, encoded as one batch of one partition."""
 
     partition: int
     rows: Rows
@@ -46,14 +46,14 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A part of some rows that cannot be sent at all."""
+    """A part of some rows that cannot be sent."""
 
     rows: Rows
     error: ApiError
 
 
 class BatchState(Enum):
-    """Whether a batch is in the log, as far as the producer knows."""
+    """Whether a batch is in the log, to the producer's knowledge."""
 
     FRESH = auto()
     SENT = auto()
@@ -62,7 +62,7 @@ class BatchState(Enum):
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """One record batch on its way to one partition."""
+    """One record batch for one partition."""
 
     topic: str
     partition: int
@@ -74,16 +74,16 @@ class Batch:
     sequence: int = NO_SEQUENCE
     index: int = -1
     maybe_appended: bool = False
-    """A response was lost once since the batch was last known not to be in the log."""
+    """A response was lost since the batch was last known not to be in the log."""
 
     @property
     def size(self) -> int:
-        """Bytes of the batch."""
+        """The size of the batch in bytes."""
         return len(self.data)
 
 
 def order_of(batch: Batch) -> int:
-    """The place of a batch among all batches of its topic; a sort key."""
+    """Return the order of a batch among all batches of its topic; a sort key."""
     return batch.order
 
 
@@ -102,7 +102,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Place `rows` under `placement` and make batches of them; report with `Batcher.encoded`."""
+    """Place `rows` under `placement` and encode them into batches; report with `Batcher.encoded`."""
 
     job: int
     topic: str
@@ -112,7 +112,7 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class InitProducer:
-    """Ask for a producer id, or for the next epoch of this one."""
+    """Request a producer id, or the next epoch of this one."""
 
     producer_id: int
     producer_epoch: int
@@ -120,7 +120,7 @@ class InitProducer:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """`batch` is in the log from `base_offset` on (-1 where the broker gave no offset)."""
+    """`batch` is in the log from `base_offset` on (-1 if the broker returned no offset)."""
 
     batch: Batch
     base_offset: int
@@ -129,7 +129,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The records are given up; `error` is the reason."""
+    """The records failed with `error`."""
 
     rows: Rows
     error: ApiError
@@ -137,19 +137,19 @@ class Failed:
 
 @dataclass(slots=True)
 class ProducerWork:
-    """What the driver carries out now, field by field in this order, each list from its first entry to its last."""
+    """The work for the driver, to be done field by field in this order, each list from first to last."""
 
     outcomes: list[Delivered | Failed] = field(default_factory=list)
     encodes: list[Encode] = field(default_factory=list)
     sends: list[Send] = field(default_factory=list)
     """In the order in which requests must be written to each node's connection."""
     refresh: list[str] = field(default_factory=list)
-    """Topics whose metadata is to be asked for; report with `topic_known` or `topic_unknown`."""
+    """Topics with metadata to refresh; report with `topic_known` or `topic_unknown`."""
     init_producer: InitProducer | None = None
     add_partitions: list[tuple[str, int]] = field(default_factory=list)
-    """Partitions to add to the transaction before anything is sent to them; report with `partitions_added`."""
+    """Partitions to add to the transaction before the first produce request to them; report with `partitions_added`."""
     wake_at_ms: int | None = None
-    """When to drain again if nothing happens before."""
+    """The time of the next `drain` if nothing is reported before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class ProduceResult:
 
 @dataclass(frozen=True, slots=True)
 class BatcherSettings:
-    """The producer's settings that decide what is sent when, by Kafka's names."""
+    """The producer's settings for sending, by Kafka's names."""
 
     acks: int = -1
     enable_idempotence: bool = True
@@ -175,6 +175,6 @@ class BatcherSettings:
     delivery_timeout_ms: int = 120_000
     request_timeout_ms: int = 30_000
     max_block_ms: int = 60_000
-    """How long records wait for a topic whose metadata cannot be had."""
+    """How long records wait for a topic without metadata."""
     retry_backoff_ms: int = 100
     retry_backoff_max_ms: int = 1_000
