@@ -1,7 +1,7 @@
 """The broker: puts the parts together, starts them in order, stops them in the reverse order.
 
 Start: lock the data directory, open the metadata store, begin the controller's term, which opens every log and gives
-it its role, then listen. A stop answers what is in progress, syncs and closes the logs, and leaves a marker, so that
+its role, then listen. A stop answers the requests in progress, syncs and closes the logs, and leaves a marker, so that
 the next start checks nothing. Without the marker every log is checked from its recovery point on.
 """
 
@@ -46,7 +46,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class StartError(AnabranchError):
-    """The broker cannot start; the text says why and what to do."""
+    """The broker cannot start; the message gives the reason and the remedy."""
 
 
 class Broker:
@@ -73,7 +73,7 @@ class Broker:
         self._metrics_server: MetricsServer | None = None
 
     async def start(self) -> None:
-        """Be ready to serve when this returns. AnabranchError says in a sentence why it cannot be."""
+        """Start, and return when ready to serve. Raises `AnabranchError` with the reason if the broker cannot start."""
         settings = self.settings
         directory = self._directory = DataDirectory(settings.log_dirs.absolute(), self._disk)
         self._closing.callback(directory.release)
@@ -229,7 +229,7 @@ class Broker:
         return sound
 
     async def abandon(self) -> None:
-        """Let go of the data directory after a start that failed."""
+        """Release the data directory after a failed start."""
         await self._closing.aclose()
 
     # -- upkeep ------------------------------------------------------------------------------------------------------
@@ -297,5 +297,5 @@ class Broker:
 
 
 def _settings_of(view: ClusterView, broker_settings: Mapping[str, str], durability: str, topic: str) -> TopicSettings:
-    """Read the configs of a topic as the cluster knows them now."""
+    """Return the settings of a topic from its current configs."""
     return topic_settings(view.configs(topic), broker_settings, durability)

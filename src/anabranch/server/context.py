@@ -61,7 +61,7 @@ class CloseConnectionError(Exception):
 
 
 class RequestContext(NamedTuple):
-    """One request: everything about it that its message does not say."""
+    """The context of one request: everything except its message."""
 
     principal: str
     """As Kafka writes it, `type:name`."""

@@ -147,7 +147,7 @@ def _kind(parse: Parser) -> str:
 
 
 DEFAULT_METRICS_LISTENER = Address("127.0.0.1", 9464)
-"""This very object stands for a metrics listener that was not chosen: one that was given is another, if equal."""
+"""The default metrics listener, recognized by identity: a configured one is another object, even if equal."""
 COMPRESSION = Choice(("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"))
 CLEANUP = Words(("delete", "compact"))
 TIMESTAMP_TYPE = Choice(("CreateTime", "LogAppendTime"))
@@ -510,7 +510,7 @@ class Settings:
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> Settings:
-        """Parse settings by their names. SettingsError says in a sentence what is wrong with the first wrong one."""
+        """Parse settings by their names. Raises `SettingsError`, with the reason, for the first invalid one."""
         by_name = {item.metadata["name"]: item for item in fields(cls)}
         values: dict[str, object] = {}
         for name, text in properties.items():

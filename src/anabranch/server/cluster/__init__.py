@@ -1,1 +1,1 @@
-"""What this broker knows of its cluster, and how it speaks to the other brokers."""
+"""The broker's view of its cluster, and its requests to the other brokers."""

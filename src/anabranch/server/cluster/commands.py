@@ -1,4 +1,4 @@
-"""What a request may have the controller change: one method for each command, with what the broker adds to it.
+"""The changes that requests can make through the controller: one method for each command, with the broker's additions.
 
 Every method raises ApiError: the refusal, REQUEST_TIMED_OUT for a change that is accepted and takes longer than
 `timeout_ms`, KAFKA_STORAGE_ERROR when the metadata store refuses (then nothing has changed).
@@ -43,7 +43,7 @@ class Commands:
         broker_settings: Mapping[str, str],
         group_configs: Mapping[str, GroupConfig],
     ) -> None:
-        """`broker_settings` are those that differ from their defaults; `group_configs` what a group can have."""
+        """`broker_settings` differ from their defaults; `group_configs` are the allowed configs of groups."""
         self._controller = controller
         self._view = view
         self._deletes_topics = deletes_topics

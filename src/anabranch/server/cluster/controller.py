@@ -48,7 +48,7 @@ EFFECTS_MAX = 1_000_000
 
 
 class Controller:
-    """The controller of a cluster: nothing else reads its state, everything else reads what it publishes."""
+    """The controller of a cluster. No other component reads its state; they read the updates that it publishes."""
 
     def __init__(self, store: MetadataStore, peers: Peers, clock: Clock) -> None:
         self.state = ControllerState()
@@ -83,7 +83,7 @@ class Controller:
         self._worker = asyncio.create_task(self._work(), name="controller")
 
     async def stop(self) -> None:
-        """End the term; the next term continues what is unfinished."""
+        """End the term; the next term continues the unfinished changes."""
         self._timers.cancel_all()
         for task in [self._worker, *self._tasks]:
             if task is not None:
@@ -97,7 +97,7 @@ class Controller:
     async def submit(self, decide: Callable[[ControllerState], Decision[Reply]]) -> Reply:
         """Decide, persist, apply, answer. OSError when the store refuses: then nothing has changed.
 
-        A step that was begun runs to its end also when its caller is cancelled: what is persisted is applied.
+        A step that has begun runs to its end even if its caller is cancelled: persisted records are always applied.
         """
         return await asyncio.shield(asyncio.get_running_loop().create_task(self._step(decide)))
 

@@ -11,7 +11,7 @@ from anabranch.server.cluster.view import ClusterUpdate, TopicSnapshot
 
 
 def everything(state: ControllerState, controller_id: int) -> ClusterUpdate:
-    """The update that makes an empty view know all of the state."""
+    """Return the update from an empty view to the whole state."""
     return ClusterUpdate(
         topics={name: _snapshot(state, name) for name in state.topics},
         brokers=dict(state.brokers),
@@ -22,7 +22,7 @@ def everything(state: ControllerState, controller_id: int) -> ClusterUpdate:
 
 
 def update_after(state: ControllerState, records: Iterable[MetadataRecord]) -> ClusterUpdate:
-    """The update for these records, which the state has applied. A topic whose leaders confirmed roles is in it."""
+    """Return the update for these applied records. A topic with newly confirmed roles is included."""
     topics: dict[str, None] = {}
     configs: dict[str, None] = {}
     groups: dict[str, None] = {}

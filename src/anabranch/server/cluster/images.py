@@ -1,7 +1,7 @@
-"""What the group coordinators see of the cluster's topics, made from this broker's view of the cluster.
+"""The images of the cluster's topics for the group coordinators, made from this broker's view of the cluster.
 
-Half a layout is never shown, as in Metadata. A topic that did not change keeps its object, and an image in which no
-topic changed is the same image, so that a change of the metadata costs as much as what changed.
+Half a layout is never shown, as in Metadata. An unchanged topic keeps its object, and an image without changed
+topics is the same image, so that the cost of a metadata change is proportional to the change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Images:
         self._peers = peers
         self._image = Image()
         self._made_of: dict[str, tuple[Topic, bool]] = {}
-        """By topic, what its part was made of: the topic node, and whether delivery is ordered."""
+        """By topic, the inputs of its part of the image: the topic node, and whether delivery is ordered."""
         self._version = -1
 
     def newest(self) -> Image:
@@ -54,7 +54,7 @@ class Images:
         return self._image
 
     def _made(self, topic: TopicSnapshot, *, ordered: bool) -> tuple[TopicImage, bool]:
-        """A topic's image, and whether all of it is known: a log that could not be opened yet says nothing."""
+        """Return a topic's image, and whether the image is complete: a log that is not open yet contributes nothing."""
         layouts = topic.layouts
         count = layouts[-1].count
         visible = topic.visible_partitions

@@ -1,8 +1,8 @@
-"""How a broker speaks to the brokers of its cluster, itself included: the controller's orders, and what leaders know.
+"""A broker's requests to the brokers of its cluster, itself included: the controller's orders, and leaders' offsets.
 
-Every method is about partitions that some broker leads. Here all of them are led by this process, so that orders are
-carried out at once and answers are never late. Over the wire an order may be answered late, twice or never, and what
-another leader knows is asked for and cached: what is not known yet is missing in the answer.
+Every method is about partitions led by some broker. Here this process leads all of them, so that orders are carried out
+at once and responses are never late. Over the wire an order may be answered late, twice or never; another leader's
+offsets are requested and cached, and missing in the response until they arrive.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from anabranch.server.partitions.replicas import Replicas
 
 
 class Peers(Protocol):
-    """What the controller asks of brokers, and the group coordinators of leaders."""
+    """The controller's orders to brokers, and the group coordinators' requests to leaders."""
 
     async def take_roles(self, broker: int, order: SendLeaderAndIsr) -> Mapping[int, ErrorCode]:
         """Have a broker carry out a LeaderAndIsr; an error code for each partition. OSError."""
@@ -34,14 +34,14 @@ class Peers(Protocol):
         """The log starts and ends of a topic's retiring partitions that have no open transaction."""
 
     def epoch_ends(self, topic: str, epochs: Mapping[int, int]) -> Mapping[int, int]:
-        """The end offset of a leader epoch, given by partition; a partition whose end is not known now is missing."""
+        """Return the end offset of each partition's given leader epoch, without partitions with an unknown end."""
 
     def log_start(self, topic: str, partition: int) -> int:
         """The first offset of a partition's log; 0 where it is not known now."""
 
 
 class MarkerPeers(Protocol):
-    """What the transaction coordinators ask of leaders.
+    """The transaction coordinators' requests to leaders.
 
     Apart from `Peers`, because a leader of `__consumer_offsets` has its group coordinator write the marker, and group
     coordinators use `Peers` themselves.

@@ -1,4 +1,4 @@
-"""What this broker knows of its cluster: topics, leaders, brokers and configs, as the controller published them last.
+"""This broker's view of its cluster: topics, leaders, brokers and configs, as the controller published them last.
 
 The controller publishes a `ClusterUpdate` after every change of its state; the view takes it in one step and then
 calls its observers in the order in which they began to watch. The rule: handlers and coordinators read nothing else
@@ -42,7 +42,7 @@ class TopicSnapshot:
     live_brokers: Collection[int]
     deleting: bool = False
     derived: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
-    """What readers made of this snapshot and want to keep for as long as it lives, by a key of theirs."""
+    """Values that readers derive from this snapshot and cache for its lifetime, by a key of their own."""
 
     @property
     def name(self) -> str:
@@ -90,7 +90,7 @@ class TopicSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ClusterUpdate:
-    """What the controller publishes after a change; what is not named has not changed."""
+    """The controller's update after a change; fields without an entry have not changed."""
 
     topics: Mapping[str, TopicSnapshot | None] = field(default_factory=dict)
     """None for a topic that does not exist any more."""
@@ -155,7 +155,7 @@ class ClusterView:
         return self._names.get(topic_id)
 
     def has_removed(self, topic: str, partition: int) -> bool:
-        """Whether the partition retired and was removed, which a client may not know yet."""
+        """Whether the partition was retired and removed; clients may still use it."""
         found = self.topic(topic)
         return found is not None and partition in found.topic.removed
 
@@ -178,7 +178,7 @@ class ClusterView:
         self._observers.append(observer)
 
     def update(self, update: ClusterUpdate) -> None:
-        """Take an update, then tell the observers."""
+        """Apply an update, then notify the observers."""
         for name, topic in update.topics.items():
             before = self._topics.get(name)
             if before is not None:

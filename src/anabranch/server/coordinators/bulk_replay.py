@@ -1,8 +1,8 @@
-"""What `replay` finds in the log of a coordinator, found by NumPy: for logs that are large.
+"""The result of `replay` for large logs, computed by NumPy.
 
-The log is walked once, window by window, until all markers are known. Then what aborted and open transactions wrote is
-struck out, and what is left counts in the order of the log: an index takes the records that it can leave where they
-are, of the others the last value of every key is kept. Compressed batches are none of ours: see `UnsuitedError`.
+The log is read once, window by window, until all markers are known. Then the records of aborted and open transactions
+are removed, and the rest counts in log order: an index takes the records that it can leave in place, and of the others
+the last value of every key is kept. Compressed batches are not supported: see `UnsuitedError`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Index(Protocol):
     """Takes records as they lie in the log."""
 
     def add(self, data: memoryview, spans: Spans) -> NDArray[np.bool_]:
-        """Take some of the records of a window, and say which."""
+        """Take some of the records of a window; return a mask of those taken."""
 
     def close(self) -> None:
         """All windows are added."""
 
 
 class UnsuitedError(Exception):
-    """There is something in the log that only `Replay` reads."""
+    """The log holds something that only `Replay` can read."""
 
 
 class _Rows(NamedTuple):
@@ -74,9 +74,9 @@ class BulkReplay:
         self._index = index
         self._windows: list[_Window] = []
         self._open: dict[int, list[_Rows]] = {}
-        """By producer: what his open transaction has written."""
+        """By producer id, the records of its open transaction."""
         self._void: list[_Rows] = []
-        """Markers, and what aborted transactions have written."""
+        """Markers, and the records of aborted transactions."""
         self._held: dict[tuple[int, bytes], Held] = {}
 
     def scan(self, slices: Sequence[Slice]) -> Iterator[None]:
@@ -112,11 +112,11 @@ class BulkReplay:
         self._windows = []
 
     def held(self) -> list[Held]:
-        """What open transactions have written, in the order of the log."""
+        """Return the records of open transactions, in log order."""
         return sorted(self._held.values())
 
     def _note(self, window: _Window, special: Sequence[BatchHeader]) -> None:
-        """There are markers in a window, or parts of transactions."""
+        """Handle the markers of a window, and its batches of transactions."""
         behind = np.cumsum(window.walked.counts)
         for batch, header in zip(window.walked.special.tolist(), special, strict=True):
             rows = _Rows(len(self._windows) - 1, int(behind[batch]) - header.record_count, int(behind[batch]))
@@ -144,7 +144,7 @@ class BulkReplay:
             self._windows[rows.window].found.key_ends[rows.first : rows.behind] = -1
 
     def _overtake(self, number: int, window: _Window) -> None:
-        """Drop what open transactions wrote to keys that were written again later: it will never count."""
+        """Drop the records of open transactions with keys that were written again later: they never count."""
         if not self._held or number < min(rows.window for batches in self._open.values() for rows in batches):
             return
         keys = {key for _, key in self._held}

@@ -1,7 +1,8 @@
 """Deliveries of markers: a transaction that is decided is delivered until every partition has its marker.
 
-A partition that does not exist any more (its topic was deleted, or it was retired, emptied and removed) needs none, and
-one that knows of a later epoch has nothing left to be ended. Everything else is tried again, at growing intervals.
+A nonexistent partition (its topic was deleted, or it was retired, emptied and removed) needs none, and a partition
+with a later producer epoch has no open transaction of this one. After any other failure the marker is sent again, at
+growing intervals.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ FENCED = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COOR
 
 
 class Deliveries:
-    """The decided transactions whose markers are not all written."""
+    """The decided transactions with markers still to be written."""
 
     def __init__(self, peers: MarkerPeers, view: ClusterView) -> None:
         self._peers = peers

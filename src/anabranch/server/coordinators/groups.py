@@ -93,7 +93,7 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
     def has_begun_anew(self, group_id: str, connection: int) -> bool:
         """Whether something may be on the way on a connection that was meant for an earlier coordinator (ADR 0016).
 
-        It could come after what its sender has said since on a newer one, which this coordinator would not know.
+        Such a request may be older than one that the same client has sent on a newer connection.
         """
         return connection <= self._former.get(coordinator_partition(group_id, self.count()), 0)
 
@@ -116,7 +116,7 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
         ]
 
     def warm(self) -> None:
-        """Load in a thread what assignments are computed with: a client is about to join a group."""
+        """Load the modules that compute assignments, in a thread: a client is about to join a group."""
         if not self._warm:
             self._warm = True
             asyncio.get_running_loop().run_in_executor(None, import_module, ASSIGNORS)

@@ -1,7 +1,7 @@
 """Markers: the end of a transaction, written into the logs of the partitions that it holds (WriteTxnMarkers).
 
-What becomes of a marker is decided in `machines.partition.markers`. It is durable when it is answered, unless its topic
-leaves that to the operating system. In a partition of `__consumer_offsets` the group coordinator writes it.
+The rules are in `machines.partition.markers`. A marker is durable before the response, unless its topic leaves
+durability to the operating system. In a partition of `__consumer_offsets` the group coordinator writes the marker.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class ProducerIdsExhaustedError(OSError):
 
 
 class ProducerIds:
-    """Gives producer ids. A block is durable before the first id of it is given; a restart skips what is left of it."""
+    """Allocates producer ids. A block is durable before its first id is used; a restart skips the rest of the block."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store

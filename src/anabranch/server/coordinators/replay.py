@@ -1,7 +1,7 @@
-"""What the log of a coordinator says: the last value of every key, and what open transactions still hold back.
+"""The content of a coordinator's log: the last value of every key, and the pending records of open transactions.
 
-A log is read as if it had just been compacted, so that it means the same before, during and after a compaction, and
-what was overwritten costs next to nothing. A value written in a transaction counts from its commit on, unless the key
+A log is read as if it had just been compacted. So the result is the same before, during and after a compaction, and
+overwritten records cost next to nothing. A value written in a transaction counts from its commit on, unless the key
 was written again in between: the later record wins, which is also the one that compaction keeps.
 """
 
@@ -37,7 +37,7 @@ class Replay:
         self.latest: dict[bytes, bytes] = {}
         """The last value of every key that has one, in the order in which they were written."""
         self.undecided: dict[int, dict[bytes, tuple[int, bytes | None]]] = {}
-        """By producer, the offset and value of what his open transaction has written."""
+        """By producer id, the offset and value of each key in its open transaction."""
         self.records = 0
 
     def scan(self, slices: Sequence[Slice]) -> Iterator[None]:
@@ -77,7 +77,7 @@ class Replay:
         return end
 
     def held(self) -> list[Held]:
-        """What open transactions have written, in the order of the log."""
+        """Return the records of open transactions, in log order."""
         return sorted(
             Held(offset, producer_id, key, value)
             for producer_id, held in self.undecided.items()

@@ -39,7 +39,7 @@ RELOAD_DELAY_MAX_MS = 30_000
 _RELOAD = object()
 """The key of the timer that ends the delay."""
 CATCH_UP_PAUSE_S = 0.01
-"""Between two steps of applying what loading left for later."""
+"""The pause between two steps of applying the records deferred by loading."""
 APPLY_STEP = 2_000
 """Records that are applied before the loop runs other tasks."""
 
@@ -55,10 +55,10 @@ class Machine(Protocol[Taken]):
         """Fold a record; one with a producer id is pending until that producer's marker."""
 
     def apply_marker(self, producer_id: int, producer_epoch: int, committed: bool) -> None:
-        """End a producer's transaction: what is pending counts from now on, or never."""
+        """End a producer's transaction: its pending records count from now on, or never."""
 
     def loaded(self, now_ms: int) -> Outcome[None, Any]:
-        """All records are applied: set timers, do what is due."""
+        """Handle the end of loading: set timers, and do the overdue work."""
 
     def on_timer(self, key: Any, now_ms: int) -> Outcome[None, Any]:
         """Decide as the timer of `key` is due."""
@@ -118,7 +118,7 @@ class Shard(Generic[MachineT, RecordT]):
         prepare: Callable[[MachineT], None] = lambda machine: None,
         perform: Callable[[Any], None] | None = None,
     ) -> None:
-        """`make` gives an empty machine; `commit` makes what a partition holds durable (`Replicas.commit`).
+        """`make` returns an empty machine; `commit` makes a partition's records durable (`Replicas.commit`).
 
         `prepare` is called with the machine when its log is applied, before it decides anything. `perform` is given
         every effect of an outcome once its records are durable.
@@ -136,9 +136,9 @@ class Shard(Generic[MachineT, RecordT]):
         self._prepare = prepare
         self._effect = perform
         self.now_ms = SteadyTime(clock).now_ms
-        """The time that machines are told."""
+        """The clock of the machines, in ms."""
         self._written = 0
-        """Where the log ended after the last append of ours: what decisions are based upon lies below it."""
+        """The end of the log after this shard's last append: the machine's state is based on the records below."""
         self._waiting: deque[_Waiting] = deque()
         self._committing: asyncio.Future[None] | None = None
         self._parked: dict[Hashable, asyncio.Future[Any]] = {}
@@ -172,7 +172,7 @@ class Shard(Generic[MachineT, RecordT]):
         return self._perform(decide(machine, now_ms), now_ms)
 
     async def submit(self, decide: Callable[[MachineT, int], Outcome[Reply | Parked, RecordT]]) -> Reply:
-        """Decide, append, apply, and wait for what the reply has to wait for. ApiError as for `ask`."""
+        """Decide, append, apply, and wait until the reply may be sent. Raises `ApiError` as `ask` does."""
         answer = self.ask(decide)
         return await answer if isinstance(answer, asyncio.Future) else answer  # type: ignore[no-any-return]
 
@@ -206,7 +206,7 @@ class Shard(Generic[MachineT, RecordT]):
             await done
 
     def _resume_log(self) -> None:
-        """Have the log cut what a failed sync left in doubt before a decision is based on it."""
+        """Resume the log after a failed sync, which cuts its unsynced records, before the next decision."""
         try:
             self.partition.log.resume(self._clock.now_ms())
         except OSError as failure:
@@ -390,7 +390,7 @@ class Shard(Generic[MachineT, RecordT]):
             self._catching_up = asyncio.get_running_loop().create_task(work, name=f"catch up {self.partition.name}")
 
     async def _catch_up(self, machine: MachineT, step: Callable[[MachineT], bool]) -> None:
-        """Apply what loading left for later, a step at a time, while the shard has this machine."""
+        """Apply the records deferred by loading, one step at a time, while the shard has this machine."""
         try:
             while self._machine is machine and step(machine):
                 await asyncio.sleep(CATCH_UP_PAUSE_S)
@@ -482,6 +482,6 @@ def _refuse(future: asyncio.Future[Any], state: ShardState) -> None:
 
 
 def _consume(future: asyncio.Future[Any]) -> None:
-    """Retrieve the error of a reply whose request was canceled, so that asyncio does not report it."""
+    """Retrieve the error of a canceled request's reply, so that asyncio does not report it."""
     if not future.cancelled():
         future.exception()

@@ -44,7 +44,7 @@ def java_hash(text: str) -> int:
 
 
 def coordinator_partition(key: str, count: int) -> int:
-    """The partition, of `count`, whose shard coordinates `key`: as Apache Kafka places it."""
+    """Return the partition, of `count`, with the coordinator of `key`, as in Apache Kafka."""
     hashed = java_hash(key)
     return (0 if hashed == -(1 << 31) else abs(hashed)) % count
 
@@ -196,7 +196,7 @@ class ShardSet(Generic[MachineT, RecordT]):
         )
 
     def _prepare(self, machine: MachineT) -> None:
-        """Give a machine whose log is applied what its log does not say."""
+        """Complete a loaded machine with the state that is not in its log."""
 
     def _perform(self, effect: Any) -> None:
         """Perform an effect of an outcome whose records are durable."""

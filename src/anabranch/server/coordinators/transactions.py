@@ -32,7 +32,7 @@ TOPIC = "__transaction_state"
 
 
 class TransactionFilter(NamedTuple):
-    """What ListTransactions passes; a transaction must satisfy all of it."""
+    """The filters of ListTransactions; a transaction must satisfy all of them."""
 
     states: Collection[TransactionState] | None
     """None passes every state."""
@@ -41,7 +41,7 @@ class TransactionFilter(NamedTuple):
     open_for_ms: int
     """The least time that it has been open; below 0 passes those that are not open, too."""
     matches: Callable[[str], bool]
-    """Tells whether a transactional id passes."""
+    """Whether a transactional id passes."""
 
     def passes(self, transactional_id: str, known: Transaction, now_ms: int) -> bool:
         """Whether a transaction satisfies the filter."""

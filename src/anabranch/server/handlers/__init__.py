@@ -2,7 +2,7 @@
 
 A handler answers with a message, with an awaitable of one, or, for acks=0, with None. Everything it does before its
 first await happens in the order in which the requests of a connection arrived; after its first await it must not read
-the request's bytes, whose buffer is used again.
+the request's bytes: the buffer is reused.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ Handler = Callable[[BrokerContext, Any, RequestContext], Awaitable[Any] | Any]
 
 
 class Operation(Enum):
-    """What a request does to its resources, in the words of Kafka's ACLs."""
+    """The operation of a request on its resources, in the words of Kafka's ACLs."""
 
     NONE = "none"
     """Open to every connection: a client cannot begin without it."""
@@ -90,7 +90,7 @@ class Operation(Enum):
 
 
 class Resource(Enum):
-    """What a request names, in the words of Kafka's ACLs."""
+    """The type of the resources that a request names, in the words of Kafka's ACLs."""
 
     TOPIC = "topic"
     GROUP = "group"

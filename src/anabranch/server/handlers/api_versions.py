@@ -1,4 +1,4 @@
-"""ApiVersions (API 18): what this broker speaks. A version of it that we do not have is answered in version 0."""
+"""ApiVersions (API 18): the APIs of this broker. A request in an unsupported version is answered in version 0."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from anabranch.protocol.messages.produce import ProduceRequest
 from anabranch.protocol.registry import API, api_of
 from anabranch.server.context import BrokerContext, RequestContext
 
-# Older librdkafka compresses only where it sees the oldest Produce, which it then does not use. Apache Kafka 4 says for
-# its sake that it serves it, and so do we; a request of it is answered UNSUPPORTED_VERSION.
+# Older librdkafka compresses only if the broker lists the oldest Produce version, which the client then does not use.
+# Like Apache Kafka 4, this broker lists that version, and answers its requests with UNSUPPORTED_VERSION.
 SAID_TO_BE_SERVED_FROM = {api_of(ProduceRequest).key: 0}
 
 

@@ -125,7 +125,7 @@ def _group_configs(
 def _described(
     name: str, sources: Sequence[Synonym], kind: ConfigType, documentation: str, request: DescribeConfigsRequest
 ) -> DescribeConfigsResourceResult:
-    """Describe a config whose value is that of the first of its sources."""
+    """Describe a config with the value of the first of its sources."""
     return DescribeConfigsResourceResult(
         name=name,
         value=sources[0].value,

@@ -18,7 +18,7 @@ from anabranch.server.partitions.offsets import delete_records
 async def handle_delete_records(
     broker: BrokerContext, request: DeleteRecordsRequest, call: RequestContext
 ) -> DeleteRecordsResponse:
-    """Delete what lies before each offset; a retiring partition that is empty now is removed soon after."""
+    """Delete the records below each offset; a retiring partition that becomes empty is removed soon after."""
     topics = [
         DeleteRecordsTopicResult(
             name=topic.name, partitions=[await _delete(broker, topic.name, asked) for asked in topic.partitions]

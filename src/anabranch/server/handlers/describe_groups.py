@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 Response = TypeVar("Response")
 DEAD = "Dead"
 NOT_FOUND_SINCE = 6
-"""The version of DescribeGroups that says so (KIP-1043)."""
+"""The version of DescribeGroups with an error for a missing group (KIP-1043)."""
 
 
 def handle_consumer_group_describe(
@@ -116,7 +116,7 @@ def handle_delete_groups(
 def _read(
     broker: BrokerContext, group_id: str, read: Callable[[Any, int], Any], refuse: Callable[[ErrorCode, str], Result]
 ) -> Result | Awaitable[Result]:
-    """Read a group's machine, now or when what is read is durable; `refuse` makes the result of an ApiError."""
+    """Read a group's machine, at once or when the state read is durable; `refuse` makes the result of an `ApiError`."""
     try:
         found = broker.groups.shard_of(group_id).read(read)
     except ApiError as error:

@@ -1,8 +1,8 @@
 """Being in a group: ConsumerGroupHeartbeat (68), ConsumerGroupPrepareAssignment (10002), ConsumerGroupInstallAssignment
 (10003), JoinGroup (11), SyncGroup (14), Heartbeat (12), LeaveGroup (13).
 
-The coordinator's machine takes the request and gives the response; what is done here is to find its shard, to copy
-what it may keep out of the request's frame, and to answer with the API's error when no shard can.
+The coordinator's machine handles the request and returns the response. The handlers find its shard, copy retained data
+out of the request's frame, and return the API's error when no shard can answer.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def as_member(
     decide: Callable[[Any, int], Any],
     refuse: Refuse[Response],
 ) -> Response | Awaitable[Response]:
-    """`submit` what a member says of itself, unless it may be older than what it said to an earlier coordinator."""
+    """Submit a member's request, unless the request may be older than another to an earlier coordinator."""
     try:
         if broker.groups.has_begun_anew(group_id, call.connection):
             raise CloseConnectionError("the coordinator of its group has begun anew")
@@ -62,7 +62,7 @@ def as_member(
 def submit(
     broker: BrokerContext, group_id: str, decide: Callable[[Any, int], Any], refuse: Refuse[Response]
 ) -> Response | Awaitable[Response]:
-    """Have the group's shard decide; `refuse` makes the response when it cannot, and says why."""
+    """Have the group's shard decide; `refuse` makes the response, with the reason, when the shard cannot."""
     try:
         answer = broker.groups.shard_of(group_id).ask(decide)
     except ApiError as error:
@@ -106,7 +106,7 @@ def _heartbeat_refused(code: ErrorCode, message: str) -> ConsumerGroupHeartbeatR
 def handle_prepare_assignment(
     broker: BrokerContext, request: ConsumerGroupPrepareAssignmentRequest, call: RequestContext
 ) -> ConsumerGroupPrepareAssignmentResponse | Awaitable[ConsumerGroupPrepareAssignmentResponse]:
-    """What the member needs to compute the group's assignment."""
+    """Return the input for the member's computation of the group's assignment."""
     caller = caller_of(broker, call, request.member_id)
     return as_member(
         broker,

@@ -24,7 +24,7 @@ from anabranch.server.partitions.appending import Appender, Produced, Transactio
 
 NO_ACKS, LEADER_ACK, ALL_ACKS = 0, 1, -1
 ABORTABLE_SINCE = 11
-"""The version from which producers know TRANSACTION_ABORTABLE."""
+"""The first version of Produce with the error TRANSACTION_ABORTABLE."""
 
 
 def handle_produce(

@@ -1,7 +1,7 @@
 """Transactions: InitProducerId (22), AddPartitionsToTxn (24), AddOffsetsToTxn (25), EndTxn (26), WriteTxnMarkers (27),
 TxnOffsetCommit (28), DescribeProducers (61), DescribeTransactions (65), ListTransactions (66).
 
-What is decided before the first await is decided in the order in which the requests arrived.
+Decisions before the first await are made in the order in which the requests arrived.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 events = EventLogger("transactions")
 Response = TypeVar("Response")
 ABORTABLE_SINCE = 4
-"""The version of TxnOffsetCommit from which producers know TRANSACTION_ABORTABLE."""
+"""The first version of TxnOffsetCommit with the error TRANSACTION_ABORTABLE."""
 
 
 async def handle_init_producer_id(
@@ -168,13 +168,13 @@ _OF_OFFSETS = {
     ErrorCode.PRODUCER_FENCED: ErrorCode.INVALID_PRODUCER_EPOCH,
     ErrorCode.CONCURRENT_TRANSACTIONS: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
 }
-"""How TxnOffsetCommit says what its clients know only of other requests."""
+"""The substitutes, in TxnOffsetCommit, for errors that its clients expect only from other requests."""
 
 
 async def handle_write_txn_markers(
     broker: BrokerContext, request: WriteTxnMarkersRequest, call: RequestContext
 ) -> WriteTxnMarkersResponse:
-    """End transactions in partitions: how an operator ends one that its coordinator does not know of any more."""
+    """End transactions in partitions, for operators: their coordinators may have lost them."""
     events.warning("markers written for a client", peer=call.peer, markers=len(request.markers))
     return await broker.markers.write_markers(request)
 

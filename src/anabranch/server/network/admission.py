@@ -1,4 +1,4 @@
-"""What the listener decides: which connections are taken, when a request may begin, which connections are closed.
+"""The listener's decisions: accept a connection, begin a request, close a connection.
 
 Nothing here reads a clock or a socket. The rules bound what peers can make the broker hold: the number of open
 connections, the requests of each that wait for their answer, and the time that one may occupy memory in silence.
@@ -13,7 +13,7 @@ from anabranch.base.limits import IN_FLIGHT_PER_CONNECTION_MAX
 
 
 class Verdict(Enum):
-    """What becomes of an open connection."""
+    """The verdict on an open connection."""
 
     KEEP = ""
     IDLE = "idle"
@@ -22,7 +22,7 @@ class Verdict(Enum):
 
 
 class Activity(NamedTuple):
-    """What is known of an open connection; times are on the loop's clock, in seconds."""
+    """The activity of an open connection; times are on the loop's clock, in seconds."""
 
     progress_at: float
     """When bytes last moved in either direction."""
@@ -47,7 +47,7 @@ class Admission:
         return open_connections < self.connections_max
 
     def judge(self, activity: Activity, now_s: float, *, contended: bool) -> Verdict:
-        """Decide what becomes of a connection; `contended`: others wait for request memory."""
+        """Decide on an open connection; `contended`: other connections wait for request memory."""
         held_since = activity.held_since
         if contended and held_since is not None and held_since < now_s - self._stalled_max_s:
             return Verdict.STALLED

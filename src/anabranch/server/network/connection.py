@@ -1,9 +1,9 @@
 """One client's connection: frames in, requests handled, answers out in the order of the requests.
 
-The rule: a peer whose bytes are not a request is closed, with one WARNING that names it and the reason; no other
-connection notices. While too many requests wait for their answer, or the peer does not read its answers, no request is
-begun (`admission.may_begin`), so that a connection holds a bounded amount of memory. The answer of a request that has
-begun is awaited even if its connection closes: its handler sees the cancellation.
+The rule: a connection with malformed requests is closed, with one WARNING that names the peer and the reason; other
+connections are not affected. While too many requests wait for their response, or the peer does not read its responses,
+no request is begun (`admission.may_begin`), so that a connection holds a bounded amount of memory. The response of a
+request that has begun is awaited even if its connection closes: its handler receives the cancellation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BROKERS_ONLY = frozenset({4, 5, 6})
 
 @dataclass(slots=True)
 class Service:
-    """What all connections of a listener share."""
+    """The objects shared by all connections of a listener."""
 
     broker: BrokerContext
     loop: asyncio.AbstractEventLoop
@@ -64,11 +64,11 @@ class _Place:
 
     def __init__(self) -> None:
         self.parts: Sequence[Part] | None = None
-        """The encoded answer; None until there is one."""
+        """The encoded response; None until complete."""
 
 
 class ApiMetrics:
-    """What is counted for each API."""
+    """The counters of each API."""
 
     def __init__(self, metrics: Metrics, name: str) -> None:
         self.requests: Counter = metrics.counter(
@@ -116,7 +116,7 @@ class Connection:
 
     @property
     def activity(self) -> Activity:
-        """What admission judges it by."""
+        """The activity of the connection, for admission."""
         channel = self.channel
         held_since = channel.held_since if channel.holds_memory else None
         return Activity(channel.progress_at, held_since, channel.unsent, self.busy)
@@ -232,7 +232,7 @@ class Connection:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def violate(self, reason: str) -> None:
-        """Close a connection whose peer does not speak the protocol."""
+        """Close a connection with a protocol violation by the peer."""
         if not self.channel.closed:
             events.warning("connection closed", peer=self.peer, reason=reason)
             self.channel.close()

@@ -1,7 +1,7 @@
-"""Carries out what is decided about produced batches: looks up partitions, asks `decide_append`, appends, answers.
+"""Carries out the decisions about produced batches: looks up partitions, calls `decide_append`, appends, answers.
 
-Nothing here awaits, so that no resize comes between a decision and its append. Before a decision every log that it
-reads is asked to take appends again, if a sync of it has failed: what that cuts is gone from the producer table too.
+Nothing here awaits, so that no resize comes between a decision and its append. Before a decision every log involved is
+resumed if a sync of it has failed: records that this cuts are removed from the producer table, too.
 """
 
 from __future__ import annotations

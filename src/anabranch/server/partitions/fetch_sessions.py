@@ -1,4 +1,4 @@
-"""Fetch sessions (KIP-227): a session remembers its partitions, so that a request names only what has changed.
+"""Fetch sessions (KIP-227): a session remembers its partitions, so that a request names only the changes.
 
 A session goes through epochs: 0 makes it, every request then carries the next one, -1 ends it.
 
@@ -54,7 +54,7 @@ class Target:
         return (self.topic if self.topic_id == NO_TOPIC_ID else self.topic_id, self.partition)
 
     def note_sent(self, *, size: int, error: int, high_watermark: int, log_start: int) -> bool:
-        """Note what a response says of the partition; whether an incremental response must name it."""
+        """Record the values sent of the partition; return whether an incremental response must include it."""
         changed = (
             size > 0
             or error != ErrorCode.NONE

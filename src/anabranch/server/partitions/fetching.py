@@ -1,6 +1,6 @@
 """Fetches: read the records at hand, or wait for records without polling.
 
-What a log has near is read at once; what it must fetch is waited for, of all partitions together, before the answer.
+Slices that a log can read at once are read at once; pending ones are awaited together, before the response.
 A fetch that finds too little watches its partitions and reads again those that changed, until its budget is reached,
 its time is over, or the broker stops. Records, errors and offsets that the reader's session has been sent before are
 not answered again.
@@ -39,7 +39,7 @@ class EpochEnd(NamedTuple):
 
 @dataclass(slots=True)
 class PartitionRead:
-    """What was found for one target."""
+    """The result of reading one target."""
 
     target: Target
     partition: Partition | None
@@ -49,13 +49,13 @@ class PartitionRead:
     log_start: int = -1
     found: Slice | None = None
     aborted: Sequence[AbortedTransaction] = ()
-    """The aborted transactions that have records in what was found; empty unless only committed records are wanted."""
+    """The aborted transactions with records in the slice found; only filled for readers of committed records."""
     diverging: EpochEnd | None = None
     """Set where the reader's log is not a prefix of the leader's; nothing is found then."""
     limit: int = -1
     """Only records below it are found."""
     coming: asyncio.Future[Slice | None] | None = None
-    """What is found, while it must be waited for."""
+    """The pending slice, while it must be waited for."""
 
     @property
     def size(self) -> int:
@@ -81,7 +81,7 @@ class Fetches:
         self._topic_names = topic_names
 
     def stop(self) -> None:
-        """Let no fetch wait any more: each is answered with what has been found."""
+        """End all waiting fetches: each is answered with the records found so far."""
         self.stopping = True
         for waiting in self.waiting:
             if not waiting.done():
@@ -179,14 +179,14 @@ class Fetch:
         return self._refuse(read.target, None, ErrorCode.KAFKA_STORAGE_ERROR)
 
     def _take(self, read: PartitionRead, partition: Partition, found: Slice) -> None:
-        """Take what was found, if the answer has room for it."""
+        """Take the slice found, if the response has room for it."""
         if self._budget.take(found.size):
             read.found = found
             if self.committed:
                 read.aborted = _aborted_in(partition, read.target.offset, read.limit, found)
 
     async def _arrive(self) -> None:
-        """Wait for what must be fetched, and take it in the order of the targets."""
+        """Wait for the pending slices, and take them in the order of the targets."""
         while self.coming:
             waits = [read.coming for read in self.coming if read.coming is not None]
             try:
@@ -212,7 +212,7 @@ class Fetch:
                 read.coming = None
 
     async def wait(self, wait_max_ms: int) -> None:
-        """Wait until complete, or for as long as the reader allows; and in any case for what must be fetched."""
+        """Wait until complete or until the reader's limit; pending slices are awaited in any case."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         changed: set[int] = set()
@@ -273,7 +273,7 @@ class Fetch:
 
 
 def _aborted_in(partition: Partition, start: int, limit: int, found: Slice) -> list[AbortedTransaction]:
-    """Find the aborted transactions that have records in what was found, from `start` on and below `limit`."""
+    """Find the aborted transactions with records in the slice found, from `start` on and below `limit`."""
     lines = partition.table.aborted.between(start, limit)
     if lines:
         end = limit

@@ -20,7 +20,7 @@ from anabranch.storage.interface import OfflineLogError, OffsetOutOfRangeError, 
 events = EventLogger("offsets")
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
 EARLIEST_LOCAL = -4
-"""The first offset on this broker's disk; lower numbers ask for what only tiered storage has."""
+"""The first offset on this broker's disk; lower numbers refer to offsets in tiered storage."""
 TO_HIGH_WATERMARK = -1
 
 
@@ -38,9 +38,9 @@ NOT_FOUND = ListedOffset(-1, -1, -1)
 async def list_offset(
     partition: Partition | None, timestamp: int, leader_epoch: int, *, committed: bool
 ) -> ListedOffset | ErrorCode:
-    """Find the first record of `timestamp` or later, or the offset that a special value stands for.
+    """Find the first record of `timestamp` or later, or the offset for a special timestamp.
 
-    `leader_epoch`: what the reader knows, or NO_LEADER_EPOCH. `committed`: the log ends at the last stable offset.
+    `leader_epoch`: the reader's, or NO_LEADER_EPOCH. `committed`: the log ends at the last stable offset.
     """
     if partition is None:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -1,9 +1,9 @@
 """One partition at its leader: its log, its producers, the role it has taken, and the watchers of its changes.
 
 Everything here runs in the broker's loop without awaiting, which is the lock that a resize and an append share. The
-rules: the producer table is a fold over the log, so that it is the same after a restart, and what it has from records
-that are about to be deleted is kept beside the log first; a watcher is called after every change that a waiting fetch
-can see (append, high watermark, log start, role, end).
+rules: the producer table is a fold over the log, so that it is the same after a restart; before records are deleted,
+their producers are saved beside the log; a watcher is called after every change that a waiting fetch can see (append,
+high watermark, log start, role, end).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Counter(Protocol):
 
 
 class Partition:
-    """A partition whose log is open, or offline with the reason why."""
+    """A partition with an open log, or offline with the reason."""
 
     __slots__ = (
         "_failures",
@@ -134,7 +134,7 @@ class Partition:
     def save_inherited(self) -> None:
         """Save the table of the removed partition of this name beside the new log. Blocks; OSError."""
         self.log.write_snapshot(self.table.snapshot())
-        self.log.checkpoint()  # A snapshot is read only by a log whose start is known to be there.
+        self.log.checkpoint()  # A log reads a snapshot only if its log start is durably recorded.
         self.snapshot_end = self.log.end
 
     def snapshot(self) -> None:
@@ -144,7 +144,7 @@ class Partition:
             self.snapshot_end = self.log.end
 
     def before_delete(self, start: int) -> None:
-        """The records below `start` are about to be deleted: save the producers they tell of. Blocks; OSError."""
+        """Save the producers of the records below `start` before their deletion. Blocks; OSError."""
         if len(self.table) and not self.log.has_snapshot_from(start):
             self._sync_tail()
             self.snapshot()

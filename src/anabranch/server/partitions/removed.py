@@ -1,10 +1,10 @@
 """The producer tables of removed partitions, until a partition of that name is made again or the producers expire.
 
-A producer that does not know whether its last batches were appended repeats them, also to a partition that has been
-removed. Only the table tells a repetition from a new batch (ordering.md, section 5, rule 1), so the table outlives the
-log (docs/adr/0021): in memory from the moment the partition is removed, and in a file `<topic>-<partition>.producers`
-of the data directory, topic id and snapshot, before the log is deleted. A partition that is made again inherits the
-table, and with it the refusals that were noted meanwhile.
+A producer repeats batches without a response, which may have been appended, also to a partition that has been removed.
+Only the table distinguishes a repetition from a new batch (ordering.md, section 5, rule 1), so the table outlives the
+log (docs/adr/0021): in memory from the removal of the partition, and in a file `<topic>-<partition>.producers` of the
+data directory, topic id and snapshot, before the log is deleted. A recreated partition inherits the table, and with it
+the refusals that were noted meanwhile.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ID_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class RemovedPartition:
-    """What a produce request finds where a partition was removed: its producers, and the role it would have."""
+    """A removed partition as seen by produce requests: its producers, and the role it would have."""
 
     name: TopicPartition
     leadership: Leadership | None

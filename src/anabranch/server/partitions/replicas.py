@@ -118,7 +118,7 @@ class Replicas:
         return errors
 
     async def _sync_ends(self, ended: Sequence[Partition], errors: dict[int, ErrorCode]) -> None:
-        """Make durable what became the end of a segment, before the controller builds on it."""
+        """Sync the partitions whose segments have ended, before the controller relies on their ends."""
         synced = await asyncio.gather(*(self.commit(partition) for partition in ended), return_exceptions=True)
         for partition, failure in zip(ended, synced, strict=True):
             if isinstance(failure, OSError):
@@ -221,9 +221,9 @@ class Replicas:
         return LocalLog(self._directory.log_path(name), settings.log, self._disk, commits=self.commits)
 
     def _inherits(self, partition: Partition) -> bool:
-        """Give a partition that is made again the table that is remembered of it; whether that must be kept, too.
+        """Give a recreated partition the table of its predecessor; return whether the table must be saved.
 
-        One that has it from before a crash goes on with what it has.
+        A partition with the table from before a crash keeps its own.
         """
         earlier = self.removed.table(partition.name, partition.topic_id)
         log = partition.log
@@ -233,14 +233,14 @@ class Replicas:
         return len(earlier) > 0
 
     def _save_inherited(self, partition: Partition) -> None:
-        """Make durable beside its log what a partition has inherited. Blocks."""
+        """Save a partition's inherited table beside its log. Blocks."""
         try:
             partition.save_inherited()
         except OSError as error:
             partition.take_offline(str(error))
 
     async def stop(self, order: SendStopReplica) -> dict[int, ErrorCode]:
-        """Carry out a StopReplica: delete the logs, keep what they know of producers; an error code for each."""
+        """Carry out a StopReplica: delete the logs, keep their producer tables; return an error code for each."""
         errors: dict[int, ErrorCode] = {}
         loop = asyncio.get_running_loop()
         for number, leader_epoch in order.partitions:
@@ -281,7 +281,7 @@ class Replicas:
         return errors
 
     def _keep_producers(self, name: TopicPartition, topic_id: UUID) -> None:
-        """Make durable what a log that is to be deleted knows of producers. Blocks; OSError."""
+        """Save the producer table of a log before its deletion. Blocks; OSError."""
         if self.removed.table(name, topic_id) is None:
             if not self._directory.has_log(name):
                 return
@@ -296,7 +296,7 @@ class Replicas:
         self.removed.save(name)
 
     def removed_partition(self, name: TopicPartition) -> RemovedPartition:
-        """What a produce request finds where a partition was removed."""
+        """Return a removed partition for produce requests: its producer table and role."""
         first = self.get(name.topic, 0)
         role = None if first is None else first.leadership
         table = None if role is None else self._producers_of_removed(name, role.topic_id)
@@ -339,7 +339,7 @@ class Replicas:
     # -- durability and upkeep ---------------------------------------------------------------------------------------
 
     def commit(self, partition: Partition) -> asyncio.Future[None]:
-        """Make what was appended to a partition durable, together with whoever else asks."""
+        """Make a partition's appended records durable; concurrent callers share one sync."""
         return partition.log.commit()
 
     def commit_then(self, partition: Partition, done: Told) -> None:

@@ -1,4 +1,4 @@
-"""What a topic's configs mean to its partitions: parsed once, when the topic is loaded or its configs change."""
+"""A topic's configs as its partitions use them: parsed once, when the topic is loaded or its configs change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TopicSettings:
     log: LogConfig
     message_size_max: int
     compression: Compression | None
-    """None keeps what the producer chose."""
+    """None: keep the producer's compression."""
     log_append_time: bool
     timestamp_before_max_ms: int
     timestamp_after_max_ms: int
@@ -39,7 +39,7 @@ class TopicSettings:
 
 
 def topic_settings(overrides: Mapping[str, str], broker_settings: Mapping[str, str], durability: str) -> TopicSettings:
-    """Read a topic's configs; `broker_settings` are those that were set, `durability` is what a topic inherits."""
+    """Parse a topic's configs; `broker_settings` are those that were set, `durability` is the topic's default."""
     value = {name: effective(config, overrides, broker_settings).value for name, config in TOPIC_CONFIGS.items()}
     said = value["durability"]
     policies = split(value["cleanup.policy"])
