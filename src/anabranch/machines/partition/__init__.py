@@ -1,1 +1,1 @@
-"""One partition at its leader: whether a produced batch is sound, what becomes of it, what producers are known."""
+"""One partition at its leader: the checks of produced batches, the decisions about them, and the known producers."""

@@ -1,7 +1,7 @@
-"""The aborted-transaction index of one partition, which readers of committed records are sent beside the records.
+"""The aborted-transaction index of one partition; readers of committed records get its lines beside the records.
 
-A line is written when the marker of an abort is appended, so lines stand in the order of their `last_offset`. Four
-integers a line, in one array: a partition may have a million of them.
+A line is written when the marker of an abort is appended, so lines are in the order of their `last_offset`. A line is
+four integers in one array: a partition may have a million lines.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class AbortedTransactions:
         return (self._at(index) for index in range(len(self)))
 
     def add(self, line: AbortedTransaction) -> None:
-        """Write a line; its marker lies behind those of all others."""
+        """Append a line; its marker comes after those of all other lines."""
         assert not self._lines or self._lines[-2] < line.last_offset
         self._lines.extend(line)
 
     def between(self, start: int, end: int) -> list[AbortedTransaction]:
-        """Find the lines of transactions with records from `start` to `end`, `end` exclusive."""
+        """Return the lines of transactions with records from `start` to `end`, `end` exclusive."""
         found: list[AbortedTransaction] = []
         for index in range(self._behind(start), len(self)):
             line = self._at(index)
@@ -62,19 +62,19 @@ class AbortedTransactions:
         return found
 
     def forget_before(self, offset: int) -> None:
-        """Drop the lines whose marker lies below `offset`: none of their records is left."""
+        """Drop the lines with markers below `offset`: their records are deleted."""
         gone = self._behind(offset)
         if gone:
             del self._lines[: gone * _FIELDS]
 
     def forget(self, markers: Iterable[int]) -> None:
-        """Drop the lines whose marker is at one of these offsets."""
+        """Drop the lines with markers at these offsets."""
         gone = set(markers)
         kept = [line for line in self if line.last_offset not in gone]
         self._lines = array("q", [number for line in kept for number in line])
 
     def to_bytes(self) -> bytes:
-        """Write the lines, big-endian."""
+        """Return the lines as bytes, big-endian."""
         lines = self._lines[:]
         if sys.byteorder == "little":
             lines.byteswap()
@@ -82,7 +82,7 @@ class AbortedTransactions:
 
     @classmethod
     def from_bytes(cls, data: memoryview | bytes) -> AbortedTransactions:
-        """Read what `to_bytes` wrote; DecodeError where it is cut off."""
+        """Parse the bytes of `to_bytes`. Raises `DecodeError` for a partial line."""
         if len(data) % _SIZE:
             raise DecodeError(f"an aborted-transaction index of {len(data)} bytes, which is no whole number of lines")
         index = cls()
@@ -95,5 +95,5 @@ class AbortedTransactions:
         return AbortedTransaction(*self._lines[index * _FIELDS : (index + 1) * _FIELDS])
 
     def _behind(self, offset: int) -> int:
-        """The first line whose marker is at `offset` or behind."""
+        """Return the index of the first line with its marker at or after `offset`."""
         return bisect_left(range(len(self)), offset, key=lambda index: self._lines[index * _FIELDS + 2])

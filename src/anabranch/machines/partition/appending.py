@@ -1,17 +1,17 @@
-"""What becomes of a produced batch: the one place where the order of ordering.md, section 5, is written.
+"""The decision about a produced batch: the one place with the order of checks of ordering.md, section 5.
 
     1. the partition has no role here                                        Refuse NOT_LEADER_OR_FOLLOWER
-    2. its own log has the batch                                             Duplicate, whatever count the sender says
-    3. the sender says a count that is not the topic's, or the partition     Refuse INVALID_PARTITION_METADATA
+    2. its own log has the batch                                             Duplicate, with any partition count
+    3. the request has a count that is not the topic's, or the partition     Refuse INVALID_PARTITION_METADATA
        is retiring or removed
-    4. the sender says none, and an ancestor's log has the batch             Duplicate
+    4. the request has no count, and an ancestor's log has the batch         Duplicate
     5. its sequence does not follow its producer's last batch                Refuse
     6. the partition is retiring or removed, and its survivor cannot serve   Refuse NOT_LEADER_OR_FOLLOWER
     7. no transaction of its producer holds the partition (KIP-890, part 1)  Refuse, or Verify to learn whether one does
     8. otherwise                                                             Append, or Redirect to the survivor
 
-A removed partition is a retiring one whose log is gone: its role is `Leadership.of_removed`, its table what is
-remembered of it. The caller holds the lock that a resize takes, from looking up the role to appending.
+A removed partition is a retiring one without a log: its role is `Leadership.of_removed`, its table the saved one.
+The caller holds the lock that a resize takes, from looking up the role to appending.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from anabranch.machines.partition.producers import Batch, Producer, ProducerTabl
 
 
 class Replica(Protocol):
-    """A partition that lives here: its role, None until it has taken one, and its producers."""
+    """A partition of this broker: its role, None before the first one, and its producers."""
 
     @property
     def leadership(self) -> Leadership | None: ...
@@ -45,7 +45,7 @@ class Append:
 
 
 class Redirect(NamedTuple, Generic[AncestorT]):
-    """Append the batch to the partition that holds the keys now, under a producer id of its own (docs/adr/0003)."""
+    """Append the batch to the survivor with the same keys, under a producer id of its own (docs/adr/0003)."""
 
     to: AncestorT
     producer_id: int
@@ -53,11 +53,11 @@ class Redirect(NamedTuple, Generic[AncestorT]):
 
 
 class Duplicate(NamedTuple, Generic[AncestorT]):
-    """The batch was appended before: answer with the offsets of then, append nothing."""
+    """The batch was appended before: answer with its offsets, append nothing."""
 
     of: Remembered
     ancestor: AncestorT | None
-    """The partition whose log holds the batch; None for the partition that the producer addressed."""
+    """The partition with the batch in its log; None for the partition that the producer addressed."""
 
 
 class Refuse(NamedTuple):
@@ -93,10 +93,10 @@ def decide_append(
 ) -> Append | Redirect[AncestorT] | Duplicate[AncestorT] | Refuse | Verify:
     """Decide about one produced batch that is sound (`checking`), in the order of ordering.md, section 5.
 
-    `role`, `table`: of the partition that the producer addressed. `ancestors`: the partitions here that its batches
-    may have been redirected to, nearest first; only a batch whose sender says no count has them looked at, and without
-    them a retiring partition cannot redirect. `count_said`: COUNT_NOT_SAID for stock producers. `held`: what the
-    coordinator answered after a `Verify`, NONE where the producer's transaction holds the partition; None before.
+    `role`, `table`: of the partition that the producer addressed. `ancestors`: the partitions here to which its batches
+    may have been redirected, nearest first; they are searched only for a batch without a partition count, and without
+    them a retiring partition cannot redirect. `count_said`: COUNT_NOT_SAID for stock producers. `held`: the
+    coordinator's answer to a `Verify`, NONE if the producer's transaction holds the partition; None before.
     """
     if role is None:
         return NOT_LEADER
@@ -130,10 +130,10 @@ def _judge_among(
     ancestors: Sequence[AncestorT],
     header: Batch,
 ) -> Duplicate[AncestorT] | ErrorCode:
-    """Judge the sequence of a batch whose producer was, or may have been, redirected from `partition` to ancestors.
+    """Check the sequence of a batch of a producer that was, or may have been, redirected from `partition` to ancestors.
 
-    The producer counts one sequence for all of them, so repetitions are looked for everywhere, and the batch must
-    follow the newest one that any of them has.
+    The producer counts one sequence for all of them, so repetitions are searched in all tables, and the batch must
+    follow the newest batch of all.
     """
     alias = redirected(header.producer_id, partition)
     newest, newest_table, newest_id = known, table, header.producer_id
@@ -152,9 +152,9 @@ def _judge_among(
 def _redirect(
     role: Leadership, ancestors: Sequence[AncestorT], header: Batch, held: ErrorCode | None
 ) -> Redirect[AncestorT] | Refuse | Verify:
-    """Redirect a batch for a partition that takes no more to its survivor, once that has taken its own role.
+    """Redirect a batch for a closed partition to its survivor, once the survivor has taken its own role.
 
-    Before the survivor has, it may still append under the count of before, and order could be lost.
+    Before that, the survivor may still append under the previous count, and order could be lost.
     """
     number = role.survivor
     for survivor in ancestors:

@@ -1,8 +1,8 @@
-"""Whether produced batches are sound, before anything is decided about them: the first check of a produce request.
+"""Checks of produced batches before any decision about them: the first step of a produce request.
 
-The bytes are whole batches, not too many; each has an allowed size, its own checksum, and a header that a client may
-send. The rule: every batch of a request is checked before the first one is appended, and a batch that the checksum
-does not vouch for is CORRUPT_MESSAGE, which producers repeat, whatever else its header seems to say.
+The bytes are whole batches, not too many; each has an allowed size, a correct checksum, and a header that a client may
+send. The rule: every batch of a request is checked before the first one is appended, and a batch with a wrong checksum
+is CORRUPT_MESSAGE, which producers retry, regardless of the rest of its header.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BATCHES_PER_PARTITION_MAX = 1_000
 
 
 class BatchLimits(Protocol):
-    """What a topic allows: `server.partitions.topic_settings.TopicSettings` has it."""
+    """The limits of a topic, implemented by `server.partitions.topic_settings.TopicSettings`."""
 
     @property
     def message_size_max(self) -> int: ...
@@ -39,7 +39,7 @@ class BatchLimits(Protocol):
 
 
 def check_batches(data: memoryview, limits: BatchLimits, now_ms: int) -> list[tuple[int, BatchHeader]] | Refuse:
-    """Check all batches that a request has for one partition; the position and header of each, in order."""
+    """Check all batches of a request for one partition; return the position and header of each, in order."""
     batches: list[tuple[int, BatchHeader]] = []
     end = 0
     try:
@@ -70,7 +70,7 @@ def check_batches(data: memoryview, limits: BatchLimits, now_ms: int) -> list[tu
 
 
 def refuse_header(header: BatchHeader, limits: BatchLimits, now_ms: int) -> Refuse | None:
-    """Check the header of a batch whose checksum is right; None where a client may send such a batch now."""
+    """Check the header of a batch with a correct checksum; return None if a client may send such a batch now."""
     if header.is_control:
         return Refuse(ErrorCode.INVALID_RECORD, "Clients may not send control batches.")
     if header.record_count < 1 or header.last_offset_delta != header.record_count - 1:

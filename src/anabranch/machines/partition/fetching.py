@@ -1,20 +1,19 @@
-"""The byte budget of a fetch: how much is answered, and whether to wait for more.
+"""The byte budget of a fetch: the size of the response, and whether to wait for more.
 
-At least one batch is given, however large, if there is any; beyond it `max_bytes` holds for the answer, and
-`partition_max_bytes` for each partition. A fetch that finds fewer than `min_bytes` waits, unless something must be
-answered at once.
+At least one batch is returned, however large, if one exists; beyond that `max_bytes` limits the response, and
+`partition_max_bytes` each partition. A fetch that finds fewer than `min_bytes` waits, unless the response is urgent.
 """
 
 from __future__ import annotations
 
 
 class FetchBudget:
-    """The bytes of one answer: those taken, and those that may still be."""
+    """The bytes of one response: those taken, and those still allowed."""
 
     __slots__ = ("_size_max", "_size_min", "size", "urgent")
 
     def __init__(self, size_min: int, size_max: int, broker_size_max: int) -> None:
-        """`size_min`, `size_max`: of the request. `broker_size_max`: the limit for every answer of the broker."""
+        """`size_min`, `size_max`: of the request. `broker_size_max`: the broker's limit for every response."""
         self._size_max = max(0, min(size_max, broker_size_max))
         self._size_min = min(size_min, self._size_max)
         self.size = 0
@@ -42,5 +41,5 @@ class FetchBudget:
         return True
 
     def give_back(self, size: int) -> None:
-        """Give back what was taken for a partition that is read again."""
+        """Return the bytes taken for a partition that is read again."""
         self.size -= size

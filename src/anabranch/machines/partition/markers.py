@@ -1,4 +1,4 @@
-"""What becomes of a transaction marker that reaches a partition: the one place where its rules are written.
+"""The decision about a transaction marker that reaches a partition: the one place with these rules.
 
     1. the producer id is an alias, and no transaction of it is open          nothing is appended
     2. the producer, or its coordinator, has gone on to a later epoch         refused
@@ -6,13 +6,13 @@
     4. the marker would change nothing: it was appended before                nothing is appended
     5. otherwise                                                              append
 
-What was appended before is durable only once its sync is done: the caller waits for that where nothing is appended,
-too, and decides again after a failed sync, which may have cut the marker.
+An earlier append is durable only once its sync is done: the caller waits for the sync even if nothing is appended, and
+decides again after a failed sync, which may have cut the marker.
 
-A marker may come late, and again. It is the one thing that a retiring partition still takes, and only to end a
-transaction that is open in it, so that its log never grows once all transactions in it have ended. A batch that was
-redirected from a retiring partition lies in a survivor under an alias of its producer: the marker for the partition
-that the producer named goes there, too (`aliases`), first, because the named partition may be removed.
+A marker may come late, and more than once. A retiring partition accepts no other records, and a marker only for a
+transaction that is open in it, so that its log never grows once all transactions in it have ended. A batch redirected
+from a retiring partition is in a survivor under an alias of its producer: the marker for the partition addressed by
+the producer goes to the survivor, too (`aliases`), and first, because the addressed partition may be removed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ReplicaT = TypeVar("ReplicaT", bound=Replica)
 
 
 class MarkerVerdict(NamedTuple):
-    """Whether the marker is to be appended; without an error and without an append, the log needs none."""
+    """Whether to append the marker; without an error and without an append, the log needs none."""
 
     append: bool
     error: ErrorCode = ErrorCode.NONE
@@ -38,7 +38,7 @@ class MarkerVerdict(NamedTuple):
 def decide_marker(
     table: ProducerTable, *, retiring: bool, producer_id: int, producer_epoch: int, coordinator_epoch: int
 ) -> MarkerVerdict:
-    """Decide about the marker of a producer for a partition that has this table."""
+    """Decide about the marker of a producer for a partition with this table."""
     opened = table.open_transaction(producer_id) is not None
     if not opened and producer_id >= 1 << PRODUCER_ID_BITS:
         return MarkerVerdict(append=False)
@@ -53,7 +53,7 @@ def decide_marker(
 def aliases(
     producer_id: int, partition: int, initial_partition_count: int, ancestors: Iterable[ReplicaT]
 ) -> list[tuple[ReplicaT, int]]:
-    """The ancestors that know the producer from redirected batches, with its id there."""
+    """Return the ancestors with redirected batches of the producer, with its id there."""
     if partition < initial_partition_count or producer_id >= 1 << PRODUCER_ID_BITS:
         return []
     alias = redirected(producer_id, partition)

@@ -35,7 +35,7 @@ REFUSALS_REMEMBERED_MAX = 1_000
 
 
 class Batch(Protocol):
-    """The fields that decisions read of a batch's header; `records.batch.BatchHeader` has them."""
+    """The fields of a batch header used in decisions; `records.batch.BatchHeader` has them."""
 
     @property
     def base_offset(self) -> int: ...
@@ -56,33 +56,33 @@ class Batch(Protocol):
 
 
 class Marker(NamedTuple):
-    """The end of a transaction: what a control batch of type COMMIT or ABORT holds."""
+    """The end of a transaction: the content of a control batch of type COMMIT or ABORT."""
 
     commit: bool
     coordinator_epoch: int
 
 
 class Remembered(NamedTuple):
-    """A batch in the log, as its repetitions are recognized and answered."""
+    """A batch in the log, with the data to recognize and answer its repetitions."""
 
     first_sequence: int
     last_sequence: int
     base_offset: int
     last_offset: int
     timestamp: int
-    """Its largest timestamp, which is the append time where the topic's timestamps are LogAppendTime."""
+    """The largest timestamp of the batch, which is the append time if the topic's timestamps are LogAppendTime."""
 
 
 @dataclass(slots=True)
 class Producer:
-    """What a partition remembers of one producer."""
+    """The state of one producer in a partition."""
 
     epoch: int
     coordinator_epoch: int = NO_COORDINATOR_EPOCH
     last_sequence: int = NO_SEQUENCE
     transaction_start: int | None = None
     batches: list[Remembered] = field(default_factory=list)
-    """The last few of this epoch, oldest first."""
+    """The last few batches of this epoch, oldest first."""
     seen_ms: int = field(default=0)
 
     def repetition(self, batch: Batch) -> Remembered | None:
@@ -97,22 +97,22 @@ class Producer:
 
 
 class ProducerTable:
-    """The producers that a partition remembers. Two tables are equal when they would decide alike."""
+    """The producers of a partition. Two tables are equal if they decide alike."""
 
     def __init__(self, producers_max: int = PRODUCERS_PER_PARTITION_MAX) -> None:
         self._producers: dict[int, Producer] = {}
-        """By id; the one that was idle longest first."""
+        """By id; the longest idle one comes first."""
         self._producers_max = producers_max
         self._awaited: dict[int, tuple[int, int]] = {}
         """Producer to the epoch and sequence of the refused batch that must come next. Not durable."""
         self._undecided: dict[int, int] = {}
         """First offset to producer of each open transaction, ascending."""
         self._ended: dict[int, int] = {}
-        """First offset to marker offset of transactions whose marker may lie above the high watermark."""
+        """First offset to marker offset of transactions with a marker that may be at or above the high watermark."""
         self.aborted = AbortedTransactions()
-        """The index of aborted transactions, which readers of committed records leave out."""
+        """The index of aborted transactions, for readers of committed records."""
         self.evicted = 0
-        """How many producers were forgotten to make room."""
+        """The number of producers dropped to make room."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ProducerTable) and self._comparable() == other._comparable()
@@ -125,7 +125,7 @@ class ProducerTable:
     # Deciding.
 
     def known(self, producer_id: int) -> Producer | None:
-        """The producer of this id; None if it is not remembered."""
+        """Return the producer of this id; None if unknown."""
         return self._producers.get(producer_id)
 
     def follows(self, batch: Batch, producer_id: int) -> ErrorCode:
@@ -151,9 +151,9 @@ class ProducerTable:
         return ErrorCode.NONE
 
     def refused(self, batch: Batch) -> None:
-        """Remember that a batch which repeats none and follows was refused, for a reason that may pass.
+        """Record the refusal of a new, in-order batch for a reason that may pass.
 
-        Only producers that have no sequence here yet need that: their next batch must be this one.
+        Only producers without a sequence here yet need the record: their next batch must be this one.
         """
         known = self._producers.get(batch.producer_id)
         if batch.producer_id == NO_PRODUCER_ID or batch.base_sequence == NO_SEQUENCE:
@@ -166,7 +166,7 @@ class ProducerTable:
             del self._awaited[next(iter(self._awaited))]
 
     def forget_refusal(self, producer_id: int) -> None:
-        """Expect no refused batch of this producer any more: it was appended elsewhere."""
+        """Drop the record of a refused batch of this producer: the batch was appended elsewhere."""
         self._awaited.pop(producer_id, None)
 
     def check_marker(self, producer_id: int, producer_epoch: int, coordinator_epoch: int) -> ErrorCode:
@@ -185,7 +185,7 @@ class ProducerTable:
     def apply(self, batch: Batch, now_ms: int, marker: Marker | None = None) -> AbortedTransaction | None:
         """Fold a batch that is in the log, with its offsets; for a control batch, with the marker that it holds.
 
-        Returns the new line of the aborted-transaction index, if there is one. `now_ms`: when the producer was seen.
+        Returns the new line of the aborted-transaction index, if any. `now_ms`: the time of the producer's activity.
         """
         if batch.producer_id == NO_PRODUCER_ID:
             return None
@@ -216,7 +216,7 @@ class ProducerTable:
         return None
 
     def expire(self, now_ms: int, idle_max_ms: int) -> int:
-        """Forget producers that were idle for longer, except in an open transaction; return how many."""
+        """Drop producers idle for longer, except those in an open transaction; return their number."""
         idle = [
             producer_id
             for producer_id, known in self._producers.items()
@@ -229,10 +229,10 @@ class ProducerTable:
     # Transactions.
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """The offset below which no record belongs to an open transaction: readers of committed records stop there.
+        """Return the offset below which no record belongs to an open transaction: the last stable offset.
 
-        A transaction whose marker is not below the high watermark is still open: a crash may undo the marker. The high
-        watermark never falls from call to call, so transactions that have ended are forgotten.
+        A transaction with its marker not below the high watermark is still open: a crash may undo the marker. The high
+        watermark never falls from call to call, so ended transactions are dropped.
         """
         for start in [start for start, marker in self._ended.items() if marker < high_watermark]:
             del self._ended[start]
@@ -240,17 +240,17 @@ class ProducerTable:
         return min(first, min(self._ended, default=first), high_watermark)
 
     def open_transaction(self, producer_id: int) -> int | None:
-        """The first offset of the producer's open transaction."""
+        """Return the first offset of the producer's open transaction."""
         known = self._producers.get(producer_id)
         return None if known is None else known.transaction_start
 
     @property
     def transactions(self) -> int:
-        """How many are open."""
+        """The number of open transactions."""
         return len(self._undecided)
 
     def needs_marker(self, producer_id: int, producer_epoch: int) -> bool:
-        """Whether a marker would change anything; a marker that was written before does not."""
+        """Whether a marker would change anything; a repeated marker would not."""
         known = self._producers.get(producer_id)
         return known is None or known.transaction_start is not None or producer_epoch > known.epoch
 
@@ -261,7 +261,7 @@ class ProducerTable:
     # Snapshots.
 
     def snapshot(self) -> bytes:
-        """The table as bytes: what `restore` reads, with a checksum."""
+        """Return the table as bytes for `restore`, with a checksum."""
         parts = [b""]
         for producer_id, known in self._producers.items():
             start = -1 if known.transaction_start is None else known.transaction_start
@@ -284,7 +284,7 @@ class ProducerTable:
 
     @classmethod
     def restore(cls, data: bytes, producers_max: int = PRODUCERS_PER_PARTITION_MAX) -> ProducerTable:
-        """Read a snapshot. Bytes that are not one, or were damaged, are a `DecodeError`."""
+        """Load a snapshot. Raises `DecodeError` for malformed or damaged bytes."""
         table = cls(producers_max)
         try:
             magic, version, checksum = _HEAD.unpack_from(data)
@@ -359,12 +359,12 @@ _SPAN = Struct(">qq")
 
 
 def sequence_after(sequence: int, count: int) -> int:
-    """The sequence number `count` records after `sequence`; 2^31-1 is followed by 0."""
+    """Return the sequence number `count` records after `sequence`; 2^31-1 is followed by 0."""
     return (sequence + count) % _SEQUENCES
 
 
 def redirected(producer_id: int, partition: int) -> int:
-    """The id under which a producer's batches for a retiring `partition` are appended to its survivor.
+    """Return the id under which a producer's batches for a retiring `partition` are appended to its survivor.
 
     Sequences are counted per producer and partition by the client, so batches of two origins must not share an id.
     """
@@ -373,7 +373,7 @@ def redirected(producer_id: int, partition: int) -> int:
 
 
 def origin(producer_id: int) -> tuple[int, int | None]:
-    """The producer behind an id, and the partition that it addressed if its batch was redirected."""
+    """Return the producer behind an id, and the partition that it addressed if its batch was redirected."""
     if producer_id < 1 << PRODUCER_ID_BITS:
         return producer_id, None
     return producer_id & ((1 << PRODUCER_ID_BITS) - 1), (producer_id >> PRODUCER_ID_BITS) - 1
