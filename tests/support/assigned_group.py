@@ -1,4 +1,4 @@
-"""A group as a coordinator keeps it, to be assigned: plain mappings, and what must always hold of a target."""
+"""A group with its assignment, as in a coordinator: plain mappings, and the invariants of a target assignment."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def topic(name: str, partitions: int, retiring: int = 0, life: int = 0) -> FakeT
 
 @dataclass
 class AssignedGroup:
-    """Members, topics and the target; `plan` asks the planner and installs what it says."""
+    """Members, topics and the target assignment; `plan` runs the planner and installs its result."""
 
     assignor: str = "uniform"
     topics: dict[str, FakeTopic] = field(default_factory=dict)

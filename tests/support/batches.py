@@ -1,4 +1,4 @@
-"""Record batches for tests: sound headers and CRCs around a payload that nobody looks into."""
+"""Record batches for tests: valid headers and CRCs around an opaque payload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A world of one classic group: its clock, timers, log, and who waits for an answer. Checked after every step."""
+"""A world of one classic group: its clock, timers, log, and pending requests. Checked after every step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Caller:
 
 @dataclass(eq=False)
 class Call:
-    """A request and, once there is one, its response."""
+    """A request and, once sent, its response."""
 
     response: Any = None
 
@@ -59,7 +59,7 @@ class GroupWorld:
         self.parked: dict[Hashable, Call] = {}
         self.tickets = 0
 
-    # What is asked of the group
+    # Requests to the group
 
     def join(
         self,
@@ -142,7 +142,7 @@ class GroupWorld:
         return ErrorCode(reply)
 
     def advance(self, duration_ms: int) -> None:
-        """Let time pass; what is due on the way rings in order."""
+        """Advance the time; due timers fire in order."""
         until = self.now_ms + duration_ms
         while True:
             key, at_ms = min(self.timers.items(), key=lambda timer: timer[1], default=(None, until + 1))
@@ -154,7 +154,7 @@ class GroupWorld:
         self.now_ms = until
 
     def fail_over(self) -> None:
-        """Another coordinator takes over: it knows the log, and nobody's request."""
+        """Move the group to another coordinator, with the log and without pending requests."""
         self.timers.clear()
         self.parked.clear()
         self.group = ClassicGroup("g")
@@ -176,7 +176,7 @@ class GroupWorld:
         return self.complete(calls)
 
     def complete(self, joins: Iterable[Call]) -> list[str]:
-        """Sync all who joined, the leader as the last one: their ids."""
+        """Send SyncGroup for all joined members, the leader last; return their ids."""
         joined = list(joins)
         assert [call.error for call in joined] == [ErrorCode.NONE] * len(joined)
         ids = [call.member_id for call in joined]
@@ -220,7 +220,7 @@ class GroupWorld:
         return answered
 
     def check(self) -> None:
-        """What is true of a group after every step."""
+        """Check the invariants of the group after every step."""
         group = self.group
         members, pending = set(group.members), set(group.pending)
         assert not members & pending

@@ -24,7 +24,7 @@ def _copied(found: Slice | None) -> Slice | None:
 
 
 class ColdLog(LocalLog):
-    """A local log whose readers, and those who delete, have to wait; offsets out of range are known at once."""
+    """A local log with slow reads and deletions; only offsets out of range are reported at once."""
 
     pause: Callable[[], Awaitable[None]] = staticmethod(_no_pause)
 

@@ -1,9 +1,9 @@
-"""A disk in memory that fails as real ones do: it loses what was not synced, tears it, fills up, lies, and flips bits.
+"""A disk in memory with the failures of real ones: lost and torn writes, full disks, lying syncs, flipped bits.
 
-Every file has the bytes that programs see and the bytes that are safe. A power loss (`crash`) gives the disk as the
-next start finds it: of everything that was not synced (sectors of files, names of files, directories) some is there
-and some is not, as chance has it. A sync that fails may have saved anything or nothing, and the next one will not try
-again what it has left; only that a file was cut is not forgotten (file systems keep a journal of sizes).
+Every file has the bytes that programs see and the bytes that are safe. A power loss (`crash`) returns the disk in the
+state of the next start: of all unsynced changes (sectors of files, names of files, directories) a random part
+survives. A failed sync may have saved anything or nothing, and the next sync does not retry the unsaved rest; only a
+truncation is always remembered (file systems keep a journal of sizes).
 """
 
 from __future__ import annotations

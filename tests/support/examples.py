@@ -1,4 +1,4 @@
-"""The Python examples of a document, to be run as they stand."""
+"""The Python examples of a document, to be run unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that ends at a fence: whoever reads or writes behind it dies at once (SIGSEGV), instead of getting away."""
+"""Memory that ends at a guard page: an access beyond the end crashes the process at once (SIGSEGV)."""
 
 from __future__ import annotations
 

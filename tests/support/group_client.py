@@ -38,7 +38,7 @@ RETRIABLE = (
 
 
 class GroupClient(WireClient):
-    """A connection that speaks of groups; one call is one request, except where it says that it waits."""
+    """A connection with the group APIs; one call is one request, except for documented waits."""
 
     def find(self, *groups: str, version: int = 6) -> Any:
         """Find the coordinators of groups, which makes `__consumer_offsets` when it is not there."""
@@ -67,7 +67,7 @@ class GroupClient(WireClient):
         version: int = 1,
         **fields: Any,
     ) -> Any:
-        """A ConsumerGroupHeartbeat; one that joins says all that it must."""
+        """Send a ConsumerGroupHeartbeat; with all required fields when joining."""
         if epoch == 0:
             fields = {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": [], **fields}
             owned = owned or {}

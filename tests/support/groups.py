@@ -1,4 +1,4 @@
-"""A group coordinator in a world of its own: a clock that stands until it is told, a log that is a list, timers."""
+"""A group coordinator in a world of its own: a manual clock, a list as the log, and timers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def partitions(names: str | None) -> list[TopicPartitions] | None:
 
 
 def subscription(*topics: str, owned: str = "", generation: int = -1, version: int = 3) -> bytes:
-    """What a classic consumer says in JoinGroup."""
+    """The subscription of a classic consumer in JoinGroup."""
     found = ConsumerProtocolSubscription(
         topics=list(topics),
         owned_partitions=[
@@ -70,7 +70,7 @@ def subscription(*topics: str, owned: str = "", generation: int = -1, version: i
 
 
 def assignment(owned: str, version: int = 3) -> bytes:
-    """What a classic leader gives a member."""
+    """The assignment of one member by a classic leader."""
     made = ConsumerProtocolAssignment(
         assigned_partitions=[
             consumer_protocol_assignment.TopicPartition(topic=name, partitions=numbers)
@@ -81,7 +81,7 @@ def assignment(owned: str, version: int = 3) -> bytes:
 
 
 def assigned(data: Blob) -> str:
-    """The partitions in what SyncGroup gave."""
+    """The partitions in the assignment of a SyncGroup response."""
     made = decode_prefix(ConsumerProtocolAssignment, data, int.from_bytes(data[:2]), 2)[0]
     return " ".join(
         sorted(f"{topic.topic}-{number}" for topic in made.assigned_partitions for number in topic.partitions)
@@ -168,7 +168,7 @@ class GroupWorld:
         self.submit(lambda machine: machine.loaded(self.now_ms))
 
     def check(self) -> None:
-        """What is durable is the same after a replay, compacted or not."""
+        """Check that the durable state is the same after a replay, compacted or not."""
         for compact in (False, True):
             other = self.replayed(compact=compact)
             assert other.positions == self.coordinator.positions

@@ -23,11 +23,11 @@ INSTALL_TIMEOUT_S = 600
 
 
 class WorkerError(Exception):
-    """A call in the worker threw; the message is what it said."""
+    """A call in the worker threw; the message is the worker's."""
 
 
 def install() -> Path:
-    """Install what the lock names, once for each lock, and return the directory of the modules."""
+    """Install the packages of the lock file, once for each lock, and return the directory of the modules."""
     for command in ("node", "npm"):
         if shutil.which(command) is None:
             raise RuntimeError(

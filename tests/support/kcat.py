@@ -21,7 +21,7 @@ NEEDED = "kcat is not on PATH and could not be fetched as a Debian package; inst
 
 @dataclass(frozen=True, slots=True)
 class Kcat:
-    """Where kcat is, and what its environment needs."""
+    """The path of kcat, and the environment for it."""
 
     path: str
     environment: dict[str, str] = field(default_factory=dict)

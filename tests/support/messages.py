@@ -27,7 +27,7 @@ from anabranch.protocol.messages.consumer_protocol_subscription import ConsumerP
 from anabranch.protocol.registry import API
 
 OURS = 10_000
-"""From this tag on fields are ours, and kio does not know them."""
+"""Tags from this one on belong to our own fields, which kio does not support."""
 
 EMBEDDED = (ConsumerProtocolSubscription, ConsumerProtocolAssignment)
 CLASSES = [declared for api in API.values() for declared in (api.request, api.response)] + list(EMBEDDED)
@@ -165,14 +165,14 @@ def _plain_to_kio(value: Any, field: dataclasses.Field[Any]) -> Any:
 
 
 def written_by_kio(theirs: Any) -> bytes:
-    """What kio makes of its object."""
+    """Encode an object by kio."""
     out = io.BytesIO()
     entity_writer(type(theirs))(out, theirs)
     return out.getvalue()
 
 
 def read_by_kio(data: bytes, theirs: type) -> Any:
-    """What kio makes of bytes, all of which it must read."""
+    """Decode bytes by kio; all bytes must be read."""
     made: Any
     made, size = entity_reader(theirs)(data, 0)
     assert size == len(data)
@@ -216,7 +216,7 @@ def _without_ours(kind: Type) -> Type:
 
 
 def forget_unknown_tags(given: Any) -> None:
-    """Drop what was kept of fields that the declaration does not know, in the message and all within it."""
+    """Drop unknown tagged fields from a message and from all messages within it."""
     given.unknown_tags = None
     for name in schema_of(type(given)).fields:
         value = getattr(given, name)

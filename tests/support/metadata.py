@@ -41,7 +41,7 @@ class _Entry:
 
 
 class MemoryTree:
-    """The nodes, whatever becomes of the sessions. `expire` a session whose process died."""
+    """The nodes, independent of sessions. `expire` a session of a dead process."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, _Entry] = {"/": _Entry()}

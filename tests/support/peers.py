@@ -1,6 +1,6 @@
-"""What the tests need of others and Python's packages do not bring: `python -m tests.support.peers` fetches all of it.
+"""The tests' dependencies outside of Python packages: `python -m tests.support.peers` fetches all of them.
 
-Whoever needs a thing fetches it where it is missing; here it is done before, beside checks that need no network.
+Tests fetch a missing dependency on demand; this command fetches them ahead of checks without a network.
 """
 
 from __future__ import annotations

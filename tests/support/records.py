@@ -1,4 +1,4 @@
-"""Records of every kind, and what a reader sees of them."""
+"""Records of every kind, and their expected values after reading."""
 
 from __future__ import annotations
 

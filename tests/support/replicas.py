@@ -1,4 +1,4 @@
-"""The partitions of one topic on a real data directory, whose roles a test gives out as the controller would."""
+"""The partitions of one topic on a real data directory; tests assign their roles in place of the controller."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOW_MS = 1_000_000
 
 
 class RefusingDisk(Disk):
-    """A disk that writes, and syncs, until it is told not to."""
+    """A disk that writes and syncs until a test makes it fail."""
 
     def __init__(self) -> None:
         self.full = False
@@ -66,7 +66,7 @@ class SetClock(Clock):
 
 
 class LocalReplicas:
-    """Partitions of a topic that began with `initial`; `resize` does what the controller has leaders do."""
+    """Partitions of a topic with `initial` partitions at first; `resize` changes roles in the controller's order."""
 
     def __init__(self, path: Path, *, initial: int = 1, durability: str = "os", **configs: str) -> None:
         self.initial, self.count, self.layout, self.epoch = initial, 0, -1, 0
@@ -109,7 +109,7 @@ class LocalReplicas:
         return partition
 
     def sync(self, number: int) -> None:
-        """Make what a partition holds durable. OSError."""
+        """Make a partition's appended records durable. Raises `OSError`."""
 
         async def commit() -> None:
             await self.replicas.commit(self[number])

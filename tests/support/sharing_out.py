@@ -1,8 +1,8 @@
-"""How files are shared out among the workers when there are three or more: the last one works beside the others.
+"""The distribution of test files to workers when there are three or more: the last one works beside the others.
 
-Half of what tests of brokers do is to wait, and some measure time. Two of them at once leave a third of two cores
-idle, and three get into each other's way. So the last worker takes what only computes, at the lowest priority: it
-uses what is left, and nobody waits for it. When the others have nothing more of their own, they take from it.
+Tests of brokers spend half of their time waiting, and some measure time. Two at once leave a third of two cores idle,
+and three disturb each other. So the last worker takes tests that only compute, at the lowest priority: this uses the
+idle time and delays no other worker. Workers without files of their own take from the last one's.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class BesideScheduling(LoadFileScheduling):
             super()._assign_work_unit(node)
 
     def _next(self, node: WorkerController) -> str | None:
-        """The file that a worker takes next, if there is one for it."""
+        """Return the next file for a worker, if any."""
         computing = (scope for scope in self.workqueue if scope.startswith(COMPUTING))
         if node.gateway.id == _name(self.numnodes - 1):
             return next(computing, None)

@@ -159,7 +159,7 @@ class TransactionalProducer:
 
 
 def retried(call: Any, field: str = "error_code") -> Any:
-    """Call again while the coordinator says that it is not ready."""
+    """Call again while the coordinator is not ready."""
     deadline = time.monotonic() + TIMEOUT_S
     while (answer := call()) is not None and ErrorCode(getattr(answer, field)) in WAIT:
         assert time.monotonic() < deadline, answer
@@ -181,7 +181,7 @@ def committed(client: WireClient, topic: str, partition: int = 0, offset: int = 
 
 
 def without_aborted(records: bytes, aborted: Iterable[Any]) -> list[tuple[int, bytes]]:
-    """Leave out control batches and what belongs to aborted transactions."""
+    """Return the values without control batches and records of aborted transactions."""
     waiting = sorted(aborted, key=lambda line: line.first_offset)
     void: set[int] = set()
     found: list[tuple[int, bytes]] = []

@@ -126,7 +126,7 @@ class WireClient:
         self.sock.close()
 
     def send(self, message: Any, version: int | None = None) -> tuple[int, int]:
-        """Send a request; answers what `receive` must know."""
+        """Send a request; return the arguments of `receive`."""
         api = api_of(type(message))
         chosen = api.served[-1] if version is None else version
         self._correlation += 1
@@ -180,7 +180,7 @@ class WireClient:
         return ErrorCode(result.error_code)
 
     def metadata(self, topic: str) -> Any:
-        """What Metadata says of a topic."""
+        """Return the Metadata of a topic."""
         asked = MetadataRequest(
             topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False, include_lineage=True
         )
