@@ -1,9 +1,9 @@
-"""What must hold of a cluster whenever something has happened: the rules of a resize, read off tree, roles and logs.
+"""The invariants of a cluster, checked after every event: the rules of a resize, read from tree, roles and logs.
 
-- Metadata never shows half a layout; the tree and the controller's state say the same; leader epochs never go back.
-- An append under a layout is taken only when the leaders whose turn was before have taken their roles (ordering.md, 4).
+- Metadata never shows half a layout; the tree and the controller's state are equal; leader epochs never go back.
+- An append under a layout is accepted only after the leaders of earlier turns have taken their roles (ordering.md, 4).
 - A record lies in the segment of the layout that its producer counted with; the ends of segments never move.
-- What a partition knows of its producers outlives every start.
+- A partition's producer table survives every restart.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ TOPIC = "t"
 
 
 class Sent(NamedTuple):
-    """A record as it is read back from a log, with what the checks want to know of it."""
+    """A record read back from a log, with the data for the checks."""
 
     producer_id: int
     key: int
     number: int
     count_said: int
-    """The partition count that its producer said."""
+    """The partition count in its produce request."""
 
     @property
     def name(self) -> tuple[int, int, int]:
@@ -49,7 +49,7 @@ class Sent(NamedTuple):
 
 
 class Rules:
-    """The invariants of one cluster, and what they remember of it."""
+    """The invariants of one cluster, with the history they need."""
 
     def __init__(self, loop: VirtualLoop, cluster: Cluster) -> None:
         self.loop = loop
@@ -58,9 +58,9 @@ class Rules:
         cluster.on_published = self._on_published
         self.published: list[TopicView] = []
         self.layouts: dict[tuple[int, int, int], int] = {}
-        """Record to the layout that its leader served when it was last appended."""
+        """Record to the layout of its leader at the last append."""
         self.tables: dict[tuple[int, int], tuple[int, ProducerTable]] = {}
-        """(broker, partition) to where its log ended when its broker was killed, and what it knew of producers."""
+        """(broker, partition) to the log end and the producer table when the broker was killed."""
         self._cuts: dict[tuple[int, int], int] = {}
         self._ends: dict[tuple[int, int], int] = {}
         self._newest_epochs: dict[int, int] = {}
@@ -72,7 +72,7 @@ class Rules:
 
     @property
     def topic(self) -> Topic | None:
-        """The topic node as it is in the tree."""
+        """Return the topic node of the tree."""
         data = self.cluster.tree.nodes.get(nodes.topic_path(TOPIC))
         return None if data is None else _read_topic(data)
 
@@ -85,14 +85,14 @@ class Rules:
         return list(self.cluster.machines.values())
 
     def partitions(self) -> Iterator[tuple[Machine, Partition]]:
-        """All partitions that have a role, with their brokers."""
+        """Return all partitions with a role, with their brokers."""
         for machine in self.machines:
             for found in machine.replicas if machine.up else ():
                 if found.leadership is not None and found.name.topic == TOPIC:
                     yield machine, found
 
     def _on_published(self, update: ClusterUpdate) -> None:
-        """The controller has persisted and applied a decision: the tree and the state must say the same."""
+        """After a decision was persisted and applied, check that the tree and the state are equal."""
         assert self.cluster.wire is not None
         if self.chance.random() < 0.05:
             self._check_replay(self.cluster.wire.controller.state)
@@ -103,7 +103,7 @@ class Rules:
         self.published.append(snapshot.view)
 
     def leader(self, view: TopicView, partition: int) -> Machine | None:
-        """The broker that a client with this metadata turns to, if it is there."""
+        """Return the leader for a client with this metadata, if running."""
         if partition >= len(view.partitions):
             return None
         machine = self.cluster.machines.get(view.partitions[partition].leader)
@@ -114,7 +114,7 @@ class Rules:
         return None if machine is None else machine.partition(TOPIC, number)
 
     def lineage(self, view: TopicView) -> Lineage | None:
-        """The lineage as a client makes it: layouts from metadata, offsets from the leaders, epochs checked."""
+        """Return the lineage as a client does: layouts from metadata, offsets from the leaders, epochs checked."""
         ends: list[dict[int, int]] = [{} for _ in view.layouts[:-1]]
         for seen in view.partitions:
             partition = self.led(view, seen.partition)
@@ -131,7 +131,7 @@ class Rules:
     # Invariants.
 
     def check(self) -> None:
-        """Check what is cheap; now and then, check every record."""
+        """Check the cheap invariants, and now and then every record."""
         topic = self.topic
         if topic is None:
             return
@@ -153,18 +153,18 @@ class Rules:
         await self.cluster.submit(compare)
 
     def _check_replay(self, state: ControllerState) -> None:
-        """Replay equals live: what was folded decision by decision is the tree as it stands."""
+        """Check that replay equals live: the folded decisions give the current tree."""
         loaded = [PutNode(path, data) for path, data in sorted(self.cluster.tree.nodes.items()) if data]
         assert reduce(apply, loaded, ControllerState()) == state
 
     def _check_cuts(self, topic: Topic) -> None:
-        """Never two epochs cut for one layout and partition."""
+        """Check that no layout and partition has two end epochs."""
         for layout, known in enumerate(topic.layouts):
             for partition, epoch in known.ended_epochs.items():
                 assert self._cuts.setdefault((layout, partition), epoch) == epoch
 
     def _check_epochs(self, topic: Topic) -> None:
-        """Epochs never go back, at the leaders and in the tree, through removal and return."""
+        """Check that epochs never go back, at the leaders and in the tree, through removal and return."""
         for partition in topic.partitions:
             data = self.cluster.tree.nodes.get(nodes.partition_path(TOPIC, partition))
             if data:
@@ -177,7 +177,7 @@ class Rules:
             assert led.log.epochs.latest <= self._newest_epochs.get(led.name.partition, -1)
 
     def _check_tables(self) -> None:
-        """What a partition knows of producers after a start is what it knew before, where no record was lost."""
+        """Check that a started partition has its earlier producer table, if no record was lost."""
         for machine, partition in self.partitions() if self.tables else ():
             end, known = self.tables.pop((machine.broker_id, partition.name.partition), (-1, None))
             if known is not None and end == partition.log.end:
@@ -187,7 +187,7 @@ class Rules:
                 assert ProducerTable.restore(known.snapshot()) == known
 
     def check_segments(self) -> None:
-        """A record lies in the segment of the layout whose count its producer said."""
+        """Check that every record is in the segment of the layout with the count of its produce request."""
         view = None if self.state is None else views.topic_view(self.state, TOPIC)
         if self.state is None or view is None or self.state.topics[TOPIC].resize is not None:
             return
@@ -206,19 +206,19 @@ class Rules:
                 assert lineage.counts[layout] == record.count_said
 
     def _check_ends(self, view: TopicView, ends: list[dict[int, int]]) -> None:
-        """Ends, once known, never move."""
+        """Check that known ends never move."""
         for layout, known in enumerate(ends):
             for number, end in known.items():
                 before = self._ends.setdefault((layout, number), end)
                 found = self.led(view, number)
                 assert found is not None
-                # A partition that was removed and made again has forgotten the epochs of its earlier life.
+                # A partition that was removed and recreated has lost the epochs of its earlier life.
                 assert end == before or before < end <= found.log.log_start, (
                     f"end({number}, {layout}) moved from {before} to {end}"
                 )
 
     def check_duplicate(self, partition: Partition, records: list[Sent], produced: Produced) -> None:
-        """A batch that is answered as appended before is the one that was appended."""
+        """Check that a batch answered as a duplicate is the one in the log."""
         if produced.base_offset >= partition.log.log_start:
             last = produced.base_offset + len(records)
             assert last <= partition.log.end, f"{records}, appended at {produced.base_offset}: records were lost"
@@ -226,7 +226,7 @@ class Rules:
             assert found == records
 
     def check_order_of_phases(self, number: int, layout: int) -> None:
-        """An append under a layout waits for the roles of all leaders whose turn was before (ordering.md, 4)."""
+        """Check that an append under a layout came after the roles of all leaders of earlier turns (ordering.md, 4)."""
         topic = self.topic
         assert topic is not None
         if layout == 0 or topic.resize is None or layout != len(topic.layouts) - 1:
@@ -241,7 +241,7 @@ class Rules:
 
 
 def check_view(view: TopicView) -> None:
-    """Metadata never shows half a layout."""
+    """Check that Metadata never shows half a layout."""
     count = view.undeleted_partition_count
     assert view.layouts[-1].count == count
     assert not view.layouts[-1].ended_epochs
@@ -254,12 +254,12 @@ def check_view(view: TopicView) -> None:
 
 
 def _remembered(table: ProducerTable) -> dict[int, object]:
-    """What a table knows of each producer, but when it was heard of."""
+    """Return a table's producers, without the times of their last activity."""
     return {producer_id: replace(known, seen_ms=0) for producer_id, known in table}
 
 
 def read_log(partition: Partition, start: int, stop: int) -> Iterator[tuple[int, Sent]]:
-    """The records of a log from one offset to another, as they are on its disk."""
+    """Return the records of a log from one offset to another, as on its disk."""
     offset = start
     while offset < stop:
         part = partition.log.read(offset, 1 << 20, end=partition.log.end)

@@ -1,9 +1,9 @@
-"""What must hold in a world of groups, after every step.
+"""The invariants of a world of groups, checked after every step.
 
-A client owns a partition from when it is told to take it until its application has let go of it, or until the
-coordinator has rightly ended its session: rightly means that it was silent for the session timeout, or did not let go
-within the rebalance timeout, or was told to go. Who has been forgotten so is void: what it still holds does not count,
-for nothing that it commits counts either.
+A client owns a partition from the moment its assignment arrives until its application has revoked the partition, or
+until the coordinator rightly ends its session: after a silence of the session timeout, a revocation later than the
+rebalance timeout, or an order to leave. A member removed in this way is void: neither its partitions nor its commits
+count any more.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ STRICT = frozenset(
         ErrorCode.INVALID_REGULAR_EXPRESSION,
     }
 )
-"""Errors after which nothing may have changed."""
+"""Errors after which the state must be unchanged."""
 TIMER_SLACK_MS = 50
 Partition = tuple[UUID, int]
 Key = TypeVar("Key")
@@ -70,40 +70,40 @@ Value = TypeVar("Value")
 
 @dataclass(slots=True)
 class _Decided:
-    """A reply that was decided upon what the log holds below `end`."""
+    """A reply that is based on the records of the log below `end`."""
 
     reply: Any
     broker: Broker
     end: int
     note: Any
     is_void: bool = False
-    """The log has lost what the reply is based upon."""
+    """Whether the log has lost records on which the reply is based."""
 
 
 class Rules:
-    """Looks over the shoulders of all brokers and clients."""
+    """Observes all brokers and clients."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.incarnations: Counter[tuple[str, str]] = Counter()
-        """By group and member id: how often the coordinator has forgotten such a member."""
+        """By group and member id: the number of times the coordinator has removed such a member."""
         self._heard_ms: dict[tuple[str, str], int] = {}
-        """When the coordinator last heard of a member, or told it something that it had waited for."""
+        """The time of the last request of a member, or of the last reply that the member had waited for."""
         self._revoking_ms: dict[tuple[str, str], int] = {}
-        """Since when a member is to let go of partitions."""
+        """The time since which a member has had partitions to revoke."""
         self._client_side: dict[str, bool] = {}
-        """Whether a group's target is what a member has computed."""
+        """Whether a group's target assignment was computed by a member."""
         self._subscribed: dict[str, dict[str, frozenset[str]]] = {}
         self.positions = PositionRules(self)
         self._held: dict[tuple[str, UUID, int], tuple[str, int]] = {}
-        """The owner of a partition, and since when."""
+        """The owner of a partition, and the start of the ownership."""
         self._owners_seen: dict[str, object] = {}
         self._decided: dict[int, _Decided] = {}
         """By the reply's identity: replies that have not left their broker yet."""
         self._tickets: dict[int, Any] = {}
-        """The requests that are parked."""
+        """The parked requests."""
         self._undo: dict[Broker, deque[tuple[int, list[Callable[[], None]]]]] = {}
-        """How to forget what was decided and is not durable, by where the log ended then."""
+        """Undo functions for decisions that are not durable yet, by the log end at the time."""
         self._changes: list[Callable[[], None]] = []
         self._regexes = Regexes(1_000)
         self.counts: Counter[str] = Counter()
@@ -111,7 +111,7 @@ class Rules:
     # -- the coordinator's side ----------------------------------------------------------------------------------------
 
     def after_step(self, broker: Broker, cause: Cause, before: dict[str, Seen], outcome: Outcome[Any, Any]) -> None:
-        """Look at everything that a decision has touched."""
+        """Check everything that a decision has touched."""
         machine = broker.machine
         assert machine is not None
         self._changes = []
@@ -153,7 +153,7 @@ class Rules:
             self._decide(broker, self._tickets.pop(answer.ticket), answer.reply)
 
     def change(self, mapping: MutableMapping[Key, Value], key: Key, value: Value) -> None:
-        """Note something that does not count if the log loses what was decided; `ABSENT` takes the key out."""
+        """Set an entry that is undone if the log loses the decision; `ABSENT` removes the key."""
         former = mapping.get(key, ABSENT)
 
         def put(value: Value) -> None:
@@ -168,13 +168,13 @@ class Rules:
     # -- durability, and replies ---------------------------------------------------------------------------------------
 
     def durable(self, broker: Broker) -> None:
-        """A broker's high watermark has moved."""
+        """Handle a move of a broker's high watermark."""
         undo = self._undo.get(broker)
         while undo and undo[0][0] <= broker.log.high_watermark:
             undo.popleft()
 
     def cut(self, broker: Broker, end: int) -> None:
-        """A log has lost its records from `end` on: forget what they changed; no reply may be based upon them."""
+        """Undo the changes of a log's lost records from `end` on; no reply may be based on them."""
         self.counts["cuts"] += 1
         undo = self._undo.get(broker)
         while undo and undo[-1][0] > end:
@@ -192,7 +192,7 @@ class Rules:
             self._decided[id(reply)] = _Decided(reply, broker, broker.log.end, note)
 
     def told(self, reply: Any) -> Any:
-        """A reply leaves its broker: what it is based upon must be durable. Returns the note for the client."""
+        """Check a reply that leaves its broker: its records must be durable. Returns the note for the client."""
         decided = self._decided.pop(id(reply), None)
         if decided is None:
             return None
@@ -208,7 +208,7 @@ class Rules:
             assert not outcome.answers, (cause, outcome)
 
     def _listen(self, cause: Cause, outcome: Outcome[Any, Any], kind: type | None) -> None:
-        """Note which members were heard, or were given an answer that they waited for."""
+        """Note the members that sent requests, or got replies that they had waited for."""
         now_ms, request, group_id = self.world.now_ms, cause.request, cause.group
         if request is None or group_id is None:
             pass
@@ -255,7 +255,7 @@ class Rules:
         self.world.say("  %s forgets %s (%s)", group_id, member_id, why)
 
     def _assert_rightly(self, cause: Cause, group_id: str, before: Seen, member_id: str, member: Any) -> None:
-        """A member that is no more had it coming."""
+        """Check that a removed member was removed rightly."""
         now_ms, request = self.world.now_ms, cause.request
         silent_ms = now_ms - self._heard_ms[group_id, member_id]
         why = (cause, before, member_id)
@@ -294,7 +294,7 @@ class Rules:
             raise AssertionError(why)
 
     def _left_behind(self, group_id: str, before: Seen, now: Seen, outcome: Outcome[Any, Any]) -> None:
-        """A classic generation began without members that stay: nothing that they commit counts from now on."""
+        """Void the members that a new classic generation lacks: their commits do not count from now on."""
         if now.kind is not ClassicGroup or before.kind is not ClassicGroup or now.epoch <= before.epoch:
             return
         replies = [answer.reply for answer in outcome.answers] + [outcome.reply]
@@ -303,7 +303,7 @@ class Rules:
             self._forget(group_id, member_id, "left behind")
 
     def _epochs(self, group_id: str, before: Seen, now: Seen, cause: Cause) -> None:
-        """They never go back; a group that is no more begins anew."""
+        """Check that epochs never go back; a deleted group starts again."""
         if before.kind is None or now.kind is None:
             return
         assert now.epoch >= before.epoch, (cause, before, now)
@@ -350,7 +350,7 @@ class Rules:
             self._whole(machine.image, group, targeted)
 
     def _whole(self, image: Image, group: ConsumerGroup, targeted: set[Partition]) -> None:
-        """What the coordinator assigns is subscribed and exists, and all of it is assigned."""
+        """Check that assigned partitions are subscribed and exist, and that all such partitions are assigned."""
         wanted: set[Partition] = set()
         for member_id, member in group.members.items():
             topics = [
@@ -364,7 +364,7 @@ class Rules:
         assert targeted == wanted, (wanted - targeted, targeted - wanted)
 
     def _granted(self, machine: Coordinator, group: ConsumerGroup, before: Seen) -> None:
-        """What a member is given is in its target, and exists."""
+        """Check that a member's granted partitions are in its target and exist."""
         if before.kind is not ConsumerGroup:
             return
         for member_id, member in group.members.items():
@@ -380,9 +380,9 @@ class Rules:
                 self.counts["silent"] += not self._may_deliver(group, topic, number, trusting=False)
 
     def _may_deliver(self, group: ConsumerGroup, topic: TopicImage, partition: int, *, trusting: bool = True) -> bool:
-        """Whether all that comes before the next record of a partition has been read, as far as anybody can know.
+        """Whether all records before the next one of a partition have been read, as far as commits show.
 
-        `trusting`: an owner that has committed nothing of a partition for long has nothing to read there.
+        `trusting`: an owner without a commit in a partition for long has no records to read there.
         """
         if topic.lineage is None:
             return True
@@ -398,13 +398,13 @@ class Rules:
         return topic.lineage.may_deliver(partition, layout, positions)
 
     def _reads_nothing(self, group: ConsumerGroup, partition: Partition) -> bool:
-        """Whether one member has held a partition for all of its rebalance timeout."""
+        """Whether one member has held a partition for its full rebalance timeout."""
         owner, since_ms = self._held.get((group.group_id, *partition), ("", 0))
         member = group.members.get(owner)
         return member is not None and self.world.now_ms - since_ms >= member.described.rebalance_timeout_ms
 
     def _begin_anew(self, cause: Cause, outcome: Outcome[Any, Any]) -> None:
-        """A member that joins has let go of everything: partitions that stay assigned count from now on."""
+        """Reset a joining member's partitions: those that stay assigned count from now on."""
         request, reply = cause.request, outcome.reply
         if isinstance(request, ConsumerGroupHeartbeatRequest) and request.member_epoch == 0 and not reply.error_code:
             for held, (owner, _) in self._held.items():
@@ -412,7 +412,7 @@ class Rules:
                     self._held[held] = owner, self.world.now_ms
 
     def _silence(self, machine: Coordinator, group: ConsumerGroup) -> None:
-        """That an owner commits nothing of a partition counts from when it was given it, and joined, the last time."""
+        """Time an owner without commits from its last grant of the partition or its last join."""
         live = machine._lives.get(group.group_id)
         for partition, (owner, since_ms) in () if live is None else live.owned_since.items():
             if group.holders.get(partition) == owner:
@@ -420,7 +420,7 @@ class Rules:
                 assert since_ms >= held_ms, f"{partition}: the silence of {owner} is counted from before it had it"
 
     def _hold(self, group: ConsumerGroup) -> None:
-        """Note the owner of each partition, and since when."""
+        """Note the owner of each partition, and the start of the ownership."""
         for held in [held for held in self._held if held[0] == group.group_id and held[1:] not in group.holders]:
             del self._held[held]
         for partition, owner in group.holders.items():
@@ -429,7 +429,7 @@ class Rules:
                 self._held[key] = owner, self.world.now_ms
 
     def _told_what_is(self, machine: Coordinator, cause: Cause, outcome: Outcome[Any, Any]) -> None:
-        """What a member is told it has is what the coordinator has down for it."""
+        """Check that a reply gives a member's assignment as the coordinator holds it."""
         reply, request = outcome.reply, cause.request
         if cause.group is None or getattr(reply, "error_code", 1) != ErrorCode.NONE:
             return
@@ -460,7 +460,7 @@ class Rules:
                 assert not self._may_deliver(group, topic, number, trusting=False), (member, topic, number)
 
     def _overdue(self, group: ConsumerGroup) -> None:
-        """A member that does not let go is not waited for beyond its rebalance timeout."""
+        """Check that the coordinator does not wait for a revocation beyond the member's rebalance timeout."""
         for member_id, member in group.members.items():
             if member.state is MemberState.UNREVOKED_PARTITIONS:
                 waited_ms = self.world.now_ms - self._revoking_ms[group.group_id, member_id]
@@ -470,12 +470,12 @@ class Rules:
     # -- loading -------------------------------------------------------------------------------------------------------
 
     def before_stop(self, broker: Broker) -> None:
-        """Keep the groups of a machine that is about to be thrown away."""
+        """Keep the groups of a machine that is about to be discarded."""
         if broker.machine is not None:
             broker.lost = {group_id: see(group) for group_id, group in broker.machine.groups.items()}
 
     def after_load(self, broker: Broker, machine: Coordinator) -> None:
-        """Sessions begin anew; members of classic generations that were not stored are no more."""
+        """Restart all sessions; classic members that were not stored are removed."""
         self.counts["loads"] += 1
         self._changes = []
         broker.expired_ms = self.world.now_ms
@@ -492,7 +492,7 @@ class Rules:
                     self._revoking_ms[group_id, member_id] = self.world.now_ms
 
     def check_machine(self, broker: Broker, machine: Coordinator) -> None:
-        """What must hold at any time."""
+        """Check the invariants of one machine."""
         self.positions.check(broker, machine)
         late_ms = self.world.now_ms - broker.expired_ms - self.world.settings.offsets_retention_check_interval_ms
         assert late_ms <= TIMER_SLACK_MS, f"{broker} checks for expired offsets {late_ms} ms late"
@@ -503,7 +503,7 @@ class Rules:
     # -- the clients' side ---------------------------------------------------------------------------------------------
 
     def before_send(self, client: Client, request: Any) -> None:
-        """A member that joins or leaves has let go of everything, unless it leaves because its application is stuck."""
+        """Check that a joining or leaving member has revoked everything, unless its application is stuck."""
         leaves = isinstance(request, LeaveGroupRequest)
         if isinstance(request, ConsumerGroupHeartbeatRequest):
             leaves = request.member_epoch < 0
@@ -516,7 +516,7 @@ class Rules:
             client.has_given_up = True
 
     def _note(self, broker: Broker, request: Any, reply: Any) -> Any:
-        """The note that goes with an answer: the member's identity, its assignment at the coordinator, topic ids."""
+        """Return the note for a reply: the member's identity, its assignment at the coordinator, topic ids."""
         answers = ConsumerGroupHeartbeatResponse | JoinGroupResponse | SyncGroupResponse | HeartbeatResponse
         machine = broker.machine
         if not isinstance(reply, answers) or reply.error_code or machine is None:
@@ -532,7 +532,7 @@ class Rules:
         return standing, None, {topic.name: topic.topic_id for topic in machine.image.by_name.values()}
 
     def after_reply(self, client: Client, reply: Any) -> None:
-        """What a member thinks it is to have is what the coordinator had down for it."""
+        """Check that the member's target equals the coordinator's at the time of the reply."""
         target = getattr(client.machine, "_target", None)
         if (
             client.given is not None
@@ -549,12 +549,12 @@ class Rules:
         self.check_owners(client.group)
 
     def after_assign(self, client: Client) -> None:
-        """It takes partitions."""
+        """Handle an assignment taken by a client."""
         self.counts["taken"] += len(client.assigning)
         self.check_owners(client.group)
 
     def check_owners(self, group_id: str) -> None:
-        """No partition is owned twice; what is owned is what the coordinator has down."""
+        """Check that no partition has two owners, and that owners match the coordinator's state."""
         broker = self.world.broker_of(group_id)
         clients = list(self.world.clients_of(group_id))
         seen = (
@@ -574,7 +574,7 @@ class Rules:
             for partition in holds:
                 assert partition not in owners, f"{partition} is owned by {owners[partition].name} and {client.name}"
                 owners[partition] = client
-                # To a classic client a partition of a topic that is gone has a name that means nothing any more.
+                # For a classic client, a partition of a deleted topic has a name without a meaning.
                 exists = not client.is_classic or partition[0] in broker.fold.image.by_id
                 if isinstance(group, ConsumerGroup) and exists:
                     holder = group.holders.get(partition)

@@ -1,11 +1,11 @@
 """An event loop on virtual time: asyncio code runs on it unchanged, without sleeping, the same way for the same seed.
 
-- Time stands while anything is ready, and jumps to the next timer when nothing is. `loop.time()` starts at 0.
-- Callbacks that are due together run in the order in which they were asked for. Futures and tasks hash by their
+- Time stops while any callback is ready, and jumps to the next timer otherwise. `loop.time()` starts at 0.
+- Callbacks due at the same time run in the order in which they were scheduled. Futures and tasks hash by their
   number, so sets of them have the same order in every run.
 - Executors run nothing: their functions run in the loop's thread, at a drawn moment, and complete at a later one.
-- A `Process` is a group of tasks, callbacks and timers that can be killed at any point, as a machine is that loses its
-  power: nothing of it runs on, no `except` and no `finally`.
+- A `Process` is a group of tasks, callbacks and timers that can be killed at any point, like a machine that loses its
+  power: no code of the process runs afterwards, no `except` and no `finally`.
 - Waiting for nothing (no callback, no timer), too many steps, and an error in a callback end the simulation.
 """
 
@@ -41,15 +41,15 @@ class SimulationError(AssertionError):
 
 
 class DeadlockError(SimulationError):
-    """Tasks wait, and nothing that could wake them is ready or due."""
+    """Tasks wait, and no callback or timer could wake them."""
 
 
 class StepLimitError(SimulationError):
-    """The simulation took more steps than it was allowed: it goes in a circle."""
+    """The simulation took more steps than allowed: it is in an endless loop."""
 
 
 class KilledError(Exception):
-    """The process was killed before it ended what was asked of it."""
+    """The process was killed before the call ended."""
 
 
 class _Future(asyncio.Future[Any]):
@@ -64,7 +64,7 @@ class _Future(asyncio.Future[Any]):
 
 
 class _Task(asyncio.Task[Any]):
-    """Hashes by its number; knows its process."""
+    """Hashes by its number; refers to its process."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], loop: VirtualLoop, context: Context | None) -> None:
         self.number = next(loop.numbers)
@@ -90,12 +90,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.failure: BaseException | None = None
         """The first error of a callback: it ends the simulation."""
         self.outside = Context()
-        """Where callbacks run that belong to no process."""
+        """The context of callbacks outside of all processes."""
         self._now_s = 0.0
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self.numbers = itertools.count(1)
         self._workers: dict[Executor | None, list[float]] = {}
-        """When each worker of an executor is free."""
+        """The time at which each worker of an executor is free."""
         self._processes: list[Process] = []
         self._ending = False
         self.set_debug(False)
@@ -124,7 +124,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         pass  # It is dropped when its time comes.
 
     def _run_once(self) -> None:
-        """Run what is ready; where nothing is, let time pass until something is due."""
+        """Run ready callbacks; without any, advance the time to the next timer."""
         self.steps += 1
         if self.steps > self.steps_max:
             raise StepLimitError(f"more than {self.steps_max} steps; {self._waiting_tasks()}")
@@ -219,7 +219,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 class Process:
-    """Tasks, callbacks and timers that live and die together: what is begun inside a process belongs to it."""
+    """Tasks, callbacks and timers that are killed together: everything started inside a process belongs to it."""
 
     def __init__(self, loop: VirtualLoop, name: str) -> None:
         self.name = name
@@ -236,7 +236,7 @@ class Process:
 
     @property
     def context(self) -> Context:
-        """A context of the process, for a callback that is to run in it."""
+        """Return a context of the process, for a callback to run in it."""
         return self._context.copy()
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
@@ -244,11 +244,11 @@ class Process:
         return self.context.run(function, *args)
 
     def create_task(self, coroutine: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
-        """Begin a task of the process."""
+        """Start a task of the process."""
         return self._loop.create_task(coroutine, name=name, context=self.context)
 
     async def perform(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Have the process run a coroutine, from outside of it. KilledError where it is killed before the end."""
+        """Run a coroutine in the process, from outside. Raises `KilledError` if the process dies before the end."""
         if not self.alive:
             coroutine.close()
             raise KilledError(self.name)
@@ -259,7 +259,7 @@ class Process:
         return task.result()
 
     def kill(self) -> None:
-        """Run nothing of the process from now on."""
+        """Stop the process: none of its code runs from now on."""
         if self.alive:
             self.alive = False
             self._kept = [task for task in asyncio.all_tasks(self._loop) if _process_of(task) is self]
@@ -274,7 +274,7 @@ class Process:
         self._on_step = on_step
 
     def may_run(self, handle: asyncio.Handle) -> bool:
-        """Whether a step of the process may run; of one that is dead it is put aside."""
+        """Whether a step of the process may run; a step of a dead process is put aside."""
         if self._on_step is not None and self.alive:
             self._on_step()
         if self.alive and self._left is not None:
@@ -286,7 +286,7 @@ class Process:
         return self.alive
 
     def thaw(self) -> None:
-        """Let a dead process go on, at the end of the simulation, to be cancelled."""
+        """Release a dead process, at the end of the simulation, to be cancelled."""
         self.alive, self._left = True, None
         for handle in self._frozen:
             self._loop._ready.append(handle)
@@ -298,7 +298,7 @@ class VirtualClock(Clock):
 
     def __init__(self, loop: VirtualLoop, wall_ms: int = WALL_CLOCK_START_MS) -> None:
         self.wall_ms = wall_ms
-        """What the wall clock showed when the loop's time was 0."""
+        """The wall clock when the loop's time was 0."""
         self._loop = loop
 
     def now_ms(self) -> int:
@@ -309,7 +309,7 @@ class VirtualClock(Clock):
 
 
 class VirtualSyncs(Syncs):
-    """Syncs of files, each at a drawn moment and told of at a later one."""
+    """Syncs of files, each at a random moment and reported at a later one."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -337,7 +337,7 @@ class VirtualSyncs(Syncs):
 class Pipe(Generic[T]):
     """One direction of a connection: messages arrive in order, each after a drawn delay, in the receiver's process.
 
-    A pipe outlives its sender: what was sent still arrives. What has not arrived when it is broken never does.
+    A pipe outlives its sender: sent messages still arrive. Messages in flight when the pipe breaks never do.
     """
 
     def __init__(
@@ -359,11 +359,11 @@ class Pipe(Generic[T]):
 
     @property
     def in_flight(self) -> int:
-        """Messages that were sent and have not arrived."""
+        """The number of messages sent but not arrived."""
         return self._sent - self._arrived
 
     def send(self, message: T) -> None:
-        """Send; a pipe that is broken takes it and loses it."""
+        """Send a message; a broken pipe loses the message."""
         if self._last is not None:
             return
         self._sent += 1
@@ -377,17 +377,17 @@ class Pipe(Generic[T]):
             self._receive(message)
 
     def stall(self, seconds: float) -> None:
-        """Let nothing arrive for a while; then all of it does."""
+        """Delay all messages for a while."""
         self._arrives_at = max(self._arrives_at, self._loop.time() + seconds)
 
     def close(self, *, lose: int | None = None) -> None:
-        """Take nothing more; of what is on its way the last `lose` messages are lost (all of them, where not said)."""
+        """Close the pipe; the last `lose` messages in flight are lost (by default all)."""
         if self._last is None:
             self._last = self._arrived if lose is None else max(self._arrived, self._sent - lose)
 
 
 def run(coroutine: Coroutine[Any, Any, T], seed: int, *, steps_max: int = STEPS_MAX) -> T:
-    """Run a coroutine to its end on a virtual loop of its own, which `running_loop()` gives inside of it."""
+    """Run a coroutine to its end on a virtual loop of its own, which `running_loop()` returns inside of it."""
     loop = VirtualLoop(seed, steps_max=steps_max)
     try:
         result = loop.run_until_complete(coroutine)
@@ -440,7 +440,7 @@ def _alive(task: asyncio.Task[Any]) -> bool:
 
 
 def _place(task: asyncio.Task[Any]) -> str:
-    """Where a task waits: its name, and the line."""
+    """Return the place where a task waits: its name, and the line."""
     stack = task.get_stack(limit=1)
     place = f" at {stack[0].f_code.co_filename.rpartition('/')[2]}:{stack[0].f_lineno}" if stack else ""
     return f"{task.get_name()} ({task.get_coro()!r}){place}"
