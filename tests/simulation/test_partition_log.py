@@ -115,9 +115,10 @@ class History:
     def end_epoch(self) -> None:
         self.cuts.append((self.epoch, self.log.end))
         self.epoch += 1
-        durable = self.chance.random() < 0.5
-        self.log.start_epoch(self.epoch, durable=durable)
-        assert not durable or self.log.flushed == self.log.end
+        self.log.start_epoch(self.epoch)
+        if self.chance.random() < 0.5:
+            self.log.flush()
+            assert self.log.flushed == self.log.end
 
     def delete_before(self) -> None:
         self.log.delete_before(self.chance.randint(self.log.log_start, self.log.high_watermark))
