@@ -84,7 +84,7 @@ class SnapshotReader:
 
     def at_timestamp(self, topic: str, timestamp: int) -> dict[int, int]:
         """Return each partition's first offset at or after `timestamp` (ms); -1 if no record is that late."""
-        return self._run(self._patiently(topic, lambda view: self._offsets(view, timestamp)))
+        return self._run(self._with_retries(topic, lambda view: self._offsets(view, timestamp)))
 
     # -- how ----------------------------------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class SnapshotReader:
 
     async def _read_topic(self, name: str) -> TopicSnapshot | None:
         try:
-            return await self._patiently(name, self._ends)
+            return await self._with_retries(name, self._ends)
         except ApiError as error:
             if self._began and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 return None
@@ -131,7 +131,7 @@ class SnapshotReader:
         later = {partition: max(end, starts[partition]) for partition, end in ends.items()}
         return TopicSnapshot(view.name, view.topic_id.hex, view.lineage, starts, later, ordered)
 
-    async def _patiently(self, name: str, ask: Callable[[TopicView], Coroutine[Any, Any, R]]) -> R:
+    async def _with_retries(self, name: str, ask: Callable[[TopicView], Coroutine[Any, Any, R]]) -> R:
         """Query a topic; after a retriable error, refresh its view and retry."""
         options = self._options
         for attempt in range(options.snapshot_retries + 1):
@@ -186,7 +186,7 @@ class SnapshotReader:
                 wanted.update(bound.timestamps.get(topic, {}))
             found[topic] = {}
             for timestamp in sorted({timestamp for timestamp in wanted.values() if timestamp is not None}):
-                offsets = await self._patiently(topic, lambda view, at=timestamp: self._offsets(view, at))  # type: ignore[misc]
+                offsets = await self._with_retries(topic, lambda view, at=timestamp: self._offsets(view, at))  # type: ignore[misc]
                 for partition, offset in offsets.items():
                     if wanted.get(partition) == timestamp:
                         found[topic][partition] = self._or_end(snapshot, partition, offset, timestamp, name)

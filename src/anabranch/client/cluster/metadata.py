@@ -387,14 +387,14 @@ class Cluster:
         for answered in response.topics:
             if answered.error_code:
                 raise ApiError(
-                    ErrorCode.of(answered.error_code), f"the broker does not tell the lineage of {info.name}"
+                    ErrorCode.of(answered.error_code), f"the broker does not return the lineage of {info.name}"
                 )
             for cuts in answered.partitions:
                 for cut in (*cuts.leader_epoch_after_creation, *cuts.leader_epoch_before_deletion):
                     epochs.setdefault(cut.layout - 1, {})[cut.partition] = cut.leader_epoch
         for layout, ended in epochs.items():
             if any(number not in ended for number in info.partitions if number < info.layouts[layout]):
-                text = f"the broker does not tell yet how layout {layout} of {info.name} ended"
+                text = f"the broker has not returned the end of layout {layout} of {info.name} yet"
                 raise ApiError(ErrorCode.INVALID_PARTITION_METADATA, text)
         return epochs
 
@@ -466,4 +466,4 @@ def _why_no_topic(name: str, code: ErrorCode) -> str:
         return f"there is no topic '{name}'; create it first: anabranch topic create {name} --partitions 2"
     if code is ErrorCode.INVALID_TOPIC_EXCEPTION:
         return f"'{name}' is not a topic name: letters, digits, '.', '_' and '-', at most 249 of them"
-    return f"the broker does not tell about topic '{name}'"
+    return f"the broker returns no metadata of topic '{name}'"

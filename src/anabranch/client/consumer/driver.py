@@ -194,7 +194,7 @@ class FetchingDriver:
         try:
             connection = await self._cluster.connection(fetch.node, PURPOSE)
             version = connection.version_of(FetchRequest)
-            nameless = any(said.topic_id == NO_TOPIC_ID for said in fetch.partitions.values())
+            nameless = any(origin.topic_id == NO_TOPIC_ID for origin in fetch.partitions.values())
             if version >= TOPIC_ID_VERSION and nameless:
                 version = TOPIC_ID_VERSION - 1
             request = self._fetch_request(fetch, version)
@@ -225,14 +225,14 @@ class FetchingDriver:
         ids = {name: topic_id for topic_id, name in self._names.items()}
         topics: dict[str, list[FetchPartition]] = {}
         counts: dict[str, int] = {}
-        for tp, said in fetch.partitions.items():
-            counts[tp.topic] = said.count
+        for tp, origin in fetch.partitions.items():
+            counts[tp.topic] = origin.count
             topics.setdefault(tp.topic, []).append(
                 FetchPartition(
                     partition=tp.partition,
-                    current_leader_epoch=said.leader_epoch,
-                    fetch_offset=said.offset,
-                    partition_max_bytes=said.size_max,
+                    current_leader_epoch=origin.leader_epoch,
+                    fetch_offset=origin.offset,
+                    partition_max_bytes=origin.size_max,
                 )
             )
         forgotten: dict[str, list[int]] = {}

@@ -108,9 +108,9 @@ class Group:
                 while not self._member.has_left:
                     await self._carry_out_events()
                     if not self._member.has_left:
-                        await self._news()
+                        await self._wait_for_change()
 
-    async def _news(self) -> None:
+    async def _wait_for_change(self) -> None:
         """Wait a moment for a change."""
         with suppress(TimeoutError):
             async with asyncio.timeout(0.05):
@@ -186,12 +186,12 @@ class Group:
                 case Lost(partitions):
                     names = _names(partitions)
                     self._drop(names)
-                    await self._tell("on_partitions_lost", names)
+                    await self._call_listener("on_partitions_lost", names)
                 case Assign(partitions):
                     self._context.fetcher.grant(
                         (owned.name, owned.topic_id if owned.topic_id != NO_TOPIC_ID else None) for owned in partitions
                     )
-                    await self._tell("on_partitions_assigned", _names(partitions))
+                    await self._call_listener("on_partitions_assigned", _names(partitions))
                 case Explain(error, assignment, member_epoch):
                     for assignor in self._settings.local_assignors:
                         await self.invoke(assignor.on_assignment, (error, assignment, member_epoch))
@@ -207,7 +207,7 @@ class Group:
                 consumed = self._context.host.consumed()
                 processed = {tp: consumed[tp] for tp in names if tp in consumed}
                 await self._commits.commit_processed(processed, self._settings.default_api_timeout_ms)
-            await self._tell("on_partitions_revoked", names)
+            await self._call_listener("on_partitions_revoked", names)
         finally:
             self._drop(names)
 
@@ -217,7 +217,7 @@ class Group:
         for name in names:
             self._context.committed.pop(name, None)
 
-    async def _tell(self, method: str, names: tuple[TopicPartition, ...]) -> None:
+    async def _call_listener(self, method: str, names: tuple[TopicPartition, ...]) -> None:
         function = getattr(self._listener, method, None)
         if function is None and method == "on_partitions_lost":
             function = getattr(self._listener, "on_partitions_revoked", None)

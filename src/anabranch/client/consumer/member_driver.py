@@ -43,7 +43,7 @@ class MemberDriver:
     async def drive(self) -> None:
         assert self._context.subscription is not None
         if self._settings.auto_offset_reset == "latest":
-            await self._look_first()
+            await self._record_partitions()
         self.join()
         while True:
             step = self._member.next(self._now_ms())
@@ -131,7 +131,7 @@ class MemberDriver:
             if self._member.wanted_ids or self._member.wanted_topics:
                 await asyncio.sleep(TOPICS_INTERVAL_MS / 1000)
 
-    async def _look_first(self) -> None:
+    async def _record_partitions(self) -> None:
         """Record the existing partitions: partitions that appear later are read from their log start."""
         assert self._context.subscription is not None
         names = None if self._context.subscription.pattern is not None else sorted(self._context.subscription.topics)

@@ -105,18 +105,18 @@ class Positions:
                     stable=self._settings.read_committed,
                 )
                 reached = {tp: at.offset for tp, at in found.items() if isinstance(at, OffsetAndMetadata)}
-                self._heard({tp: offset for tp, offset in reached.items() if offset >= 0})
+                self._report({tp: offset for tp, offset in reached.items() if offset >= 0})
                 # A partition without a committed offset counts as read up to its log start, and after
                 # `max.poll.interval.ms` without a commit as read to the end (ADR 0018).
                 now = self._context.now_ms()
                 silent = {tp: silent.get(tp, now) for tp, offset in reached.items() if offset < 0}
                 overdue = [tp for tp in silent if now - silent[tp] >= self._settings.max_poll_interval_ms]
-                self._heard(dict.fromkeys(overdue, BEYOND))
+                self._report(dict.fromkeys(overdue, BEYOND))
                 if starts := dict.fromkeys(silent.keys() - overdue, EARLIEST):
-                    self._heard({tp: at.offset for tp, at in (await self._context.cluster.offsets(starts)).items()})
+                    self._report({tp: at.offset for tp, at in (await self._context.cluster.offsets(starts)).items()})
             await asyncio.sleep(GATE_INTERVAL_MS / 1000)
 
-    def _heard(self, reached: Mapping[TopicPartition, int]) -> None:
+    def _report(self, reached: Mapping[TopicPartition, int]) -> None:
         """Pass the positions of other members to the fetcher."""
         positions: dict[str, dict[int, int]] = {}
         for tp, offset in reached.items():

@@ -169,7 +169,7 @@ def _encode_records(
         records = Records(record for record in records if record not in astray)
         if not records:
             return [], refused
-    _, keys, values, timestamps, headers, said, _, _ = zip(*records, strict=True)
+    _, keys, values, timestamps, headers, chosen, _, _ = zip(*records, strict=True)
     columns = Columns(
         pa.array(keys, pa.binary()),
         pa.array(values, pa.binary()),
@@ -179,8 +179,8 @@ def _encode_records(
         None,
     )
     partitions = _partitions(columns, placement, settings, chance)
-    if any(partition is not None for partition in said):
-        for row, partition in enumerate(said):
+    if any(partition is not None for partition in chosen):
+        for row, partition in enumerate(chosen):
             if partition is not None:
                 partitions[row] = partition
     rows_of: dict[int, list[int]] = {}

@@ -312,7 +312,7 @@ class ClassicMember:
     def next(self, now_ms: int) -> Step:
         """Return the next step for the network: a request or a wait."""
         self._check_poll(now_ms)
-        self._look_again(now_ms)
+        self._refresh_counts(now_ms)
         if self._flight:
             return self._wait(None)
         match self._phase:
@@ -379,7 +379,7 @@ class ClassicMember:
         """Mark the owned partitions as lost, including those of an Assign in progress."""
         self._lost = bool(self._owned) or isinstance(self._taken, Assign)
 
-    def _forgotten(self, now_ms: int) -> None:
+    def _start_over(self, now_ms: int) -> None:
         """Start over: to the coordinator, the member id or the generation is unknown."""
         self._member_id, self._generation = "", NO_GENERATION
         self._lose()
@@ -428,7 +428,7 @@ class ClassicMember:
                 if self._may_join():
                     self._due_ms = 0
         elif code in LOSING:
-            self._forgotten(now_ms)
+            self._start_over(now_ms)
         elif code in UNRELATED_TO_MEMBER:
             self._again(now_ms)
         else:
@@ -467,7 +467,7 @@ class ClassicMember:
             self._member_id = response.member_id
             self._phase, self._due_ms = Phase.UNJOINED, 0
         elif code in LOSING:
-            self._forgotten(now_ms)
+            self._start_over(now_ms)
         elif code in UNRELATED_TO_MEMBER or code is ErrorCode.REBALANCE_IN_PROGRESS:
             self._again(now_ms)
         elif code is not ErrorCode.NONE:
@@ -509,7 +509,7 @@ class ClassicMember:
         ):
             self._rejoin = True
 
-    def _look_again(self, now_ms: int) -> None:
+    def _refresh_counts(self, now_ms: int) -> None:
         if self._leads and self._look_at_ms is not None and now_ms >= self._look_at_ms and self._phase is Phase.STABLE:
             self._unknown = self._watched
             self._look_at_ms = now_ms + self._metadata_max_age_ms
@@ -554,7 +554,7 @@ class ClassicMember:
         elif code is ErrorCode.REBALANCE_IN_PROGRESS:
             self._phase, self._due_ms = Phase.UNJOINED, 0
         elif code in LOSING:
-            self._forgotten(now_ms)
+            self._start_over(now_ms)
         elif code in UNRELATED_TO_MEMBER:
             self._phase = Phase.UNJOINED
             self._again(now_ms)

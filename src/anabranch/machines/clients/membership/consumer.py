@@ -113,7 +113,7 @@ class ConsumerMember:
         self._describing: _Description | None = None
         self._report = False
         """The next heartbeat must carry the owned partitions, since the target is new."""
-        self._pattern_said = False
+        self._pattern_sent = False
         """The coordinator may have a pattern: the next heartbeat without a pattern must clear it."""
         self._unsure = False
         """A heartbeat with the owned partitions has no response yet: all others may be reassigned already."""
@@ -342,7 +342,7 @@ class ConsumerMember:
         self._confirmed = self._describing = None
         self._target = None
         self._explain = None
-        self._unsure = self._pattern_said = False
+        self._unsure = self._pattern_sent = False
         self._flight = 0
         self._failures = self._leave_failures = 0
         self._leave_epoch = 0
@@ -404,8 +404,8 @@ class ConsumerMember:
             request.subscribed_topic_names = sorted(wanted.topics)
             if wanted.pattern is not None:
                 request.subscribed_topic_regex = wanted.pattern
-                self._pattern_said = True
-            elif self._pattern_said:
+                self._pattern_sent = True
+            elif self._pattern_sent:
                 request.subscribed_topic_regex = ""
         if confirmed is None or confirmed.server_assignor != self._server_assignor:
             request.server_assignor = self._server_assignor
@@ -447,7 +447,7 @@ class ConsumerMember:
     def _heartbeat_taken(self, response: ConsumerGroupHeartbeatResponse, now_ms: int) -> None:
         self._confirmed, self._describing = self._describing, None
         self._unsure = False
-        self._pattern_said = self._confirmed is not None and self._confirmed.subscription.pattern is not None
+        self._pattern_sent = self._confirmed is not None and self._confirmed.subscription.pattern is not None
         self._failures = 0
         if response.member_id:
             self._member_id = response.member_id
@@ -502,7 +502,7 @@ def _ids_in(topics: Iterable[TopicPartitions]) -> frozenset[TopicIdPartition]:
 
 
 def _why(code: ErrorCode, message: str | None, settings: MemberSettings) -> str:
-    said = message or "the coordinator says no more"
+    reason = message or "the coordinator gave no reason"
     hints = {
         ErrorCode.UNRELEASED_INSTANCE_ID: f"another member uses the instance id '{settings.group_instance_id}': "
         "stop it, or wait until its session has ended",
@@ -511,4 +511,4 @@ def _why(code: ErrorCode, message: str | None, settings: MemberSettings) -> str:
         ErrorCode.INVALID_REGULAR_EXPRESSION: "the pattern must be an RE2 regular expression",
     }
     hint = hints.get(code)
-    return f"group '{settings.group_id}' refuses this member: {said}" + (f" ({hint})" if hint else "")
+    return f"group '{settings.group_id}' refuses this member: {reason}" + (f" ({hint})" if hint else "")

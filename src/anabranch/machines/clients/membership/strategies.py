@@ -250,13 +250,13 @@ def subscription_bytes(
 
 def subscriber_of(member_id: str, instance_id: str | None, strategy: str, data: Any) -> Subscriber:
     """Parse a member's subscription. Raises `DecodeError` for malformed data."""
-    said = _read(ConsumerProtocolSubscription, data, SUBSCRIPTION_VERSION)
+    subscription = _read(ConsumerProtocolSubscription, data, SUBSCRIPTION_VERSION)
     owned = frozenset(
-        TopicPartition(topic.topic, number) for topic in said.owned_partitions for number in topic.partitions
+        TopicPartition(topic.topic, number) for topic in subscription.owned_partitions for number in topic.partitions
     )
-    generation = said.generation_id
-    if strategy == STICKY and said.user_data is not None and len(said.user_data):
-        remembered = _sticky_user_data(bytes(said.user_data))
+    generation = subscription.generation_id
+    if strategy == STICKY and subscription.user_data is not None and len(subscription.user_data):
+        remembered = _sticky_user_data(bytes(subscription.user_data))
         if remembered is not None:
             generation = remembered.generation
             owned = frozenset(
@@ -264,12 +264,12 @@ def subscriber_of(member_id: str, instance_id: str | None, strategy: str, data: 
                 for topic in remembered.previous_assignment
                 for number in topic.partitions
             )
-    elif strategy == COOPERATIVE_STICKY and generation == NO_GENERATION and said.user_data:
+    elif strategy == COOPERATIVE_STICKY and generation == NO_GENERATION and subscription.user_data:
         try:
-            generation = decode(_CooperativeUserData, bytes(said.user_data), 0).generation
+            generation = decode(_CooperativeUserData, bytes(subscription.user_data), 0).generation
         except DecodeError:
             generation = NO_GENERATION
-    return Subscriber(member_id, frozenset(said.topics), owned, generation, instance_id)
+    return Subscriber(member_id, frozenset(subscription.topics), owned, generation, instance_id)
 
 
 def assignment_bytes(partitions: Sequence[TopicPartition]) -> bytes:

@@ -210,9 +210,9 @@ def expire(state: SendingState, topic: Topic, now_ms: int) -> None:
 
 
 def _refusal(batch: Batch, result: ProduceResult, reason: str = "") -> ApiError:
-    said = "; ".join(part for part in (result.message, reason) if part)
+    details = "; ".join(part for part in (result.message, reason) if part)
     text = f"{batch.rows.record_count} records for {batch.topic}-{batch.partition} were refused"
-    return ApiError(result.error, f"{text}: {said}" if said else text)
+    return ApiError(result.error, f"{text}: {details}" if details else text)
 
 
 def _expired(target: str, timeout_ms: int, doubt: str, why: str) -> ApiError:
