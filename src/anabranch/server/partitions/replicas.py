@@ -162,6 +162,8 @@ class Replicas:
             self._unopened.discard(partition.name)
             if partition.offline_reason is None:
                 self.removed.forget(partition.name)
+        if self._settings_of(order.topic) != settings:  # The configs were changed while the logs were opened.
+            self.apply_settings(order.topic)
 
     def _open(
         self, name: TopicPartition, role: Role, settings: TopicSettings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -154,6 +155,20 @@ def test_changed_configs_reach_every_partition_and_its_readers(local: LocalRepli
     local.replicas.apply_settings(TOPIC)
     assert [local[number].settings.message_size_max for number in (0, 1)] == [123, 123]
     assert changes == [0, 1]
+
+
+def test_configs_that_change_while_logs_are_opened_reach_the_new_partitions(local: LocalReplicas) -> None:
+    async def story() -> None:
+        taking = asyncio.create_task(local.replicas.take_roles(ORDER))
+        await asyncio.sleep(0)
+        assert local.replicas.get(TOPIC, 0) is None, "its log is being opened in a thread"
+        local.configs.update({"max.message.bytes": "123", "retention.ms": "456"})
+        local.replicas.apply_settings(TOPIC)
+        assert await taking == {0: OK}
+
+    local.runner.run(story())
+    assert local[0].settings.message_size_max == 123
+    assert local[0].log.config.retention_ms == 456
 
 
 def test_upkeep_deletes_what_is_past_its_retention_and_forgets_idle_producers(local: LocalReplicas) -> None:
