@@ -19,6 +19,7 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from anabranch.protocol.messages.describe_log_dirs import DescribeLogDirsRequest
+from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
 from anabranch.runtime.disk import Disk, File
 from anabranch.server.broker import Broker
 from anabranch.server.settings import Settings
@@ -56,6 +57,20 @@ def test_a_clean_stop_answers_what_is_in_progress_and_the_next_start_checks_noth
     with WireClient(broker.port) as client:
         assert client.read_all("t") == [(0, b"kept")]
     assert broker.stop() == 0
+
+
+def test_a_clean_stop_answers_clients_that_wait_for_a_coordinators_topic(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path).start()
+    with WireClient(broker.port) as client:
+        sent = [client.send(FindCoordinatorRequest(key_type=kind, coordinator_keys=["someone"])) for kind in (0, 1)]
+        time.sleep(0.01)
+        began = time.monotonic()
+        broker.signal(signal.SIGTERM)
+        for each in sent:
+            (answer,) = client.receive(each).coordinators
+            assert answer.error_code in (ErrorCode.NONE, ErrorCode.NOT_COORDINATOR)
+    assert broker.wait() == 0
+    assert time.monotonic() - began < 5
 
 
 def test_a_second_signal_ends_a_stop_that_takes_too_long(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from anabranch.runtime.clock import Clock
 from anabranch.runtime.events import EventLogger
 from anabranch.server.cluster.commands import Commands
 from anabranch.server.cluster.view import ClusterView
-from anabranch.server.coordinators.shard import Machine, RecordCodec, Shard, ShardState
+from anabranch.server.coordinators.shard import MESSAGES, Machine, RecordCodec, Shard, ShardState
 from anabranch.server.partitions.replicas import Replicas
 
 events = EventLogger("coordinators")
@@ -125,7 +125,7 @@ class ShardSet(Generic[MachineT, RecordT]):
         return shard
 
     async def ensure(self) -> None:
-        """Create the topic if it does not exist, and load its shards. ApiError if the topic cannot be created.
+        """Create the topic if it does not exist, and load its shards. ApiError if that fails, or the broker stops.
 
         All callers wait for one task, which goes on when they are gone: a topic that exists is always loaded.
         """
@@ -134,7 +134,11 @@ class ShardSet(Generic[MachineT, RecordT]):
         if self._creating is None:
             self._creating = asyncio.get_running_loop().create_task(self._create(), name=f"create {self.topic}")
             self._creating.add_done_callback(self._created)
-        await asyncio.shield(self._creating)
+        creating = self._creating
+        await asyncio.wait([creating])
+        if creating.cancelled():
+            raise ApiError(ShardState.UNLOADED.value, MESSAGES[ShardState.UNLOADED])
+        creating.result()
 
     async def _create(self) -> None:
         if not self.exists:

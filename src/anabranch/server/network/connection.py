@@ -188,6 +188,9 @@ class Connection:
         try:
             message = await answer
             place.parts = encode_response(message, header.api_key, header.api_version, header.correlation_id)
+        except asyncio.CancelledError:
+            self.channel.close()  # Later answers would wait for this one, which will not come.
+            raise
         except Exception as error:  # ours: this connection ends, the others go on
             self._fail(header, error)
             return

@@ -203,6 +203,28 @@ def test_a_future_that_a_handler_gave_is_cancelled_when_the_connection_closes() 
     run(story)
 
 
+def test_a_connection_is_closed_when_one_of_its_answers_will_not_come() -> None:
+    async def story() -> None:
+        given: list[asyncio.Future[HeartbeatResponse]] = []
+
+        def handle(
+            broker: BrokerContext, request: HeartbeatRequest, call: RequestContext
+        ) -> Awaitable[HeartbeatResponse]:
+            given.append(asyncio.get_running_loop().create_future())
+            return given[-1]
+
+        client = Client(handle)
+        await client.send(heartbeat(1), heartbeat(2))
+        await until(lambda: len(given) == 2)
+        given[0].cancel()
+        await until(lambda: client.closed)
+        assert not client.connection.busy
+        await until(given[1].cancelled)
+        client.sock.close()
+
+    run(story)
+
+
 def test_a_handler_may_have_the_connection_closed() -> None:
     async def story() -> None:
         def handle(broker: BrokerContext, request: HeartbeatRequest, call: RequestContext) -> HeartbeatResponse:
