@@ -58,7 +58,7 @@ class Tree:
         self.sessions = 0
         self.journal: list[Operation] = []
         self.tear_in: int | None = None
-        """The session dies before its operation after so many more."""
+        """The number of operations after which the session dies."""
 
     def perform(self, operation: Operation, session: int) -> None:
         path = operation.path
@@ -94,7 +94,7 @@ class Session(MetadataStore):
             tree.perform(Delete(path), self.session)
 
     async def _in_turn(self, work: Callable[[], T]) -> T:
-        """Operations take time, and effect in the order in which they were called."""
+        """Operations take time, and take effect in the order of the calls."""
         return await self._loop.run_in_executor(self._worker, work)
 
     async def get(self, path: str) -> tuple[bytes, int]:
@@ -177,7 +177,7 @@ class Machine:
         self.start()
 
     def start(self) -> None:
-        """Begin a process, which knows no role before it is told."""
+        """Start a process, without any roles."""
         self.epoch += 1
         self.controller_epoch = -1
         self.process = self._cluster.loop.process(f"broker {self.broker_id}")
@@ -200,18 +200,18 @@ class Machine:
         return self.process.alive
 
     def crash(self, *, power: bool = False) -> None:
-        """Lose what is in memory, or also what is not on the disk; requests on the wire may still find it later."""
+        """Lose the memory, or also the unsynced disk contents; requests on the wire may still arrive later."""
         self.process.kill()
         if power:
             self.disk = self.disk.crash()
 
     def partition(self, topic: str, number: int) -> Partition | None:
-        """A partition that has a role here, where the broker is up."""
+        """Return a partition with a role here, if the broker is up."""
         found = self.replicas.get(topic, number) if self.up else None
         return found if found is not None and found.leadership is not None else None
 
     async def take(self, order: Order, *, local: bool = False) -> Errors | None:
-        """Carry out a request, one after the other; None where it is fenced."""
+        """Carry out a request, one after the other; None if it is fenced."""
         async with self._turn:
             fenced = not local and order.broker_epoch != self.epoch
             if fenced or order.controller_epoch < self.controller_epoch:
@@ -227,7 +227,7 @@ class Machine:
 
 
 class Wire(Peers):
-    """The way from a controller to the brokers: to its own directly, to the others over connections."""
+    """The controller's requests to the brokers: directly to its own, over connections to the others."""
 
     def __init__(self, cluster: Cluster, process: Process, home: Machine) -> None:
         self.cluster = cluster
@@ -237,19 +237,19 @@ class Wire(Peers):
         self._pipes: dict[int, Pipe[Callable[[], None]]] = {}
 
     async def take_roles(self, broker: int, order: SendLeaderAndIsr) -> Errors:
-        """Have a broker take roles; nothing where it does not answer in time."""
+        """Send roles to a broker; return an empty result without a response in time."""
         return await self._send(order)
 
     async def stop_replicas(self, broker: int, order: SendStopReplica) -> Errors:
-        """Have a broker delete replicas; nothing where it does not answer in time."""
+        """Send a deletion of replicas to a broker; return an empty result without a response in time."""
         return await self._send(order)
 
     def publish(self, update: ClusterUpdate) -> None:
-        """Show the world what was just persisted and applied."""
+        """Report a persisted and applied decision to the world."""
         self.cluster.on_published(update)
 
     async def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
-        """What leaders said of their retiring partitions, which may be long ago."""
+        """Return the leaders' reports on their retiring partitions, possibly old ones."""
         await asyncio.sleep(self.cluster.delay_s())
         return self.cluster.report(topic)
 
@@ -296,12 +296,12 @@ class Wire(Peers):
             await self._process.perform(self.controller.submit(_answered(order, errors or {})))
 
     def lose(self) -> None:
-        """Lose what the controller, which is dead, had sent."""
+        """Lose all messages in flight from the dead controller."""
         for pipe in self._pipes.values():
             pipe.close()
 
     def delay(self) -> None:
-        """What the controller, which is dead, had sent arrives long after."""
+        """Deliver the messages in flight from the dead controller, long after its death."""
         for pipe in self._pipes.values():
             pipe.stall(self.cluster.chance.uniform(0, 2))
 
@@ -312,7 +312,7 @@ class Wire(Peers):
 
 
 class Cluster:
-    """Machines, the tree, and the controller, of which there is one or none."""
+    """Machines, the tree, and at most one controller."""
 
     def __init__(self, loop: VirtualLoop, brokers: int, *, faults: bool) -> None:
         self.loop = loop
@@ -326,28 +326,28 @@ class Cluster:
         self.reports: list[dict[int, LogRange]] = []
         self.crashes = 0
         self.wire_lost: bool | None = None
-        """Whether what a dead controller had sent is lost; None: as chance has it."""
+        """Whether the messages of a dead controller are lost; None: at random."""
         self.sent = 0
-        """Orders that controllers gave."""
+        """The number of orders sent by controllers."""
         self.on_published: Callable[[ClusterUpdate], None] = lambda update: None
         self._begun: set[asyncio.Task[Any]] = set()
 
     # -- chance --------------------------------------------------------------------------------------------------------
 
     def delay_s(self) -> float:
-        """How long a message travels."""
+        """Return the travel time of a message."""
         if not self.faults:
             return 0.001
         return self.chance.uniform(0, 0.02) if self.chance.random() < 0.9 else self.chance.uniform(0, 0.5)
 
     def copies(self) -> int:
-        """How often a request arrives."""
+        """Return the number of times a request arrives."""
         if not self.faults:
             return 1
         return self.chance.choices((0, 1, 2), (10, 70, 20))[0]
 
     def begin(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T | None]:
-        """Run a coroutine in the background; it ends quietly where its process dies or a disk refuses."""
+        """Run a coroutine in the background; it ends without an error if its process dies or a disk fails."""
 
         async def attempt() -> T | None:
             try:
@@ -368,11 +368,11 @@ class Cluster:
 
     @property
     def state(self) -> ControllerState | None:
-        """What the controller knows, where there is one that has begun."""
+        """Return the state of the controller, if one has started."""
         return None if self.controller is None else self.controller.state
 
     async def elect(self, home: Machine) -> None:
-        """Begin a controller on a machine: it loads the tree and registers its own broker."""
+        """Start a controller on a machine: it loads the tree and registers its own broker."""
         assert self.process is None
         self.process = process = self.loop.process("controller")
         process.killed.add_done_callback(lambda _: self.crash_controller(process), context=self.loop.outside.copy())
@@ -404,7 +404,7 @@ class Cluster:
         self.crashes += 1
 
     async def submit(self, decide: Callable[[ControllerState], Decision[T]]) -> T | None:
-        """Have the controller decide; None where there is none, it dies of it, or the tree refuses."""
+        """Submit a decision to the controller; None without a controller, after its death, or if the tree refuses."""
         if self.controller is None or self.process is None:
             return None
         try:
@@ -413,7 +413,7 @@ class Cluster:
             return None
 
     async def register(self, machine: Machine, *, unclean: bool) -> None:
-        """Have the controller know a broker as it now is, unless it does."""
+        """Register a broker's current incarnation with the controller, if necessary."""
         if self.state is not None and machine.up and not self._is_registered(machine):
             node = BrokerNode(machine.broker_id, machine.epoch)
             await self.submit(lambda state: decide_register_broker(state, node, unclean=unclean))
@@ -425,18 +425,18 @@ class Cluster:
 
     @property
     def all_registered(self) -> bool:
-        """Whether the controller knows every broker as it now is."""
+        """Whether every broker's current incarnation is registered with the controller."""
         return self.state is not None and all(map(self._is_registered, self.machines.values()))
 
     async def broker_left(self, machine: Machine) -> None:
-        """Tell the controller that a broker is gone."""
+        """Report the loss of a broker to the controller."""
         if self.wire is not None and self.wire.home is not machine:
             await self.submit(lambda state: decide_broker_left(state, machine.broker_id))
 
     # -- reports -------------------------------------------------------------------------------------------------------
 
     def note_report(self, topic: str) -> None:
-        """Leaders say what their retiring partitions hold; it may arrive much later."""
+        """Send the leaders' reports on their retiring partitions; they may arrive much later."""
         seen: dict[int, LogRange] = {}
         for machine in self.machines.values():
             if machine.up:
@@ -444,7 +444,7 @@ class Cluster:
         self.reports.append(seen)
 
     def report(self, topic: str) -> Mapping[int, LogRange]:
-        """A report that arrives: any of those that were made and have not."""
+        """Deliver one of the pending reports."""
         return self.reports.pop(self.chance.randrange(len(self.reports))) if self.reports else {}
 
 
@@ -472,7 +472,7 @@ class _Failures(logging.Handler):
 
 @contextlib.contextmanager
 def no_error_of_ours(loop: VirtualLoop) -> Iterator[None]:
-    """End the simulation where a shell logs an exception of ours, which it copes with by trying again."""
+    """End the simulation on an exception that a shell logs and retries."""
     logger, handler = logging.getLogger("anabranch"), _Failures(loop)
     logger.addHandler(handler)
     try:

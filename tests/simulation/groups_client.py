@@ -57,21 +57,21 @@ if TYPE_CHECKING:
     from tests.simulation.groups_world import World
 
 ATTEND_LEAST_MS = 100
-"""Between two looks at a driver that has told of nothing."""
+"""The interval between two checks of a driver without news."""
 Partition = tuple[UUID, int]
 
 
 def nameless(topic: str) -> UUID:
-    """What stands for the id of a topic that a classic leader knew before the coordinator did."""
+    """Return the substitute id of a topic that a classic leader knew before the coordinator."""
     return UUID(bytes=topic.encode().ljust(16))
 
 
 class Standing(NamedTuple):
-    """The identity of a client at the coordinator, by the last answer that the client has read."""
+    """The identity of a client at the coordinator, in the last reply that the client has read."""
 
     member_id: str
     incarnation: int
-    """Counts how often the coordinator has forgotten a member of this id."""
+    """The number of times the coordinator has removed a member of this id."""
 
 
 class SimAssignor(PartitionAssignor):
@@ -121,7 +121,7 @@ class SimAssignor(PartitionAssignor):
 
 
 class FalseCluster:
-    """The cluster as a driver sees it: metadata, and connections to the coordinator's broker."""
+    """The cluster for a driver: metadata, and connections to the coordinator's broker."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -168,7 +168,7 @@ class FalseCluster:
         return {topic_id: _info(known[topic_id]) for topic_id in sorted(topic_ids) if topic_id in known}
 
     def close(self) -> None:
-        """The process is gone."""
+        """Handle the end of the process."""
         for way in self._ways.values():
             way.close("the process is gone")
 
@@ -179,7 +179,7 @@ def _info(topic: TopicImage) -> TopicInfo:
 
 
 class Way:
-    """One connection as the driver sees it."""
+    """One connection for a driver."""
 
     name = "broker"
 
@@ -215,7 +215,7 @@ class Way:
 
 
 class FalseFetcher:
-    """The fetcher as a driver sees it: positions of the granted partitions, without gates."""
+    """The fetcher for a driver: positions of the granted partitions, without gates."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -253,18 +253,18 @@ class FalseFetcher:
         return None
 
     def read_on(self) -> None:
-        """Hand out some records of every partition that has any."""
+        """Return some records of every partition with records."""
         for tp in sorted(self._positions):
             if (self._topic_id(tp), tp.partition) not in self._client.world.silent:
                 self._positions[tp] += self._client.world.chance.randint(0, 3)
 
     def consumed(self) -> dict[TopicPartition, int]:
-        """Positions of the partitions of which records were handed out."""
+        """Return the positions of the partitions with returned records."""
         return {tp: offset for tp, offset in self._positions.items() if offset > self._begun[tp]}
 
 
 class Listener:
-    """A rebalance listener whose callbacks take a while."""
+    """A rebalance listener with slow callbacks."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -299,20 +299,20 @@ class Client:
         self.is_classic = classic
         self.subscription = subscription
         self.reads = None if classic and subscription.pattern is not None else subscription
-        """What the machine was told: a classic one is told names, and keeps to them while a pattern has no match."""
+        """The machine's subscription: names for a classic member, unchanged while a pattern has no match."""
         self.is_alive = True
         self.is_leaving = False
         self.is_closing = False
-        """The driver was told to leave."""
+        """Whether the driver is leaving."""
         self.stuck_until_ms = 0
         self.has_given_up = False
-        """It has left, since its application is stuck, with what that still holds."""
+        """Whether the member has left with its partitions, because its application is stuck."""
         self.standing = Standing("", 0)
         self.given: frozenset[Partition] | None = None
-        """What the coordinator had down for it when it gave the last answer that was read."""
+        """The member's assignment at the coordinator, in the last reply that was read."""
         self.assigning: frozenset[Owned] = frozenset()
         self.stamps: dict[Owned, UUID] = {}
-        """Ids of topics that are known by name, as they were when the partition was given."""
+        """Ids of topics that the member identifies by name, as of the assignment of the partition."""
         self._ids: dict[str, UUID] = {}
         self._notes: dict[int, tuple[Any, Any]] = {}
         self._carrying: Event | None = None
@@ -362,7 +362,7 @@ class Client:
             chance=SimpleNamespace(uuid=self.world.fresh_id),  # type: ignore[arg-type]
         )
 
-    # -- what it is ----------------------------------------------------------------------------------------------------
+    # -- the client's state --------------------------------------------------------------------------------------------
 
     @property
     def holds(self) -> frozenset[Partition]:
@@ -379,7 +379,7 @@ class Client:
 
     @property
     def is_void(self) -> bool:
-        """Whether the coordinator has forgotten the member that this client takes itself for, or it has left."""
+        """Whether the coordinator has removed this client's member, or the member has left."""
         if self.has_given_up:
             return True
         incarnation = self.world.rules.incarnations.get((self.group, self.standing.member_id), 0)
@@ -387,24 +387,24 @@ class Client:
 
     @property
     def has_nothing_to_read(self) -> bool:
-        """Whether it has never found a topic that it wants, and has not joined therefore."""
+        """Whether the member has not joined because a subscribed topic was never found."""
         return self.reads is None
 
     @property
     def is_in(self) -> bool:
-        """Whether it takes itself for a settled member."""
+        """Whether the member considers itself settled."""
         phase = self.machine.phase  # type: ignore[attr-defined]
         return phase in (ConsumerPhase.JOINED, ClassicPhase.STABLE)
 
     @property
     def due(self) -> Event | None:
-        """The change of its partitions that the application carries out, or is to carry out in its next poll."""
+        """The current or next rebalance event of the application."""
         event = self._carrying or self.machine.event()
         return event if isinstance(event, Assign | Revoke | Lost) else None
 
     @property
     def has_failed(self) -> bool:
-        """Whether the group refuses it."""
+        """Whether the group refuses the member."""
         phase = self.machine.phase  # type: ignore[attr-defined]
         return phase in (ConsumerPhase.FAILED, ClassicPhase.FAILED)
 
@@ -493,31 +493,31 @@ class Client:
         self._driver.poll_ended()
 
     async def _wait(self, ms: int) -> None:
-        """Wait, at most until something has happened."""
+        """Wait for the next change, up to a limit."""
         self._news.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(ms / 1000):
                 await self._news.wait()
 
     def happened(self) -> None:
-        """The driver has something for the next `attend`."""
+        """Note work for the next `attend`."""
         self._news.set()
 
     def dropped(self, partitions: Iterable[TopicPartition]) -> None:
-        """Nothing is kept of what was fetched."""
+        """Ignore the call: this fetcher keeps no fetched records."""
 
     def consumed(self) -> Mapping[TopicPartition, int]:
-        """The positions after what was handed out."""
+        """Return the positions after the returned records."""
         return self._fetcher.consumed()
 
     def stamp(self, topic: str) -> UUID:
-        """What stands for a topic's id to a classic member."""
+        """Return a classic member's substitute for a topic id."""
         return self._ids.get(topic) or nameless(topic)
 
     # -- watching the member -------------------------------------------------------------------------------------------
 
     def noted(self, reply: Any, note: Any) -> None:
-        """Keep what the rules want the receiver of a reply to know."""
+        """Note the values that the rules need of the receiver of a reply."""
         self._notes[id(reply)] = reply, note
 
     def _watch(self, member: Member) -> None:

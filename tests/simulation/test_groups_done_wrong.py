@@ -1,4 +1,4 @@
-"""Groups that do one thing wrong are found out by the rules of `groups_rules`, and within a few lives."""
+"""Mutants of the group machines and drivers: the rules of `groups_rules` detect each within a few lives."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MOVING = {
 
 
 def believing() -> AbstractContextManager[object]:
-    """What a member has to let go of is given to others before it says that it did."""
+    """Partitions to be revoked are assigned to others before the member has acknowledged the revocation."""
     reconcile = heartbeat.reconcile
     return mock.patch.object(
         heartbeat, "reconcile", lambda group, member, _, waits: reconcile(group, member, NOTHING, waits)
@@ -51,7 +51,7 @@ def believing() -> AbstractContextManager[object]:
 
 
 def forgetting() -> AbstractContextManager[object]:
-    """A member that lets go of a partition late, in a log that was compacted meanwhile, takes it from its new owner."""
+    """A late revocation, in a log compacted meanwhile, takes the partition from its new owner."""
 
     def let_go(group: ConsumerGroup, member: Member) -> None:
         for partition in member.holds:
@@ -61,12 +61,12 @@ def forgetting() -> AbstractContextManager[object]:
 
 
 def hasty() -> AbstractContextManager[object]:
-    """A member takes what it has just told the coordinator not to own."""
+    """A member assigns partitions that its last heartbeat excluded."""
     return mock.patch.object(ConsumerMember, "_unsure", property(lambda _: False, lambda _, __: None), create=True)
 
 
 def trusting() -> AbstractContextManager[object]:
-    """Whoever commits is believed to be a member."""
+    """Every committer counts as a member."""
     return mock.patch.object(offsets, "_commit_error", return_value=ErrorCode.NONE)
 
 
@@ -81,12 +81,12 @@ def impatient() -> AbstractContextManager[object]:
 
 
 def moving_on() -> AbstractContextManager[object]:
-    """What classic members are letting go of is forgotten when their group moves to the other protocol."""
+    """Pending revocations of classic members are dropped when their group moves to the other protocol."""
     return mock.patch.object(migration, "assignment_of", return_value=NOTHING)
 
 
 def overtaking() -> AbstractContextManager[object]:
-    """Partitions are given though records that come before theirs are unread."""
+    """Partitions are assigned although earlier records of their keys are unread."""
     return mock.patch.object(gates, "closed_partitions", return_value=frozenset())
 
 
@@ -100,7 +100,7 @@ def uncooperative() -> AbstractContextManager[object]:
 
 
 def waiting_forever() -> AbstractContextManager[object]:
-    """After a fail-over nobody is expected to let go in time any more."""
+    """After a fail-over no revocation has a deadline."""
     loaded = Coordinator.loaded
 
     def load(self: Coordinator, now_ms: int) -> Any:
@@ -111,12 +111,12 @@ def waiting_forever() -> AbstractContextManager[object]:
 
 
 def remembering() -> AbstractContextManager[object]:
-    """How long an owner has committed nothing of a partition counts on when it has had to give it away meanwhile."""
+    """The time without commits in a partition counts on although its owner had to revoke the partition meanwhile."""
     return mock.patch.object(Step, "forget_silence")
 
 
 def starting_at_zero() -> AbstractContextManager[object]:
-    """A partition of which nothing is committed is taken to be unread from offset 0, though its log starts later."""
+    """A partition without commits counts as unread from offset 0, though its log starts later."""
     closed = gates.closed_partitions
 
     def from_zero(group: ConsumerGroup, topic: TopicImage, *given: Any) -> frozenset[int]:
@@ -126,17 +126,17 @@ def starting_at_zero() -> AbstractContextManager[object]:
 
 
 def hoarding() -> AbstractContextManager[object]:
-    """Positions are kept though nobody has used them for the retention time."""
+    """Committed offsets are kept beyond the retention time."""
     return mock.patch.object(offsets.Offsets, "expired", return_value=([], False))
 
 
 def answering_early() -> AbstractContextManager[object]:
-    """The shard gives replies that are based upon what is not durable."""
+    """The shard sends replies that are based on records that are not durable."""
     return mock.patch.object(Shard, "_when_durable", lambda self, reply: reply)
 
 
 def trusting_its_log() -> AbstractContextManager[object]:
-    """The shard goes on with a machine that has applied what the log has lost."""
+    """The shard keeps a machine that has applied records lost by the log."""
 
     def fail(self: Any, *_: object) -> None:
         self._committing = None
@@ -145,12 +145,12 @@ def trusting_its_log() -> AbstractContextManager[object]:
 
 
 def sleeping() -> AbstractContextManager[object]:
-    """No timer rings."""
+    """No timer fires."""
     return mock.patch.object(Timers, "_wake")
 
 
 def incurious() -> AbstractContextManager[object]:
-    """The client's driver does not find out what topics its member asks about."""
+    """The client's driver does not look up the topics that its member requests."""
 
     async def learn_nothing(self: MemberDriver) -> None:
         pass
@@ -159,7 +159,7 @@ def incurious() -> AbstractContextManager[object]:
 
 
 def sulking() -> AbstractContextManager[object]:
-    """The client's driver does not tell its member that a request has failed."""
+    """The client's driver does not report failed requests to its member."""
     send = MemberDriver._send
 
     async def send_once(self: MemberDriver, step: Any) -> None:
