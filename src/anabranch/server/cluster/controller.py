@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.machines.controller import nodes, views
@@ -99,7 +99,12 @@ class Controller:
 
         A step that has begun runs to its end even if its caller is cancelled: persisted records are always applied.
         """
-        return await asyncio.shield(asyncio.get_running_loop().create_task(self._step(decide)))
+        step = asyncio.get_running_loop().create_task(self._step(decide))
+        try:
+            return await asyncio.shield(step)
+        except asyncio.CancelledError:
+            step.add_done_callback(_log_failure)
+            raise
 
     async def _step(self, decide: Callable[[ControllerState], Decision[Reply]]) -> Reply:
         async with self._turn:
@@ -279,6 +284,13 @@ def _parents(path: str) -> list[str]:
     """The paths of the nodes above one, from the top; without the root, which no tree is without."""
     parts = path.split("/")[1:-1]
     return ["/" + "/".join(parts[: length + 1]) for length in range(len(parts))]
+
+
+def _log_failure(step: asyncio.Task[Any]) -> None:
+    """Log the error of a step whose caller was cancelled."""
+    if not step.cancelled() and (error := step.exception()) is not None:
+        defect = None if isinstance(error, OSError) else error
+        events.error("step of a cancelled request failed", reason=error, exception=defect)
 
 
 def _has_retiring(topic: Topic) -> bool:

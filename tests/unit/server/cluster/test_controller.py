@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -116,6 +118,36 @@ def test_a_step_whose_caller_is_cancelled_is_persisted_and_applied(tmp_path: Pat
         await controller.stop()
 
     asyncio.run(story())
+
+
+def test_a_step_that_is_refused_when_its_caller_is_gone_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    unretrieved: list[dict[str, Any]] = []
+
+    async def story() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unretrieved.append(context))
+        world = World(tmp_path)
+        controller = await world.start()
+        paused, go_on = asyncio.Event(), asyncio.Event()
+
+        async def pause() -> None:
+            paused.set()
+            await go_on.wait()
+            raise OSError(errno.ENOSPC, "no space")
+
+        world.pause = pause
+        request = asyncio.ensure_future(create(controller, "a"))
+        await paused.wait()
+        request.cancel()
+        await asyncio.wait([request])
+        go_on.set()
+        await controller.stop()
+        gc.collect()
+
+    asyncio.run(story())
+    assert not unretrieved
+    assert [record.message for record in caplog.records].count("step of a cancelled request failed") == 1
 
 
 def test_a_step_that_the_store_refuses_changes_nothing(tmp_path: Path) -> None:
