@@ -368,7 +368,7 @@ class Replicas:
                     partition.snapshot()
                     partition.log.checkpoint()
                 await self._compact(partition, now_ms)
-            except OSError as error:
+            except (OSError, OfflineLogError) as error:
                 events.warning("retention or producer snapshot failed", partition=partition.name, reason=error)
             await asyncio.sleep(0)
         try:
@@ -384,6 +384,8 @@ class Replicas:
         if cleaning is not None:
             loop = asyncio.get_running_loop()
             cleaned = await loop.run_in_executor(self._threads, cleaning.run)
+            if partition.unavailable() is not ErrorCode.NONE:
+                return  # The replica was stopped meanwhile; the checkpoint of its log must stay forgotten.
             if cleaned.forgotten:
                 partition.forget_aborted(cleaned.forgotten)
             partition.before_delete(log.high_watermark)
