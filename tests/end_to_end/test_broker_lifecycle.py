@@ -22,6 +22,7 @@ from anabranch.protocol.messages.describe_log_dirs import DescribeLogDirsRequest
 from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
 from anabranch.runtime.disk import Disk, File
 from anabranch.server.broker import Broker
+from anabranch.server.partitions.replicas import Replicas
 from anabranch.server.settings import Settings
 from tests.crash.loop import CrashLoop
 from tests.support.broker import ROOT, BrokerProcess, running
@@ -210,6 +211,29 @@ def test_after_a_failed_sync_the_same_batch_is_taken_once_the_disk_is_well(tmp_p
             assert await broker.stop()
 
     asyncio.run(serve_in_process())
+
+
+def test_a_defect_in_a_round_of_upkeep_is_logged_and_the_next_round_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rounds = asyncio.Semaphore(0)
+
+    async def maintain(replicas: Replicas, producer_idle_max_ms: int) -> None:
+        rounds.release()
+        raise RuntimeError("a defect")
+
+    async def serve_in_process() -> None:
+        settings = {"listeners": "127.0.0.1:0", "metrics.listener": "", "log.dirs": str(tmp_path)}
+        broker = Broker(Settings.of({**settings, "log.retention.check.interval.ms": "1"}))
+        await broker.start()
+        async with asyncio.timeout(10):
+            await rounds.acquire()
+            await rounds.acquire()
+        assert await broker.stop()
+
+    monkeypatch.setattr(Replicas, "maintain", maintain)
+    asyncio.run(serve_in_process())
+    assert "upkeep failed" in [record.message for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_damage_takes_one_partition_offline_and_the_others_serve(tmp_path: Path) -> None:

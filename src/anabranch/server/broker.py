@@ -242,6 +242,8 @@ class Broker:
                 await work()
             except OSError as error:
                 events.warning("upkeep failed", work=getattr(work, "__name__", "?"), reason=error)
+            except Exception as error:  # A defect: without upkeep the logs would grow until the next start.
+                events.error("upkeep failed", work=getattr(work, "__name__", "?"), exception=error)
 
     async def _keep_up(self) -> None:
         await self.context.replicas.maintain(self.settings.producer_id_expiration_ms)
