@@ -570,6 +570,7 @@ class Client:
     def _took(self, event: Event) -> None:
         self._carrying = event
         self.world.say("%s carries out %s", self.name, event)
+        self.world.upheavals += isinstance(event, Lost)
         if isinstance(event, Assign):
             for owned in event.partitions:
                 if owned.topic_id == NO_TOPIC_ID:

@@ -253,6 +253,7 @@ class Rules:
         self._revoking_ms.pop((group_id, member_id), None)
         self.counts["removed"] += 1
         self.world.say("  %s forgets %s (%s)", group_id, member_id, why)
+        self.world.upheavals += 1
 
     def _assert_rightly(self, cause: Cause, group_id: str, before: Seen, member_id: str, member: Any) -> None:
         """Check that a removed member was removed rightly."""

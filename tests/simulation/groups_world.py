@@ -48,6 +48,8 @@ class World:
         self.loop = VirtualLoop(seed, steps_max=STEPS_MAX)
         self.transcript: list[str] | None = [] if show else None
         self._disturbed_until_ms = 0
+        self.upheavals = 0
+        """Members that began, were removed, or lost their partitions: after each, groups have to converge once more."""
         self.newest_connection = 0
         self._tickets = 0
         self._names = 0
@@ -251,6 +253,7 @@ class World:
 
     def start(self, group_id: str, *, instance: str | None = None, classic: bool | None = None) -> Client:
         """A process begins."""
+        self.upheavals += 1
         chance, theme = self.chance, self.theme
         if classic is None:
             classic = chance.random() < theme.classic
@@ -327,13 +330,17 @@ class World:
         # What is under way may yet arrive, who is yet to begin begins, and clients hear what topics there are.
         late = [connection.stalled_until_ms for connection in self.connections]
         self.run_until(max([self.now_ms + self.theme.metadata_age_ms, self._disturbed_until_ms, *late]))
-        while (missing := self.missing()) is not None:
+        upheavals = -1
+        while (missing := self.missing()) is not None or upheavals != self.upheavals:
             assert self.now_ms < deadline_ms, missing
-            self.run_until(self.now_ms + CHECK_EVERY_MS)
-        self.say("all groups have converged")
-        until_ms = self.now_ms + 3 * self.theme.heartbeat_interval_ms
-        self.run_until(until_ms)
-        assert self.missing() is None, f"converged, and then: {self.missing()}"
+            if missing is not None:
+                self.run_until(self.now_ms + CHECK_EVERY_MS)
+                continue
+            self.say("all groups have converged")
+            upheavals = self.upheavals
+            self.run_until(self.now_ms + 3 * self.theme.heartbeat_interval_ms)
+            missing = self.missing()
+            assert missing is None or upheavals != self.upheavals, f"converged, and then: {missing}"
         self._check_logs()
 
     def _check_logs(self) -> None:

@@ -1,6 +1,7 @@
 """The starting positions of a member's partitions, and the group's positions in partitions that closed gates wait on.
 
-Positions come from committed offsets. A failed read is retried, and never taken for a missing offset.
+Positions come from committed offsets. A failed read is retried, and never taken for a missing offset. A read is dropped
+if the member's epoch has changed meanwhile: a partition may have been lost, read by others, and assigned again.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class Positions:
             again = False
             try:
                 found = await self._committed(awaiting, identity)
+                if self._context.identity() != identity:
+                    continue
                 without: list[TopicPartition] = []
                 for tp, result in found.items():
                     if isinstance(result, ErrorCode):
@@ -56,7 +59,7 @@ class Positions:
                     else:
                         without.append(tp)
                 if without:
-                    await self._begin_without(without)
+                    await self._begin_without(without, identity)
             except (AnabranchError, OSError) as error:
                 if is_final(error):
                     self._context.error = error
@@ -67,8 +70,8 @@ class Positions:
             if again or self._context.fetcher.awaiting() == awaiting:
                 await self._context.epoch_or_pause(identity)
 
-    async def _begin_without(self, partitions: list[TopicPartition]) -> None:
-        """Set the starting positions of partitions without a committed offset."""
+    async def _begin_without(self, partitions: list[TopicPartition], identity: MemberIdentity) -> None:
+        """Set the starting positions of partitions without a committed offset, as long as `identity` is current."""
         reset = self._settings.auto_offset_reset
         if reset == "none":
             names = ", ".join(map(str, partitions))
@@ -83,7 +86,9 @@ class Positions:
         for topic in {tp.topic for tp in partitions}:
             view = await self._context.cluster.view(topic)
             every = [TopicPartition(topic, number) for number in sorted(view.leaders)]
-            found = await self._committed(every, self._context.identity())
+            found = await self._committed(every, identity)
+            if self._context.identity() != identity:
+                return
             committed = {
                 tp.partition for tp, at in found.items() if isinstance(at, OffsetAndMetadata) and at.offset >= 0
             }

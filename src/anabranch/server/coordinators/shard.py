@@ -304,10 +304,10 @@ class Shard(Generic[MachineT, RecordT]):
             self._committing.add_done_callback(self._on_committed)
 
     def _on_committed(self, commit: asyncio.Future[None]) -> None:
-        if commit is not self._committing:
-            return  # Of an earlier life.
-        self._committing = None
         error = commit.exception()
+        if commit is not self._committing:
+            return  # A commit from before the shard failed: its waiters have been refused.
+        self._committing = None
         if error is not None:
             self._fail("records not synced", error)
             return

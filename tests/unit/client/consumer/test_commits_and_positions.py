@@ -51,7 +51,7 @@ class Coordinator:
         result = self.results.pop(0)
         if isinstance(result, Exception):
             raise result
-        return result
+        return result() if callable(result) else result
 
     async def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], ids: Mapping[str, UUID], member: MemberIdentity
@@ -221,6 +221,29 @@ def test_a_granted_partition_begins_at_its_committed_offset_once_that_can_be_rea
         world = granted({P0: ErrorCode.UNSTABLE_OFFSET_COMMIT, P1: OffsetAndMetadata(9)}, {P0: OffsetAndMetadata(4)})
         await world.positions.find()
         assert world.fetcher.positions() == {P0: 4, P1: 9}
+
+    run(scenario)
+
+
+def test_offsets_read_before_the_member_had_another_epoch_are_dropped() -> None:
+    """A partition that was lost and assigned again between was read by another member: its offset has moved."""
+
+    async def scenario() -> None:
+        epochs = [7]
+
+        def late() -> Result:
+            epochs.append(10)
+            return {P0: OffsetAndMetadata(4), P1: OffsetAndMetadata(9)}
+
+        for results in (
+            [late, {P0: OffsetAndMetadata(6), P1: OffsetAndMetadata(11)}],
+            [NOTHING, late, {P0: OffsetAndMetadata(6), P1: OffsetAndMetadata(11)}],
+        ):
+            epochs[:] = [7]
+            world = granted(*cast(list[Result], results))
+            world.context.identity = lambda: MemberIdentity("m", epochs[-1])  # type: ignore[method-assign]
+            await world.positions.find()
+            assert world.fetcher.positions() == {P0: 6, P1: 11}
 
     run(scenario)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -449,3 +451,33 @@ def append(world: World, pairs: list[tuple[bytes | None, bytes | None]], produce
 def mark(world: World, producer_id: int, *, commit: bool) -> None:
     marker = end_transaction_marker(producer_id, 0, commit=commit, coordinator_epoch=0, timestamp_ms=1_000)
     world.partition.append(marker, parse_header(marker), 1_000)
+
+
+def test_the_error_of_a_sync_from_before_the_shard_failed_is_not_left_to_asyncio(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[dict[str, Any]] = []
+
+    async def story(world: World) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+        syncs: list[asyncio.Future[None]] = []
+
+        def commit(_: Partition) -> asyncio.Future[None]:
+            syncs.append(asyncio.get_running_loop().create_future())
+            return syncs[-1]
+
+        monkeypatch.setattr(world.shard, "_commit", commit)
+        first = asyncio.ensure_future(world.put("a", "1"))
+        await until(lambda: bool(syncs))
+        with monkeypatch.context() as broken:
+            broken.setattr(Partition, "append", mock.Mock(side_effect=OSError(5, "the disk does not write")))
+            with pytest.raises(ApiError):
+                await world.put("b", "2")
+        with pytest.raises(ApiError):
+            await first
+        syncs.pop().set_exception(OSError(5, "the disk does not write"))
+        await asyncio.sleep(0)
+        gc.collect()
+
+    play(World(tmp_path), story)
+    assert reported == []
