@@ -80,6 +80,8 @@ class PositionRules:
                 assert part.committed_offset >= before[1], f"{key} goes back from {before} by {request}"
         self._rules.change(self.committed, key, (topic_id, part.committed_offset))
         self._rules.change(self._committers, key, committer)
+        # A commit by name may be of a deleted topic's records: the partition has some, too, or its gates never open.
+        self._world.silent.discard((topic_id, part.partition_index))
         self._rules.change(self._committed_ms, key, self._world.now_ms)
         self._rules.counts["commits"] += 1
 
