@@ -14,12 +14,10 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from anabranch.base.errors import DecodeError
 from anabranch.base.ids import NO_LEADER_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
 from anabranch.base.limits import DECOMPRESSION_RATIO_MAX, MESSAGE_SIZE_MAX
-from anabranch.records.checksum import changed
+from anabranch.records.checksum import changed, crc32c
 from anabranch.records.compression import COMPRESSION_MASK, Bytes, Compression, compress, decompress
 from anabranch.records.rows import iterate
 

@@ -11,11 +11,11 @@ from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
-from crc32c import crc32c
 from numpy.typing import NDArray
 
 from anabranch.base.errors import DecodeError
 from anabranch.records.batch import CONTROL, HEADER_SIZE, LENGTH_END, MAGIC, TRANSACTIONAL, ChecksumError
+from anabranch.records.checksum import crc32c
 from anabranch.records.compression import COMPRESSION_MASK
 
 _LENGTH = Struct(">i")

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import mmap
 import os
-import shutil
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -131,7 +130,9 @@ class Disk:
     def remove_tree(self, path: Path) -> None:
         """Remove a directory with its contents; a missing one is no error."""
         with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(path)
+            from shutil import rmtree  # it imports every archive format, and a start needs none
+
+            rmtree(path)
 
     def sync_directory(self, path: Path) -> None:
         """Make the names in a directory durable."""

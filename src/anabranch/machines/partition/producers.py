@@ -21,12 +21,11 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import NamedTuple, Protocol
 
-from crc32c import crc32c
-
 from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.base.ids import NO_PRODUCER_ID, NO_SEQUENCE
 from anabranch.base.limits import PRODUCER_BATCHES_REMEMBERED, PRODUCER_ID_BITS, PRODUCERS_PER_PARTITION_MAX
 from anabranch.machines.partition.aborted import AbortedTransaction, AbortedTransactions
+from anabranch.records.checksum import crc32c
 
 SEQUENCE_MAX = 2**31 - 1
 _SEQUENCES = 2**31

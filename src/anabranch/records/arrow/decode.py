@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from crc32c import crc32c
 from numpy.typing import NDArray
 
 from anabranch.base.errors import DecodeError
@@ -29,6 +28,7 @@ from anabranch.records.batch import (
     parse_end_transaction_marker,
     parse_header,
 )
+from anabranch.records.checksum import crc32c
 from anabranch.records.compression import (
     COMPRESSION_MASK,
     Bytes,

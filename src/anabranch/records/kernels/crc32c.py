@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
-from crc32c import crc32c
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba import types
@@ -19,6 +18,7 @@ from numba.core import cgutils, config
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from anabranch.records.checksum import crc32c
 from anabranch.records.kernels.compiled import inlined
 from anabranch.records.kernels.memory import MASK_32, PROCESSOR, declare, i64, prefetch_to_read, u8, u32
 
