@@ -1,15 +1,24 @@
-"""ConsumerGroupPosition (API 10001), ours, from KIP-253 (Protocol 3 and 4): how far each member of a group is."""
+"""ConsumerGroupPosition (API 10001), ours, from KIP-253 (Protocol 3 and 4): how far each member of a group is.
+
+A member keeps one such question open while gates may wait in its group. The coordinator answers at once when it has
+news, and parks the question up to `max_wait_ms` otherwise; a later question of the same member ends the parked one,
+which is answered with what is known.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from uuid import UUID
 
-from anabranch.codec import array, boolean, int16, int32, int64, message, string, struct
+from anabranch.codec import array, boolean, int16, int32, int64, message, string, struct, uuid
 
 
 @struct()
 class ConsumerGroupPositionRequestPartition:
-    """A partition that the member owns and its position (-1: none), or one whose position the member needs."""
+    """A partition that the member owns and its position (-1: nothing new), or one whose position the member needs.
+
+    With `need_position`, `position` is what the member knows already; -1: nothing.
+    """
 
     partition: int = int32()
     need_position: bool = boolean()
@@ -22,16 +31,19 @@ class ConsumerGroupPositionRequestTopic:
 
     topic: str = string()
     partitions: Sequence[ConsumerGroupPositionRequestPartition] = array(ConsumerGroupPositionRequestPartition)
+    topic_id: UUID = uuid(tag=10000)
 
 
 @message(api_key=10001, versions="0", flexible="0+")
 class ConsumerGroupPositionRequest:
-    """Report committed positions, and ask for those that gates wait on."""
+    """Report positions, and ask for those that gates wait on."""
 
     group_id: str = string()
     generation_id: int = int32()
+    """The member epoch of the consumer protocol, the generation of the classic one."""
     member_id: str = string()
     topics: Sequence[ConsumerGroupPositionRequestTopic] = array(ConsumerGroupPositionRequestTopic)
+    max_wait_ms: int = int32(tag=10000, default=0)
 
 
 @struct()
@@ -41,6 +53,8 @@ class ConsumerGroupPositionResponsePartition:
     partition: int = int32()
     need_position: bool = boolean()
     position: int = int64(default=-1)
+    overdue: bool = boolean(tag=10000)
+    """The gate may open by time: the position has not changed for its owner's rebalance timeout."""
 
 
 @struct()
@@ -53,7 +67,10 @@ class ConsumerGroupPositionResponseTopic:
 
 @message(api_key=10001, versions="0", flexible="0+")
 class ConsumerGroupPositionResponse:
-    """Positions of the group, and the partitions whose positions other members need."""
+    """Positions of the group, and the partitions whose positions other members need.
+
+    REBALANCE_IN_PROGRESS asks for a heartbeat at once: the member has something to reconcile.
+    """
 
     throttle_time_ms: int = int32()
     topics: Sequence[ConsumerGroupPositionResponseTopic] = array(ConsumerGroupPositionResponseTopic)
