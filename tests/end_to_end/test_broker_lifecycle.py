@@ -390,6 +390,10 @@ def test_killed_at_any_moment_of_produces_and_resizes_it_loses_and_doubles_nothi
         for _ in range(3):
             loop.round()
         loop.verify()
+        while not loop.moves:
+            assert loop.kills < 15, "no key ever moved to another partition"
+            loop.round()
+            loop.verify()
 
 
 def test_the_broker_starts_without_the_libraries_that_it_does_not_need() -> None:

@@ -1,0 +1,209 @@
+"""What the applications of one group were handed, and the promise read off it (ordering.md, section 1).
+
+An observer outside of every client and broker. Each application tells the partitions it is given, the records it is
+handed, and its commits; producers number the records of each key. The promise, for every producer and key:
+
+- first deliveries come in the order of sending, and none is left out;
+- a record whose predecessor lies in another partition is handed out only after that predecessor was committed;
+- a record is handed out again only to an owner that began when the record was not committed.
+
+A commit may be in doubt: of `committing` and not yet `committed` nobody knows whether a coordinator has seen it. Doubt
+never counts against the clients: a violation is reported only where no outcome of the commits in doubt explains it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+PLACES_MAX = 5_000
+"""The newest records of a key whose places are kept: older ones that were appended twice are not recognized."""
+Partition = tuple[str, int]
+"""A topic and a partition. A topic that is made again is another topic: tests give each life a name of its own."""
+Stream = tuple[str, str]
+"""A producer and one of its keys."""
+
+
+class Handed(NamedTuple):
+    """One record as an application gets it."""
+
+    producer: str
+    key: str
+    number: int
+    """The place of the record among those of its producer and key, from 0."""
+    partition: Partition
+    offset: int
+
+    @property
+    def stream(self) -> Stream:
+        return self.producer, self.key
+
+    def __str__(self) -> str:
+        topic, number = self.partition
+        return f"{self.producer}/{self.key} #{self.number} ({topic}-{number} @ {self.offset})"
+
+
+class OrderError(AssertionError):
+    """The promise is broken."""
+
+
+def _nothing_is_deleted(partition: Partition, offset: int) -> bool:
+    return False
+
+
+class ApplicationEdge:
+    """The deliveries and commits of one group."""
+
+    def __init__(
+        self,
+        *,
+        deleted: Callable[[Partition, int], bool] = _nothing_is_deleted,
+        place_of: Callable[[Stream, int], tuple[Partition, int] | None] = lambda stream, number: None,
+        begins_late: bool = False,
+        patience_ms: int | None = None,
+    ) -> None:
+        """`deleted`: whether the record at an offset was removed by retention or DeleteRecords. `place_of`: where the
+        log has a record that was not handed out; None where nobody knows. `begins_late`: the group reads from `latest`,
+        so the first record of a key may be any. `patience_ms`: the rebalance timeout, for applications that leave
+        records uncommitted; a gate opens by time when the position before it has not changed for so long (6.1).
+        """
+        self._deleted = deleted
+        self._place_of = place_of
+        self._begins_late = begins_late
+        self._patience_ms = patience_ms
+        self._last: dict[Stream, Handed] = {}
+        """The newest record of each key that was handed out for the first time."""
+        self._places: dict[Stream, dict[int, tuple[Partition, int]]] = defaultdict(dict)
+        """Where the records of a key were that may be handed out again."""
+        self._surely: dict[Partition, int] = {}
+        """The committed offset that is known to be written."""
+        self._doubtful: dict[Partition, list[int]] = defaultdict(list)
+        """Offsets of commits without an outcome."""
+        self._changed_ms: dict[Partition, int] = {}
+        """When the committed offset changed, or the first record was handed out."""
+        self._floors: dict[tuple[str, Partition], int] = {}
+        """The committed offset when a member was given a partition."""
+        self.skipped = 0
+        """Records that were deleted before they were handed out."""
+        self.first_deliveries = 0
+        self.repetitions = 0
+        self.moves = 0
+        """First deliveries of records whose predecessor lies in another partition: each had to wait for a commit."""
+        self.by_partition: dict[Partition, int] = defaultdict(int)
+        """The number of first deliveries."""
+
+    # -- what applications tell ----------------------------------------------------------------------------------------
+
+    def assigned(self, member: str, partitions: Iterable[Partition]) -> None:
+        """Note that a member begins with these partitions: what is committed by now must not come again."""
+        for partition in partitions:
+            self._floors[member, partition] = self._surely.get(partition, 0)
+
+    def committing(self, offsets: Mapping[Partition, int]) -> None:
+        """Note commits that have no outcome yet."""
+        for partition, offset in offsets.items():
+            self._doubtful[partition].append(offset)
+
+    def committed(self, offsets: Mapping[Partition, int], now_ms: int = 0) -> None:
+        """Note commits that the coordinator acknowledged, or that it was asked for."""
+        for partition, offset in offsets.items():
+            if offset in self._doubtful[partition]:
+                self._doubtful[partition].remove(offset)
+            if self._surely.get(partition) != offset:
+                self._surely[partition] = offset
+                self._changed_ms[partition] = now_ms
+
+    def refused(self, offsets: Mapping[Partition, int]) -> None:
+        """Note commits that the coordinator refused."""
+        for partition, offset in offsets.items():
+            if offset in self._doubtful[partition]:
+                self._doubtful[partition].remove(offset)
+
+    def delivered(self, member: str, record: Handed, now_ms: int = 0) -> None:
+        """Check one record at the moment an application is handed it. OrderError."""
+        self._changed_ms.setdefault(record.partition, now_ms)
+        last = self._last.get(record.stream)
+        if last is not None and record.number <= last.number:
+            self._delivered_again(member, record)
+            return
+        self._nothing_left_out(member, record, last)
+        before = self._predecessor(record, last)
+        if before is not None and before[0] != record.partition:
+            self.moves += 1
+            self._predecessor_committed(member, record, *before, now_ms)
+        places = self._places[record.stream]
+        places[record.number] = record.partition, record.offset
+        places.pop(record.number - PLACES_MAX, None)
+        self._last[record.stream] = record
+        self.first_deliveries += 1
+        self.by_partition[record.partition] += 1
+
+    # -- the promise ---------------------------------------------------------------------------------------------------
+
+    def _delivered_again(self, member: str, record: Handed) -> None:
+        known = self._places[record.stream].get(record.number)
+        if known is not None and known != (record.partition, record.offset):
+            raise OrderError(f"{member} was handed {record}, which is at {known}, too: appended twice")
+        floor = self._floors.get((member, record.partition), 0)
+        if record.offset < floor:
+            raise OrderError(f"{member} was handed {record} again; {floor} was committed before it began there")
+        self.repetitions += 1
+
+    def _nothing_left_out(self, member: str, record: Handed, last: Handed | None) -> None:
+        if last is None and self._begins_late:
+            return
+        for number in range(0 if last is None else last.number + 1, record.number):
+            place = self._place_of(record.stream, number)
+            if place is None or not self._deleted(*place):
+                since = "nothing" if last is None else str(last)
+                raise OrderError(f"{member} was handed {record} after {since}: #{number} at {place} is left out")
+            self.skipped += 1
+
+    def _predecessor(self, record: Handed, last: Handed | None) -> tuple[Partition, int] | None:
+        """The place of the record before, or of the newest before it that was not deleted unread."""
+        return None if last is None else (last.partition, last.offset)
+
+    def _predecessor_committed(
+        self, member: str, record: Handed, partition: Partition, offset: int, now_ms: int
+    ) -> None:
+        if self._deleted(partition, offset):
+            return
+        if max([self._surely.get(partition, 0), *self._doubtful[partition]]) > offset:
+            return
+        quiet_ms = now_ms - self._changed_ms.get(partition, now_ms)
+        if self._patience_ms is not None and quiet_ms >= self._patience_ms:
+            return
+        committed = self._surely.get(partition)
+        raise OrderError(
+            f"{member} was handed {record} before {self._last[record.stream]} was committed: {partition[0]}-"
+            f"{partition[1]} is at {committed}, in doubt {self._doubtful[partition]}"
+        )
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def reached(self, stream: Stream) -> int:
+        """Return the number of the next record of a key that was never handed out."""
+        last = self._last.get(stream)
+        return 0 if last is None else last.number + 1
+
+    def missing(self, sent: Mapping[Stream, int], since: Mapping[Stream, int] | None = None) -> dict[Stream, list[int]]:
+        """Return the numbers from `since` (0) up to `sent` that were neither handed out nor deleted, by key."""
+        found: dict[Stream, list[int]] = {}
+        for stream, count in sent.items():
+            first = max(self.reached(stream), 0 if since is None else since.get(stream, 0))
+            left = [number for number in range(first, count) if not self._is_deleted(stream, number)]
+            if left:
+                found[stream] = left
+        return found
+
+    def _is_deleted(self, stream: Stream, number: int) -> bool:
+        place = self._place_of(stream, number)
+        return place is not None and self._deleted(*place)
+
+    def check_complete(self, sent: Mapping[Stream, int], since: Mapping[Stream, int] | None = None) -> None:
+        """Check that every record from `since` (0) on was handed out. OrderError."""
+        missing = self.missing(sent, since)
+        if missing:
+            some = {stream: numbers[:5] for stream, numbers in sorted(missing.items())[:5]}
+            raise OrderError(f"{sum(map(len, missing.values()))} records were never handed out: {some}")

@@ -1,0 +1,170 @@
+"""The edge finds every kind of broken history, and lets through what the promise allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.application_edge import ApplicationEdge, Handed, OrderError
+
+P0, P1 = ("t", 0), ("t", 1)
+
+
+def handed(number: int, partition: tuple[str, int] = P0, offset: int | None = None, key: str = "k") -> Handed:
+    return Handed("p", key, number, partition, number if offset is None else offset)
+
+
+def begun(**given: object) -> ApplicationEdge:
+    """An edge whose member m was handed #0 and #1 of partition 0."""
+    edge = ApplicationEdge(**given)  # type: ignore[arg-type]
+    edge.assigned("m", [P0, P1])
+    for number in range(2):
+        edge.delivered("m", handed(number))
+    return edge
+
+
+def out_of_order(edge: ApplicationEdge) -> None:
+    edge.delivered("m", handed(3))
+    edge.delivered("m", handed(2))
+
+
+def first_one_left_out(edge: ApplicationEdge) -> None:
+    edge.delivered("m", handed(1, key="another"))
+
+
+def moved_without_a_commit(edge: ApplicationEdge) -> None:
+    edge.delivered("m", handed(2, P1, 0))
+
+
+def moved_to_another_member_without_a_commit(edge: ApplicationEdge) -> None:
+    edge.assigned("n", [P1])
+    edge.delivered("n", handed(2, P1, 0))
+
+
+def moved_after_a_commit_that_is_too_low(edge: ApplicationEdge) -> None:
+    edge.committed({P0: 1})
+    edge.delivered("m", handed(2, P1, 0))
+
+
+def moved_after_a_commit_that_was_refused(edge: ApplicationEdge) -> None:
+    edge.committing({P0: 2})
+    edge.refused({P0: 2})
+    edge.delivered("m", handed(2, P1, 0))
+
+
+def moved_after_a_commit_of_another_partition(edge: ApplicationEdge) -> None:
+    edge.committed({("t", 2): 9, ("u", 0): 9})
+    edge.delivered("m", handed(2, P1, 0))
+
+
+def committed_and_handed_to_the_next_owner(edge: ApplicationEdge) -> None:
+    edge.committed({P0: 2})
+    edge.assigned("n", [P0])
+    edge.delivered("n", handed(1))
+
+
+def appended_twice(edge: ApplicationEdge) -> None:
+    edge.delivered("m", handed(1, P0, 7))
+
+
+def appended_twice_in_two_partitions(edge: ApplicationEdge) -> None:
+    edge.committed({P0: 2})
+    edge.delivered("m", handed(2, P1, 0))
+    edge.delivered("m", handed(1, P1, 1))
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        out_of_order,
+        first_one_left_out,
+        moved_without_a_commit,
+        moved_to_another_member_without_a_commit,
+        moved_after_a_commit_that_is_too_low,
+        moved_after_a_commit_that_was_refused,
+        moved_after_a_commit_of_another_partition,
+        committed_and_handed_to_the_next_owner,
+        appended_twice,
+        appended_twice_in_two_partitions,
+    ],
+)
+def test_a_broken_history_is_found(history: Callable[[ApplicationEdge], None]) -> None:
+    edge = begun()
+    with pytest.raises(OrderError):
+        history(edge)
+
+
+def test_a_record_may_move_when_its_predecessor_is_committed_or_may_be() -> None:
+    for tell in (ApplicationEdge.committed, ApplicationEdge.committing):
+        edge = begun()
+        tell(edge, {P0: 2})
+        edge.delivered("m", handed(2, P1, 0))
+        assert (edge.moves, edge.first_deliveries, edge.by_partition[P1]) == (1, 3, 1)
+
+
+def test_an_uncommitted_record_may_come_again_to_the_next_owner() -> None:
+    edge = begun()
+    edge.committed({P0: 1})
+    edge.assigned("n", [P0])
+    edge.delivered("n", handed(1))
+    assert edge.repetitions == 1
+    with pytest.raises(OrderError):
+        edge.delivered("n", handed(0))
+
+
+def test_what_is_committed_while_a_member_owns_the_partition_may_still_come_to_it() -> None:
+    edge = begun()
+    edge.assigned("n", [P0])
+    edge.committed({P0: 2})
+    edge.delivered("n", handed(0))
+    assert edge.repetitions == 1
+
+
+def test_only_deleted_records_may_be_left_out() -> None:
+    deleted = {(P0, 2)}
+    places = {("p", "k"): {2: (P0, 2), 3: (P0, 3)}}
+    edge = begun(
+        deleted=lambda partition, offset: (partition, offset) in deleted,
+        place_of=lambda stream, number: places[stream].get(number),
+    )
+    edge.delivered("m", handed(3))
+    assert edge.skipped == 1
+    edge = begun(deleted=lambda partition, offset: False, place_of=lambda stream, number: places[stream].get(number))
+    with pytest.raises(OrderError, match="left out"):
+        edge.delivered("m", handed(3))
+
+
+def test_a_deleted_predecessor_needs_no_commit() -> None:
+    edge = begun(deleted=lambda partition, offset: partition == P0)
+    edge.delivered("m", handed(2, P1, 0))
+    assert edge.moves == 1
+
+
+def test_a_gate_may_open_by_time_only_after_the_patience_without_progress() -> None:
+    for committed_ms, allowed in ((0, True), (600, False)):
+        edge = begun(patience_ms=1_000)
+        edge.committed({P0: 1}, committed_ms)
+        if allowed:
+            edge.delivered("m", handed(2, P1, 0), 1_100)
+            continue
+        with pytest.raises(OrderError):
+            edge.delivered("m", handed(2, P1, 0), 1_100)
+
+
+def test_a_group_that_reads_from_the_end_begins_anywhere_and_then_misses_nothing() -> None:
+    edge = ApplicationEdge(begins_late=True)
+    edge.delivered("m", handed(5))
+    edge.delivered("m", handed(6))
+    with pytest.raises(OrderError, match="left out"):
+        edge.delivered("m", handed(8))
+
+
+def test_records_that_were_never_handed_out_are_missing() -> None:
+    edge = begun()
+    edge.check_complete({("p", "k"): 2})
+    with pytest.raises(OrderError, match="never handed out"):
+        edge.check_complete({("p", "k"): 3})
+    with pytest.raises(OrderError, match="never handed out"):
+        edge.check_complete({("p", "k"): 2, ("p", "another"): 1})
+    assert edge.missing({("p", "k"): 4}) == {("p", "k"): [2, 3]}
