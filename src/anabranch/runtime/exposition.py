@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 PATHS = ("/", "/metrics")
 REQUESTS_MAX = 16
-"""Requests served at a time; a connection beyond is closed."""
+"""Connections served at a time; one more closes the oldest connection that has sent no request yet."""
+CLOSING_S = 1.0
+"""How long a connection waits for the place of a closed one."""
 TIMEOUT_S = 10.0
 """How long a client may take to send its request, and the loop to read the values."""
 
@@ -71,6 +74,11 @@ def metric_of(family: Family) -> Metric:
 class _Handler(WSGIRequestHandler):
     timeout = TIMEOUT_S
 
+    def parse_request(self) -> bool:
+        """Parse the request; from now on its connection is not idle."""
+        cast(HttpServer, self.server).idle.pop(self.connection, None)
+        return super().parse_request()
+
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: a request is no event of the broker."""
 
@@ -88,16 +96,27 @@ class HttpServer(ThreadingWSGIServer):
         registry.register(LoopCollector(metrics, loop))
         self.set_app(_only_metrics(make_wsgi_app(registry)))
         self._free = threading.Semaphore(REQUESTS_MAX)
+        self.idle: dict[socket.socket, None] = {}
+        """The connections without a request, oldest first."""
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Refuse a connection beyond `REQUESTS_MAX`."""
-        return self._free.acquire(blocking=False)
+        """Take a place for a connection; refuse the connection if all places are taken by requests."""
+        taken = self._free.acquire(blocking=False)
+        if not taken and (oldest := next(iter(self.idle.copy()), None)) is not None:
+            self.idle.pop(oldest, None)
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)  # Its thread ends.
+            taken = self._free.acquire(timeout=CLOSING_S)
+        if taken:
+            self.idle[request] = None
+        return taken
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve one request, in a thread of its own."""
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.idle.pop(request, None)
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:

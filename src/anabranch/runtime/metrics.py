@@ -3,7 +3,7 @@
 Counters and histograms are plain attributes that hot paths add to; a gauge is a function called at every scrape. Names
 follow Kafka's MBeans, lower case and with Prometheus' units and suffixes. Exposition is prometheus-client's work
 (`exposition`), in threads of its own and imported with the first request: a broker that nobody scrapes neither loads
-nor starts any of it. Values are read on the event loop, one metric a step, so that a scrape never holds the loop up.
+nor starts any of it. Values are read on the event loop in small steps, so that a scrape never holds the loop up.
 """
 
 from __future__ import annotations
@@ -13,9 +13,16 @@ import contextlib
 import socket
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import accumulate
+from typing import Literal, NamedTuple, TypeVar
 
+SAMPLES_PER_STEP = 200
+"""Counters or histograms read in one step of the event loop."""
+
+Key = TypeVar("Key")
+T = TypeVar("T")
 Labels = Mapping[str, str]
 Sample = tuple[Labels, float]
 Buckets = tuple[Labels, list[tuple[str, int]], float]
@@ -56,12 +63,13 @@ class Histogram:
 
     def buckets(self) -> list[tuple[str, int]]:
         """The cumulative counts by upper bound, as text; the last bound is +Inf."""
-        seen = 0
-        buckets: list[tuple[str, int]] = []
-        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
-            seen += count
-            buckets.append(("+Inf" if bound == float("inf") else f"{bound:g}", seen))
-        return buckets
+        return list(zip(_names(self._bounds), accumulate(self._counts), strict=True))
+
+
+@cache
+def _names(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    """Return upper bounds as text."""
+    return *(f"{bound:g}" for bound in bounds), "+Inf"
 
 
 class Family(NamedTuple):
@@ -113,20 +121,30 @@ class Metrics:
                 del histograms[key]
 
     async def families(self) -> list[Family]:
-        """Read every metric, on the loop; other work of the loop runs between any two."""
+        """Read every metric, on the loop; other work of the loop runs after every `SAMPLES_PER_STEP` counters."""
         found: list[Family] = []
         for name, counters in list(self._counters.items()):
-            values = [(dict(key), counter.value) for key, counter in counters.items()]
+            values: list[Sample] = []
+            for some in _steps(counters):
+                values += [(dict(key), counter.value) for key, counter in some]
+                await asyncio.sleep(0)
             found.append(Family("counter", name, self._help[name], values))
-            await asyncio.sleep(0)
         for name, histograms in list(self._histograms.items()):
-            buckets = [(dict(key), histogram.buckets(), histogram.total) for key, histogram in histograms.items()]
+            buckets: list[Buckets] = []
+            for some_of in _steps(histograms):
+                buckets += [(dict(key), histogram.buckets(), histogram.total) for key, histogram in some_of]
+                await asyncio.sleep(0)
             found.append(Family("histogram", name, self._help[name], buckets))
-            await asyncio.sleep(0)
         for name, read in list(self._gauges.items()):
             found.append(Family("gauge", name, self._help[name], list(read())))
             await asyncio.sleep(0)
         return found
+
+
+def _steps(metrics: Mapping[Key, T]) -> Iterator[list[tuple[Key, T]]]:
+    """Cut the metrics of one name, as they are now, into steps."""
+    items = list(metrics.items())
+    return (items[begin : begin + SAMPLES_PER_STEP] for begin in range(0, len(items), SAMPLES_PER_STEP))
 
 
 class MetricsServer:

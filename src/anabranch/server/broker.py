@@ -30,6 +30,7 @@ from anabranch.server.coordinators.group_metrics import describe as describe_gro
 from anabranch.server.coordinators.groups import Groups, group_configs
 from anabranch.server.coordinators.markers import Markers
 from anabranch.server.coordinators.producer_ids import ProducerIds
+from anabranch.server.coordinators.shard_set import ShardServices
 from anabranch.server.coordinators.transactions import Transactions
 from anabranch.server.network.listener import Listener
 from anabranch.server.partitions.fetch_sessions import FetchSessions
@@ -126,26 +127,10 @@ class Broker:
             group_configs=group_configs(settings),
         )
         connections = ConnectionNumbers()
-        groups = Groups(
-            settings,
-            commands=commands,
-            view=view,
-            peers=peers,
-            replicas=replicas,
-            clock=clock,
-            new_id=chance.uuid,
-            connections=connections,
-        )
+        services = ShardServices(commands, view, replicas, clock, chance.uuid)
+        groups = Groups(settings, services, peers=peers, connections=connections)
         markers = Markers(replicas, clock, groups)
-        transactions = Transactions(
-            settings,
-            commands=commands,
-            view=view,
-            peers=markers,
-            replicas=replicas,
-            clock=clock,
-            new_id=chance.uuid,
-        )
+        transactions = Transactions(settings, services, peers=markers)
         self.context = BrokerContext(
             settings=settings,
             cluster_id=cluster_id,

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from anabranch.runtime import exposition
 from anabranch.runtime.exposition import LoopCollector
-from anabranch.runtime.metrics import Metrics, MetricsServer
+from anabranch.runtime.metrics import SAMPLES_PER_STEP, Family, Metrics, MetricsServer
 
 T = TypeVar("T")
 
@@ -134,18 +134,50 @@ def test_nothing_else_is_served(method: str, path: str, status: int) -> None:
     serving(some_metrics(), use)
 
 
-def test_connections_that_send_nothing_keep_others_out_only_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exposition._Handler, "timeout", 0.5)
-
+def test_idle_connections_keep_no_scrape_waiting() -> None:
     def use(port: int) -> None:
-        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(exposition.REQUESTS_MAX + 1)]
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(exposition.REQUESTS_MAX)]
+        silent[-1].sendall(b"GET /metrics HT")
+        began = time.monotonic()
+        for _ in range(3):
+            assert get(port)[1]
+        assert time.monotonic() - began < exposition._Handler.timeout / 2
+        silent[0].settimeout(10)
+        assert silent[0].recv(1) == b"", "the oldest made room"
         for connection in silent:
-            connection.settimeout(10)
-            assert connection.recv(1) == b"", "closed at the limit, or after the timeout"
             connection.close()
-        assert get(port)[1]
 
     serving(some_metrics(), use)
+
+
+def test_a_connection_without_a_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition._Handler, "timeout", 0.2)
+
+    def use(port: int) -> None:
+        with socket.create_connection(("127.0.0.1", port)) as silent:
+            silent.settimeout(10)
+            assert silent.recv(1) == b""
+
+    serving(some_metrics(), use)
+
+
+def test_a_connection_is_refused_while_every_place_serves_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition, "REQUESTS_MAX", 1)
+    metrics = Metrics()
+    second: list[bytes] = []
+
+    def use(port: int) -> None:
+        def ask_again() -> float:
+            with socket.create_connection(("127.0.0.1", port)) as other:
+                other.settimeout(10)
+                second.append(other.recv(1))
+            return 0.0
+
+        metrics.gauge("nested", "Connects while it is read.", ask_again)
+        assert b"nested 0.0" in get(port)[1]
+
+    serving(metrics, use)
+    assert second == [b""]
 
 
 def test_the_loop_goes_on_between_any_two_metrics() -> None:
@@ -164,6 +196,30 @@ def test_the_loop_goes_on_between_any_two_metrics() -> None:
 
     asyncio.run(run())
     assert len(set(reads)) == 20
+
+
+@pytest.mark.parametrize("kind", ["counter", "histogram"])
+def test_the_loop_goes_on_within_a_metric_of_many_samples(kind: str) -> None:
+    metrics = Metrics()
+    count = 5 * SAMPLES_PER_STEP + 1
+    for number in range(count):
+        getattr(metrics, kind)("many", "Many.", partition=str(number))
+    steps = 0
+
+    async def run() -> list[Family]:
+        nonlocal steps
+        reading = asyncio.create_task(metrics.families())
+        while not reading.done():
+            steps += 1
+            if steps == 3:
+                metrics.forget(partition="7")
+                getattr(metrics, kind)("many", "Many.", partition="new")
+            await asyncio.sleep(0)
+        return reading.result()
+
+    (family,) = asyncio.run(run())
+    assert steps >= 6
+    assert len(family.samples) == count, "samples that come and go meanwhile change nothing"
 
 
 def test_values_are_read_in_the_thread_of_the_loop() -> None:

@@ -88,7 +88,10 @@ class Commits:
                     raise
                 failure = error
             else:
+                failure = _unanswered(pending)
                 for tp, code in codes.items():
+                    if tp not in pending:
+                        continue  # Not requested.
                     if code is ErrorCode.NONE:
                         self._context.committed[tp] = pending.pop(tp).offset
                         continue
@@ -134,6 +137,11 @@ class Commits:
             await self.commit(changed, timeout_ms)
         except (AnabranchError, OSError) as error:
             _log.warning("group '%s': positions were not committed: %s", self._context.group_id, error)
+
+
+def _unanswered(partitions: Iterable[TopicPartition]) -> ApiError:
+    text = f"the coordinator's response has no result for {', '.join(map(str, partitions))}"
+    return ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, text)
 
 
 def _not_committed(code: ErrorCode, group_id: str) -> ApiError:

@@ -1,8 +1,8 @@
 """Deliveries of markers: a transaction that is decided is delivered until every partition has its marker.
 
 A nonexistent partition (its topic was deleted, or it was retired, emptied and removed) needs none, and a partition
-with a later producer epoch has no open transaction of this one. After any other failure the marker is sent again, at
-growing intervals.
+with a later producer epoch has no open transaction of this one. After any other failure, and after any exception, the
+marker is sent again, at growing intervals.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from anabranch.protocol.messages.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
 )
 from anabranch.runtime.events import EventLimit, EventLogger
 from anabranch.server.cluster.peers import MarkerPeers
@@ -69,27 +70,46 @@ class Deliveries:
         left: Collection[TopicPartition] = decided.partitions
         delay_s = RETRY_S
         while True:
-            response = await self._peers.write_markers(_request(decided, left, coordinator_epoch))
-            left = [
-                TopicPartition(topic.name, result.partition_index)
-                for marker in response.markers
-                for topic in marker.topics
-                for result in topic.partitions
-                if not self._is_delivered(decided, topic.name, result.partition_index, ErrorCode.of(result.error_code))
-            ]
+            reason: Exception | None = None
+            try:
+                response = await self._peers.write_markers(_request(decided, left, coordinator_epoch))
+            except Exception as error:  # Ours or the disk's: the transaction stays open until its markers are written.
+                reason = error
+            else:
+                left = self._undelivered(decided, left, response)
             if not left:
                 break
-            suppressed = self._warnings.admit(asyncio.get_running_loop().time())
-            if suppressed is not None:
-                events.warning(
-                    "markers not written yet",
-                    transactional_id=decided.transactional_id,
-                    partitions=",".join(map(str, left)),
-                    suppressed=suppressed,
-                )
+            self._warn(decided, left, reason)
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, RETRY_MAX_S)
         on_delivered()
+
+    def _warn(self, decided: WriteMarkers, left: Collection[TopicPartition], reason: Exception | None) -> None:
+        suppressed = self._warnings.admit(asyncio.get_running_loop().time())
+        if suppressed is None:
+            return
+        fields = {
+            "transactional_id": decided.transactional_id,
+            "partitions": ",".join(map(str, sorted(left))),
+            "suppressed": suppressed,
+        }
+        if reason is None:
+            events.warning("markers not written yet", **fields)
+        else:
+            events.error("markers not written yet", exception=reason, **fields)
+
+    def _undelivered(
+        self, decided: WriteMarkers, asked: Collection[TopicPartition], response: WriteTxnMarkersResponse
+    ) -> Collection[TopicPartition]:
+        """Return the partitions without a marker that need one, those without a result included."""
+        delivered = {
+            TopicPartition(topic.name, result.partition_index)
+            for marker in response.markers
+            for topic in marker.topics
+            for result in topic.partitions
+            if self._is_delivered(decided, topic.name, result.partition_index, ErrorCode.of(result.error_code))
+        }
+        return [partition for partition in asked if partition not in delivered]
 
     def _is_delivered(self, decided: WriteMarkers, topic: str, number: int, error: ErrorCode) -> bool:
         if error in FENCED:

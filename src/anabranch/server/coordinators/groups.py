@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from anabranch.machines.controller.group_configs import (
     HEARTBEAT_INTERVAL,
@@ -14,16 +13,13 @@ from anabranch.machines.controller.group_configs import (
     GroupConfig,
     within_bounds,
 )
-from anabranch.runtime.clock import Clock
 from anabranch.runtime.collector import collector_paused
 from anabranch.runtime.net.acceptor import ConnectionNumbers
-from anabranch.server.cluster.commands import Commands
 from anabranch.server.cluster.peers import Peers
-from anabranch.server.cluster.view import ClusterUpdate, ClusterView
+from anabranch.server.cluster.view import ClusterUpdate
 from anabranch.server.coordinators.assignor_plug_ins import assignor_plug_ins
 from anabranch.server.coordinators.shard import RecordCodec
-from anabranch.server.coordinators.shard_set import ShardSet, coordinator_partition
-from anabranch.server.partitions.replicas import Replicas
+from anabranch.server.coordinators.shard_set import ShardServices, ShardSet, coordinator_partition
 from anabranch.server.settings import Settings
 
 if TYPE_CHECKING:  # Imported when the first log is read, so that a broker without groups starts without them.
@@ -46,13 +42,9 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
     def __init__(
         self,
         settings: Settings,
+        services: ShardServices,
         *,
-        commands: Commands,
-        view: ClusterView,
         peers: Peers,
-        replicas: Replicas,
-        clock: Clock,
-        new_id: Callable[[], UUID],
         connections: ConnectionNumbers,
     ) -> None:
         super().__init__(
@@ -65,11 +57,7 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
             },
             make=self._make_coordinator,
             codec=_codec,
-            commands=commands,
-            view=view,
-            replicas=replicas,
-            clock=clock,
-            new_id=new_id,
+            services=services,
         )
         self.configs = group_configs(settings)
         self.consumer_protocol = "consumer" in settings.group_coordinator_rebalance_protocols.split(",")
@@ -83,7 +71,7 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
         self._connections = connections
         self._former: dict[int, int] = {}
         """By partition: up to which connection members have spoken to a machine that was thrown away."""
-        view.watch(self._on_update)
+        self._view.watch(self._on_update)
 
     def ticket(self) -> int:
         """A ticket under which a request can be parked."""

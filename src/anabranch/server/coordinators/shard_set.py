@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 from uuid import UUID
@@ -49,6 +50,17 @@ def coordinator_partition(key: str, count: int) -> int:
     return (0 if hashed == -(1 << 31) else abs(hashed)) % count
 
 
+@dataclass(frozen=True, slots=True)
+class ShardServices:
+    """The parts of the broker that every set of shards uses."""
+
+    commands: Commands
+    view: ClusterView
+    replicas: Replicas
+    clock: Clock
+    new_id: Callable[[], UUID]
+
+
 class ShardSet(Generic[MachineT, RecordT]):
     """The shards over the partitions of one internal topic."""
 
@@ -60,11 +72,7 @@ class ShardSet(Generic[MachineT, RecordT]):
         configs: Mapping[str, str],
         make: Callable[[int], MachineT],
         codec: Callable[[], RecordCodec[RecordT]],
-        commands: Commands,
-        view: ClusterView,
-        replicas: Replicas,
-        clock: Clock,
-        new_id: Callable[[], UUID],
+        services: ShardServices,
     ) -> None:
         """`make` gives the empty machine of a partition; it and `codec` are called when a log is about to be read."""
         self.topic = topic
@@ -72,11 +80,11 @@ class ShardSet(Generic[MachineT, RecordT]):
         self._configs = configs
         self._make = make
         self._codec = codec
-        self._commands = commands
-        self._view = view
-        self._replicas = replicas
-        self._clock = clock
-        self._new_id = new_id
+        self._commands = services.commands
+        self._view = services.view
+        self._replicas = services.replicas
+        self._clock = services.clock
+        self._new_id = services.new_id
         self._shards: dict[int, Shard[MachineT, RecordT]] = {}
         self._count = 0
         self._asked_for: dict[int, None] = {}

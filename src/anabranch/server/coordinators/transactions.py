@@ -8,18 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, NamedTuple
-from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
-from anabranch.runtime.clock import Clock
-from anabranch.server.cluster.commands import Commands
 from anabranch.server.cluster.peers import MarkerPeers
-from anabranch.server.cluster.view import ClusterView
 from anabranch.server.coordinators.deliveries import Deliveries
 from anabranch.server.coordinators.shard import RecordCodec
-from anabranch.server.coordinators.shard_set import ShardSet
-from anabranch.server.partitions.replicas import Replicas
+from anabranch.server.coordinators.shard_set import ShardServices, ShardSet
 from anabranch.server.settings import Settings
 
 if TYPE_CHECKING:  # Imported when the first log is read, so that a broker without transactions starts without them.
@@ -59,12 +54,8 @@ class Transactions(ShardSet["Coordinator", "TransactionRecord"]):
     def __init__(
         self,
         settings: Settings,
+        services: ShardServices,
         *,
-        commands: Commands,
-        view: ClusterView,
-        replicas: Replicas,
-        clock: Clock,
-        new_id: Callable[[], UUID],
         peers: MarkerPeers,
     ) -> None:
         super().__init__(
@@ -77,13 +68,9 @@ class Transactions(ShardSet["Coordinator", "TransactionRecord"]):
             },
             make=self._make_coordinator,
             codec=_codec,
-            commands=commands,
-            view=view,
-            replicas=replicas,
-            clock=clock,
-            new_id=new_id,
+            services=services,
         )
-        self._deliveries = Deliveries(peers, view)
+        self._deliveries = Deliveries(peers, services.view)
         self._broker_settings = settings
 
     @property

@@ -1,5 +1,6 @@
 """One function per API (translate, ask or submit, translate back), and the table of the endpoints they make.
 
+`Endpoint.limits` are enforced in one place, before the handler is called (`server.network.connection`).
 A handler answers with a message, with an awaitable of one, or, for acks=0, with None. Everything it does before its
 first await happens in the order in which the requests of a connection arrived; after its first await it must not read
 the request's bytes: the buffer is reused.
@@ -106,7 +107,13 @@ class Endpoint(NamedTuple):
     resources: tuple[Resource, ...] = ()
     """The kinds of resources that a request of this API names; none where `operation` is NONE."""
     limits: Mapping[str, int] = MappingProxyType({})
-    """The bounds of one request beside those of the codec, by the request's field."""
+    """The largest value of a field of the request; a larger one is lowered to it before the handler is called."""
+
+    def bound(self, request: Any) -> None:
+        """Lower each field of `request` to its limit."""
+        for name, limit in self.limits.items():
+            if getattr(request, name) > limit:
+                setattr(request, name, limit)
 
 
 _TOPIC, _GROUP, _CLUSTER = (Resource.TOPIC,), (Resource.GROUP,), (Resource.CLUSTER,)

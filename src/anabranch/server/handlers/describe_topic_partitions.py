@@ -14,6 +14,7 @@ from anabranch.protocol.messages.describe_topic_partitions import (
 from anabranch.server.context import BrokerContext, RequestContext
 
 PARTITIONS_MAX = 2_000
+"""The largest page; a limit of the endpoint."""
 UNKNOWN_OPERATIONS = -(2**31)
 
 
@@ -27,7 +28,7 @@ def handle_describe_topic_partitions(
     if cursor is not None:
         begin = max(0, cursor.partition_index)
         names = [name for name in names if name >= cursor.topic_name]
-    left = max(1, min(request.response_partition_limit, PARTITIONS_MAX))
+    left = max(1, request.response_partition_limit)
     found: list[DescribeTopicPartitionsResponseTopic] = []
     for name in names:
         if not left:

@@ -40,6 +40,7 @@ from anabranch.protocol.messages.delete_topics import (
 from anabranch.server.context import BrokerContext, RequestContext
 
 TIMEOUT_MAX_MS = 600_000
+"""The longest wait for a change to be carried out; a limit of the endpoints."""
 
 
 async def handle_create_topics(
@@ -64,7 +65,7 @@ async def handle_create_topics(
             validate_only=request.validate_only,
         )
         try:
-            reply = await broker.commands.create_topic(command, min(request.timeout_ms, TIMEOUT_MAX_MS))
+            reply = await broker.commands.create_topic(command, request.timeout_ms)
         except ApiError as error:
             return CreatableTopicResult(
                 name=topic.name,
@@ -118,7 +119,7 @@ async def handle_delete_topics(
         topic = None if known is None else broker.view.find(known)
         command = DeleteTopic(topic_id=topic_id) if by_id else DeleteTopic(name=name)
         try:
-            await broker.commands.delete_topic(command, min(request.timeout_ms, TIMEOUT_MAX_MS))
+            await broker.commands.delete_topic(command, request.timeout_ms)
         except ApiError as error:
             return DeletableTopicResult(
                 name=known, topic_id=topic_id, error_code=error.code, error_message=error.message
@@ -142,7 +143,7 @@ async def handle_create_partitions(
         assignments = None if topic.assignments is None else [list(it.broker_ids) for it in topic.assignments]
         command = ResizeTopic(topic.name, topic.count, assignments, request.validate_only)
         try:
-            await broker.commands.resize_topic(command, min(request.timeout_ms, TIMEOUT_MAX_MS))
+            await broker.commands.resize_topic(command, request.timeout_ms)
         except ApiError as error:
             return CreatePartitionsTopicResult(name=topic.name, error_code=error.code, error_message=error.message)
         return CreatePartitionsTopicResult(name=topic.name)

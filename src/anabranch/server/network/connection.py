@@ -146,6 +146,7 @@ class Connection:
         metrics.requests.value += 1
         call = RequestContext(ANONYMOUS, header.client_id, self.peer, self.number, header.api_version)
         try:
+            endpoint.bound(request)
             answer = endpoint.handler(self._broker, request, call)
             if hasattr(answer, "__await__"):
                 self._await(answer, header, metrics, began)

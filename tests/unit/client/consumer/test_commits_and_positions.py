@@ -281,3 +281,24 @@ def test_an_error_that_no_repetition_helps_is_for_the_next_poll() -> None:
         assert isinstance(world.context.error, AnabranchError) and world.fetcher.awaiting() == (P0, P1)
 
     run(scenario)
+
+
+def test_results_of_partitions_that_were_not_committed_are_ignored() -> None:
+    async def scenario() -> None:
+        world = World({P0: ErrorCode.NONE, P1: ErrorCode.NONE})
+        await world.commits.commit({P0: OffsetAndMetadata(4)})
+        assert world.context.committed == {P0: 4}
+
+    run(scenario)
+
+
+def test_a_commit_without_a_result_for_its_partition_is_tried_again_and_named_at_the_deadline() -> None:
+    async def scenario() -> None:
+        world = World({}, {P0: ErrorCode.NONE})
+        await world.commits.commit({P0: OffsetAndMetadata(4)})
+        assert len(world.coordinator.asked) == 2
+        silent = World(*({} for _ in range(100)))
+        with pytest.raises(ApiError, match="no result for t-0"):
+            await silent.commits.commit({P0: OffsetAndMetadata(4)}, timeout_ms=1_000)
+
+    run(scenario)

@@ -6,6 +6,8 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
+import pytest
+
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.controller.topics import DeleteTopic, decide_delete_topic
@@ -107,3 +109,37 @@ def test_a_topic_that_is_deleted_needs_no_marker() -> None:
     cluster.submit(lambda state: decide_delete_topic(state, DeleteTopic("t")))
     leaders = Leaders(lambda number, attempt: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     assert deliver(leaders, view_of(cluster))
+
+
+class Crashing(Leaders):
+    """Raises for the first attempts."""
+
+    def __init__(self, error: Exception, times: int) -> None:
+        super().__init__(lambda number, attempt: OK)
+        self._error, self._times = error, times
+
+    async def write_markers(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+        response = await super().write_markers(request)
+        if len(self.attempts) <= self._times:
+            raise self._error
+        return response
+
+
+@pytest.mark.parametrize("error", [OSError("disk"), AssertionError("ours"), KeyError("t")])
+def test_a_delivery_goes_on_after_any_exception(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    leaders = Crashing(error, times=3)
+    assert deliver(leaders, view_of(Cluster(partitions=2)))
+    assert len(leaders.attempts) == 4
+    assert caplog.text.count("markers not written yet") == 1
+
+
+def test_a_partition_without_a_result_has_no_marker_yet() -> None:
+    class Forgetful(Leaders):
+        async def write_markers(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+            response = await super().write_markers(request)
+            del response.markers[0].topics[0].partitions[1:]
+            return response
+
+    leaders = Forgetful(lambda number, attempt: OK)
+    assert deliver(leaders, view_of(Cluster(partitions=2)))
+    assert [numbers for _, numbers in leaders.attempts] == [[0, 1], [1]]

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, cast
 
 import pytest
@@ -35,14 +35,14 @@ def heartbeat(number: int) -> bytes:
 class Client:
     """The other end of a connection whose only API is served by `handler`."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, limits: Mapping[str, int] | None = None) -> None:
         self.sock, ours = socket.socketpair()
         self.sock.setblocking(False)
         self.closed: list[Connection] = []
         service = Service(
             broker=cast(BrokerContext, None),
             loop=asyncio.get_running_loop(),
-            endpoints={HEARTBEAT: Endpoint(handler, Operation.READ)},
+            endpoints={HEARTBEAT: Endpoint(handler, Operation.READ, limits=limits or {})},
             metrics=Metrics(),
             pool=BufferPool(1 << 24),
             frame_size_max=1 << 20,
@@ -90,6 +90,24 @@ def test_a_handler_is_told_who_asks() -> None:
         await client.send(heartbeat(1))
         assert await client.answers(1) == [1]
         assert seen == [RequestContext(ANONYMOUS, "a client", "peer:1", 7, VERSION)]
+        client.sock.close()
+        await until(lambda: client.closed)
+
+    run(story)
+
+
+def test_a_handler_never_sees_a_field_above_the_limit_of_its_endpoint() -> None:
+    seen: list[int] = []
+
+    def handle(broker: BrokerContext, request: HeartbeatRequest, call: RequestContext) -> HeartbeatResponse:
+        seen.append(request.generation_id)
+        return HeartbeatResponse()
+
+    async def story() -> None:
+        client = Client(handle, {"generation_id": 7})
+        await client.send(*map(heartbeat, (6, 7, 8)))
+        assert await client.answers(3) == [6, 7, 8]
+        assert seen == [6, 7, 7]
         client.sock.close()
         await until(lambda: client.closed)
 
