@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -58,6 +58,16 @@ ANONYMOUS = "User:ANONYMOUS"
 
 class CloseConnectionError(Exception):
     """The connection must be closed: the request wants no answer and failed, or a fail-over made it obsolete."""
+
+
+class Apart(NamedTuple):
+    """A handler's answer to a request that cannot be handled in the event loop at once.
+
+    The connection calls `handle` with a copy of the request, whose bytes stay, and begins no further request until the
+    awaitable is complete: so the order of requests holds. Its result is an answer as any handler gives it.
+    """
+
+    handle: Callable[[Any], Awaitable[Any]]
 
 
 class RequestContext(NamedTuple):

@@ -1,8 +1,9 @@
 """Checks of produced batches before any decision about them: the first step of a produce request.
 
 The bytes are whole batches, not too many; each has an allowed size, a correct checksum, and a header that a client may
-send. The rule: every batch of a request is checked before the first one is appended, and a batch with a wrong checksum
-is CORRUPT_MESSAGE, which producers retry, regardless of the rest of its header.
+send; in a compacted topic every record has a key (`refuse_unfit`). The rule: every batch of a request is checked before
+the first one is appended, and a batch with a wrong checksum is CORRUPT_MESSAGE, which producers retry, regardless of
+the rest of its header.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from anabranch.records.batch import (
     headers,
     parse_header,
 )
+from anabranch.records.keyless import Unfit
 
 BATCHES_PER_PARTITION_MAX = 1_000
+KEYLESS_REPORTED_MAX = 1_000
+"""Records of one refused batch that the answer names."""
 
 
 class BatchLimits(Protocol):
@@ -67,6 +71,22 @@ def check_batches(data: memoryview, limits: BatchLimits, now_ms: int) -> list[tu
     except DecodeError as error:
         return Refuse(ErrorCode.CORRUPT_MESSAGE, str(error))
     return batches
+
+
+def refuse_unfit(unfit: Unfit) -> Refuse:
+    """Refuse the batches of a request for a partition of a compacted topic, one of which it cannot take.
+
+    Compaction keeps the last record of each key; a record without a key would be lost (KIP-467 names the records).
+    """
+    if unfit.malformed is not None:
+        return Refuse(ErrorCode.INVALID_RECORD, f"The records of the batch cannot be read: {unfit.malformed}.")
+    count = len(unfit.keyless)
+    verb = "has" if count == 1 else "have"
+    return Refuse(
+        ErrorCode.INVALID_RECORD,
+        f"The topic is compacted and takes no record without a key; {count} of this batch {verb} none.",
+        records=unfit.keyless[:KEYLESS_REPORTED_MAX],
+    )
 
 
 def refuse_header(header: BatchHeader, limits: BatchLimits, now_ms: int) -> Refuse | None:

@@ -1,25 +1,28 @@
 """Produce (API 0): translates; `server.partitions.appending` appends.
 
-Everything up to the append happens before the handler returns; only durability is awaited.
+Everything up to the append happens before the handler returns; only durability is awaited. Records for compacted topics
+must have keys: where many are to be looked into, a thread does that first, and the connection waits (`Apart`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.controller.topics import INTERNAL_TOPICS
 from anabranch.protocol.messages.produce import (
+    BatchIndexAndErrorMessage,
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
     TopicProduceResponse,
 )
+from anabranch.records.keyless import Unfit, find_unfit, is_quick
 from anabranch.runtime.syncs import Told
-from anabranch.server.context import BrokerContext, CloseConnectionError, RequestContext
+from anabranch.server.context import Apart, BrokerContext, CloseConnectionError, RequestContext
 from anabranch.server.partitions.appending import Appender, Produced, TransactionCheck, no_transaction
 
 NO_ACKS, LEADER_ACK, ALL_ACKS = 0, 1, -1
@@ -27,10 +30,39 @@ ABORTABLE_SINCE = 11
 """The first version of Produce with the error TRANSACTION_ABORTABLE."""
 
 
-def handle_produce(
-    broker: BrokerContext, request: ProduceRequest, call: RequestContext
-) -> ProduceResponse | Awaitable[ProduceResponse] | None:
+Answer = ProduceResponse | Awaitable[ProduceResponse] | None
+NO_KEY = "The record has no key."
+
+
+def handle_produce(broker: BrokerContext, request: ProduceRequest, call: RequestContext) -> Answer | Apart:
     """Append every partition's batches in order; None where the client wants no answer (acks=0)."""
+    if is_quick(_view(data) for data in _sent_to_compacted(broker, request)):
+        return _append_all(broker, request, call, {})
+
+    async def look_first(copy: ProduceRequest) -> Answer:
+        sent = _sent_to_compacted(broker, copy)
+        found = await asyncio.to_thread(lambda: [find_unfit(_view(data)) for data in sent])
+        looked = {id(data): (unfit,) for data, unfit in zip(sent, found, strict=True)}
+        return _append_all(broker, copy, call, looked)
+
+    return Apart(look_first)
+
+
+def _sent_to_compacted(broker: BrokerContext, request: ProduceRequest) -> list[PartitionProduceData]:
+    """List the records for partitions of compacted topics that clients may write to."""
+    return [
+        data
+        for topic in request.topic_data
+        if topic.name not in INTERNAL_TOPICS and broker.replicas.is_compacted(topic.name)
+        for data in topic.partition_data
+        if data.records is not None and len(data.records)
+    ]
+
+
+def _append_all(
+    broker: BrokerContext, request: ProduceRequest, call: RequestContext, looked: Mapping[int, tuple[Unfit | None]]
+) -> Answer:
+    """Append every partition's batches; `looked`: the outcomes of `find_unfit` by the identity of the data."""
     replicas = broker.replicas
     unsynced: _UnsyncedResponse | None = None
     topics: list[TopicProduceResponse] = []
@@ -54,7 +86,9 @@ def handle_produce(
                 produced = Produced(ErrorCode.INVALID_RECORD, message="There are no records.")
             else:
                 addressed = partition or replicas.removed_partition(TopicPartition(topic.name, data.index))
-                produced = appender.produce(addressed, _view(data), topic.undeleted_partition_count)
+                produced = appender.produce(
+                    addressed, _view(data), topic.undeleted_partition_count, looked.get(id(data))
+                )
             answer = PartitionProduceResponse(
                 index=data.index,
                 error_code=produced.error,
@@ -62,6 +96,10 @@ def handle_produce(
                 log_append_time_ms=produced.log_append_time_ms,
                 log_start_offset=-1 if partition is None else partition.log.log_start,
                 error_message=produced.message,
+                record_errors=[
+                    BatchIndexAndErrorMessage(batch_index=place, batch_index_error_message=NO_KEY)
+                    for place in produced.refused_records
+                ],
             )
             answers.append(answer)
             for appended_to in produced.unsynced:

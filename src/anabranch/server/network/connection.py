@@ -23,7 +23,7 @@ from anabranch.runtime.metrics import Counter, Histogram, Metrics
 from anabranch.runtime.net.channel import FrameChannel, Part
 from anabranch.runtime.net.pool import BufferPool, Landing
 from anabranch.runtime.net.transport import Transport
-from anabranch.server.context import ANONYMOUS, BrokerContext, CloseConnectionError, RequestContext
+from anabranch.server.context import ANONYMOUS, Apart, BrokerContext, CloseConnectionError, RequestContext
 from anabranch.server.handlers import Endpoint
 from anabranch.server.handlers.api_versions import supported
 from anabranch.server.network.admission import Activity, may_begin
@@ -100,6 +100,8 @@ class Connection:
         self._places: deque[_Place] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._full = False
+        self._apart = False
+        """Whether a request is handled apart from the loop, so that no further one may begin."""
         self.channel = FrameChannel(
             service.loop,
             transport,
@@ -148,6 +150,9 @@ class Connection:
         try:
             endpoint.bound(request)
             answer = endpoint.handler(self._broker, request, call)
+            if isinstance(answer, Apart):
+                self._await(self._handle_apart(answer, frame), header, metrics, began)
+                return
             if hasattr(answer, "__await__"):
                 self._await(answer, header, metrics, began)
                 return
@@ -183,15 +188,40 @@ class Connection:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def _handle_apart(self, answer: Apart, frame: memoryview) -> Awaitable[Any]:
+        """Handle a request in a buffer of its own; the connection begins no further one meanwhile."""
+        buffer = self._service.pool.take(len(frame))
+        copy = memoryview(buffer)[: len(frame)]
+        copy[:] = frame
+        _, request = decode_request(copy)
+        self._apart = True
+
+        async def handle() -> Any:
+            try:
+                found = await answer.handle(request)
+            finally:
+                self._service.pool.give(buffer)
+                self._apart = False
+                self._go_on()
+            return await found if hasattr(found, "__await__") else found
+
+        return handle()
+
     async def _finish(
         self, answer: Awaitable[Any], place: _Place, header: RequestHeader, metrics: ApiMetrics, began: float
     ) -> None:
         try:
             message = await answer
-            place.parts = encode_response(message, header.api_key, header.api_version, header.correlation_id)
+            place.parts = ()
+            if message is not None:
+                place.parts = encode_response(message, header.api_key, header.api_version, header.correlation_id)
         except asyncio.CancelledError:
             self.channel.close()  # Later answers would wait for this one, which will not come.
             raise
+        except CloseConnectionError as error:
+            events.debug("connection closed", peer=self.peer, reason=error)
+            self.channel.close()
+            return
         except Exception as error:  # ours: this connection ends, the others go on
             self._fail(header, error)
             return
@@ -216,13 +246,17 @@ class Connection:
             self.channel.write(parts)
         self._go_on()
 
+    @property
+    def _may_begin(self) -> bool:
+        return not self._apart and may_begin(len(self._places), self.channel.unsent)
+
     def _hold_back(self) -> None:
-        if not self._full and not may_begin(len(self._places), self.channel.unsent):
+        if not self._full and not self._may_begin:
             self._full = True
             self.channel.pause()
 
     def _go_on(self) -> None:
-        if self._full and may_begin(len(self._places), self.channel.unsent):
+        if self._full and self._may_begin:
             self._full = False
             if not self._service.closing:
                 self.channel.resume()

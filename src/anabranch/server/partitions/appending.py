@@ -1,5 +1,8 @@
 """Carries out the decisions about produced batches: looks up partitions, calls `decide_append`, appends, answers.
 
+A compacted topic takes no record without a key. Looking into many records takes too long for the event loop: the
+caller has it done in a thread before (`KeyChecks`), and hands over the outcome.
+
 Nothing here awaits, so that no resize comes between a decision and its append. Before a decision every log involved is
 resumed if a sync of it has failed: records that this cuts are removed from the producer table, too.
 """
@@ -13,9 +16,10 @@ from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, NO_PRODUCER_ID, TopicPartition
 from anabranch.base.limits import DECOMPRESSION_RATIO_MAX
 from anabranch.machines.partition.appending import APPEND, VERIFY, Duplicate, Redirect, Refuse, decide_append
-from anabranch.machines.partition.checking import check_batches
+from anabranch.machines.partition.checking import check_batches, refuse_unfit
 from anabranch.machines.partition.producers import Remembered
 from anabranch.records.batch import BatchHeader, parse_header, recompress, stamp_log_append_time, with_producer
+from anabranch.records.keyless import Unfit, find_unfit
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.removed import RemovedPartition
 from anabranch.server.partitions.replicas import Replicas
@@ -30,6 +34,8 @@ class Produced(NamedTuple):
     message: str | None = None
     unsynced: tuple[Partition, ...] = ()
     """The partitions whose logs hold the records and have not synced them yet."""
+    refused_records: tuple[int, ...] = ()
+    """The records at fault, by their place in the batch, where the error is theirs."""
 
 
 class ProducedBatch(NamedTuple):
@@ -62,14 +68,26 @@ class Appender:
         self._now_ms = now_ms
         self._check_transaction = check_transaction
 
-    def produce(self, partition: Partition | RemovedPartition, data: memoryview, count_said: int) -> Produced:
+    def produce(
+        self,
+        partition: Partition | RemovedPartition,
+        data: memoryview,
+        count_said: int,
+        looked: tuple[Unfit | None] | None = None,
+    ) -> Produced:
         """Append the batches in `data` to `partition`, or to the one that holds its keys now; in order, all or a part.
 
-        The answer is that of the first batch, or of the one that ends the work with an error.
+        The answer is that of the first batch, or of the one that ends the work with an error. `looked`: the outcome of
+        `find_unfit`, if the caller has it already.
         """
         batches = check_batches(data, partition.settings, self._now_ms)
         if isinstance(batches, Refuse):
             return Produced(batches.code, message=batches.message)
+        if partition.settings.log.compact:
+            (unfit,) = looked or (find_unfit(data),)
+            if unfit is not None:
+                refusal = refuse_unfit(unfit)
+                return Produced(refusal.code, message=refusal.message, refused_records=refusal.records)
         first: Produced | None = None
         unsynced: tuple[Partition, ...] = ()
         for position, header in batches:

@@ -80,6 +80,11 @@ class Replicas:
         """The partitions of a topic that live here."""
         return [partition for (name, _), partition in self._partitions.items() if name == topic]
 
+    def is_compacted(self, topic: str) -> bool:
+        """Whether a topic with partitions here keeps the last record of each key."""
+        first = self._partitions.get((topic, 0))
+        return first is not None and first.settings.log.compact
+
     def ancestors_of(self, topic: str, number: int, initial_count: int) -> list[Partition]:
         """The partitions here that a stock producer's batches for this one may have been redirected to."""
         found: list[Partition] = []

@@ -21,9 +21,11 @@ from anabranch.protocol.messages.produce import (
     TopicProduceData,
 )
 from anabranch.records.batch import TRANSACTIONAL
-from anabranch.server.context import BrokerContext, CloseConnectionError, RequestContext
+from anabranch.records.compression import Compression
+from anabranch.records.keyless import QUICK_RECORDS_MAX
+from anabranch.server.context import Apart, BrokerContext, CloseConnectionError, RequestContext
 from anabranch.server.handlers.produce import handle_produce
-from tests.support.batches import make_batch
+from tests.support.batches import make_batch, make_keyed_batch
 from tests.support.replicas import NOW_MS, TOPIC, LocalReplicas
 
 OK = ErrorCode.NONE
@@ -68,6 +70,9 @@ class Broker:
             topics = [TopicProduceData(name=topic, partition_data=[data])]
             request = ProduceRequest(transactional_id=transaction, acks=acks, timeout_ms=1, topic_data=topics)
             found: Any = handle_produce(self.context, request, CALL._replace(api_version=version))
+            self.apart = isinstance(found, Apart)
+            if isinstance(found, Apart):
+                found = await found.handle(request)
             self.waited = isinstance(found, Awaitable)
             response = await found if isinstance(found, Awaitable) else found
             return cast("ProduceResponse | None", response)
@@ -124,6 +129,47 @@ def test_with_all_acks_the_response_waits_for_the_sync_and_with_one_it_does_not(
     assert not broker.waited
     assert broker.error(batch(0)) is OK
     assert not broker.waited, "a repetition of what is synced"
+
+
+def compact(broker: Broker) -> None:
+    broker.local.configs["cleanup.policy"] = "compact,delete"
+    broker.local.replicas.apply_settings(TOPIC)
+
+
+@pytest.mark.parametrize(
+    ("codec", "many"), [(Compression.NONE, False), (Compression.NONE, True), (Compression.LZ4, False)]
+)
+def test_a_compacted_topic_takes_no_batch_with_a_record_without_a_key(
+    broker: Broker, codec: Compression, many: bool
+) -> None:
+    rows: list[tuple[bytes | None, bytes | None]] = [(b"k", b"v"), (None, b"v"), (b"l", None), (None, b"w")]
+    rows += [(b"k", b"v")] * (QUICK_RECORDS_MAX if many else 0)
+    keyless = make_keyed_batch(rows, timestamp=NOW_MS, compression=codec)
+    assert broker.error(keyless) is OK
+    assert not broker.apart, "the topic is not compacted"
+    compact(broker)
+    end = broker.local[0].log.end
+    answer = broker.send(keyless)
+    assert answer is not None
+    assert broker.apart is (many or codec is not Compression.NONE)
+    assert answer.error_code == ErrorCode.INVALID_RECORD
+    assert [error.batch_index for error in answer.record_errors] == [1, 3]
+    assert all(error.batch_index_error_message == "The record has no key." for error in answer.record_errors)
+    assert answer.error_message is not None
+    assert "takes no record without a key; 2 of this batch have none" in answer.error_message
+    assert broker.local[0].log.end == end
+    keyed = make_keyed_batch([row for row in rows if row[0] is not None], timestamp=NOW_MS, compression=codec)
+    assert broker.error(keyed + keyless) is ErrorCode.INVALID_RECORD
+    assert broker.local[0].log.end == end, "nothing of the request's other batch is appended either"
+    assert broker.error(keyed) is OK
+
+
+def test_a_compacted_topic_takes_no_records_that_cannot_be_read(broker: Broker) -> None:
+    compact(broker)
+    answer = broker.send(batch())
+    assert answer is not None
+    assert answer.error_code == ErrorCode.INVALID_RECORD
+    assert "cannot be read" in (answer.error_message or "")
 
 
 def test_the_response_waits_for_the_last_of_several_batches_too(broker: Broker) -> None:

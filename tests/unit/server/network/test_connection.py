@@ -17,7 +17,7 @@ from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatRes
 from anabranch.runtime.metrics import Metrics
 from anabranch.runtime.net.pool import BufferPool
 from anabranch.runtime.net.transport import PlainTransport
-from anabranch.server.context import ANONYMOUS, BrokerContext, CloseConnectionError, RequestContext
+from anabranch.server.context import ANONYMOUS, Apart, BrokerContext, CloseConnectionError, RequestContext
 from anabranch.server.handlers import Endpoint, Handler, Operation
 from anabranch.server.network.connection import Connection, Service
 
@@ -252,6 +252,64 @@ def test_a_handler_may_have_the_connection_closed() -> None:
         await client.send(heartbeat(1))
         await until(lambda: client.closed)
         assert await asyncio.get_running_loop().sock_recv(client.sock, 1) == b""
+        client.sock.close()
+
+    run(story)
+
+
+def test_a_request_handled_apart_holds_the_next_ones_back_but_not_while_its_answer_waits() -> None:
+    begun: list[int] = []
+    looked, synced = asyncio.Event(), asyncio.Event()
+
+    async def sync() -> HeartbeatResponse:
+        await synced.wait()
+        return HeartbeatResponse()
+
+    def handle(broker: BrokerContext, request: HeartbeatRequest, call: RequestContext) -> Any:
+        if request.generation_id != 1:
+            begun.append(request.generation_id)
+            return HeartbeatResponse()
+
+        async def look(copy: HeartbeatRequest) -> Awaitable[HeartbeatResponse]:
+            await looked.wait()
+            begun.append(copy.generation_id)
+            return sync()
+
+        return Apart(look)
+
+    async def story() -> None:
+        client = Client(handle)
+        pool = client.connection._service.pool
+        await client.send(*map(heartbeat, (1, 2, 3)))
+        await until(lambda: pool.in_use)
+        assert begun == []
+        looked.set()
+        await until(lambda: len(begun) == 3)
+        assert begun == [1, 2, 3]
+        assert pool.in_use == 0
+        synced.set()
+        assert await client.answers(3) == [1, 2, 3]
+        client.sock.close()
+        await until(lambda: client.closed)
+
+    run(story)
+
+
+def test_a_request_handled_apart_may_want_no_answer_or_the_connection_closed() -> None:
+    def handle(broker: BrokerContext, request: HeartbeatRequest, call: RequestContext) -> Any:
+        async def look(copy: HeartbeatRequest) -> HeartbeatResponse | None:
+            if copy.generation_id == 3:
+                raise CloseConnectionError("as it went wrong")
+            return None if copy.generation_id == 1 else HeartbeatResponse()
+
+        return Apart(look)
+
+    async def story() -> None:
+        client = Client(handle)
+        await client.send(*map(heartbeat, (1, 2, 3)))
+        assert await client.answers(1) == [2]
+        await until(lambda: client.closed)
+        assert client.connection._service.pool.in_use == 0
         client.sock.close()
 
     run(story)
