@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from anabranch.machines.controller import nodes, views
 from anabranch.machines.controller.effects import Decision
+from anabranch.machines.controller.layouts import ended_epoch, ended_with
 from anabranch.machines.controller.nodes import PutNode, Topic
 from anabranch.machines.controller.state import ControllerState, apply
 from anabranch.machines.controller.views import TopicView
@@ -116,13 +117,16 @@ class Rules:
     def lineage(self, view: TopicView) -> Lineage | None:
         """Return the lineage as a client does: layouts from metadata, offsets from the leaders, epochs checked."""
         ends: list[dict[int, int]] = [{} for _ in view.layouts[:-1]]
+        topic = self.topic
+        assert topic is not None
         for seen in view.partitions:
             partition = self.led(view, seen.partition)
             if partition is None or partition.leader_epoch != seen.leader_epoch:
                 return None
             for layout, known in enumerate(view.layouts[:-1]):
-                if seen.partition in known.ended_epochs:
-                    _, end = partition.log.end_offset_for_epoch(known.ended_epochs[seen.partition])
+                epoch = ended_epoch(topic.ended.get(seen.partition, ()), known.number)
+                if epoch is not None:
+                    _, end = partition.log.end_offset_for_epoch(epoch)
                     ends[layout][seen.partition] = end
         self._check_ends(view, ends)
         counts = tuple(layout.count for layout in view.layouts)
@@ -159,9 +163,9 @@ class Rules:
 
     def _check_cuts(self, topic: Topic) -> None:
         """Check that no layout and partition has two end epochs."""
-        for layout, known in enumerate(topic.layouts):
-            for partition, epoch in known.ended_epochs.items():
-                assert self._cuts.setdefault((layout, partition), epoch) == epoch
+        for known in topic.layouts:
+            for partition, epoch in ended_with(topic.ended, known.number).items():
+                assert self._cuts.setdefault((known.number, partition), epoch) == epoch
 
     def _check_epochs(self, topic: Topic) -> None:
         """Check that epochs never go back, at the leaders and in the tree, through removal and return."""
@@ -244,13 +248,9 @@ def check_view(view: TopicView) -> None:
     """Check that Metadata never shows half a layout."""
     count = view.undeleted_partition_count
     assert view.layouts[-1].count == count
-    assert not view.layouts[-1].ended_epochs
     assert [seen.partition for seen in view.partitions] == list(range(len(view.partitions)))
     assert len(view.partitions) >= count
     assert all(seen.retiring == (seen.partition >= count) for seen in view.partitions)
-    for layout in view.layouts[:-1]:
-        assert set(layout.ended_epochs) >= set(range(layout.count))
-        assert sorted(layout.ended_epochs) == list(range(len(layout.ended_epochs)))
 
 
 def _remembered(table: ProducerTable) -> dict[int, object]:

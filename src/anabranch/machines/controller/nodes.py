@@ -9,7 +9,8 @@
     /controller_epoch                     the controller's term
 
 The topic node is the one truth of the lineage: the proposal's `leader_epoch_after_creation` and
-`leader_epoch_before_deletion` follow from `layouts` (`views.leader_epochs`), and are not written a second time.
+`leader_epoch_before_deletion` follow from `layouts` and `ended_epochs` (`views.leader_epochs`), and are not written a
+second time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from urllib.parse import quote, unquote
 from uuid import UUID
 
 from anabranch.base.errors import DecodeError
-from anabranch.machines.lineage import Layout
+from anabranch.machines.controller.layouts import EndedEpochs, EpochRun, Layout, with_ended
 
 CONTROLLER_EPOCH = "/controller_epoch"
 BROKERS = "/brokers/ids"
@@ -110,7 +111,9 @@ class Topic:
     """Replicas of every partition that exists, live and retiring: always 0 .. n-1 without a hole."""
     initial_partition_count: int
     layouts: tuple[Layout, ...]
-    """Oldest first; the last one rules, or, while a resize runs, is about to."""
+    """Oldest first; the last one rules, or, while a resize runs, is about to. Those without records are left out."""
+    ended: EndedEpochs = field(default_factory=dict)
+    """The leader epochs that ended with the layouts before the last."""
     resize: Resize | None = None
     removed: Mapping[int, Removed] = field(default_factory=dict)
 
@@ -122,10 +125,12 @@ class Topic:
     @property
     def published(self) -> tuple[Layout, ...]:
         """The layouts that the world may see: not the one that a running resize is still making."""
-        if self.resize is None:
-            return self.layouts
-        before = self.layouts[:-1]
-        return (*before[:-1], Layout(before[-1].count))
+        return self.layouts if self.resize is None else self.layouts[:-1]
+
+    @property
+    def newest(self) -> int:
+        """The number of the last layout that the world may see; the epochs that end with it are not shown."""
+        return self.published[-1].number
 
     @cached_property
     def reaping(self) -> tuple[int, ...]:
@@ -194,15 +199,13 @@ def put_topic(topic: Topic) -> PutNode:
     return _put(
         topic_path(topic.name),
         {
-            "version": 3,
+            "version": 4,
             "topic_id": _text(topic.topic_id),
             "partitions": {str(p): list(replicas) for p, replicas in sorted(topic.partitions.items())},
             "initial_partition_count": topic.initial_partition_count,
             "undeleted_partition_count": topic.undeleted_partition_count,
-            "layouts": [
-                {"count": v.count, "ended_epochs": {str(p): e for p, e in sorted(v.ended_epochs.items())}}
-                for v in topic.layouts
-            ],
+            "layouts": [[layout.number, layout.count] for layout in topic.layouts],
+            "ended_epochs": {str(p): runs for p, runs in sorted(topic.ended.items())},
             "resize": None
             if resize is None
             else {
@@ -279,15 +282,14 @@ def read_topic(name: str, data: bytes) -> Topic:
         resize = raw.get("resize")
         if not partitions or sorted(partitions) != list(range(len(partitions))) or raw.get("layouts") == []:
             raise ValueError("a topic has partitions 0 to n-1, and a layout")
+        layouts, ended = _read_layouts(raw, len(partitions))
         return Topic(
             name=name,
             topic_id=UUID(bytes=urlsafe_b64decode(raw["topic_id"] + "==")),
             partitions=partitions,
             initial_partition_count=raw.get("initial_partition_count", len(partitions)),
-            layouts=tuple(
-                Layout(v["count"], {int(p): epoch for p, epoch in v["ended_epochs"].items()})
-                for v in raw.get("layouts", [{"count": len(partitions), "ended_epochs": {}}])
-            ),
+            layouts=layouts,
+            ended=ended,
             resize=None
             if resize is None
             else Resize(
@@ -299,6 +301,20 @@ def read_topic(name: str, data: bytes) -> Topic:
                 int(p): Removed(gone["next_offset"], gone["leader_epoch"]) for p, gone in raw.get("removed", {}).items()
             },
         )
+
+
+def _read_layouts(raw: Mapping[str, Any], existing: int) -> tuple[tuple[Layout, ...], EndedEpochs]:
+    """Read the layouts; up to version 3 each has its epochs beside its count, and its number is its place."""
+    if "ended_epochs" in raw:
+        layouts = tuple(Layout(number, count) for number, count in raw["layouts"])
+        runs = {int(p): tuple(EpochRun(*run) for run in listed) for p, listed in raw["ended_epochs"].items()}
+        return layouts, runs
+    ended: EndedEpochs = {}
+    found = raw.get("layouts", [{"count": existing, "ended_epochs": {}}])
+    for number, layout in enumerate(found):
+        epochs = {int(p): epoch for p, epoch in layout["ended_epochs"].items()}
+        ended = with_ended(ended, number, {p: epoch for p, epoch in epochs.items() if p < existing})
+    return tuple(Layout(number, layout["count"]) for number, layout in enumerate(found)), ended
 
 
 def read_partition(path: str, data: bytes) -> PartitionNode:

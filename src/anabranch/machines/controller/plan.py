@@ -19,6 +19,7 @@ from anabranch.machines.controller.effects import (
     SendStopReplica,
     decision,
 )
+from anabranch.machines.controller.layouts import with_ended
 from anabranch.machines.controller.nodes import (
     Confirmed,
     DeleteNode,
@@ -28,9 +29,8 @@ from anabranch.machines.controller.nodes import (
     Stopped,
     Topic,
 )
-from anabranch.machines.controller.roles import counts, due_node, layout_of, phase_of, phases, role_of
+from anabranch.machines.controller.roles import count_of, counts, due_node, layout_of, phase_of, phases, role_of
 from anabranch.machines.controller.state import ControllerState
-from anabranch.machines.lineage import Layout
 from anabranch.machines.outcome import Draft
 
 Given = TypeVar("Given")
@@ -145,7 +145,7 @@ class Plan:
                     topic=self.topic.name,
                     topic_id=self.topic.topic_id,
                     initial_partition_count=self.topic.initial_partition_count,
-                    undeleted_partition_count=self.topic.layouts[layout].count,
+                    undeleted_partition_count=count_of(self.topic, layout),
                     roles=tuple(role_of(self.topic, p, node) for p in members if (node := self.node(p)) is not None),
                 )
             )
@@ -192,7 +192,8 @@ class Plan:
             path = nodes.partition_path(self.topic.name, partition)
             self.draft.write(DeleteNode(path), DeleteNode(path.removesuffix("/state")))
         left = {p: replicas for p, replicas in self.topic.partitions.items() if p not in reaped}
-        self.topic = replace(self.topic, partitions=left)
+        ended = {p: runs for p, runs in self.topic.ended.items() if p in left}
+        self.topic = replace(self.topic, partitions=left, ended=ended)
         self.draft.write(nodes.put_topic(self.topic))
         self.publish()
         self.inspect_retiring()
@@ -206,9 +207,7 @@ class Plan:
         old, new = counts(topic)
         if phase is Phase.CUT:
             ended = {p: self.epoch(p) for p in range(min(old, new))}
-            before = topic.layouts[-2]
-            cut = Layout(old, {**before.ended_epochs, **ended})
-            topic = replace(topic, layouts=(*topic.layouts[:-2], cut, topic.layouts[-1]))
+            topic = replace(topic, ended=with_ended(topic.ended, topic.layouts[-2].number, ended))
         elif phase is Phase.OPEN:
             topic = replace(topic, partitions={**topic.partitions, **resize.assignment})
         self.write(replace(topic, resize=replace(resize, phase=phase)))

@@ -20,12 +20,12 @@ from anabranch.machines.controller.effects import (
     Validated,
     WaitForResize,
 )
+from anabranch.machines.controller.layouts import Layout, with_ended
 from anabranch.machines.controller.nodes import Resize, Topic
 from anabranch.machines.controller.plan import Plan
 from anabranch.machines.controller.roles import phases
 from anabranch.machines.controller.state import ControllerState
 from anabranch.machines.controller.topics import INTERNAL_TOPICS, refuse_replicas, spread, unknown_topic
-from anabranch.machines.lineage import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,15 @@ def decide_resize_topic(state: ControllerState, command: ResizeTopic) -> Decisio
     old = topic.undeleted_partition_count
     closed = {p: plan.epoch(p) for p in sorted(topic.partitions) if p >= min(old, command.count)}
     first = phases(old, command.count)[0]
+    ending = topic.layouts[-1].number
     plan.topic = replace(
         topic,
-        layouts=(*topic.layouts[:-1], Layout(old, closed), Layout(command.count)),
+        layouts=(*topic.layouts, Layout(ending + 1, command.count)),
+        ended=with_ended(topic.ended, ending, closed),
         resize=Resize(to=command.count, phase=first, assignment=assignment),
     )
     plan.enter(first)
-    return plan.decision(Accepted(topic.name, topic.topic_id, layout=len(topic.layouts)))
+    return plan.decision(Accepted(topic.name, topic.topic_id, layout=ending + 1))
 
 
 def decide_leader_and_isr_answered(

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from anabranch.machines.controller.effects import Role
+from anabranch.machines.controller.layouts import ended_epoch
 from anabranch.machines.controller.nodes import PartitionNode, Phase, Topic
 
 EXPAND = "expand"
@@ -55,13 +56,18 @@ def counts(topic: Topic) -> tuple[int, int]:
 
 def layout_of(topic: Topic, partition: int) -> int:
     """The number of the layout that the leader of `partition` is to serve."""
-    newest = len(topic.layouts) - 1
+    newest = topic.layouts[-1].number
     if topic.resize is None:
         return newest
     old, new = counts(topic)
     order = phases(old, new)
     entered = order.index(phase_of(partition, old, new)) <= order.index(topic.resize.phase)
-    return newest if entered else newest - 1
+    return newest if entered else topic.layouts[-2].number
+
+
+def count_of(topic: Topic, layout: int) -> int:
+    """The count of a layout that leaders serve: of the newest one, or of the one before while a resize runs."""
+    return next(known.count for known in reversed(topic.layouts) if known.number == layout)
 
 
 def role_of(topic: Topic, partition: int, node: PartitionNode) -> Role:
@@ -72,7 +78,7 @@ def role_of(topic: Topic, partition: int, node: PartitionNode) -> Role:
         leader=node.leader,
         leader_epoch=node.leader_epoch,
         layout=layout,
-        retiring=partition >= topic.layouts[layout].count,
+        retiring=partition >= count_of(topic, layout),
         replicas=topic.partitions[partition],
         isr=node.isr,
         start_offset=node.start_offset,
@@ -91,8 +97,8 @@ def due_node(topic: Topic, partition: int, node: PartitionNode | None, controlle
             controller_epoch=controller_epoch,
             start_offset=0 if gone is None else gone.next_offset,
         )
-    if topic.resize is not None and layout_of(topic, partition) == len(topic.layouts) - 1:
-        ended = topic.layouts[-2].ended_epochs.get(partition, -1)
-        if node.leader_epoch <= ended:
+    if topic.resize is not None and layout_of(topic, partition) == topic.layouts[-1].number:
+        ended = ended_epoch(topic.ended.get(partition, ()), topic.layouts[-2].number)
+        if ended is not None and node.leader_epoch <= ended:
             return replace(node, leader_epoch=ended + 1, controller_epoch=controller_epoch)
     return node

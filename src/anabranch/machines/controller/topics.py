@@ -25,10 +25,10 @@ from anabranch.machines.controller.effects import (
     Validated,
     WaitForResize,
 )
+from anabranch.machines.controller.layouts import Layout
 from anabranch.machines.controller.nodes import DeleteNode, MetadataRecord, Topic
 from anabranch.machines.controller.plan import Plan
 from anabranch.machines.controller.state import ControllerState
-from anabranch.machines.lineage import Layout
 
 REPLICATION_FACTOR_MAX = 1
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
@@ -78,7 +78,7 @@ def decide_create_topic(state: ControllerState, command: CreateTopic, default_co
         topic_id=command.topic_id,
         partitions=dict(enumerate(placed)),
         initial_partition_count=len(placed),
-        layouts=(Layout(len(placed)),),
+        layouts=(Layout(0, len(placed)),),
     )
     plan = Plan(state, topic)
     plan.draft.write(nodes.put_configs(topic.name, overrides))

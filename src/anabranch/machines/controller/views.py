@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 from uuid import UUID
 
 from anabranch.machines.controller.effects import Accepted
+from anabranch.machines.controller.layouts import Layout, ended_with
 from anabranch.machines.controller.nodes import PartitionNode, Phase, Topic
 from anabranch.machines.controller.plan import Plan
 from anabranch.machines.controller.state import ControllerState
 from anabranch.machines.controller.topics import INTERNAL_TOPICS
-from anabranch.machines.lineage import Layout
 
 NO_LEADER = -1
 
@@ -45,7 +46,7 @@ class TopicView:
     initial_partition_count: int
     undeleted_partition_count: int
     layouts: tuple[Layout, ...]
-    """Oldest first; the last one rules, its `ended_epochs` are empty."""
+    """Oldest first; the last one rules."""
     partitions: tuple[PartitionView, ...]
     """0 .. n-1 without a hole, live ones first, then retiring ones."""
 
@@ -108,26 +109,23 @@ def view_of(topic: Topic, nodes: Mapping[int, PartitionNode], live: Collection[i
     )
 
 
-def layouts(state: ControllerState, name: str) -> tuple[Layout, ...]:
-    """The published layouts of a topic, oldest first: the input of a `Lineage`."""
-    return state.topics[name].published
-
-
-def leader_epochs(topic: Topic, partition: int) -> LeaderEpochs:
+def leader_epochs(topic: Topic, partition: int, entries_max: int) -> LeaderEpochs | None:
     """The epochs that ended when `partition` was made, opened again, or began to retire (KIP-253, Protocol 5).
 
-    For a partition that has been removed too: its lists are the only place that tells some layouts' ends, and the
-    layouts outlive it. So a reader learns the whole lineage by asking, for every layout v > 0, for the partition
-    `max(count[v-1], count[v]) - 1`, which v made or retired.
+    For a partition that has been removed too, because the layouts outlive it; the entries are of partitions that exist.
+    So a reader learns the whole lineage by asking, for every layout v but the first, for the partition
+    `max(count[v-1], count[v]) - 1`, which v made or retired. None where there are more than `entries_max` entries.
     """
     creation: list[EndedEpoch] = []
     deletion: list[EndedEpoch] = []
-    published = topic.published
-    for layout in range(1, len(published)):
-        old, new = published[layout - 1].count, published[layout].count
+    for before, layout in pairwise(topic.published):
+        old, new = before.count, layout.count
         if min(old, new) <= partition < max(old, new):
+            if len(creation) + len(deletion) + len(topic.ended) > entries_max:
+                return None
             into = creation if new > old else deletion
-            into.extend(EndedEpoch(layout, q, epoch) for q, epoch in published[layout - 1].ended_epochs.items())
+            ended = ended_with(topic.ended, layout.number - 1)
+            into.extend(EndedEpoch(layout.number, q, epoch) for q, epoch in ended.items())
     return LeaderEpochs(tuple(creation), tuple(deletion))
 
 
@@ -168,10 +166,10 @@ def settled(state: ControllerState, accepted: Accepted) -> bool:
         return True
     if accepted.layout is None:
         return False
-    if accepted.topic in state.deleting or len(topic.published) - 1 > accepted.layout:
+    if accepted.topic in state.deleting or topic.newest > accepted.layout:
         return True
     if topic.resize is not None or topic.reaping:
-        return len(topic.published) - 1 >= accepted.layout
+        return topic.newest >= accepted.layout
     plan = Plan(state, topic)
     return all(plan.confirmed(partition) for partition in topic.partitions)
 

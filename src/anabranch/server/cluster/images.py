@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from anabranch.machines.controller.configs import TOPIC_CONFIGS, effective
+from anabranch.machines.controller.layouts import ended_with
 from anabranch.machines.controller.nodes import Topic
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.lineage import Lineage
@@ -80,9 +81,6 @@ class Images:
     def _lineage(self, topic: TopicSnapshot) -> Lineage:
         layouts = topic.layouts
         ends = [
-            self._peers.epoch_ends(
-                topic.name, {number: epoch for number, epoch in layout.ended_epochs.items() if topic.exists(number)}
-            )
-            for layout in layouts[:-1]
+            self._peers.epoch_ends(topic.name, ended_with(topic.topic.ended, layout.number)) for layout in layouts[:-1]
         ]
         return Lineage(topic.topic.initial_partition_count, tuple(layout.count for layout in layouts), tuple(ends))

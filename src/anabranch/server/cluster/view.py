@@ -14,9 +14,9 @@ from functools import cached_property
 from typing import NamedTuple
 from uuid import UUID
 
+from anabranch.machines.controller.layouts import Layout
 from anabranch.machines.controller.nodes import BrokerNode, PartitionNode, Topic
-from anabranch.machines.controller.views import LeaderEpochs, TopicView, leader_epochs, view_of, visible_partitions
-from anabranch.machines.lineage import Layout
+from anabranch.machines.controller.views import TopicView, view_of, visible_partitions
 from anabranch.server.settings import parse_address
 
 NO_CONTROLLER = -1
@@ -82,10 +82,6 @@ class TopicSnapshot:
     def exists(self, partition: int) -> bool:
         """Whether the partition exists, published or not."""
         return partition in self.topic.partitions
-
-    def leader_epochs(self, partition: int) -> LeaderEpochs:
-        """The leader epochs that ended when the partition was made or retired; also of a removed partition."""
-        return leader_epochs(self.topic, partition)
 
 
 @dataclass(frozen=True, slots=True)

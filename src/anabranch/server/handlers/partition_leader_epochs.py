@@ -1,46 +1,133 @@
-"""PartitionLeaderEpochsForPartitions (API 10000): the epochs that cut a topic's partitions into layouts (KIP-253)."""
+"""PartitionLeaderEpochsForPartitions (API 10000): how a topic's partitions are cut into layouts (KIP-253; ADR 0032).
+
+The rule: an answer is bounded by what it holds, and other work has its turn while it is made. Our clients ask for cuts,
+and again for the partitions that an answer leaves out.
+"""
 
 from __future__ import annotations
 
+import asyncio
+
 from anabranch.base.errors import ErrorCode
+from anabranch.base.limits import PARTITIONS_PER_TOPIC_MAX
+from anabranch.machines.controller.nodes import Topic
+from anabranch.machines.controller.views import leader_epochs
 from anabranch.protocol.messages.partition_leader_epochs_for_partitions import (
     LayoutLeaderEpoch,
     PartitionLeaderEpochsForPartitionsRequest,
+    PartitionLeaderEpochsForPartitionsRequestTopic,
     PartitionLeaderEpochsForPartitionsResponse,
     PartitionLeaderEpochsForPartitionsResponsePartition,
     PartitionLeaderEpochsForPartitionsResponseTopic,
 )
 from anabranch.server.context import BrokerContext, RequestContext
+from anabranch.server.partitions.cutting import CUTS_AT_A_TIME, cuts_of
+
+CUTS_PER_ANSWER_MAX = 100_000_000
+"""Cuts and partitions of one answer, about 1.2 MB; it holds all cuts of its last partition."""
+EPOCHS_PER_ANSWER_MAX = 1_000_000
+"""Epochs of one answer by the proposal's maps; a partition with more than are left is refused."""
+COST_PER_PARTITION = 10
+"""What a partition without a cut costs, in cuts."""
 
 
-def handle_partition_leader_epochs(
+async def handle_partition_leader_epochs(
     broker: BrokerContext, request: PartitionLeaderEpochsForPartitionsRequest, call: RequestContext
 ) -> PartitionLeaderEpochsForPartitionsResponse:
-    """Answer for each partition, those that were removed included: the layouts outlive them."""
-    return PartitionLeaderEpochsForPartitionsResponse(
-        topics=[
-            PartitionLeaderEpochsForPartitionsResponseTopic(
-                topic=topic.topic,
-                partitions=[_answer(broker, topic.topic, partition) for partition in topic.partitions],
-            )
-            for topic in request.topics
-        ]
-    )
+    """Answer for each partition: its cuts, or the epochs of the proposal's maps."""
+    answer = _Answer(broker, cuts=request.cuts)
+    for topic in request.topics:
+        if answer.full:
+            break
+        await answer.add(topic)
+    return PartitionLeaderEpochsForPartitionsResponse(topics=answer.topics)
 
 
-def _answer(broker: BrokerContext, name: str, partition: int) -> PartitionLeaderEpochsForPartitionsResponsePartition:
-    topic = broker.view.topic(name)
-    if topic is None:
-        return PartitionLeaderEpochsForPartitionsResponsePartition(
-            partition=partition, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+class _Answer:
+    """One answer in the making."""
+
+    def __init__(self, broker: BrokerContext, *, cuts: bool) -> None:
+        self.topics: list[PartitionLeaderEpochsForPartitionsResponseTopic] = []
+        self._broker = broker
+        self._cuts = cuts
+        self._left = CUTS_PER_ANSWER_MAX
+        self._epochs_left = EPOCHS_PER_ANSWER_MAX
+        self._until_yield = CUTS_AT_A_TIME
+
+    @property
+    def full(self) -> bool:
+        """Whether the next partition is left to the next request."""
+        return self._left <= 0
+
+    async def add(self, asked: PartitionLeaderEpochsForPartitionsRequestTopic) -> None:
+        """Answer for partitions of one topic, each once, as far as the answer has room."""
+        found = self._broker.view.topic(asked.topic)
+        topic = None if found is None else found.topic
+        answered = PartitionLeaderEpochsForPartitionsResponseTopic(
+            topic=asked.topic, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else ErrorCode.NONE
         )
-    found = topic.leader_epochs(partition)
-    return PartitionLeaderEpochsForPartitionsResponsePartition(
-        partition=partition,
-        leader_epoch_after_creation=[
-            LayoutLeaderEpoch(layout=v, partition=q, leader_epoch=e) for v, q, e in found.creation
-        ],
-        leader_epoch_before_deletion=[
-            LayoutLeaderEpoch(layout=v, partition=q, leader_epoch=e) for v, q, e in found.deletion
-        ],
-    )
+        self.topics.append(answered)
+        self._spend(COST_PER_PARTITION)
+        if len(asked.partitions) > PARTITIONS_PER_TOPIC_MAX:
+            answered.error_code = ErrorCode.INVALID_REQUEST
+        if answered.error_code or topic is None:
+            return
+        answered.topic_id, answered.layout = topic.topic_id, topic.newest
+        partitions: list[PartitionLeaderEpochsForPartitionsResponsePartition] = []
+        for partition in dict.fromkeys(asked.partitions):
+            if self.full:
+                break
+            if self._cuts:
+                partitions.append(self._cuts_of(topic, partition, asked.first_layout))
+            else:
+                partitions.append(self._epochs_of(topic, partition))
+            if self._until_yield <= 0:
+                self._until_yield = CUTS_AT_A_TIME
+                await asyncio.sleep(0)
+        answered.partitions = partitions
+
+    def _spend(self, cost: int) -> None:
+        self._left -= cost
+        self._until_yield -= cost
+
+    def _cuts_of(
+        self, topic: Topic, number: int, first_layout: int
+    ) -> PartitionLeaderEpochsForPartitionsResponsePartition:
+        partition = self._broker.replicas.get(topic.name, number)
+        known = 0 if partition is None else partition.cuts.newest
+        cuts = cuts_of(partition, topic)
+        if partition is None or cuts is None:
+            self._spend(COST_PER_PARTITION)
+            error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if partition is None else partition.unavailable()
+            return PartitionLeaderEpochsForPartitionsResponsePartition(
+                partition=number, error_code=error or ErrorCode.NOT_LEADER_OR_FOLLOWER
+            )
+        if known < topic.newest:
+            self._until_yield -= len(cuts)
+        cuts = cuts.since(first_layout)
+        self._left -= COST_PER_PARTITION + len(cuts)
+        self._until_yield -= COST_PER_PARTITION
+        layouts, ends = cuts.encode()
+        return PartitionLeaderEpochsForPartitionsResponsePartition(
+            partition=number, cut_layouts=layouts, cut_ends=ends, log_start=partition.log.log_start
+        )
+
+    def _epochs_of(self, topic: Topic, number: int) -> PartitionLeaderEpochsForPartitionsResponsePartition:
+        self._spend(COST_PER_PARTITION + len(topic.layouts))
+        found = leader_epochs(topic, number, self._epochs_left)
+        if found is None:
+            return PartitionLeaderEpochsForPartitionsResponsePartition(
+                partition=number, error_code=ErrorCode.INVALID_REQUEST
+            )
+        entries = len(found.creation) + len(found.deletion)
+        self._epochs_left -= entries
+        self._until_yield -= entries
+        return PartitionLeaderEpochsForPartitionsResponsePartition(
+            partition=number,
+            leader_epoch_after_creation=[
+                LayoutLeaderEpoch(layout=v, partition=q, leader_epoch=e) for v, q, e in found.creation
+            ],
+            leader_epoch_before_deletion=[
+                LayoutLeaderEpoch(layout=v, partition=q, leader_epoch=e) for v, q, e in found.deletion
+            ],
+        )

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.base.ids import NO_LEADER_EPOCH, TopicPartition
 from anabranch.machines.controller.leadership import Leadership
+from anabranch.machines.cuts import Cuts
 from anabranch.machines.partition.producers import Marker, ProducerTable
 from anabranch.records.batch import BatchHeader, parse_end_transaction_marker
 from anabranch.runtime.events import EventLimit, EventLogger
@@ -33,6 +34,13 @@ class Counter(Protocol):
     def add(self, amount: float = 1) -> None: ...
 
 
+class KnownCuts(NamedTuple):
+    """The cuts of a partition's log for the layouts below number `newest`."""
+
+    newest: int = 0
+    cuts: Cuts = Cuts()
+
+
 class Partition:
     """A partition with an open log, or offline with the reason."""
 
@@ -42,6 +50,7 @@ class Partition:
         "_watchers",
         "bytes_in",
         "bytes_out",
+        "cuts",
         "leadership",
         "log",
         "messages_in",
@@ -71,6 +80,8 @@ class Partition:
         self.table = ProducerTable()
         self.leadership: Leadership | None = None
         self.offline_reason: str | None = None
+        self.cuts = KnownCuts()
+        """The cuts of its log as they were asked for last (`server.partitions.cutting`)."""
         self.snapshot_end = -1
         """Where the newest producer snapshot was taken."""
         self.bytes_in = bytes_in

@@ -40,6 +40,11 @@ class LeaderEpochs:
         """All (epoch, start offset), oldest first."""
         return list(zip(self._epochs, self._starts, strict=True))
 
+    def since(self, offset: int) -> list[tuple[int, int]]:
+        """The epochs that have records at or behind `offset`, oldest first, each with the offset it began at."""
+        first = max(bisect_right(self._starts, offset) - 1, 0)
+        return list(zip(self._epochs[first:], self._starts[first:], strict=True))
+
     def start(self, epoch: int, offset: int) -> bool:
         """Begin `epoch` at `offset`; an epoch not above the latest changes nothing. Return whether it began."""
         if epoch <= self.latest:

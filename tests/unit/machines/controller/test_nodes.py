@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 
 from anabranch.base.errors import DecodeError
 from anabranch.machines.controller import nodes
+from anabranch.machines.controller.layouts import EpochRun, Layout
 from anabranch.machines.controller.nodes import BrokerNode, PartitionNode, Phase, PutNode, Removed, Resize, Topic
 from anabranch.machines.controller.state import ControllerState, apply
-from anabranch.machines.lineage import Layout
 
 TOPIC = Topic(
     "t",
     UUID("01234567-89ab-cdef-0123-456789abcdef"),
     {0: (1,), 1: (2,)},
     1,
-    (Layout(1, {0: 4}), Layout(2, {0: 5, 1: 0}), Layout(3)),
+    (Layout(0, 1), Layout(1, 2), Layout(2, 3)),
+    {0: (EpochRun(0, 4, 2),), 1: (EpochRun(1, 0, 1),)},
     Resize(3, Phase.CUT, {2: (1,)}),
     {2: Removed(9, 1)},
 )
@@ -29,16 +30,13 @@ TOPIC = Topic(
 
 def test_a_topic_node_is_the_proposals_with_what_we_add() -> None:
     assert json.loads(nodes.put_topic(TOPIC).data) == {
-        "version": 3,
+        "version": 4,
         "topic_id": "ASNFZ4mrze8BI0VniavN7w",
         "partitions": {"0": [1], "1": [2]},
         "initial_partition_count": 1,
         "undeleted_partition_count": 3,
-        "layouts": [
-            {"count": 1, "ended_epochs": {"0": 4}},
-            {"count": 2, "ended_epochs": {"0": 5, "1": 0}},
-            {"count": 3, "ended_epochs": {}},
-        ],
+        "layouts": [[0, 1], [1, 2], [2, 3]],
+        "ended_epochs": {"0": [[0, 4, 2]], "1": [[1, 0, 1]]},
         "resize": {"to": 3, "phase": "cut", "assignment": {"2": [1]}},
         "removed": {"2": {"next_offset": 9, "leader_epoch": 1}},
     }
@@ -56,7 +54,21 @@ def test_what_is_written_is_read() -> None:
 def test_a_topic_node_that_knows_nothing_of_resizing_is_a_topic_that_was_never_resized() -> None:
     plain = b'{"version":3,"topic_id":"ASNFZ4mrze8BI0VniavN7w","partitions":{"0":[1],"1":[1]},"adding_replicas":{}}'
     topic = nodes.read_topic("t", plain)
-    assert (topic.initial_partition_count, topic.layouts, topic.resize, topic.removed) == (2, (Layout(2),), None, {})
+    assert (topic.initial_partition_count, topic.layouts, topic.resize, topic.removed) == (2, (Layout(0, 2),), None, {})
+
+
+def test_a_topic_node_with_the_epochs_of_every_layout_beside_its_count_is_read() -> None:
+    before = json.loads(nodes.put_topic(TOPIC).data)
+    before |= {
+        "version": 3,
+        "layouts": [
+            {"count": 1, "ended_epochs": {"0": 4}},
+            {"count": 2, "ended_epochs": {"0": 5, "1": 0, "2": 7}},
+            {"count": 3, "ended_epochs": {}},
+        ],
+    }
+    del before["ended_epochs"]
+    assert nodes.read_topic("t", json.dumps(before).encode()) == TOPIC, "without the epochs of partitions removed since"
 
 
 @pytest.mark.parametrize(

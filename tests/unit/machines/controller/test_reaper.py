@@ -31,7 +31,7 @@ def test_an_empty_partition_is_remembered_and_hidden_before_its_replica_is_delet
     assert cluster.text() == (
         "delete /brokers/topics/t/partitions/1/state\n"
         "delete /brokers/topics/t/partitions/1\n"
-        "write t: layouts 1(0:0) 2(0:1 1:0) 1, partitions 1, removed 1@7\n"
+        "write t: layouts 1(0:0) 2(0:1) 1, partitions 1, removed 1@7\n"
         "  publish t"
     )
 

@@ -13,8 +13,8 @@ from anabranch.base.errors import ErrorCode
 from anabranch.base.limits import PARTITIONS_PER_TOPIC_MAX
 from anabranch.machines.controller import resize, roles, topics
 from anabranch.machines.controller.effects import Accepted, Refused, SendLeaderAndIsr, Validated, WaitForResize
+from anabranch.machines.controller.layouts import Layout, ended_with
 from anabranch.machines.controller.nodes import Phase
-from anabranch.machines.lineage import Layout
 from tests.unit.machines.controller.transcript import TOPIC_ID, Cluster
 
 CUT, OPEN, CLOSE = Phase.CUT, Phase.OPEN, Phase.CLOSE
@@ -283,10 +283,12 @@ def test_the_layouts_of_a_long_history_are_kept_whole() -> None:
     for count in (3, 2, 4, 1):
         cluster.resize(count)
         cluster.run()
-    assert cluster.state.topics["t"].layouts == (
-        Layout(1, {0: 0}),
-        Layout(3, {0: 1, 1: 0, 2: 0}),
-        Layout(2, {0: 2, 1: 1, 2: 1}),
-        Layout(4, {0: 3, 1: 2, 2: 2, 3: 0}),
-        Layout(1),
-    )
+    topic = cluster.state.topics["t"]
+    assert topic.layouts == tuple(Layout(number, count) for number, count in enumerate((1, 3, 2, 4, 1)))
+    assert [ended_with(topic.ended, number) for number in range(5)] == [
+        {0: 0},
+        {0: 1, 1: 0, 2: 0},
+        {0: 2, 1: 1, 2: 1},
+        {0: 3, 1: 2, 2: 2, 3: 0},
+        {},
+    ]

@@ -7,9 +7,9 @@ from uuid import UUID
 
 import pytest
 
+from anabranch.machines.controller.layouts import EpochRun, Layout
 from anabranch.machines.controller.nodes import PartitionNode, Phase, Removed, Resize, Topic
 from anabranch.machines.controller.roles import due_node, layout_of, phase_of, phases, role_of
-from anabranch.machines.lineage import Layout
 
 
 def resizing(old: int, new: int, phase: Phase | None, existing: int | None = None, **more: object) -> Topic:
@@ -20,7 +20,8 @@ def resizing(old: int, new: int, phase: Phase | None, existing: int | None = Non
         topic_id=UUID(int=1),
         partitions=dict.fromkeys(range(count), (1,)),
         initial_partition_count=1,
-        layouts=(Layout(old, dict.fromkeys(range(old), 4)), Layout(new)),
+        layouts=(Layout(0, old), Layout(1, new)),
+        ended=dict.fromkeys(range(old), (EpochRun(0, 4, 1),)),
         resize=None if phase is None else Resize(new, phase),
         **more,  # type: ignore[arg-type]
     )

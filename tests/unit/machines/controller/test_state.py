@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 
 from anabranch.machines.controller import nodes
+from anabranch.machines.controller.layouts import Layout
 from anabranch.machines.controller.nodes import (
     BrokerNode,
     Confirmed,
@@ -18,13 +19,12 @@ from anabranch.machines.controller.nodes import (
     Topic,
 )
 from anabranch.machines.controller.state import ControllerState, apply
-from anabranch.machines.lineage import Layout
 
 TOPIC_ID = UUID(int=7)
 
 
 def topic(count: int = 2) -> Topic:
-    return Topic("t", TOPIC_ID, dict.fromkeys(range(count), (1,)), 1, (Layout(count),))
+    return Topic("t", TOPIC_ID, dict.fromkeys(range(count), (1,)), 1, (Layout(0, count),))
 
 
 TREE = [

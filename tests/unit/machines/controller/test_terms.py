@@ -6,6 +6,7 @@ from functools import reduce
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller import nodes, terms, topics, views
+from anabranch.machines.controller.layouts import ended_with
 from anabranch.machines.controller.nodes import DeleteNode, MetadataRecord, PutNode
 from anabranch.machines.controller.state import ControllerState, apply
 from tests.unit.machines.controller.transcript import Cluster
@@ -122,8 +123,7 @@ def test_an_unclean_start_in_the_middle_of_a_resize_moves_no_cut() -> None:
     cluster.resize(3)
     cluster.register(1, epoch=2, unclean=True)
     cluster.run()
-    layouts = cluster.state.topics["t"].layouts
-    assert dict(layouts[0].ended_epochs) == {0: 0, 1: 0}
+    assert ended_with(cluster.state.topics["t"].ended, 0) == {0: 0, 1: 0}
     assert cluster.state.partitions["t"][0].leader_epoch == 2
     assert cluster.state.topics["t"].resize is None
 
@@ -135,7 +135,7 @@ def test_an_epoch_that_began_while_others_were_closed_is_the_one_that_is_cut() -
     cluster.resize(1)
     cluster.register(1, epoch=2, unclean=True)
     cluster.run()
-    assert dict(cluster.state.topics["t"].layouts[1].ended_epochs) == {0: 2, 1: 0}
+    assert ended_with(cluster.state.topics["t"].ended, 1) == {0: 2, 1: 0}
     assert cluster.state.partitions["t"][0].leader_epoch == 3
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from anabranch.machines.controller import views
+from anabranch.machines.controller.layouts import Layout, ended_with
 from anabranch.machines.controller.nodes import Phase
 from anabranch.machines.controller.views import EndedEpoch, TopicView
-from anabranch.machines.lineage import Layout, Lineage
+from anabranch.machines.lineage import Lineage
 from tests.unit.machines.controller.transcript import Cluster
 
 
@@ -37,7 +38,8 @@ def test_until_a_resize_is_over_the_layout_before_it_is_shown() -> None:
     assert counts(seen(cluster)) == before
     cluster.answer()
     assert counts(seen(cluster)) == before
-    assert seen(cluster).layouts[-1] == Layout(2), "the epochs that are ending are not shown either"
+    assert seen(cluster).layouts[-1] == Layout(1, 2)
+    assert cluster.state.topics["t"].newest == 1, "the epochs that are ending are not shown either"
     cluster.answer()
     assert counts(seen(cluster)) == (1, [1, 2, 1], [False, True])
 
@@ -54,13 +56,14 @@ def test_the_proposals_maps_follow_from_the_layouts() -> None:
         cluster.resize(count)
         cluster.run()
     topic = cluster.state.topics["t"]
-    assert views.leader_epochs(topic, 0) == ((), ())
-    assert views.leader_epochs(topic, 1) == ((EndedEpoch(1, 0, 0),), ())
-    assert views.leader_epochs(topic, 2) == (
+    assert views.leader_epochs(topic, 0, 99) == ((), ())
+    assert views.leader_epochs(topic, 1, 99) == ((EndedEpoch(1, 0, 0),), ())
+    assert views.leader_epochs(topic, 2, 99) == (
         (EndedEpoch(1, 0, 0), EndedEpoch(3, 0, 2), EndedEpoch(3, 1, 1), EndedEpoch(3, 2, 1)),
         (EndedEpoch(2, 0, 1), EndedEpoch(2, 1, 0), EndedEpoch(2, 2, 0)),
     )
-    assert views.leader_epochs(topic, 3) == ((), ())
+    assert views.leader_epochs(topic, 3, 99) == ((), ())
+    assert views.leader_epochs(topic, 2, 6) is None, "more than was asked for"
 
 
 def test_the_maps_of_a_removed_partition_are_still_told() -> None:
@@ -70,10 +73,10 @@ def test_the_maps_of_a_removed_partition_are_still_told() -> None:
         cluster.run()
     cluster.reap(p1=(0, 0))
     cluster.run()
-    assert views.leader_epochs(cluster.state.topics["t"], 1) == (
+    assert views.leader_epochs(cluster.state.topics["t"], 1, 99) == (
         (EndedEpoch(1, 0, 0),),
-        (EndedEpoch(2, 0, 1), EndedEpoch(2, 1, 0)),
-    )
+        (EndedEpoch(2, 0, 1),),
+    ), "of partitions that exist: nobody else has a log to cut"
 
 
 def test_a_reader_learns_every_cut_by_asking_for_one_partition_of_each_layout() -> None:
@@ -84,12 +87,12 @@ def test_a_reader_learns_every_cut_by_asking_for_one_partition_of_each_layout() 
     view, topic = seen(cluster), cluster.state.topics["t"]
     learnt: list[dict[int, int]] = [{} for _ in view.layouts[:-1]]
     for layout in range(1, len(view.layouts)):
-        told = views.leader_epochs(topic, max(view.layouts[layout - 1].count, view.layouts[layout].count) - 1)
+        told = views.leader_epochs(topic, max(view.layouts[layout - 1].count, view.layouts[layout].count) - 1, 99)
+        assert told is not None
         for entry in told.creation + told.deletion:
             if entry.layout == layout:
                 learnt[layout - 1][entry.partition] = entry.leader_epoch
-    assert learnt == [dict(layout.ended_epochs) for layout in view.layouts[:-1]]
-    assert views.layouts(cluster.state, "t") == view.layouts
+    assert learnt == [ended_with(topic.ended, layout.number) for layout in view.layouts[:-1]]
     Lineage(view.initial_partition_count, tuple(layout.count for layout in view.layouts), tuple(learnt))
 
 

@@ -16,6 +16,7 @@ from anabranch.machines.controller.effects import (
     SendLeaderAndIsr,
     SendStopReplica,
 )
+from anabranch.machines.controller.layouts import ended_with
 from anabranch.machines.controller.nodes import BrokerNode, DeleteNode, MetadataRecord, PutNode
 from anabranch.machines.controller.state import ControllerState, apply
 from anabranch.machines.outcome import SetTimer
@@ -130,7 +131,7 @@ def _record(record: PutNode | DeleteNode) -> str:
 
 def _topic(topic: nodes.Topic) -> str:
     layouts = " ".join(
-        f"{layout.count}" + (f"({_map(layout.ended_epochs)})" if layout.ended_epochs else "")
+        f"{layout.count}" + (f"({_map(ended)})" if (ended := ended_with(topic.ended, layout.number)) else "")
         for layout in topic.layouts
     )
     words = [f"layouts {layouts}", f"partitions {len(topic.partitions)}"]
