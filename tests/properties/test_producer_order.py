@@ -2,16 +2,18 @@
 
 What becomes of a batch is decided by the machine that ships; its log is a list. The broker keeps one list of
 everything it ever appended, so the promise is read off it: every record once, and the records of a key in the order
-they were sent. It follows the resize of ordering.md step by step, other events between.
+they were sent. Some topics are deleted and created again with another count at creation; then the promise is read off
+what the last topic of the name has. The broker follows the resize of ordering.md step by step, other events between.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
+from uuid import UUID
 
 import pytest
 
@@ -72,8 +74,10 @@ Decision = Append | Duplicate[appending.Replica] | Refuse
 class Broker:
     """The decision that ships. Sabotaged ones override it."""
 
-    def decide(self, role: Leadership, table: ProducerTable, batch: Batch, count_said: int) -> Decision:
-        decision = appending.decide_append(role, table, (), batch, count_said)
+    def decide(
+        self, role: Leadership, table: ProducerTable, batch: Batch, count_said: int, topic_id_said: UUID
+    ) -> Decision:
+        decision = appending.decide_append(role, table, (), batch, count_said, topic_id_said=topic_id_said)
         assert isinstance(decision, Append | Duplicate | Refuse)
         return decision
 
@@ -83,11 +87,6 @@ class Log:
     role: Leadership
     table: ProducerTable = field(default_factory=ProducerTable)
     appended: list[Record] = field(default_factory=list)
-
-
-def role(partition: int, count: int, *, retiring: bool = False) -> Leadership:
-    """The role of a partition of the topic; the model has no epochs."""
-    return Leadership(NO_TOPIC_ID, partition, 0, 0, INITIAL, count, retiring)
 
 
 @dataclass
@@ -101,7 +100,21 @@ class Wire:
 class World:
     """The batcher, the network and the brokers under one seed."""
 
-    def __init__(self, seed: int, batcher_class: type[Batcher] = Batcher, broker: Broker | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        batcher_class: type[Batcher] = Batcher,
+        broker: Broker | None = None,
+        *,
+        recreates: bool = False,
+    ) -> None:
+        self.recreates = recreates
+        self.recreated = 0
+        self.refused_ids = 0
+        self.initial = INITIAL
+        self.topic_id = UUID(int=1)
+        self.before: list[Record] = []
+        """Everything that earlier topics of the name had."""
         self.chance = random.Random(seed)
         self.broker = broker or Broker()
         settings = BatcherSettings(
@@ -112,7 +125,7 @@ class World:
         self.sent = 0
         self.poison = {self.chance.randint(1, 200) for _ in range(self.chance.choice([0, 0, 3]))}
         """Records that the broker refuses for good."""
-        self.logs = {partition: Log(role(partition, INITIAL)) for partition in range(INITIAL)}
+        self.logs = {partition: Log(self.role(partition, INITIAL)) for partition in range(INITIAL)}
         self.removed: dict[int, ProducerTable] | None = {} if self.chance.random() < 0.5 else None
         """The producers of removed partitions; None where the producer reaches a broker that never had them."""
         self.published = INITIAL
@@ -129,24 +142,39 @@ class World:
 
     # -- the broker's side --------------------------------------------------------------------------------------------
 
+    def role(self, partition: int, count: int, *, retiring: bool = False) -> Leadership:
+        """The role of a partition of the topic; the model has no epochs."""
+        return Leadership(self.topic_id, partition, 0, 0, self.initial, count, retiring)
+
+    def recreate(self) -> None:
+        """Delete the topic and create it again, often with the count that it had."""
+        self.recreated += 1
+        self.topic_id = UUID(int=self.topic_id.int + 1)
+        self.initial = self.chance.choice([1, 2, 3, min(4, self.published)])
+        self.published = self.chance.choice([max(self.initial, self.published), self.initial])
+        self.logs = {partition: Log(self.role(partition, self.published)) for partition in range(self.published)}
+        self.removed, self.resizing = None if self.removed is None else {}, None
+        self.before += self.everything
+        self.everything = []
+
     def resize(self, to: int) -> Iterator[None]:
         old = self.published
         logs = self.logs
         if to > old:
             for partition in self.chance.sample(range(old), old):
-                logs[partition].role = role(partition, to)
+                logs[partition].role = self.role(partition, to)
                 yield
             for partition in range(old, to):
                 if partition not in logs:
                     inherited = (self.removed or {}).pop(partition, None)
-                    logs[partition] = Log(role(partition, to), inherited or ProducerTable())
-                logs[partition].role = role(partition, to)
+                    logs[partition] = Log(self.role(partition, to), inherited or ProducerTable())
+                logs[partition].role = self.role(partition, to)
         else:
             for partition in self.chance.sample(range(to, old), old - to):
-                logs[partition].role = role(partition, to, retiring=True)
+                logs[partition].role = self.role(partition, to, retiring=True)
                 yield
             for partition in self.chance.sample(range(to), to):
-                logs[partition].role = role(partition, to)
+                logs[partition].role = self.role(partition, to)
                 yield
         yield
         self.published = to
@@ -169,7 +197,11 @@ class World:
         return answers
 
     def append(self, send: Send, partition: int, sequence: int, rows: Rows) -> ProduceResult:
+        topic_id = send.topic_ids[TOPIC]
         log = self.logs.get(partition)
+        if log is None and topic_id != self.topic_id:
+            self.refused_ids += 1
+            return ProduceResult(ErrorCode.UNKNOWN_TOPIC_ID)
         if log is None and (self.removed is None or partition not in self.removed):
             return ProduceResult(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if log is None:
@@ -177,12 +209,13 @@ class World:
             log = Log(self.logs[0].role.of_removed(partition), self.removed[partition])
         batch = Batch(send.producer_epoch, sequence, len(rows))
         trouble = self.chance.random()
-        decision = self.broker.decide(log.role, log.table, batch, send.counts[TOPIC])
+        decision = self.broker.decide(log.role, log.table, batch, send.counts[TOPIC], topic_id)
         if isinstance(decision, Duplicate):
             return ProduceResult(base_offset=decision.of.base_offset)
         if isinstance(decision, Refuse):
             if decision.remember:
                 log.table.refused(batch)
+            self.refused_ids += decision.code is ErrorCode.UNKNOWN_TOPIC_ID
             return ProduceResult(decision.code)
         assert not log.role.retiring
         if trouble < 0.02:
@@ -190,6 +223,8 @@ class World:
             return ProduceResult(ErrorCode.NOT_ENOUGH_REPLICAS)
         if any(number in self.poison for _, number in rows):
             return ProduceResult(ErrorCode.MESSAGE_TOO_LARGE)
+        count = log.role.undeleted_partition_count
+        assert {place(hash_of(row), self.initial, count) for row in rows} == {partition}, "placed by another layout"
         base = len(log.appended)
         log.table.apply(batch._replace(base_offset=base), 0)
         log.appended.extend(rows)
@@ -219,8 +254,7 @@ class World:
     def encode(self, job: Encode) -> None:
         parts: dict[int, list[Rows]] = {}
         for record in job.rows:  # type: ignore[attr-defined]
-            key_hash = record[0] * 2_654_435_761 & 0x7FFFFFFF
-            partition = place(key_hash, job.placement.initial, job.placement.count)
+            partition = place(hash_of(record), job.placement.initial, job.placement.count)
             batches = parts.setdefault(partition, [Rows()])
             if len(batches[-1]) == 3:
                 batches.append(Rows())
@@ -258,11 +292,13 @@ class World:
                 rows.append((chance.randint(0, 9), self.sent))
             self.batcher.append_rows(TOPIC, rows, len(rows), self.now)
         elif event < 0.38 and self.resizing is None:
-            self.resizing = self.resize(chance.choice([n for n in range(INITIAL, 9) if n != self.published]))
+            self.resizing = self.resize(chance.choice([n for n in range(self.initial, 9) if n != self.published]))
         elif event < 0.39 and self.resizing is None:
             self.reap()
         elif event < 0.41:
             self.break_wire(chance.randrange(NODES))
+        elif event < 0.42 and self.recreates:
+            self.recreate()
         elif event < 0.415:
             for node in range(NODES):
                 self.break_wire(node)
@@ -291,13 +327,17 @@ class World:
         elif way == "refresh":
             self.refreshes -= 1
             leaders = {partition: partition % NODES for partition in self.logs}
-            self.batcher.topic_known(TOPIC, Placement(INITIAL, self.published), leaders, self.now)
+            self.batcher.topic_known(TOPIC, self.placement, leaders, self.now)
         elif way == "init":
             self.inits -= 1
             self.epochs += 1
             self.batcher.producer_known(PRODUCER, self.epochs)
         elif self.resizing is not None and next(self.resizing, "done") == "done":
             self.resizing = None
+
+    @property
+    def placement(self) -> Placement:
+        return Placement(self.initial, self.published, topic_id=self.topic_id)
 
     def finish(self) -> None:
         self.batcher.flush()
@@ -314,8 +354,10 @@ class World:
             removed = self.removed is None and self.reaped > 0 and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             assert removed or any(number in self.poison for _, number in rows), f"failed for no reason: {error}"
         failed = sum(len(rows) for rows, _ in self.failed)
-        assert len(self.everything) == len(set(self.everything)) == self.sent - failed, "lost or doubled"
-        assert sorted(self.acknowledged) == sorted(self.everything)
+        appended = set(self.everything) | set(self.before)
+        assert len(self.everything) == len(set(self.everything)), "doubled"
+        assert len(appended) == self.sent - failed, "lost"
+        assert sorted(self.acknowledged) == sorted(appended)
         last: dict[int, int] = {}
         for key, number in self.everything:
             assert number > last.get(key, 0), f"key {key}: {number} was appended after {last[key]}"
@@ -323,8 +365,14 @@ class World:
         assert self.batcher.buffered_size == 0
 
 
-def run(seed: int, batcher_class: type[Batcher] = Batcher, broker: Broker | None = None) -> World:
-    world = World(seed, batcher_class, broker)
+def hash_of(record: Record) -> int:
+    return record[0] * 2_654_435_761 & 0x7FFFFFFF
+
+
+def run(
+    seed: int, batcher_class: type[Batcher] = Batcher, broker: Broker | None = None, *, recreates: bool = False
+) -> World:
+    world = World(seed, batcher_class, broker, recreates=recreates)
     for _ in range(150):
         world.step()
     world.finish()
@@ -341,6 +389,18 @@ def test_every_record_is_appended_once_and_in_order_of_its_key(block: int) -> No
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
+def test_records_for_a_topic_that_is_created_again_are_placed_by_its_own_layout_in_order() -> None:
+    recreated = refused = 0
+    for seed in range(120):
+        try:
+            world = run(seed, recreates=True)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        recreated += world.recreated
+        refused += world.refused_ids
+    assert recreated > 50 and refused > 50
+
+
 class Hasty(Batcher):
     """Places records anew before it knows what became of them."""
 
@@ -354,24 +414,45 @@ class Hasty(Batcher):
 class CountFirst(Broker):
     """Checks the count before it looks for the batch."""
 
-    def decide(self, role: Leadership, table: ProducerTable, batch: Batch, count_said: int) -> Decision:
+    def decide(
+        self, role: Leadership, table: ProducerTable, batch: Batch, count_said: int, topic_id_said: UUID
+    ) -> Decision:
         if count_said != role.undeleted_partition_count:
             return Refuse(ErrorCode.INVALID_PARTITION_METADATA)
-        return super().decide(role, table, batch, count_said)
+        return super().decide(role, table, batch, count_said, topic_id_said)
 
 
 class WithoutCount(Broker):
     """Does not check the count."""
 
-    def decide(self, role: Leadership, table: ProducerTable, batch: Batch, count_said: int) -> Decision:
-        return super().decide(replace(role, retiring=False), table, batch, role.undeleted_partition_count)
+    def decide(
+        self, role: Leadership, table: ProducerTable, batch: Batch, count_said: int, topic_id_said: UUID
+    ) -> Decision:
+        count = role.undeleted_partition_count
+        return super().decide(replace(role, retiring=False), table, batch, count, topic_id_said)
 
 
-def caught(batcher_class: type[Batcher] = Batcher, broker: Broker | None = None) -> int:
+class WithoutId(Broker):
+    """Does not check the topic's id."""
+
+    def decide(
+        self, role: Leadership, table: ProducerTable, batch: Batch, count_said: int, topic_id_said: UUID
+    ) -> Decision:
+        return super().decide(role, table, batch, count_said, NO_TOPIC_ID)
+
+
+class WithoutIds(Batcher):
+    """Does not tell a topic that was created again from the one before."""
+
+    def topic_known(self, name: str, placement: Placement, leaders: Mapping[int, int], now_ms: int) -> None:
+        super().topic_known(name, replace(placement, topic_id=NO_TOPIC_ID), leaders, now_ms)
+
+
+def caught(batcher_class: type[Batcher] = Batcher, broker: Broker | None = None, *, recreates: bool = False) -> int:
     found = 0
     for seed in range(40):
         try:
-            run(seed, batcher_class, broker)
+            run(seed, batcher_class, broker, recreates=recreates)
         except AssertionError:
             found += 1
     return found
@@ -384,3 +465,8 @@ def test_a_producer_that_does_not_wait_for_outcomes_is_caught() -> None:
 @pytest.mark.parametrize("sabotaged", [CountFirst, WithoutCount])
 def test_a_broker_that_decides_otherwise_is_caught(sabotaged: type[Broker]) -> None:
     assert caught(broker=sabotaged()) > 4
+
+
+def test_a_broker_or_a_producer_that_does_not_look_at_ids_is_caught() -> None:
+    assert caught(broker=WithoutId(), recreates=True) > 4
+    assert caught(WithoutIds, recreates=True) > 4

@@ -210,16 +210,23 @@ class WireClient:
         return int(self.call(asked).producer_id)
 
     def produce_request(
-        self, topic: str, partition: int, data: bytes | bytearray, *, acks: int = -1, count: int = COUNT_NOT_SAID
+        self,
+        topic: str | UUID,
+        partition: int,
+        data: bytes | bytearray,
+        *,
+        acks: int = -1,
+        count: int = COUNT_NOT_SAID,
     ) -> ProduceRequest:
-        """A Produce request for one partition."""
+        """A Produce request for one partition of a topic given by name (up to version 12) or by id."""
         return ProduceRequest(
             transactional_id=None,
             acks=acks,
             timeout_ms=10_000,
             topic_data=[
                 TopicProduceData(
-                    name=topic,
+                    name=topic if isinstance(topic, str) else "",
+                    topic_id=topic if isinstance(topic, UUID) else NO_TOPIC_ID,
                     partition_data=[PartitionProduceData(index=partition, records=bytes(data))],
                     undeleted_partition_count=count,
                 )
@@ -227,11 +234,18 @@ class WireClient:
         )
 
     def produce(
-        self, topic: str, partition: int, data: bytes | bytearray, *, acks: int = -1, count: int = COUNT_NOT_SAID
+        self,
+        topic: str | UUID,
+        partition: int,
+        data: bytes | bytearray,
+        *,
+        acks: int = -1,
+        count: int = COUNT_NOT_SAID,
     ) -> Any:
         """Produce to one partition; its part of the answer."""
         asked = self.produce_request(topic, partition, data, acks=acks, count=count)
-        return self.call(asked, 12).responses[0].partition_responses[0]
+        version = 12 if isinstance(topic, str) else 13
+        return self.call(asked, version).responses[0].partition_responses[0]
 
     def fetch_request(
         self,

@@ -66,7 +66,7 @@ NEVER_FLEXIBLE = 1 << 15
 API: dict[int, Api] = {
     api.key: api
     for api in (
-        _api(0, "Produce", "3-13", 9, "3-12"),
+        _api(0, "Produce", "3-13", 9),
         _api(1, "Fetch", "4-18", 12, "4-17"),
         _api(2, "ListOffsets", "1-11", 6, "1-10"),
         _api(3, "Metadata", "0-13", 9),

@@ -52,7 +52,7 @@ def test_a_request_survives_the_wire(request_: object, version: int, client_id: 
     assert decoded == request_
 
 
-@pytest.mark.parametrize(("api_key", "version"), [(3, 99), (3, -1), (18, 99), (999, 0), (0, 2), (0, 13), (-1, 0)])
+@pytest.mark.parametrize(("api_key", "version"), [(3, 99), (3, -1), (18, 99), (999, 0), (0, 2), (0, 14), (-1, 0)])
 def test_a_request_that_is_not_served_says_whom_to_answer(api_key: int, version: int) -> None:
     frame = api_key.to_bytes(2, signed=True) + version.to_bytes(2, signed=True) + b"\0\0\0\x05\0\x02me" + b"\xff" * 9
     with pytest.raises(UnsupportedVersionError) as raised:

@@ -7,6 +7,7 @@ in a queue. A driver belongs to the event loop of its first use.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections import deque
@@ -14,6 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from anabranch.base.errors import AnabranchError, ApiError, DecodeError, ErrorCode
+from anabranch.base.ids import COUNT_NOT_SAID, NO_TOPIC_ID
 from anabranch.client.cluster.connection import Connection, DisconnectedError
 from anabranch.client.cluster.metadata import Cluster
 from anabranch.client.producer.delivery import OpenRecords, fail_promise, mark_retrieved
@@ -38,8 +40,9 @@ from anabranch.protocol.messages.produce import PartitionProduceData, ProduceReq
 from anabranch.records.batch import stamp_producer
 
 PURPOSE = "produce"
+_log = logging.getLogger("anabranch.client")
 NAMED_TOPIC_VERSION_MAX = 12
-"""Up to this version, Produce identifies topics by name."""
+"""Up to this version, Produce identifies topics by name; later versions by id (KIP-516)."""
 ADDED_PARTITION_VERSION_MAX = 11
 """Up to this version, a partition must be added to the transaction before a produce request (KIP-890)."""
 
@@ -75,6 +78,10 @@ class SendingDriver:
         self._kernels_loaded = False
         self._encoding: set[asyncio.Future[Any]] = set()
         self._connecting: dict[int, list[Send]] = {}
+        self._unanswered: dict[int, Connection] = {}
+        """With acks=0: the connection over which batches were sent to each node."""
+        self._lost: set[int] = set()
+        """With acks=0: nodes whose connection was found to have ended since the last `drain`."""
         self._room: asyncio.Event | None = None
         self._next_refresh = 0.0
         self._topics: set[str] = set()
@@ -156,6 +163,7 @@ class SendingDriver:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._lost.clear()
         work = self.batcher.drain(now_ms())
         for outcome in work.outcomes:
             if isinstance(outcome, Delivered):
@@ -264,12 +272,27 @@ class SendingDriver:
         if connecting is not None:
             connecting.append(send)
             return
+        if self._acks == 0 and self._was_closed(send.node):
+            self.batcher.not_sent(send.request_id, now_ms())
+            self.schedule()
+            return
         connection = self._cluster.open_connection(send.node, PURPOSE)
         if connection is not None:
             self._write(connection, send)
             return
         self._connecting[send.node] = [send]
         self._run(self._connect_and_send(send.node))
+
+    def _was_closed(self, node: int) -> bool:
+        """Whether a connection with unacknowledged batches has ended: then nothing decided before is sent there."""
+        used = self._unanswered.get(node)
+        if used is not None and not used.is_open:
+            del self._unanswered[node]
+            self._lost.add(node)
+            self.batcher.connection_lost(node)
+            text = "%s closed the connection of a producer with acks=0: records on their way there may be lost; "
+            _log.warning(text + "metadata is refreshed before more are sent", used.name)
+        return node in self._lost
 
     async def _connect_and_send(self, node: int) -> None:
         try:
@@ -286,10 +309,10 @@ class SendingDriver:
     def _write(self, connection: Connection, send: Send) -> None:
         request = self._request(send)
         try:
-            version_max = NAMED_TOPIC_VERSION_MAX if self._transactions is None else ADDED_PARTITION_VERSION_MAX
-            version = min(connection.version_of(ProduceRequest), version_max)
+            version = self._version(connection, send)
             if self._acks == 0:
                 connection.send_unanswered(request, version=version)
+                self._unanswered[send.node] = connection
                 results = {(batch.topic, batch.partition): ProduceResult() for batch in send.batches}
                 self.batcher.answered(send.request_id, results, now_ms())
                 self.schedule()
@@ -300,6 +323,15 @@ class SendingDriver:
             self.schedule()
             return
         future.add_done_callback(lambda done: self._answered(send, done))
+
+    def _version(self, connection: Connection, send: Send) -> int:
+        """Return the version of a produce request: the highest that identifies topics by id, where each has one."""
+        version = connection.version_of(ProduceRequest)
+        if NO_TOPIC_ID in send.topic_ids.values():
+            version = min(version, NAMED_TOPIC_VERSION_MAX)
+        if self._transactions is not None and COUNT_NOT_SAID in send.counts.values():
+            version = min(version, ADDED_PARTITION_VERSION_MAX)  # An elastic broker adds no partition by itself.
+        return version
 
     def _request(self, send: Send) -> ProduceRequest:
         topics: dict[str, list[PartitionProduceData]] = {}
@@ -319,7 +351,12 @@ class SendingDriver:
             acks=self._acks,
             timeout_ms=min(send.timeout_ms, self._settings.request_timeout_ms),
             topic_data=[
-                TopicProduceData(name=name, partition_data=partitions, undeleted_partition_count=send.counts[name])
+                TopicProduceData(
+                    name=name,
+                    topic_id=send.topic_ids[name],
+                    partition_data=partitions,
+                    undeleted_partition_count=send.counts[name],
+                )
                 for name, partitions in topics.items()
             ],
         )
@@ -329,8 +366,9 @@ class SendingDriver:
         if error is not None:
             self.batcher.lost(send.request_id, now_ms())
         else:
+            names = {topic_id: name for name, topic_id in send.topic_ids.items() if topic_id != NO_TOPIC_ID}
             results = {
-                (topic.name, partition.index): ProduceResult(
+                (names.get(topic.topic_id, topic.name), partition.index): ProduceResult(
                     ErrorCode.of(partition.error_code),
                     partition.base_offset,
                     partition.log_append_time_ms,
@@ -357,7 +395,8 @@ class SendingDriver:
                 if isinstance(topic, ApiError):
                     self.batcher.topic_unknown(name, topic, now_ms())
                 else:
-                    placement = Placement(topic.initial_partition_count, topic.partition_count, topic.elastic)
+                    initial, count = topic.initial_partition_count, topic.partition_count
+                    placement = Placement(initial, count, topic.elastic, topic.topic_id)
                     self.batcher.topic_known(name, placement, topic.leaders, now_ms())
         self.schedule()
 

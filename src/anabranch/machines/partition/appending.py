@@ -1,14 +1,18 @@
 """The decision about a produced batch: the one place with the order of checks of ordering.md, section 5.
 
     1. the partition has no role here                                        Refuse NOT_LEADER_OR_FOLLOWER
-    2. its own log has the batch                                             Duplicate, with any partition count
-    3. the request has a count that is not the topic's, or the partition     Refuse INVALID_PARTITION_METADATA
+    2. the request has the id of another topic (KIP-516)                     Refuse UNKNOWN_TOPIC_ID
+    3. its own log has the batch                                             Duplicate, with any partition count
+    4. the request has a count that is not the topic's, or the partition     Refuse INVALID_PARTITION_METADATA
        is retiring or removed
-    4. the request has no count, and an ancestor's log has the batch         Duplicate
-    5. its sequence does not follow its producer's last batch                Refuse
-    6. the partition is retiring or removed, and its survivor cannot serve   Refuse NOT_LEADER_OR_FOLLOWER
-    7. no transaction of its producer holds the partition (KIP-890, part 1)  Refuse, or Verify to learn whether one does
-    8. otherwise                                                             Append, or Redirect to the survivor
+    5. the request has no count, and an ancestor's log has the batch         Duplicate
+    6. its sequence does not follow its producer's last batch                Refuse
+    7. the partition is retiring or removed, and its survivor cannot serve   Refuse NOT_LEADER_OR_FOLLOWER
+    8. no transaction of its producer holds the partition (KIP-890, part 1)  Refuse, or Verify to learn whether one does
+    9. otherwise                                                             Append, or Redirect to the survivor
+
+A partition count names a placement only together with the topic's id: a topic that was deleted and created again may
+have the same count and place keys otherwise. So the id comes first; the sequences of the other topic mean nothing here.
 
 A removed partition is a retiring one without a log: its role is `Leadership.of_removed`, its table the saved one.
 The caller holds the lock that a resize takes, from looking up the role to appending.
@@ -19,9 +23,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
+from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
-from anabranch.base.ids import COUNT_NOT_SAID, NO_PRODUCER_ID
+from anabranch.base.ids import COUNT_NOT_SAID, NO_PRODUCER_ID, NO_TOPIC_ID
 from anabranch.base.limits import ABORTED_TRANSACTIONS_MAX
 from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.partition.producers import Batch, Producer, ProducerTable, Remembered, ahead, redirected
@@ -79,6 +84,7 @@ class Verify:
 
 APPEND = Append()
 VERIFY = Verify()
+UNKNOWN_TOPIC = Refuse(ErrorCode.UNKNOWN_TOPIC_ID, "The topic with this id was deleted, or never existed.")
 NOT_LEADER = Refuse(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 SURVIVOR_NOT_READY = Refuse(ErrorCode.NOT_LEADER_OR_FOLLOWER, remember=True)
 NOT_IN_TRANSACTION = "The partition is not part of a transaction that its producer has open."
@@ -92,6 +98,7 @@ def decide_append(
     header: Batch,
     count_said: int,
     held: ErrorCode | None = None,
+    topic_id_said: UUID = NO_TOPIC_ID,
 ) -> Append | Redirect[AncestorT] | Duplicate[AncestorT] | Refuse | Verify:
     """Decide about one produced batch that is sound (`checking`), in the order of ordering.md, section 5.
 
@@ -99,9 +106,12 @@ def decide_append(
     may have been redirected, nearest first; they are searched only for a batch without a partition count, and without
     them a retiring partition cannot redirect. `count_said`: COUNT_NOT_SAID for stock producers. `held`: the
     coordinator's answer to a `Verify`, NONE if the producer's transaction holds the partition; None before.
+    `topic_id_said`: NO_TOPIC_ID where the request names the topic by its name.
     """
     if role is None:
         return NOT_LEADER
+    if topic_id_said not in (NO_TOPIC_ID, role.topic_id):
+        return UNKNOWN_TOPIC
     producer_id = header.producer_id
     known = table.known(producer_id)
     repeated = None if known is None else known.repetition(header)

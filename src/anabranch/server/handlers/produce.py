@@ -1,4 +1,4 @@
-"""Produce (API 0): translates; `server.partitions.appending` appends.
+"""Produce (API 0): translates; `server.partitions.appending` appends. Since v13 a request gives topics by id (KIP-516).
 
 Everything up to the append happens before the handler returns; only durability is awaited. Records for compacted topics
 must have keys: where many are to be looked into, a thread does that first, and the connection waits (`Apart`).
@@ -10,14 +10,16 @@ import asyncio
 from collections.abc import Awaitable, Mapping
 
 from anabranch.base.errors import ErrorCode
-from anabranch.base.ids import TopicPartition
+from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.machines.controller.topics import INTERNAL_TOPICS
+from anabranch.machines.partition.appending import UNKNOWN_TOPIC
 from anabranch.protocol.messages.produce import (
     BatchIndexAndErrorMessage,
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
+    TopicProduceData,
     TopicProduceResponse,
 )
 from anabranch.records.keyless import Unfit, find_unfit, is_quick
@@ -26,6 +28,7 @@ from anabranch.server.context import Apart, BrokerContext, CloseConnectionError,
 from anabranch.server.partitions.appending import Appender, Produced, TransactionCheck, no_transaction
 
 NO_ACKS, LEADER_ACK, ALL_ACKS = 0, 1, -1
+TOPIC_IDS_SINCE = 13
 ABORTABLE_SINCE = 11
 """The first version of Produce with the error TRANSACTION_ABORTABLE."""
 
@@ -36,11 +39,11 @@ NO_KEY = "The record has no key."
 
 def handle_produce(broker: BrokerContext, request: ProduceRequest, call: RequestContext) -> Answer | Apart:
     """Append every partition's batches in order; None where the client wants no answer (acks=0)."""
-    if is_quick(_view(data) for data in _sent_to_compacted(broker, request)):
+    if is_quick(_view(data) for data in _sent_to_compacted(broker, request, call)):
         return _append_all(broker, request, call, {})
 
     async def look_first(copy: ProduceRequest) -> Answer:
-        sent = _sent_to_compacted(broker, copy)
+        sent = _sent_to_compacted(broker, copy, call)
         found = await asyncio.to_thread(lambda: [find_unfit(_view(data)) for data in sent])
         looked = {id(data): (unfit,) for data, unfit in zip(sent, found, strict=True)}
         return _append_all(broker, copy, call, looked)
@@ -48,12 +51,16 @@ def handle_produce(broker: BrokerContext, request: ProduceRequest, call: Request
     return Apart(look_first)
 
 
-def _sent_to_compacted(broker: BrokerContext, request: ProduceRequest) -> list[PartitionProduceData]:
+def _sent_to_compacted(
+    broker: BrokerContext, request: ProduceRequest, call: RequestContext
+) -> list[PartitionProduceData]:
     """List the records for partitions of compacted topics that clients may write to."""
     return [
         data
         for topic in request.topic_data
-        if topic.name not in INTERNAL_TOPICS and broker.replicas.is_compacted(topic.name)
+        if (name := _name_of(broker, topic, call)) is not None
+        and name not in INTERNAL_TOPICS
+        and broker.replicas.is_compacted(name)
         for data in topic.partition_data
         if data.records is not None and len(data.records)
     ]
@@ -70,24 +77,27 @@ def _append_all(
     check_transaction = _transaction_check(broker, request.transactional_id, call.api_version)
     appender = Appender(replicas, broker.clock.now_ms(), check_transaction)
     for topic in request.topic_data:
+        name = _name_of(broker, topic, call)
         answers: list[PartitionProduceResponse] = []
         for data in topic.partition_data:
             if refusal is not ErrorCode.NONE:
                 answers.append(PartitionProduceResponse(index=data.index, error_code=refusal, base_offset=-1))
                 continue
-            partition = replicas.get(topic.name, data.index)
-            if topic.name in INTERNAL_TOPICS:
+            partition = None if name is None else replicas.get(name, data.index)
+            if name is None:
+                produced = Produced(UNKNOWN_TOPIC.code, message=UNKNOWN_TOPIC.message)
+            elif name in INTERNAL_TOPICS:
                 produced = Produced(ErrorCode.INVALID_TOPIC_EXCEPTION, message="Only the broker writes to this topic.")
-            elif partition is None and not broker.view.has_removed(topic.name, data.index):
+            elif partition is None and not broker.view.has_removed(name, data.index):
                 produced = Produced(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             elif partition is not None and partition.offline_reason is not None:
                 produced = Produced(ErrorCode.KAFKA_STORAGE_ERROR, message=partition.offline_reason)
             elif data.records is None or not len(data.records):
                 produced = Produced(ErrorCode.INVALID_RECORD, message="There are no records.")
             else:
-                addressed = partition or replicas.removed_partition(TopicPartition(topic.name, data.index))
+                addressed = partition or replicas.removed_partition(TopicPartition(name, data.index))
                 produced = appender.produce(
-                    addressed, _view(data), topic.undeleted_partition_count, looked.get(id(data))
+                    addressed, _view(data), topic.undeleted_partition_count, looked.get(id(data)), topic.topic_id
                 )
             answer = PartitionProduceResponse(
                 index=data.index,
@@ -110,13 +120,21 @@ def _append_all(
                     replicas.commit(appended_to)
             if partition is not None and produced.error is ErrorCode.NONE and not produced.unsynced:
                 replicas.commit_if_due(partition)
-        topics.append(TopicProduceResponse(name=topic.name, partition_responses=answers))
+        topics.append(TopicProduceResponse(name=topic.name, topic_id=topic.topic_id, partition_responses=answers))
     response = ProduceResponse(responses=topics)
     if request.acks == NO_ACKS:
         if any(answer.error_code for topic in topics for answer in topic.partition_responses):
             raise CloseConnectionError("a produce without acks went wrong")
         return None
     return response if unsynced is None else unsynced.when_synced(response)
+
+
+def _name_of(broker: BrokerContext, topic: TopicProduceData, call: RequestContext) -> str | None:
+    """Return the name of a topic; None if it is given by an id that no topic has, or of one that is being deleted."""
+    if call.api_version < TOPIC_IDS_SINCE:
+        return topic.name
+    name = None if topic.topic_id == NO_TOPIC_ID else broker.view.name_of(topic.topic_id)
+    return None if name is None or broker.view.topic(name) is None else name
 
 
 def _transaction_check(broker: BrokerContext, transactional_id: str | None, version: int) -> TransactionCheck:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
+from uuid import UUID
 
 from anabranch.base.errors import DecodeError, ErrorCode
-from anabranch.base.ids import COUNT_NOT_SAID, NO_PRODUCER_ID, TopicPartition
+from anabranch.base.ids import COUNT_NOT_SAID, NO_PRODUCER_ID, NO_TOPIC_ID, TopicPartition
 from anabranch.base.limits import DECOMPRESSION_RATIO_MAX
 from anabranch.machines.partition.appending import APPEND, VERIFY, Duplicate, Redirect, Refuse, decide_append
 from anabranch.machines.partition.checking import check_batches, refuse_unfit
@@ -47,6 +48,8 @@ class ProducedBatch(NamedTuple):
     data: memoryview
     count_said: int
     """The partition count that its producer placed it by; COUNT_NOT_SAID for stock producers."""
+    topic_id_said: UUID
+    """The id of the topic in the request; NO_TOPIC_ID where the request names the topic."""
 
 
 TransactionCheck = Callable[[TopicPartition, int, int], ErrorCode]
@@ -74,6 +77,7 @@ class Appender:
         data: memoryview,
         count_said: int,
         looked: tuple[Unfit | None] | None = None,
+        topic_id_said: UUID = NO_TOPIC_ID,
     ) -> Produced:
         """Append the batches in `data` to `partition`, or to the one that holds its keys now; in order, all or a part.
 
@@ -91,7 +95,8 @@ class Appender:
         first: Produced | None = None
         unsynced: tuple[Partition, ...] = ()
         for position, header in batches:
-            batch = ProducedBatch(partition, header, data[position : position + header.size], count_said)
+            wire = data[position : position + header.size]
+            batch = ProducedBatch(partition, header, wire, count_said, topic_id_said)
             produced = self._produce_one(batch)
             if produced.error is not ErrorCode.NONE or len(batches) == 1:
                 return produced
@@ -101,7 +106,7 @@ class Appender:
         return first._replace(unsynced=tuple(dict.fromkeys(unsynced)))
 
     def _produce_one(self, batch: ProducedBatch) -> Produced:
-        partition, header, _, count_said = batch
+        partition, header, _, count_said, topic_id_said = batch
         role = partition.leadership
         ancestors: Sequence[Partition] = ()
         if count_said == COUNT_NOT_SAID and role is not None and role.layout:
@@ -110,10 +115,10 @@ class Appender:
         if refused is not None:
             return refused
         table = partition.table
-        decision = decide_append(role, table, ancestors, header, count_said)
+        decision = decide_append(role, table, ancestors, header, count_said, topic_id_said=topic_id_said)
         if decision is VERIFY:
             held = self._check_transaction(partition.name, header.producer_id, header.producer_epoch)
-            decision = decide_append(role, table, ancestors, header, count_said, held)
+            decision = decide_append(role, table, ancestors, header, count_said, held, topic_id_said)
         if decision is APPEND:
             assert isinstance(partition, Partition)
             produced = self._append(batch, partition)

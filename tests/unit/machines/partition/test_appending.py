@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import NamedTuple
+from uuid import UUID
 
 import pytest
 
@@ -20,6 +21,7 @@ from anabranch.machines.partition.appending import (
     APPEND,
     NOT_LEADER,
     SURVIVOR_NOT_READY,
+    UNKNOWN_TOPIC,
     VERIFY,
     Append,
     Duplicate,
@@ -70,6 +72,22 @@ RETIRING = replace(LEADER, undeleted_partition_count=3, retiring=True)
 SURVIVOR = replace(RETIRING, partition=0, retiring=False)
 REMOVED = SURVIVOR.of_removed(NUMBER)
 ROLES: dict[str, Leadership | None] = {"none": None, "leader": LEADER, "retiring": RETIRING, "removed": REMOVED}
+
+
+def test_another_topics_id_is_refused_before_anything_else_is_looked_at() -> None:
+    role = replace(LEADER, topic_id=UUID(int=1))
+    known = ProducerTable()
+    known.apply(Batch(base_offset=3), 0)
+    for count in (COUNT_NOT_SAID, COUNT, COUNT - 1):
+        for batch in (PLAIN, Batch()):
+            assert decide_append(role, known, (), batch, count, topic_id_said=UUID(int=2)) == UNKNOWN_TOPIC
+    assert not UNKNOWN_TOPIC.remember, "the table is another topic's"
+    for right in (NO_TOPIC_ID, UUID(int=1)):
+        assert isinstance(decide_append(role, known, (), Batch(), COUNT, topic_id_said=right), Duplicate)
+        assert decide_append(role, known, (), PLAIN, COUNT, topic_id_said=right) == APPEND
+        stale = decide_append(role, known, (), PLAIN, COUNT - 1, topic_id_said=right)
+        assert isinstance(stale, Refuse) and stale.code is STALE
+    assert decide_append(None, known, (), PLAIN, COUNT, topic_id_said=UUID(int=2)) == NOT_LEADER
 
 
 def said(role: Leadership | None, count: str) -> int:

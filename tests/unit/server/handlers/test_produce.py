@@ -7,11 +7,12 @@ from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from uuid import UUID
 
 import pytest
 
 from anabranch.base.errors import ErrorCode
-from anabranch.base.ids import TopicPartition
+from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.machines.controller.topics import INTERNAL_TOPICS
 from anabranch.protocol.messages.produce import (
     PartitionProduceData,
@@ -26,7 +27,7 @@ from anabranch.records.keyless import QUICK_RECORDS_MAX
 from anabranch.server.context import Apart, BrokerContext, CloseConnectionError, RequestContext
 from anabranch.server.handlers.produce import handle_produce
 from tests.support.batches import make_batch, make_keyed_batch
-from tests.support.replicas import NOW_MS, TOPIC, LocalReplicas
+from tests.support.replicas import NOW_MS, TOPIC, TOPIC_ID, LocalReplicas
 
 OK = ErrorCode.NONE
 CALL = RequestContext("User:ANONYMOUS", None, "test:1", 1, 12)
@@ -39,12 +40,18 @@ class Broker:
         self.local = LocalReplicas(path, durability="fsync")
         self.local.resize(1)
         self.removed: set[tuple[str, int]] = set()
+        self.names = {TOPIC_ID: TOPIC}
+        self.deleting: set[str] = set()
         self.verdict = ErrorCode.NONE
         self.verified: list[tuple[str, TopicPartition, int, int]] = []
         parts = SimpleNamespace(
             replicas=self.local.replicas,
             clock=self.local.clock,
-            view=SimpleNamespace(has_removed=lambda topic, number: (topic, number) in self.removed),
+            view=SimpleNamespace(
+                has_removed=lambda topic, number: (topic, number) in self.removed,
+                name_of=self.names.get,
+                topic=lambda name: None if name in self.deleting else name,
+            ),
             transactions=SimpleNamespace(verify=self._verify),
         )
         self.context = cast(BrokerContext, parts)
@@ -61,13 +68,14 @@ class Broker:
         topic: str = TOPIC,
         acks: int = -1,
         transaction: str | None = None,
+        topic_id: UUID = NO_TOPIC_ID,
         version: int = 12,
     ) -> PartitionProduceResponse | None:
         """The answer for the one partition of the request; None where there is no response."""
 
         async def call() -> ProduceResponse | None:
             data = PartitionProduceData(index=number, records=None if records is None else memoryview(records))
-            topics = [TopicProduceData(name=topic, partition_data=[data])]
+            topics = [TopicProduceData(name=topic, topic_id=topic_id, partition_data=[data])]
             request = ProduceRequest(transactional_id=transaction, acks=acks, timeout_ms=1, topic_data=topics)
             found: Any = handle_produce(self.context, request, CALL._replace(api_version=version))
             self.apart = isinstance(found, Apart)
@@ -75,6 +83,7 @@ class Broker:
                 found = await found.handle(request)
             self.waited = isinstance(found, Awaitable)
             response = await found if isinstance(found, Awaitable) else found
+            assert response is None or response.responses[0].topic_id == topic_id
             return cast("ProduceResponse | None", response)
 
         response = self.local.runner.run(call())
@@ -107,6 +116,20 @@ def test_what_cannot_be_appended_is_refused(broker: Broker) -> None:
     broker.local[0].take_offline("damaged")
     assert broker.error(batch()) is ErrorCode.KAFKA_STORAGE_ERROR
     assert not broker.waited
+
+
+def test_a_topic_is_given_by_its_id_from_version_13_on(broker: Broker) -> None:
+    by_id: dict[str, Any] = {"topic": "", "topic_id": TOPIC_ID, "version": 13}
+    other: dict[str, Any] = {**by_id, "topic_id": UUID(int=99)}
+    assert broker.error(batch(), **by_id) is OK
+    assert broker.error(batch(), 5, **by_id) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert broker.error(batch(), **other) is ErrorCode.UNKNOWN_TOPIC_ID
+    assert broker.error(batch(), **(by_id | {"topic_id": NO_TOPIC_ID})) is ErrorCode.UNKNOWN_TOPIC_ID
+    broker.names[UUID(int=99)] = TOPIC
+    assert broker.error(batch(), **other) is ErrorCode.UNKNOWN_TOPIC_ID, "the leader's own id counts"
+    broker.deleting.add(TOPIC)
+    assert broker.error(batch(), **by_id) is ErrorCode.UNKNOWN_TOPIC_ID
+    assert broker.local[0].log.end == 1
 
 
 def test_a_removed_partition_is_addressed_where_the_cluster_knows_of_it(broker: Broker) -> None:

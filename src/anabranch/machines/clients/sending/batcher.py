@@ -155,6 +155,16 @@ class Batcher:
             outcomes.mark_uncertain(self.state, batch, now_ms)
             self._topics[batch.topic].needs_metadata = True
 
+    def connection_lost(self, node: int) -> None:
+        """Handle the end of a connection over which batches were sent that no response acknowledges (acks=0).
+
+        The broker refuses a batch by closing the connection, so each topic with a leader there may have changed:
+        nothing of it is sent before its metadata is refreshed.
+        """
+        for topic in self._topics.values():
+            if node in topic.leaders.values():
+                topic.moving = topic.needs_metadata = True
+
     def not_sent(self, request_id: int, now_ms: int) -> None:
         """Handle a request that was never sent: the connection could not be made."""
         state = self.state

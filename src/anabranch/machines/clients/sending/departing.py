@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from anabranch.base.ids import NO_SEQUENCE
 from anabranch.base.limits import PRODUCER_BATCHES_REMEMBERED
 from anabranch.machines.clients.sending.state import SEQUENCES, Partition, Request, SendingState, Topic
-from anabranch.machines.clients.sending.values import Batch, BatchState, InitProducer, ProducerWork, Send
+from anabranch.machines.clients.sending.values import Batch, BatchState, InitProducer, Placement, ProducerWork, Send
 
 SPAN_PER_PARTITION_MAX = PRODUCER_BATCHES_REMEMBERED
 """Maximum number of batches per partition from the oldest open one to the last sent: as many as a broker recognizes."""
@@ -64,14 +64,14 @@ def _requests(
 ) -> Iterable[Send]:
     settings = state.settings
     chosen: list[Batch] = []
-    counts: dict[str, int] = {}
+    placements: dict[str, Placement] = {}
     size = 0
     rest = iter(candidates)
     while state.load.get(node, 0) < settings.max_in_flight_requests_per_connection:
         for topic, partition, batch in rest:
             _depart(partition, batch, sequenced=settings.enable_idempotence)
             assert topic.placement is not None
-            counts[topic.name] = topic.placement.sent_count
+            placements[topic.name] = topic.placement
             chosen.append(batch)
             size += batch.size
             if size >= REQUEST_SIZE_MIN:
@@ -84,8 +84,17 @@ def _requests(
         state.load[node] = state.load.get(node, 0) + 1
         remaining = min(batch.deadline_ms for batch in batches) - now_ms
         timeout_ms = max(1, min(settings.request_timeout_ms, remaining))
-        yield Send(state.request_ids, node, batches, counts, state.producer_id, state.producer_epoch, timeout_ms)
-        chosen, counts, size = [], {}, 0
+        yield Send(
+            request_id=state.request_ids,
+            node=node,
+            batches=batches,
+            counts={name: placement.sent_count for name, placement in placements.items()},
+            topic_ids={name: placement.topic_id for name, placement in placements.items()},
+            producer_id=state.producer_id,
+            producer_epoch=state.producer_epoch,
+            timeout_ms=timeout_ms,
+        )
+        chosen, placements, size = [], {}, 0
 
 
 def _next_batch(

@@ -71,6 +71,9 @@ def judge(state: SendingState, batch: Batch, result: ProduceResult, now_ms: int)
     elif code is ErrorCode.UNKNOWN_PRODUCER_ID and not batch.maybe_appended and not state.settings.transactional:
         take_back(batch, partition)
         state.new_epoch_needed = True
+    elif code is ErrorCode.UNKNOWN_TOPIC_ID and not batch.maybe_appended:
+        take_back(batch, partition)
+        topic.moving = topic.needs_metadata = True
     elif code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not batch.maybe_appended and topic.elastic:
         take_back(batch, partition)
         state.back_off(partition, now_ms)
@@ -110,7 +113,7 @@ def _judge_gap(state: SendingState, batch: Batch, partition: Partition, result: 
 
 def take_back(batch: Batch, partition: Partition) -> None:
     """Make a batch fresh again that is certainly not in the log; its sequence number and later ones are reused."""
-    partition.sent.remove(batch)
+    (partition.sent if batch.state is BatchState.SENT else partition.uncertain).remove(batch)
     batch.state, batch.sequence, batch.maybe_appended = BatchState.FRESH, NO_SEQUENCE, False
     partition.rolling_back = True
     place = next((i for i, other in enumerate(partition.fresh) if other.order > batch.order), len(partition.fresh))

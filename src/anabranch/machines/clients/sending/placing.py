@@ -2,12 +2,18 @@
 
 When the count changes, `advance` waits until no batch of the topic is on the wire or uncertain; then all fresh batches
 go back to the backlog in the order of their records, to be placed again.
+
+A topic of the same name with another id is another topic: the earlier one was deleted with every record that it had.
+Its uncertain batches are in no log any more, so they are placed again with the others (docs/adr/0035), and the
+sequence numbers of each partition start again at 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from anabranch.base.ids import NO_SEQUENCE
+from anabranch.machines.clients.sending.outcomes import take_back
 from anabranch.machines.clients.sending.state import Chunk, Encoding, Partition, SendingState, Topic
 from anabranch.machines.clients.sending.values import (
     Batch,
@@ -44,6 +50,8 @@ def learn(state: SendingState, topic: Topic, placement: Placement, leaders: Mapp
 
 def advance(state: SendingState, topic: Topic, now_ms: int, work: ProducerWork) -> None:
     """Switch to a new placement if possible, request metadata, and encode the next chunks."""
+    if topic.moving and topic.replaced:
+        _forget_deleted(topic)
     if topic.moving and not topic.unresolved:
         if topic.target is None:
             topic.needs_metadata = True
@@ -64,6 +72,13 @@ def advance(state: SendingState, topic: Topic, now_ms: int, work: ProducerWork) 
         work.encodes.append(Encode(state.jobs, topic.name, chunk.rows, topic.placement))
 
 
+def _forget_deleted(topic: Topic) -> None:
+    """Take back the uncertain batches of a deleted topic; those on the wire follow with their answers."""
+    for partition in topic.partitions.values():
+        for batch in tuple(partition.uncertain):
+            take_back(batch, partition)
+
+
 def _next_chunk(state: SendingState, topic: Topic, now_ms: int) -> Chunk | None:
     """Return the first chunk of the backlog, unless the chunk lingers."""
     chunk = topic.backlog[0]
@@ -80,7 +95,7 @@ def _next_chunk(state: SendingState, topic: Topic, now_ms: int) -> Chunk | None:
 def _move(state: SendingState, topic: Topic, now_ms: int) -> None:
     """Return every unacknowledged record to the backlog in its original order, to be placed under the new placement."""
     assert topic.target is not None and not topic.unresolved
-    topic.moving = False
+    topic.moving, replaced = False, topic.replaced
     moved, topic.target = topic.target, None
     if moved == topic.placement:
         for partition in topic.partitions.values():
@@ -94,6 +109,9 @@ def _move(state: SendingState, topic: Topic, now_ms: int) -> None:
     for partition in topic.partitions.values():
         partition.fresh.clear()
         partition.failures = partition.retry_at_ms = 0
+        if replaced:
+            partition.next_sequence, partition.acked_sequence = 0, NO_SEQUENCE
+            partition.rolling_back = False
     for batch in reversed(batches):
         topic.backlog.appendleft(Chunk(batch.rows, batch.size, batch.deadline_ms, now_ms))
 

@@ -114,6 +114,11 @@ class Topic:
         return any(part.unresolved for part in self.partitions.values())
 
     @property
+    def replaced(self) -> bool:
+        """Whether the placement to switch to is that of another topic: this one was deleted and created again."""
+        return self.target is not None and self.placement is not None and self.target.replaces(self.placement)
+
+    @property
     def elastic(self) -> bool:
         """Whether the topic is known to be elastic."""
         return self.placement is not None and self.placement.elastic

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
+from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
-from anabranch.base.ids import COUNT_NOT_SAID, NO_SEQUENCE
+from anabranch.base.ids import COUNT_NOT_SAID, NO_SEQUENCE, NO_TOPIC_ID
 from anabranch.records.compression import Bytes
 
 
@@ -23,16 +24,25 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The mapping of keys to partitions: linear hashing on an elastic topic, modulo on any other."""
+    """The mapping of keys to partitions: linear hashing on an elastic topic, modulo on any other.
+
+    A topic that was deleted and created again is another topic: its placement differs by the topic's id at least.
+    """
 
     initial: int
     count: int
     elastic: bool = True
+    topic_id: UUID = NO_TOPIC_ID
+    """NO_TOPIC_ID where the broker gives topics no ids."""
 
     @property
     def sent_count(self) -> int:
         """The partition count that a produce request carries."""
         return self.count if self.elastic else COUNT_NOT_SAID
+
+    def replaces(self, other: Placement) -> bool:
+        """Whether this is the placement of another topic of the same name: the topic of `other` is deleted."""
+        return NO_TOPIC_ID not in (self.topic_id, other.topic_id) and self.topic_id != other.topic_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +99,14 @@ def order_of(batch: Batch) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send `batches` to `node` in one produce request, with the partition counts of their topics."""
+    """Send `batches` to `node` in one produce request, with the partition counts and the ids of their topics."""
 
     request_id: int
     node: int
     batches: tuple[Batch, ...]
     counts: Mapping[str, int]
+    topic_ids: Mapping[str, UUID]
+    """By topic name; NO_TOPIC_ID where the id is not known."""
     producer_id: int
     producer_epoch: int
     timeout_ms: int

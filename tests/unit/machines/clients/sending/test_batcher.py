@@ -111,6 +111,36 @@ def test_one_request_takes_the_batches_of_all_partitions_that_a_broker_leads() -
     assert writer.batcher.idle and writer.batcher.buffered_size == 0
 
 
+def test_after_a_lost_connection_without_acks_nothing_is_sent_before_metadata_is_refreshed() -> None:
+    writer = Writer(acks=0, enable_idempotence=False)
+    (send,) = writer.send("0:a")
+    writer.answer(send)
+    writer.drain()
+    (stays,) = writer.send("2:z")
+    writer.answer(stays)
+    writer.refreshes.clear()
+    writer.batcher.connection_lost(1)
+    assert writer.send("0:b", "2:c") == []
+    assert writer.refreshes == [TOPIC]
+    writer.placement = Placement(1, 2)
+    writer.know()
+    assert [(send.counts, partition, rows) for send in writer.drain() for partition, _, rows in seen([send])] == [
+        ({TOPIC: 2}, 0, ["0:b", "2:c"])
+    ]
+
+
+def test_a_lost_connection_without_a_change_of_the_topic_costs_one_backoff() -> None:
+    writer = Writer(acks=0, enable_idempotence=False)
+    (send,) = writer.send("0:a")
+    writer.batcher.not_sent(send.request_id, writer.now)
+    writer.batcher.connection_lost(1)
+    assert writer.drain() == []
+    writer.know()
+    assert writer.drain() == []
+    writer.now += 1_000
+    assert seen(writer.drain()) == [(0, -1, ["0:a"])]
+
+
 def test_records_linger_until_it_is_time_or_there_are_enough_or_a_flush() -> None:
     writer = Writer(linger_ms=5, batch_size=3)
     assert writer.batcher.append(TOPIC, "0:a", 1, writer.now)

@@ -53,7 +53,7 @@ def test_every_code_leaves_a_batch_in_exactly_one_place(code: ErrorCode, maybe_a
     places = [batch in partition.fresh, batch in partition.uncertain, len(state.outcomes) == 1]
     assert places.count(True) == 1 and batch not in partition.sent
     if batch in partition.fresh:
-        assert not maybe_appended or code is ErrorCode.INVALID_PARTITION_METADATA, "only the count check precedes it"
+        assert not maybe_appended or code is ErrorCode.INVALID_PARTITION_METADATA, "a repetition is found before"
         assert (batch.state, batch.sequence, partition.rolling_back) == (BatchState.FRESH, NO_SEQUENCE, True)
     if batch in partition.uncertain:
         assert (batch.state, batch.sequence, batch.maybe_appended) == (BatchState.UNCERTAIN, 5, True)
@@ -73,6 +73,13 @@ def test_a_wrong_count_makes_the_batch_fresh_and_moves_the_topic() -> None:
     assert batch.state is BatchState.FRESH and topic.moving and topic.needs_metadata
 
 
+def test_an_unknown_topic_id_moves_the_topic_and_a_batch_that_may_be_in_its_log_stays_uncertain() -> None:
+    _, topic, batch = judged(ErrorCode.UNKNOWN_TOPIC_ID)
+    assert batch.state is BatchState.FRESH and topic.moving and topic.needs_metadata
+    _, topic, batch = judged(ErrorCode.UNKNOWN_TOPIC_ID, maybe_appended=True)
+    assert batch.state is BatchState.UNCERTAIN and not topic.moving and topic.needs_metadata
+
+
 @pytest.mark.parametrize("code", sorted(FENCED))
 def test_a_fenced_producer_sends_nothing_any_more(code: ErrorCode) -> None:
     state, _, _ = judged(code)
@@ -89,7 +96,9 @@ def test_a_refusal_before_the_append_fails_the_batch_and_frees_its_sequence(code
     assert doubted.new_epoch_needed, "the sequence may be in the log all the same"
 
 
-@pytest.mark.parametrize("code", sorted(STALE_LEADER - {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}))
+@pytest.mark.parametrize(
+    "code", sorted(STALE_LEADER - {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
+)
 def test_a_stale_leader_refreshes_metadata(code: ErrorCode) -> None:
     _, topic, batch = judged(code)
     assert batch.state is BatchState.UNCERTAIN and topic.needs_metadata

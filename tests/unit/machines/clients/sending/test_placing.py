@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.ids import NO_SEQUENCE
+from anabranch.machines.clients.sending.outcomes import take_back
 from anabranch.machines.clients.sending.placing import ENCODING_MAX, advance, learn, take_encoded
 from anabranch.machines.clients.sending.state import Chunk, Partition, SendingState, Topic
 from anabranch.machines.clients.sending.values import (
@@ -58,6 +62,38 @@ def test_no_chunk_is_encoded_before_the_placement_is_known() -> None:
     assert (work.encodes, work.refresh) == ([], ["t"])
     learn(state, topic, TWO, LEADERS, 0)
     assert encodes(state, topic) == [(1, ["a"])]
+
+
+def test_a_topic_that_was_created_again_takes_the_unacknowledged_batches_in_order_and_counts_from_0() -> None:
+    first, second = Placement(1, 2, topic_id=UUID(int=1)), Placement(1, 2, topic_id=UUID(int=2))
+    state, topic = topic_with(placement=first)
+    batches = [fresh(topic, number, order, Rows([str(order)])) for order, number in enumerate((0, 1, 0, 1))]
+    zero, one = topic.partitions[0], topic.partitions[1]
+    for batch, partition in ((batches[0], zero), (batches[1], one)):
+        partition.fresh.remove(batch)
+        batch.sequence = 5
+        partition.acked_sequence, partition.next_sequence = 4, 6
+    batches[0].state, batches[0].maybe_appended = BatchState.UNCERTAIN, True
+    zero.uncertain.append(batches[0])
+    batches[1].state = BatchState.SENT
+    one.sent.append(batches[1])
+    learn(state, topic, second, LEADERS, 0)
+    advance(state, topic, 0, ProducerWork())
+    assert topic.moving and not zero.uncertain, "one of the earlier topic's answers has still to come"
+    take_back(batches[1], one)
+    work = ProducerWork()
+    advance(state, topic, 0, work)
+    assert not topic.moving and topic.placement == second
+    assert [encode.rows for encode in work.encodes] == [["0"], ["1"]]
+    assert [chunk.rows for chunk in topic.backlog] == [["2"], ["3"]]
+    for partition in (zero, one):
+        assert (partition.next_sequence, partition.acked_sequence, partition.rolling_back) == (0, NO_SEQUENCE, False)
+
+
+def test_only_ids_tell_that_a_topic_was_created_again() -> None:
+    first, second, unknown = (Placement(1, 2, topic_id=UUID(int=number)) for number in (1, 2, 0))
+    assert second.replaces(first) and not first.replaces(first)
+    assert not unknown.replaces(first) and not first.replaces(unknown)
 
 
 def test_chunks_that_are_encoded_out_of_order_are_queued_in_order() -> None:

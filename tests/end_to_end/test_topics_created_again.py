@@ -1,0 +1,162 @@
+"""A topic is deleted and created again while a producer writes to it: another topic, of the same name."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+import pytest
+
+from anabranch.base.errors import ErrorCode
+from anabranch.client import Admin, AnabranchError, ApiError, Consumer, Producer
+from anabranch.machines.placement import place
+from anabranch.records.hashing import placement_hash
+from tests.support.broker import BrokerProcess
+from tests.support.wire import WireClient, batch
+
+TOPIC = "t"
+KEYS = [f"k-{number}".encode() for number in range(60)]
+Read = list[tuple[int, bytes, int]]
+"""(partition, key, number), in the order of each partition."""
+
+
+async def read_all(address: str, count: int) -> Read:
+    """Read so many records; then there is no other."""
+    found: Read = []
+    async with Consumer(address, auto_offset_reset="earliest") as consumer:
+        consumer.assign(TOPIC)
+        while len(found) < count:
+            records = await consumer.poll(10)
+            assert records, f"{len(found)} of {count} records"
+            found += [(it.partition, it.key or b"", int(it.value or b"-1")) for it in records]
+        assert not await consumer.poll(0.3)
+    return found
+
+
+def check(found: Read, initial: int, count: int) -> None:
+    """Each record is where the topic's own layout places its key, and the numbers of a key ascend."""
+    last: dict[bytes, int] = {}
+    for partition, key, number in found:
+        assert partition == place(placement_hash(key), initial, count), f"{key!r} in {partition}"
+        assert number > last.get(key, -1), f"{key!r}: {number} after {last[key]}"
+        last[key] = number
+
+
+def test_no_record_is_placed_by_the_layout_of_the_topic_that_was_deleted(broker: BrokerProcess) -> None:
+    address = f"127.0.0.1:{broker.port}"
+
+    async def scenario() -> None:
+        async with Admin(address) as admin, Producer(address, allow_auto_create_topics=False) as producer:
+            await admin.create_topics(TOPIC, partitions=3)
+            await admin.resize(TOPIC, 4)
+            for number in range(5):
+                for key in KEYS:
+                    await producer.send(TOPIC, str(number), key=key)
+            await producer.flush()
+            await admin.delete_topics(TOPIC)
+            await admin.create_topics(TOPIC, partitions=4)
+            for number in range(5, 15):
+                for key in KEYS:
+                    await producer.send(TOPIC, str(number), key=key)
+                await producer.flush()
+            check(await read_all(address, 10 * len(KEYS)), 4, 4)
+
+    assert any(place(placement_hash(key), 3, 4) != place(placement_hash(key), 4, 4) for key in KEYS), (
+        "the layouts differ"
+    )
+    asyncio.run(scenario())
+
+
+def test_records_in_flight_follow_to_the_topic_that_is_created_again_once_and_in_order(broker: BrokerProcess) -> None:
+    address = f"127.0.0.1:{broker.port}"
+    rounds = [(4, 4), (2, 4), (1, 4), (3, 4), (4, 4)]
+
+    async def scenario() -> None:
+        sent = 0
+        done = asyncio.Event()
+
+        async def write(producer: Producer) -> None:
+            nonlocal sent
+            while not done.is_set():
+                for key in KEYS:
+                    await producer.send(TOPIC, str(sent), key=key)
+                sent += 1
+                await asyncio.sleep(0.002)
+
+        async with Admin(address) as admin, Producer(address, allow_auto_create_topics=False) as producer:
+            await admin.create_topics(TOPIC, partitions=2)
+            writing = asyncio.create_task(write(producer))
+            for initial, count in rounds:
+                before = sent
+                while sent < before + 20:
+                    await asyncio.sleep(0.01)
+                await admin.delete_topics(TOPIC)
+                await admin.create_topics(TOPIC, partitions=initial)
+                created_at = sent
+                if count > initial:
+                    await admin.resize(TOPIC, count)
+            while sent < created_at + 20:
+                await asyncio.sleep(0.01)
+            done.set()
+            await writing
+            await producer.flush()
+            spans = await admin.topic_offsets(TOPIC)
+            found = await read_all(address, sum(span.end for span in spans.values()))
+            check(found, *rounds[-1])
+            numbers = {number for _, _, number in found}
+            assert {*range(created_at, sent)} <= numbers, "nothing that was sent after the creation is missing"
+
+    asyncio.run(scenario())
+
+
+def test_the_leader_answers_the_id_of_a_deleted_topic_with_unknown_topic_id(client: WireClient) -> None:
+    first = client.create(TOPIC, 2)
+    assert client.produce(first, 0, batch([b"a"]), count=2).base_offset == 0
+    client.delete(TOPIC)
+    assert client.produce(first, 0, batch([b"b"]), count=2).error_code == ErrorCode.UNKNOWN_TOPIC_ID
+    second = client.create(TOPIC, 2)
+    for topic_id in (first, UUID(int=7), UUID(int=0)):
+        assert client.produce(topic_id, 0, batch([b"b"]), count=2).error_code == ErrorCode.UNKNOWN_TOPIC_ID
+    assert client.produce(second, 0, batch([b"c"]), count=2).base_offset == 0
+    assert client.produce(second, 9, batch([b"c"]), count=2).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert [value for _, value in client.read_all(TOPIC)] == [b"c"]
+
+
+def test_sequence_numbers_begin_again_with_a_topic_that_is_created_again(client: WireClient) -> None:
+    producer = client.producer_id()
+
+    def produce(topic_id: UUID, sequence: int) -> int:
+        data = batch([b"x"], producer=(producer, 0, sequence))
+        answer = client.produce(topic_id, 0, data, count=1)
+        return int(answer.base_offset) if not answer.error_code else -int(answer.error_code)
+
+    first = client.create(TOPIC)
+    assert [produce(first, sequence) for sequence in (0, 1, 1)] == [0, 1, 1]
+    client.delete(TOPIC)
+    second = client.create(TOPIC)
+    assert produce(first, 1) == -ErrorCode.UNKNOWN_TOPIC_ID, "not taken for a repetition"
+    assert [produce(second, sequence) for sequence in (0, 0, 1, 3)] == [
+        0,
+        0,
+        1,
+        -ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    ]
+
+
+def test_records_for_a_topic_that_is_not_created_again_fail_in_time(broker: BrokerProcess) -> None:
+    address = f"127.0.0.1:{broker.port}"
+
+    async def scenario() -> None:
+        options = {"delivery_timeout_ms": 1_500, "request_timeout_ms": 1_000, "max_block_ms": 1_000}
+        async with Admin(address) as admin:
+            producer = Producer(address, allow_auto_create_topics=False, **options)
+            await admin.create_topics(TOPIC, partitions=1)
+            await (await producer.send(TOPIC, b"x", key=b"k"))
+            await admin.delete_topics(TOPIC)
+            outcome = await producer.send(TOPIC, b"y", key=b"k")
+            with pytest.raises(ApiError, match="REQUEST_TIMED_OUT"):
+                await outcome
+            with pytest.raises(AnabranchError, match="1 record was not delivered"):
+                await producer.close()
+
+    asyncio.run(scenario())
