@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 from anabranch.machines.groups.image import Image
+from anabranch.machines.lineage import Lineage
 from anabranch.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from anabranch.protocol.messages.incremental_alter_configs import (
     AlterableConfig,
@@ -62,7 +63,7 @@ def test_an_image_follows_topics_through_their_lives(tmp_path: Path) -> None:
             grown = image.by_name["t"]
             assert list(grown.partitions) == [0, 1, 2, 3]
             assert grown.lineage is not None
-            assert (grown.lineage.counts, grown.lineage.ends) == ((2, 4), ({0: 3, 1: 3},))
+            assert grown.lineage == Lineage.of_ends(2, (2, 4), ({0: 3, 1: 3},))
             image = await after(lambda: [client.produce("t", 3, batch([b"x"])), client.resize("t", 3)])
             shrunk = image.by_name["t"]
             assert (list(shrunk.partitions), list(shrunk.retiring)) == ([0, 1, 2], [3])

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from anabranch.machines.lineage import Lineage, sequence_cuts
 from anabranch.machines.placement import place
+from tests.properties.recursive_gates import direct_parent_rule, recursive_rule
 
 Rule = Callable[[Lineage, Mapping[int, int]], Callable[[int, int], bool]]
 """For a lineage and a reader's positions: whether (partition, layout) may be delivered."""
@@ -83,7 +84,7 @@ class Topic:
         if self._lineage is None:
             existing = self.logs.keys()
             ends = tuple({p: end for p, end in ends.items() if p in existing} for ends in self.ends)
-            self._lineage = Lineage(self.initial, tuple(self.counts), ends)
+            self._lineage = Lineage.of_ends(self.initial, tuple(self.counts), ends)
         return self._lineage
 
 
@@ -144,15 +145,6 @@ def our_rule(lineage: Lineage, positions: Mapping[int, int]) -> Callable[[int, i
     return lineage.gates(positions).may_deliver
 
 
-def direct_parent_rule(lineage: Lineage, positions: Mapping[int, int]) -> Callable[[int, int], bool]:
-    """The proposal's rule: only the partitions that keys came from directly are looked at."""
-    return lambda partition, layout: all(
-        positions.get(q, 0) >= lineage.ends[j - 1].get(q, 0)
-        for j in range(1, layout + 1)
-        for q in lineage.before(partition, j)
-    )
-
-
 def first_deliveries(numbers: list[int]) -> list[int]:
     """A crash re-delivers; order is about the first time that each record was delivered."""
     return list(dict.fromkeys(numbers))
@@ -211,7 +203,7 @@ def test_the_direct_parent_rule_breaks_order_so_the_recursion_is_needed() -> Non
 
 
 def test_the_example_of_the_design_waits_for_the_grandparent() -> None:
-    lineage = Lineage(1, (1, 2, 4), ({0: 3}, {0: 3, 1: 0}))
+    lineage = Lineage.of_ends(1, (1, 2, 4), ({0: 3}, {0: 3, 1: 0}))
     unread = {0: 0, 1: 0, 2: 0, 3: 0}
     assert direct_parent_rule(lineage, unread)(3, 2)
     assert not lineage.may_deliver(3, 2, unread)
@@ -232,13 +224,14 @@ def test_the_limits_the_waits_and_the_gates_agree(seed: int) -> None:
             topic.resize(chance.randint(topic.initial, topic.initial * 6))
     lineage = topic.lineage()
     positions = {p: chance.randint(log.start, log.end) for p, log in topic.logs.items()}
-    for p, limit in lineage.deliverable(positions).items():
-        end = topic.logs[p].end
-        allowed = end if limit is None else min(limit, end)
-        at = positions[p]
-        while at < end and lineage.may_deliver(p, lineage.layout_at(p, at), positions):
-            at += 1
-        assert at == max(allowed, positions[p]) or (limit is not None and at == end and limit >= end)
+    gates, recursive = lineage.gates(positions), recursive_rule(lineage, positions)
+    for p in topic.logs:
+        for layout in range(lineage.current + 1):
+            assert gates.may_deliver(p, layout) or not recursive(p, layout)
+        limit = gates.limit(p)
+        here = list(lineage.segments(p, positions[p]))
+        closed = [segment for segment in here if not gates.may_deliver(p, segment.layout)]
+        assert limit == (closed[0].start if closed else None)
         assert (limit is None) == (not lineage.waits(p, positions))
         for wait in lineage.waits(p, positions):
             assert positions[wait.partition] < wait.offset

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from anabranch.machines.lineage import Lineage
+from anabranch.machines.lineage import Lineage, Position
 from anabranch.machines.placement import place
 from anabranch.spark.plan import (
     Splitting,
@@ -26,6 +26,7 @@ from anabranch.spark.plan import (
     plan_to_json,
     verify,
 )
+from tests.properties.recursive_gates import direct_parent_rule
 
 HISTORIES = 2_000
 TOPIC = "t"
@@ -82,7 +83,7 @@ class Topic:
 
     def look(self, *, ordered: bool = True) -> TopicSnapshot:
         ends = tuple({p: end for p, end in ends.items() if p in self.logs} for ends in self.ends)
-        lineage = self.lineage_class(self.initial, tuple(self.counts), ends)
+        lineage = self.lineage_class.of_ends(self.initial, self.counts, ends)
         starts = {p: log.start for p, log in self.logs.items()}
         return TopicSnapshot(TOPIC, "id", lineage, starts, {p: log.end for p, log in self.logs.items()}, ordered)
 
@@ -196,23 +197,21 @@ def history(seed: int, lineage_class: type[Lineage] = Lineage) -> Query:
 class NoGates(Lineage):
     """A planner that reads up to the log ends, as one that knows nothing of layouts."""
 
-    def deliverable(self, positions: Mapping[int, int]) -> dict[int, int | None]:
+    def deliverable(self, positions: Mapping[int, Position]) -> dict[int, int | None]:
         return dict.fromkeys(positions)
 
 
 class DirectParent(Lineage):
     """A planner that looks at the partitions that keys came from directly, as the proposal says."""
 
-    def deliverable(self, positions: Mapping[int, int]) -> dict[int, int | None]:
+    def deliverable(self, positions: Mapping[int, Position]) -> dict[int, int | None]:
         return {partition: self._limit(partition, positions) for partition in positions}
 
     def _limit(self, partition: int, positions: Mapping[int, int]) -> int | None:
-        for layout in range(1, len(self.counts)):
-            for q in self.before(partition, layout):
-                if positions.get(q, 1 << 62) < self.ends[layout - 1].get(q, 0):
-                    here = positions[partition]
-                    return max(here, *(self.ends[j].get(partition, here) for j in range(layout)))
-        return None
+        may_deliver = direct_parent_rule(self, positions)
+        closed = (layout for layout in range(1, len(self.counts)) if not may_deliver(partition, layout))
+        layout = next(closed, None)
+        return None if layout is None else max(positions[partition], self.start(partition, layout))
 
 
 @pytest.mark.parametrize("block", range(2))

@@ -134,7 +134,7 @@ class World:
     def view(self) -> TopicView:
         """Layouts as they were published last, leader epochs as they are."""
         ends = tuple({p: end for p, end in layout.items() if p in self.logs} for layout in self.ends)
-        lineage = Lineage(INITIAL, tuple(self.counts), ends)
+        lineage = Lineage.of_ends(INITIAL, tuple(self.counts), ends)
         published = {p: log for p, log in self.logs.items() if p < max(self.counts)}
         leaders = {partition: partition // 2 % NODES for partition in published}
         epochs = {partition: log.epoch for partition, log in published.items()}

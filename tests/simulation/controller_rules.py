@@ -130,7 +130,7 @@ class Rules:
                     ends[layout][seen.partition] = end
         self._check_ends(view, ends)
         counts = tuple(layout.count for layout in view.layouts)
-        return Lineage(view.initial_partition_count, counts, tuple(ends))
+        return Lineage.of_ends(view.initial_partition_count, counts, tuple(ends))
 
     # Invariants.
 
@@ -207,7 +207,7 @@ class Rules:
                     f"{record} at {offset} of {found.name} lies in the segment of layout {layout}, but was appended "
                     f"under {self.layouts[record.name]}; {lineage}; {found.log.epochs.entries}"
                 )
-                assert lineage.counts[layout] == record.count_said
+                assert lineage.count_in(layout) == record.count_said
 
     def _check_ends(self, view: TopicView, ends: list[dict[int, int]]) -> None:
         """Check that known ends never move."""

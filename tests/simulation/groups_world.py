@@ -195,7 +195,7 @@ class World:
         lineage = topic.lineage
         if lineage is not None:
             ends = {number: self.chance.randint(0, 9) + _last_end(lineage, number) for number in range(topic.size)}
-            lineage = Lineage(lineage.initial, (*lineage.counts, count), (*lineage.ends, ends))
+            lineage = _resized(lineage, count, ends)
             for number, end in ends.items():
                 if (topic.topic_id, number) in self.silent and self.chance.random() < 0.5:  # its records are deleted
                     self._log_starts[topic.topic_id, number] = end
@@ -212,8 +212,7 @@ class World:
         *retiring, gone = topic.retiring
         lineage = topic.lineage
         if lineage is not None:
-            ends = tuple({number: end for number, end in ends.items() if number != gone} for ends in lineage.ends)
-            lineage = Lineage(lineage.initial, lineage.counts, ends)
+            lineage = replace(lineage, cuts={number: cuts for number, cuts in lineage.cuts.items() if number != gone})
         self._put_topic(self._topic(topic.topic_id, topic.name, topic.partitions, retiring, lineage))
 
     def _put_topic(self, topic: TopicImage) -> None:
@@ -434,7 +433,14 @@ class World:
 
 def _last_end(lineage: Lineage, partition: int) -> int:
     """Where the newest segment of a partition begins."""
-    return max((ends[partition] for ends in lineage.ends if partition in ends), default=0)
+    return lineage.start(partition, lineage.current)
+
+
+def _resized(lineage: Lineage, count: int, ends: Mapping[int, int]) -> Lineage:
+    """The lineage after one more layout, whose segments before end at `ends`."""
+    known = {number: list(zip(*cuts, strict=True)) for number, cuts in lineage.cuts.items()}
+    cuts = {number: [*known.get(number, ()), (lineage.current, end)] for number, end in ends.items()}
+    return Lineage.of_cuts(lineage.initial, (*lineage.counts, count), cuts, first=lineage.first)
 
 
 def reads(wanted: Subscription | None, name: str) -> bool:

@@ -1,44 +1,42 @@
 """What may be delivered when, through every resize of a topic: the one module that decides it (ordering.md, section 3).
 
 A topic's lineage is the list of its layouts. Layout v has a partition count and, once it has ended, the leader epoch
-that ended with it on every partition that then existed (`Layout`); the leaders turn those epochs into offsets
-(`Lineage`), which cut every partition's log into segments (p, v), the records appended to p while layout v ruled:
+that ended with it on every partition that then existed (`machines.controller.layouts`); the leaders turn those epochs
+into offsets (`Lineage`), which cut every partition's log into segments (p, v), the records appended to p while layout v
+ruled:
 
     start(p, v) .. end(p, v)        any may be empty; the last layout's segments have no end yet
 
-`before(p, v)` are the partitions whose keys layout v moved into p. The rule, for a reader's positions `pos`:
+The rule (keyspace.md, section 4), for a reader of the keys K that has read partition q up to F_q: records of (p, v)
+may be delivered when, for every earlier layout j < v and every other partition q of the family,
 
-    may_deliver(p, v)  =  for all j in 1..v, for all q in before(p, j):  done(q, j-1)
-    done(q, w)         =  pos(q) >= end(q, w)  and  may_deliver(q, w)
+    F_q(x) >= end(q, j)        for all x in  interval(q, count[j]) ∩ interval(p, count[v]) ∩ K
 
-The recursion matters: a parent without records proves nothing about the grandparent. It always ends, because it only
-ever looks at lower layouts, and it never gets stuck, because the lowest unfinished segment is always deliverable.
+A key's whole past is looked at directly, so a parent without records hides nothing of the grandparent. Empty segments
+ask for nothing. The rule never gets stuck, because the oldest unread segment of a family is always deliverable.
 
-Positions are committed progress (the next offset to read). A partition that was never read stands at its log start; a
-partition that was removed has nothing left to read, so it is done by itself, but what came before it still counts.
+Two intervals overlap exactly if one partition is an ancestor of the other (`placement.ancestor`) in one of the two
+layouts, so a partition waits on few others, and only on those with an unread segment: a caught-up reader's gates cost
+one comparison for each relative. Positions are progress (ordering.md, section 6.1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from anabranch.base.limits import SEQUENCE_OFFSET_BITS
-from anabranch.machines.placement import moves
+from anabranch.machines.keyspace import SPACE, Interval, interval
+from anabranch.machines.placement import level_size
 
 BEYOND = 1 << 62
 """A position behind every end: of a partition that is not read, or in which there is nothing left to read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """One partition count that ruled a topic, and the leader epoch that ended with it on each partition."""
-
-    count: int
-    ended_epochs: Mapping[int, int] = field(default_factory=dict)
-    """Partition to epoch, for every partition that existed when this layout ended; empty while it rules."""
+UNKNOWN_END = 1 << 61
+"""The end of a segment whose log cannot be opened: behind every offset, so no position but BEYOND reaches it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +51,69 @@ class Segment:
 
 
 class GateWait(NamedTuple):
-    """What a closed gate waits on: the reader's position of `partition` must reach `offset`."""
+    """What a closed gate waits on: the reader's position of `partition` must reach `offset`.
+
+    The offset is `UNKNOWN_END` if the log of `partition` cannot be opened.
+    """
 
     partition: int
     offset: int
+
+
+class Cuts(NamedTuple):
+    """The non-empty ended segments of a partition: their layouts, and the offsets at which they end; both ascending."""
+
+    layouts: Sequence[int]
+    ends: Sequence[int]
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[int, int]]) -> Cuts:
+        """Take (layout, end) in the order of the layouts; a segment that ends where the one before ended is empty."""
+        layouts, ends = array("q"), array("q")
+        last = 0
+        for layout, end in pairs:
+            if end > last:
+                layouts.append(layout)
+                ends.append(end)
+                last = end
+        return cls(layouts, ends)
+
+
+NO_CUTS = Cuts((), ())
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """A reader's progress in one partition, by key: a step function from the key space to offsets (keyspace.md, 3)."""
+
+    starts: tuple[int, ...]
+    """Where each step begins, ascending from 0."""
+    offsets: tuple[int, ...]
+    """The position of the keys of each step."""
+
+    def __post_init__(self) -> None:
+        assert self.starts[:1] == (0,) and len(self.starts) == len(self.offsets)
+
+    def lowest(self, keys: Interval) -> int:
+        """The lowest position of any of `keys`."""
+        first, last = bisect_right(self.starts, keys.start) - 1, bisect_right(self.starts, keys.end)
+        return min(self.offsets[first:last])
+
+
+Position = int | Frontier
+"""The next offset to read, the same for all keys or by key."""
+
+
+class _Relative(NamedTuple):
+    """Another partition that holds keys of one partition in some layouts: those with `low < count <= high`.
+
+    The younger of the two, by index, does not exist in these layouts, and the older one holds its keys.
+    """
+
+    partition: int
+    low: int
+    high: int
+    is_older: bool
 
 
 @dataclass(frozen=True)
@@ -67,64 +124,100 @@ class Lineage:
     """Partition count at the topic's creation."""
     counts: tuple[int, ...]
     """Partition count of each layout, oldest first; the last one rules now."""
-    ends: tuple[Mapping[int, int], ...] = ()
-    """`ends[v][p]` is end(p, v): for each ended layout, the partitions that then existed and still exist."""
+    cuts: Mapping[int, Cuts] = field(default_factory=dict)
+    """By existing partition; one without an entry has no ended segment that is not empty, or was removed: it is done.
+    """
+    first: int = 0
+    """The number of the oldest layout in `counts`; no log holds a record of those before."""
+    unknown: Mapping[int, int] = field(default_factory=dict)
+    """Partitions that exist and whose log cannot be opened, to the first layout whose end is not known."""
 
     def __post_init__(self) -> None:
-        assert self.counts and len(self.ends) == len(self.counts) - 1
-        assert self.initial >= 1 and min(self.counts) >= self.initial
+        assert self.counts and self.initial >= 1 and min(self.counts) >= self.initial and self.first >= 0
 
     @classmethod
-    def flat(cls, count: int) -> Lineage:
+    def flat(cls, count: int) -> Self:
         """The lineage of a topic that was never resized, or whose broker does not know of resizing."""
         return cls(initial=count, counts=(count,))
+
+    @classmethod
+    def of_cuts(
+        cls,
+        initial: int,
+        counts: Sequence[int],
+        cuts: Mapping[int, Iterable[tuple[int, int]]],
+        *,
+        first: int = 0,
+        unknown: Mapping[int, int] | None = None,
+    ) -> Self:
+        """Make a lineage of each existing partition's (layout, end), in the order of the layouts; empty ones may be
+        left out. `first` is the layout of `counts[0]`; `unknown` as in the field.
+        """
+        found = {partition: Cuts.of(pairs) for partition, pairs in cuts.items()}
+        return cls(initial, tuple(counts), found, first, {} if unknown is None else unknown)
+
+    @classmethod
+    def of_ends(
+        cls,
+        initial: int,
+        counts: Sequence[int],
+        ends: Sequence[Mapping[int, int]] = (),
+        *,
+        first: int = 0,
+        unknown: Mapping[int, int] | None = None,
+    ) -> Self:
+        """Make a lineage of every ended layout's ends by partition, oldest first: those that exist now."""
+        assert len(ends) == len(counts) - 1
+        cuts: dict[int, list[tuple[int, int]]] = {}
+        for layout, known in enumerate(ends, first):
+            for partition, end in known.items():
+                cuts.setdefault(partition, []).append((layout, end))
+        return cls.of_cuts(initial, counts, cuts, first=first, unknown=unknown)
 
     @property
     def current(self) -> int:
         """The number of the layout that rules now."""
-        return len(self.counts) - 1
+        return self.first + len(self.counts) - 1
 
     @property
     def count(self) -> int:
         """The partition count that rules now."""
         return self.counts[-1]
 
-    def before(self, partition: int, layout: int) -> tuple[int, ...]:
-        """The partitions whose keys `layout` moved into `partition`."""
-        return self._moves[layout].get(partition, ())
-
-    @cached_property
-    def _moves(self) -> tuple[Mapping[int, tuple[int, ...]], ...]:
-        """For each layout, `before` of the partitions that have any."""
-        pairs = zip(self.counts, self.counts[1:], strict=False)
-        return ({}, *(moves(old, new, self.initial) for old, new in pairs))
+    def count_in(self, layout: int) -> int:
+        """The partition count of a layout from `first` on."""
+        return self.counts[layout - self.first]
 
     def layout_at(self, partition: int, offset: int) -> int:
         """The layout that ruled when the record at `offset` was, or will be, appended to `partition`."""
-        for layout, ends in enumerate(self.ends):
-            if offset < ends.get(partition, -1):
-                return layout
-        return self.current
+        cuts = self.cuts.get(partition, NO_CUTS)
+        index = bisect_right(cuts.ends, offset)
+        return cuts.layouts[index] if index < len(cuts.ends) else self.current
+
+    def start(self, partition: int, layout: int) -> int:
+        """The offset at which segment (`partition`, `layout`) starts; 0 if nothing was appended before."""
+        cuts = self.cuts.get(partition, NO_CUTS)
+        index = bisect_left(cuts.layouts, layout)
+        return cuts.ends[index - 1] if index else 0
 
     def segments(self, partition: int, log_start: int) -> Iterator[Segment]:
         """The segments of a partition, oldest first, from `log_start` on; empty ones are left out, the last one not."""
         start = log_start
-        for layout, ends in enumerate(self.ends):
-            end = ends.get(partition, start)
+        for layout, end in zip(*self.cuts.get(partition, NO_CUTS), strict=True):
             if end > start:
                 yield Segment(partition, layout, start, end)
                 start = end
         yield Segment(partition, self.current, start, None)
 
-    def gates(self, positions: Mapping[int, int]) -> Gates:
-        """Decide every gate for a reader that stands at `positions` (every existing partition that it reads)."""
+    def gates(self, positions: Mapping[int, Position]) -> Gates:
+        """Decide gates for a reader that stands at `positions` (every existing partition that it reads)."""
         return Gates(self, positions)
 
-    def may_deliver(self, partition: int, layout: int, positions: Mapping[int, int]) -> bool:
+    def may_deliver(self, partition: int, layout: int, positions: Mapping[int, Position]) -> bool:
         """Whether a reader that stands at `positions` may be given records of segment (`partition`, `layout`)."""
         return self.gates(positions).may_deliver(partition, layout)
 
-    def deliverable(self, positions: Mapping[int, int]) -> dict[int, int | None]:
+    def deliverable(self, positions: Mapping[int, Position]) -> dict[int, int | None]:
         """Say for every partition in `positions` up to which offset its gates are open; None where none is closed.
 
         Records below it may be delivered now, without waiting for a record of any other partition.
@@ -132,7 +225,7 @@ class Lineage:
         gates = self.gates(positions)
         return {partition: gates.limit(partition) for partition in positions}
 
-    def waits(self, partition: int, positions: Mapping[int, int]) -> tuple[GateWait, ...]:
+    def waits(self, partition: int, positions: Mapping[int, Position]) -> tuple[GateWait, ...]:
         """What the first closed gate of `partition` waits on, in partition order; empty where no gate is closed."""
         return self.gates(positions).waits(partition)
 
@@ -140,61 +233,163 @@ class Lineage:
         """A number that grows with every record of a key, across resizes (spark.md, section 1)."""
         return self.layout_at(partition, offset) << SEQUENCE_OFFSET_BITS | offset
 
+    # -- relatives -----------------------------------------------------------------------------------------------------
+
+    def relatives(self, partition: int) -> tuple[int, ...]:
+        """The partitions with ended segments that hold keys of `partition` in some layout; ancestors come first.
+
+        Only their positions decide the gates of `partition`.
+        """
+        return tuple(relative.partition for relative in self._relatives_of(partition))
+
+    def _relatives_of(self, partition: int) -> Sequence[_Relative]:
+        known = self._relatives.get(partition)
+        if known is None:
+            ancestors = (other for other in self._ancestors(partition) if other.partition in self._ended)
+            known = self._relatives[partition] = (*ancestors, *self._descendants.get(partition, ()))
+        return known
+
+    def _ancestors(self, partition: int) -> Iterator[_Relative]:
+        high = partition
+        while high >= self.initial:
+            low = high - level_size(high, self.initial)
+            if bisect_right(self._sizes, high) > bisect_right(self._sizes, low):
+                yield _Relative(low, low, high, is_older=True)
+            high = low
+
+    @cached_property
+    def _relatives(self) -> dict[int, Sequence[_Relative]]:
+        """By partition; filled when first asked for."""
+        return {}
+
+    @cached_property
+    def _sizes(self) -> Sequence[int]:
+        """The partition counts of all layouts, ascending, each once."""
+        return sorted(set(self.counts))
+
+    @cached_property
+    def _ended(self) -> frozenset[int]:
+        """The partitions with ended segments, known or not."""
+        return frozenset((*(partition for partition, cuts in self.cuts.items() if cuts.ends), *self.unknown))
+
+    @cached_property
+    def _descendants(self) -> Mapping[int, Sequence[_Relative]]:
+        """By partition, the younger ones with ended segments."""
+        found: dict[int, list[_Relative]] = {}
+        for partition in sorted(self._ended):
+            for ancestor, low, high, _ in self._ancestors(partition):
+                found.setdefault(ancestor, []).append(_Relative(partition, low, high, is_older=False))
+        return found
+
 
 class Gates:
-    """The rule for one set of positions: for each partition, the first layout whose gate is closed.
+    """The rule for one set of positions; each gate is decided when it is first asked for.
 
-    A gate that is closed at layout v is closed at every later one, so one pass over the moves of each layout, oldest
-    first, decides all: (p, v) is closed if some q of before(p, v) has not been read up to end(q, v-1), or is itself
-    closed at v-1.
+    `keys` restricts a question to a reader of a share of the partition's keys; None: the reader has all of them.
     """
 
-    def __init__(self, lineage: Lineage, positions: Mapping[int, int]) -> None:
+    def __init__(self, lineage: Lineage, positions: Mapping[int, Position]) -> None:
         self._lineage = lineage
         self._positions = positions
-        self._closed: dict[int, int] = {}
-        for layout, moved in enumerate(lineage._moves):
-            for partition, sources in moved.items():
-                if partition not in self._closed and not all(self._done(q, layout - 1) for q in sources):
-                    self._closed[partition] = layout
+        self._oldest: dict[int, int] = {}
+        self._closed: dict[tuple[int, Interval | None], tuple[int, tuple[GateWait, ...]] | None] = {}
 
-    def may_deliver(self, partition: int, layout: int) -> bool:
+    def may_deliver(self, partition: int, layout: int, keys: Interval | None = None) -> bool:
         """Whether the reader may be given records of segment (`partition`, `layout`)."""
-        return self._closed.get(partition, layout + 1) > layout
+        return not self._waits(partition, layout, keys)
 
-    def limit(self, partition: int) -> int | None:
+    def limit(self, partition: int, keys: Interval | None = None) -> int | None:
         """The offset at which the reader meets the first closed gate of `partition`; None where none is closed."""
-        closed = self._closed.get(partition)
-        if closed is None:
-            return None
-        position = self._positions[partition]
-        return max(position, *(self._lineage.ends[layout].get(partition, position) for layout in range(closed)))
+        closed = self._first_closed(partition, keys)
+        return None if closed is None else closed[0]
 
-    def waits(self, partition: int) -> tuple[GateWait, ...]:
+    def waits(self, partition: int, keys: Interval | None = None) -> tuple[GateWait, ...]:
         """What the first closed gate of `partition` waits on, in partition order; empty where no gate is closed."""
-        found: set[GateWait] = set()
-        pending = [partition]
-        seen = {partition}
-        while pending:
-            p = pending.pop()
-            if p not in self._closed:
-                continue
-            layout = self._closed[p]
-            for q in self._lineage.before(p, layout):
-                if not self._read_up(q, layout - 1):
-                    found.add(GateWait(q, self._lineage.ends[layout - 1][q]))
-                if not self.may_deliver(q, layout - 1) and q not in seen:
-                    seen.add(q)
-                    pending.append(q)
-        return tuple(sorted(found))
+        closed = self._first_closed(partition, keys)
+        return () if closed is None else closed[1]
 
-    def _done(self, partition: int, layout: int) -> bool:
-        return self.may_deliver(partition, layout) and self._read_up(partition, layout)
+    def _first_closed(self, partition: int, keys: Interval | None) -> tuple[int, tuple[GateWait, ...]] | None:
+        """The first closed gate at or after the reader's position: its offset, and what it waits on."""
+        known = (partition, keys)
+        if known not in self._closed:
+            self._closed[known] = self._find_closed(partition, keys)
+        return self._closed[known]
 
-    def _read_up(self, partition: int, layout: int) -> bool:
-        end = self._lineage.ends[layout].get(partition)
-        position = self._positions.get(partition)
-        return end is None or (position is not None and position >= end)
+    def _find_closed(self, partition: int, keys: Interval | None) -> tuple[int, tuple[GateWait, ...]] | None:
+        lineage = self._lineage
+        relatives = lineage._relatives_of(partition)
+        oldest = min((self._oldest_unread(other.partition) for other in relatives), default=lineage.current)
+        if oldest >= lineage.current:
+            return None
+        position = self._lowest(partition, SPACE if keys is None else keys)
+        layouts, ends = lineage.cuts.get(partition, NO_CUTS)
+        for index in range(max(bisect_right(ends, position), bisect_right(layouts, oldest)), len(ends) + 1):
+            waits = self._waits(partition, layouts[index] if index < len(ends) else lineage.current, keys)
+            if waits:
+                return max(position, ends[index - 1] if index else 0), waits
+        return None
+
+    def _oldest_unread(self, partition: int) -> int:
+        """The layout of the oldest ended segment that is not read by all keys; the current one where there is none."""
+        oldest = self._oldest.get(partition)
+        if oldest is None:
+            lineage = self._lineage
+            layouts, ends = lineage.cuts.get(partition, NO_CUTS)
+            position = self._lowest(partition, SPACE)
+            index = bisect_right(ends, position)
+            oldest = layouts[index] if index < len(ends) else lineage.current
+            if position < UNKNOWN_END:
+                oldest = min(oldest, lineage.unknown.get(partition, oldest))
+            self._oldest[partition] = oldest
+        return oldest
+
+    def _waits(self, partition: int, layout: int, keys: Interval | None) -> tuple[GateWait, ...]:
+        """What the gate of one segment waits on. A partition beyond the layout's count holds no keys."""
+        lineage = self._lineage
+        count = lineage.count_in(layout)
+        unread = [r for r in lineage._relatives_of(partition) if self._oldest_unread(r.partition) < layout]
+        if not unread or partition >= count:
+            return ()
+        held: Interval | None = interval(partition, count, lineage.initial)
+        if keys is not None and held is not None:
+            held = held.overlap(keys)
+        if held is None:
+            return ()
+        ends = (
+            (other.partition, self._unread_end(other, layout, held))
+            for other in unread
+            if other.is_older or other.low < count <= other.high
+        )
+        return tuple(sorted(GateWait(other, end) for other, end in ends if end is not None))
+
+    def _unread_end(self, other: _Relative, layout: int, keys: Interval) -> int | None:
+        """The last end below `layout` that the reader of `keys` has not reached, of segments that can hold them."""
+        lineage, partition = self._lineage, other.partition
+        position = self._lowest(partition, keys)
+        if position < UNKNOWN_END and partition in lineage.unknown:
+            unknown = range(max(lineage.unknown[partition], lineage.first), layout)
+            if any(self._held(other, j, keys) is not None for j in unknown):
+                return UNKNOWN_END
+        layouts, ends = lineage.cuts.get(partition, NO_CUTS)
+        for index in range(bisect_left(layouts, layout) - 1, bisect_right(ends, position) - 1, -1):
+            held = self._held(other, layouts[index], keys)
+            if held is not None and self._lowest(partition, held) < ends[index]:
+                return ends[index]
+        return None
+
+    def _held(self, other: _Relative, layout: int, keys: Interval) -> Interval | None:
+        """Which of `keys`, of its relative, a partition held in a layout."""
+        count = self._lineage.count_in(layout)
+        if other.is_older:
+            return keys if other.low < count <= other.high else None
+        if other.partition >= count:
+            return None
+        return interval(other.partition, count, self._lineage.initial).overlap(keys)
+
+    def _lowest(self, partition: int, keys: Interval) -> int:
+        """The reader's lowest position of any of `keys`; 0 if the position is not known."""
+        position = self._positions.get(partition, 0)
+        return position.lowest(keys) if isinstance(position, Frontier) else position
 
 
 def sequence_cuts(lineage: Lineage, partition: int) -> tuple[Sequence[int], Sequence[int]]:
@@ -202,10 +397,5 @@ def sequence_cuts(lineage: Lineage, partition: int) -> tuple[Sequence[int], Sequ
 
     The layout of `offset` is `layouts[bisect_right(ends, offset)]`: a column of offsets is cut in one search.
     """
-    ends: list[int] = []
-    layouts: list[int] = []
-    for segment in lineage.segments(partition, -1):
-        layouts.append(segment.layout)
-        if segment.end is not None:
-            ends.append(segment.end)
-    return ends, layouts
+    layouts, ends = lineage.cuts.get(partition, NO_CUTS)
+    return ends, (*layouts, lineage.current)

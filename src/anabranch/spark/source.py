@@ -340,7 +340,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         for topic, snapshot in snapshots.items():
             assigned = snapshot.starts.keys() if options.assign is None else options.assign[topic]
             chosen = {partition: start[topic][partition] for partition in assigned}
-            offsets[topic] = TopicOffsets(chosen, snapshot.topic_id, len(snapshot.lineage.counts))
+            offsets[topic] = TopicOffsets(chosen, snapshot.topic_id, snapshot.lineage.current + 1)
         return offsets_to_json(offsets)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -361,7 +361,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._snapshots is None:
             return None
         ends = {
-            topic: TopicOffsets(snapshot.ends, snapshot.topic_id, len(snapshot.lineage.counts))
+            topic: TopicOffsets(snapshot.ends, snapshot.topic_id, snapshot.lineage.current + 1)
             for topic, snapshot in self._snapshots.items()
         }
         return offsets_to_json(ends)

@@ -26,7 +26,7 @@ from anabranch.spark.plan import (
     verify,
 )
 
-GROWN = Lineage(1, (1, 2, 4), ({0: 3}, {0: 3, 1: 0}))
+GROWN = Lineage.of_ends(1, (1, 2, 4), ({0: 3}, {0: 3, 1: 0}))
 """The design's example: three records in 0, none in 1, and then some in 3."""
 
 
@@ -151,7 +151,7 @@ def test_a_micro_batch_is_one_task_per_partition_unless_more_are_asked_for() -> 
 
 
 def test_splits_by_offset_cover_the_partition_and_keep_their_layouts() -> None:
-    lineage = Lineage(1, (1, 2, 1), ({0: 4}, {0: 6, 1: 0}))
+    lineage = Lineage.of_ends(1, (1, 2, 1), ({0: 4}, {0: 6, 1: 0}))
     look = TopicSnapshot("t", "id", lineage, {0: 0, 1: 0}, {0: 9, 1: 0})
     splitting = Splitting(max_records_per_partition=3, by_key=False)
     reads = [task.reads[0] for task in plan_tasks({"t": look}, {}, {"t": {0: 9}}, splitting)]
@@ -163,7 +163,7 @@ def test_splits_by_offset_cover_the_partition_and_keep_their_layouts() -> None:
 
 
 def test_a_batch_query_reads_a_family_in_layout_order() -> None:
-    lineage = Lineage(1, (1, 2, 1), ({0: 4}, {0: 6, 1: 5}))
+    lineage = Lineage.of_ends(1, (1, 2, 1), ({0: 4}, {0: 6, 1: 5}))
     look = TopicSnapshot("t", "id", lineage, {0: 0, 1: 0}, {0: 9, 1: 5})
     (task,) = plan_tasks({"t": look}, {}, {"t": look.ends}, Splitting(), whole=True)
     assert task.reads == (
@@ -191,4 +191,4 @@ def test_the_checker_finds_what_is_wrong_with_a_plan() -> None:
     assert verify(plan_to_json({"t": look}, start, good_end, [], by_key=True))
     assert verify(line.replace('["t",0,0,3]', '["t",0,0,2]'))
     assert verify(line.replace('"log_end":{"0":3', '"log_end":{"0":2'))
-    assert verify('{"version":99}') == ["this is not a plan of version 1"]
+    assert verify('{"version":99}') == ["this is not a plan of version 2"]

@@ -340,7 +340,7 @@ class Cluster:
                 continue
             again = await self.topic(name)
             if again.layouts == info.layouts and again.epochs == info.epochs:
-                lineage = Lineage(info.initial_partition_count, info.layouts, tuple(ends))
+                lineage = Lineage.of_ends(info.initial_partition_count, info.layouts, tuple(ends))
                 return TopicView(name, info.topic_id, lineage, info.leaders, info.epochs, True, ordered)
             error = ApiError(ErrorCode.INVALID_PARTITION_METADATA, f"{name} was resized while it was looked at")
         assert error is not None

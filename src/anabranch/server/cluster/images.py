@@ -6,6 +6,7 @@ topics is the same image, so that the cost of a metadata change is proportional 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from anabranch.machines.controller.configs import TOPIC_CONFIGS, effective
@@ -62,12 +63,7 @@ class Images:
         lineage, complete = None, len(visible) >= count
         if ordered and len(layouts) > 1:
             lineage = self._lineage(topic)
-            complete = complete and all(
-                number in ends
-                for layout, ends in zip(layouts, lineage.ends, strict=False)
-                for number in visible
-                if number < layout.count
-            )
+            complete = complete and not lineage.unknown
         image = TopicImage(
             topic_id=topic.topic_id,
             name=topic.name,
@@ -80,7 +76,14 @@ class Images:
 
     def _lineage(self, topic: TopicSnapshot) -> Lineage:
         layouts = topic.layouts
-        ends = [
-            self._peers.epoch_ends(topic.name, ended_with(topic.topic.ended, layout.number)) for layout in layouts[:-1]
-        ]
-        return Lineage(topic.topic.initial_partition_count, tuple(layout.count for layout in layouts), tuple(ends))
+        ends: list[Mapping[int, int]] = []
+        unknown: dict[int, int] = {}
+        for layout in layouts[:-1]:
+            ended = ended_with(topic.topic.ended, layout.number)
+            ends.append(self._peers.epoch_ends(topic.name, ended))
+            for partition in ended.keys() - ends[-1].keys():
+                if topic.exists(partition):
+                    unknown.setdefault(partition, layout.number)
+        counts = [layout.count for layout in layouts]
+        initial = topic.topic.initial_partition_count
+        return Lineage.of_ends(initial, counts, ends, first=layouts[0].number, unknown=unknown)

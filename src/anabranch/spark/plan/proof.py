@@ -13,7 +13,7 @@ from anabranch.spark.plan.tasks import KEY_RANGE_MAX, KeyRange
 
 
 class _Piece(NamedTuple):
-    """The part of a segment that one task of the plan reads."""
+    """The part of a segment that one task of the plan reads; layouts count from the oldest one in the plan."""
 
     task: int
     turn: int
@@ -51,7 +51,7 @@ def _verify_topic(
         for p, offset in end.items()
         if not log_start[p] <= start.get(p, -1) <= offset <= log_end[p]
     ]
-    segments = _segments(known["counts"], known["ends"], log_start, log_end)
+    segments = _segments(known, log_start, log_end)
     pieces = [
         _Piece(number, turn, partition, layout, keys, max(low, begin), min(high, finish))
         for number, (keys, reads) in enumerate(tasks)
@@ -76,17 +76,17 @@ def _verify_topic(
 
 
 def _segments(
-    counts: Sequence[int], ends: Sequence[Mapping[str, int]], log_start: Mapping[int, int], log_end: Mapping[int, int]
+    known: Mapping[str, Any], log_start: Mapping[int, int], log_end: Mapping[int, int]
 ) -> dict[int, list[tuple[int, int]]]:
-    """Return the segments of every existing partition, one per layout, as offsets."""
+    """Return the segments of every existing partition, one for each layout in `counts`, as offsets."""
     segments: dict[int, list[tuple[int, int]]] = {}
     for partition, low in log_start.items():
-        cuts = [low]
-        for layout_ends in ends:
-            cuts.append(max(cuts[-1], layout_ends.get(str(partition), cuts[-1])))
-        cuts.append(max(cuts[-1], log_end[partition]))
-        segments[partition] = list(pairwise(cuts))
-        assert len(segments[partition]) == len(counts)
+        ends = {layout - known["first"]: end for layout, end in known["cuts"].get(str(partition), ())}
+        bounds = [low]
+        for layout in range(len(known["counts"]) - 1):
+            bounds.append(max(bounds[-1], ends.get(layout, 0)))
+        bounds.append(max(bounds[-1], log_end[partition]))
+        segments[partition] = list(pairwise(bounds))
     return segments
 
 

@@ -10,7 +10,7 @@ from anabranch.machines.lineage import BEYOND
 from anabranch.spark.plan.offsets import TopicSnapshot
 from anabranch.spark.plan.tasks import Task
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
 
 def plan_to_json(
@@ -32,7 +32,8 @@ def plan_to_json(
             "ordered": snapshot.ordered,
             "initial": snapshot.lineage.initial,
             "counts": snapshot.lineage.counts,
-            "ends": [{str(p): ends[p] for p in sorted(ends)} for ends in snapshot.lineage.ends],
+            "first": snapshot.lineage.first,
+            "cuts": {str(p): list(zip(*cuts, strict=True)) for p, cuts in sorted(snapshot.lineage.cuts.items())},
             "log_start": {str(p): snapshot.starts[p] for p in sorted(snapshot.starts)},
             "log_end": {str(p): snapshot.ends[p] for p in sorted(snapshot.ends)},
             "start": {str(p): offset for p, offset in positions.items()},

@@ -82,7 +82,7 @@ def plan_tasks(
     units: list[tuple[Read, ...]] = []
     for topic, snapshot in sorted(snapshots.items()):
         reads = list(_reads(snapshot, start.get(topic, {}), end.get(topic, {})))
-        if whole and splitting.by_key and snapshot.ordered and len(snapshot.lineage.counts) > 1:
+        if whole and splitting.by_key and snapshot.ordered and snapshot.lineage.current:
             units += _families(snapshot.lineage, reads)
         else:
             units += ((read,) for read in reads)

@@ -25,7 +25,7 @@ from anabranch.runtime.chance import Chance
 from anabranch.runtime.clock import Clock
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
-VIEW = TopicView("t", UUID(int=1), Lineage(1, (1, 2), ({0: 4},)), {0: 1, 1: 1}, {0: 0, 1: 0}, True)
+VIEW = TopicView("t", UUID(int=1), Lineage.of_ends(1, (1, 2), ({0: 4},)), {0: 1, 1: 1}, {0: 0, 1: 0}, True)
 Result = Mapping[TopicPartition, Any] | Exception
 
 

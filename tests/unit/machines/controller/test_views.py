@@ -93,7 +93,7 @@ def test_a_reader_learns_every_cut_by_asking_for_one_partition_of_each_layout() 
             if entry.layout == layout:
                 learnt[layout - 1][entry.partition] = entry.leader_epoch
     assert learnt == [ended_with(topic.ended, layout.number) for layout in view.layouts[:-1]]
-    Lineage(view.initial_partition_count, tuple(layout.count for layout in view.layouts), tuple(learnt))
+    Lineage.of_ends(view.initial_partition_count, tuple(layout.count for layout in view.layouts), tuple(learnt))
 
 
 def test_a_description_says_what_is_going_on_and_who_is_waited_for() -> None:

@@ -10,7 +10,7 @@ from anabranch.machines.lineage import Lineage
 from tests.support.groups import topic_id
 
 FOO = topic_id("foo")
-GREW = TopicImage(FOO, "foo", (0, 1), lineage=Lineage(1, (1, 2), ({0: 5},)))
+GREW = TopicImage(FOO, "foo", (0, 1), lineage=Lineage.of_ends(1, (1, 2), ({0: 5},)))
 TIMEOUT_MS = 60_000
 
 

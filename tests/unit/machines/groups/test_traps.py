@@ -201,7 +201,9 @@ def test_a_new_partition_waits_until_the_group_has_read_what_its_keys_left_behin
 
     world = GroupWorld(topics(1, foo=1))
     world.join("A")
-    grown = TopicImage(topics(foo=1).by_name["foo"].topic_id, "foo", (0, 1), lineage=Lineage(1, (1, 2), ({0: 10},)))
+    grown = TopicImage(
+        topics(foo=1).by_name["foo"].topic_id, "foo", (0, 1), lineage=Lineage.of_ends(1, (1, 2), ({0: 10},))
+    )
     world.set_topics(Image(2, {"foo": grown}))
     answer = world.beat("A", 1, "foo-0")
     assert world.told(answer) is None or world.told(answer) == "foo-0"
@@ -220,7 +222,9 @@ def test_a_partition_of_which_nothing_is_committed_is_waited_for_as_long_as_its_
 
     world = GroupWorld(topics(1, foo=1))
     world.join("A", rebalance_timeout_ms=60_000)
-    grown = TopicImage(topics(foo=1).by_name["foo"].topic_id, "foo", (0, 1), lineage=Lineage(1, (1, 2), ({0: 10},)))
+    grown = TopicImage(
+        topics(foo=1).by_name["foo"].topic_id, "foo", (0, 1), lineage=Lineage.of_ends(1, (1, 2), ({0: 10},))
+    )
     world.set_topics(Image(2, {"foo": grown}))
     world.beat("A", 1, "foo-0")
     for _ in range(2):

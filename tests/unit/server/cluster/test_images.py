@@ -7,6 +7,7 @@ from typing import cast
 
 from anabranch.machines.controller import configs
 from anabranch.machines.controller.configs import AlterConfigs, ConfigChange, ConfigOperation
+from anabranch.machines.lineage import Lineage
 from anabranch.server.cluster.images import Images
 from anabranch.server.cluster.peers import Peers
 from anabranch.server.cluster.view import ClusterUpdate
@@ -52,7 +53,7 @@ def test_half_a_layout_is_never_shown() -> None:
     after = images.newest().by_name["t"]
     assert after.partitions == range(3)
     assert after.lineage is not None
-    assert (after.lineage.counts, after.lineage.ends) == ((1, 3), ({0: 5},))
+    assert after.lineage == Lineage.of_ends(1, (1, 3), ({0: 5},))
     cluster.resize(2)
     cluster.run()
     shrunk = images.newest().by_name["t"]
@@ -83,7 +84,8 @@ def test_ends_that_no_leader_knows_yet_are_asked_for_again_with_the_next_update(
     cluster.run()
     waiting = images.newest().by_name["t"].lineage
     assert waiting is not None
-    assert waiting.ends == ({},)
+    assert (waiting.cuts, waiting.unknown) == ({}, {0: 0})
+    assert not waiting.may_deliver(1, 1, {0: 1 << 60, 1: 0})
     asked = len(leaders.asked)
     assert images.newest().by_name["t"].lineage is waiting
     assert len(leaders.asked) == asked, "nothing is asked twice without an update"
@@ -91,7 +93,7 @@ def test_ends_that_no_leader_knows_yet_are_asked_for_again_with_the_next_update(
     cluster.view.update(ClusterUpdate())
     complete = images.newest().by_name["t"].lineage
     assert complete is not None
-    assert complete.ends == ({0: 5},)
+    assert complete == Lineage.of_ends(1, (1, 2), ({0: 5},))
     asked = len(leaders.asked)
     cluster.view.update(ClusterUpdate())
     assert images.newest().by_name["t"].lineage is complete

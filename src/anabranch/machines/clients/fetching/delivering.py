@@ -68,8 +68,8 @@ def handed_out(state: FetchingState, part: Deliverable, offset: int) -> None:
     partition.position = offset
     view = partition.topic.view
     if view is not None and view.lineage.current:
-        ends = (ends.get(part.partition, -1) for ends in view.lineage.ends)
-        state.milestone = state.milestone or any(part.start < end <= offset for end in ends)
+        layouts = {view.lineage.layout_at(part.partition, at) for at in (part.start, offset)}
+        state.milestone = state.milestone or len(layouts) > 1
     while partition.held and partition.held[0].next_offset <= offset:
         partition.held_size -= len(partition.held.popleft().data)
     limits = partition.topic.limits
@@ -103,7 +103,7 @@ def _positions(topic: Topic, view: TopicView) -> dict[int, int]:
     if topic.granted:
         positions = dict(topic.elsewhere)
     else:
-        positions = dict.fromkeys((number for ends in view.lineage.ends for number in ends), BEYOND)
+        positions = dict.fromkeys((*view.lineage.cuts, *view.lineage.unknown), BEYOND)
     for number, partition in topic.partitions.items():
         positions.pop(number, None)
         if partition.position is not None:

@@ -13,7 +13,7 @@ from anabranch.machines.clients.fetching.values import Deliverable, Fetched, Fet
 from anabranch.machines.lineage import Lineage
 
 P0, P1, P2 = (TopicPartition("t", number) for number in range(3))
-GREW = Lineage(1, (1, 2), ({0: 10},))
+GREW = Lineage.of_ends(1, (1, 2), ({0: 10},))
 """One partition became two when partition 0 had ten records: partition 1 waits for those."""
 
 

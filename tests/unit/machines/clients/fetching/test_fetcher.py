@@ -159,7 +159,7 @@ def test_a_paused_partition_keeps_its_position_and_what_it_holds() -> None:
 
 
 EXPANDED = TopicView(
-    "t", UUID(int=1), Lineage(2, (2, 3), ({0: 5, 1: 9},)), {0: 7, 1: 7, 2: 7}, {0: 5, 1: 5, 2: 0}, elastic=True
+    "t", UUID(int=1), Lineage.of_ends(2, (2, 3), ({0: 5, 1: 9},)), {0: 7, 1: 7, 2: 7}, {0: 5, 1: 5, 2: 0}, elastic=True
 )
 
 
@@ -173,7 +173,12 @@ def test_a_gate_holds_what_was_fetched_until_the_parent_is_read() -> None:
 
 
 SHRUNK = TopicView(
-    "t", UUID(int=1), Lineage(2, (3, 2), ({0: 5, 1: 9, 2: 4},)), {0: 7, 1: 7, 2: 7}, {0: 5, 1: 5, 2: 6}, elastic=True
+    "t",
+    UUID(int=1),
+    Lineage.of_ends(2, (3, 2), ({0: 5, 1: 9, 2: 4},)),
+    {0: 7, 1: 7, 2: 7},
+    {0: 5, 1: 5, 2: 6},
+    elastic=True,
 )
 
 

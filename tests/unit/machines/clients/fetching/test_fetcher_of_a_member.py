@@ -16,7 +16,7 @@ from anabranch.records.batch import build
 
 OLD, NEW = UUID(int=1), UUID(int=2)
 FLAT = TopicView("t", OLD, Lineage.flat(2), {0: 7, 1: 7}, {0: 4, 1: 4}, elastic=True)
-GROWN = TopicView("t", OLD, Lineage(1, (1, 2), ({0: 10},)), {0: 7, 1: 7}, {0: 5, 1: 4}, elastic=True)
+GROWN = TopicView("t", OLD, Lineage.of_ends(1, (1, 2), ({0: 10},)), {0: 7, 1: 7}, {0: 5, 1: 4}, elastic=True)
 P0, P1, P2 = (TopicPartition("t", number) for number in range(3))
 
 

@@ -1,0 +1,125 @@
+"""The key space: where a key lies within its family of partitions, and which interval of it a partition holds.
+
+A family is the partitions with one remainder by the partition count at creation, N: its keys never leave it. Linear
+hashing decides by the low bits of `placement hash div N` first, so after those bits are reversed each decision halves
+an interval. The rules it keeps, for every partition count C >= N:
+
+- the intervals of a family's partitions tile the space;
+- partition p holds a key exactly if p is of the key's family and the key's `spread` lies in `interval(p, C, N)`;
+- one partition more halves exactly one interval: the lower half stays, the upper half is the new partition's. One
+  partition less puts the halves together again.
+
+So the interval of p begins at the same place for every C, and of two intervals that overlap one holds the other.
+`docs/hashing.md` has test vectors for implementations in other languages. `records.kernels` compute the same for the
+records of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import NamedTuple
+
+from anabranch.machines.placement import level_size
+from anabranch.records.hashing import fmix64
+
+SPACE_BITS = 63
+SPACE_END = (1 << SPACE_BITS) - 1
+"""The last place of the key space; the first is 0."""
+_LOW_31 = 0x7FFF_FFFF
+_LOW_32 = 0xFFFF_FFFF
+
+
+class Interval(NamedTuple):
+    """Places of the key space, both ends inclusive."""
+
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """The number of places."""
+        return self.end - self.start + 1
+
+    def overlap(self, other: Interval) -> Interval | None:
+        """The places of both, None if they have none in common."""
+        start, end = max(self.start, other.start), min(self.end, other.end)
+        return Interval(start, end) if start <= end else None
+
+
+SPACE = Interval(0, SPACE_END)
+
+
+def spread(murmur: int, initial: int) -> int:
+    """Say where a key lies in the key space of its family (keyspace.md, section 1).
+
+    `murmur` is the key's murmur2 as an unsigned 32-bit number, `initial` the topic's partition count at creation.
+    """
+    return reverse_31((murmur & _LOW_31) // initial) << 32 | fmix64(murmur) & _LOW_32
+
+
+def keyless_spread(offset: int, held: Interval) -> int:
+    """Say where a record without a key counts, for readers that share a partition (keyspace.md, section 5).
+
+    `held` is the interval of the record's partition in the layout that ruled when the record was appended.
+    """
+    return (fmix64(offset) & held.size - 1) + held.start
+
+
+def reverse_31(value: int) -> int:
+    """Reverse the order of the low 31 bits."""
+    value = (value & 0x5555_5555) << 1 | value >> 1 & 0x5555_5555
+    value = (value & 0x3333_3333) << 2 | value >> 2 & 0x3333_3333
+    value = (value & 0x0F0F_0F0F) << 4 | value >> 4 & 0x0F0F_0F0F
+    value = (value & 0x00FF_00FF) << 8 | value >> 8 & 0x00FF_00FF
+    return ((value & 0xFFFF) << 16 | value >> 16) >> 1
+
+
+def interval(partition: int, count: int, initial: int) -> Interval:
+    """The keys that `partition` holds when its topic has `count` partitions (keyspace.md, section 2)."""
+    assert 0 <= partition < count
+    size = level_size(count, initial)
+    bits = (size // initial).bit_length() - 1
+    if partition >= size or partition < count - size:
+        bits += 1
+    start = reverse_31(partition // initial) << 32
+    return Interval(start, start + (1 << SPACE_BITS - bits) - 1)
+
+
+def cuts(held: Interval, readers: int) -> list[Interval]:
+    """Cut a partition's interval evenly into shares for `readers` readers, ascending.
+
+    The first share begins at the start of the space and the last one ends at its end, so that a key which another
+    partitioner put into the partition belongs to exactly one reader, too.
+    """
+    return balanced_cuts([(held, 1)], readers)
+
+
+def balanced_cuts(loads: Iterable[tuple[Interval, int]], readers: int) -> list[Interval]:
+    """Cut the key space into at most `readers` shares of nearly equal load, ascending.
+
+    A load is an interval and the number of records whose keys are spread over it evenly; loads may overlap. Shares
+    tile the space. Fewer come back only if a share would hold no place at all.
+    """
+    steps: dict[int, int] = {}
+    total = 0
+    for held, records in loads:
+        density = records * (1 << SPACE_BITS) // held.size
+        steps[held.start] = steps.get(held.start, 0) + density
+        steps[held.end + 1] = steps.get(held.end + 1, 0) - density
+        total += density * held.size
+    points: list[int] = []
+    passed = density = at = 0
+    bounds = sorted(steps)
+    for reader in range(1, readers):
+        wanted = total * reader
+        while at < len(bounds) - 1:
+            here = density + steps[bounds[at]]
+            mass = here * (bounds[at + 1] - bounds[at])
+            if (passed + mass) * readers >= wanted:
+                break
+            passed, density, at = passed + mass, here, at + 1
+        if at < len(bounds) - 1 and (here := density + steps[bounds[at]]):
+            points.append(bounds[at] + (wanted - passed * readers) // (here * readers))
+    starts = sorted({0, *(point for point in points if point <= SPACE_END)})
+    return [Interval(start, after - 1) for start, after in pairwise((*starts, SPACE_END + 1))]
