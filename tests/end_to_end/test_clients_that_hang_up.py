@@ -1,0 +1,106 @@
+"""A client hangs up while its request changes the metadata: the change is made wholly, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from anabranch.base.errors import ErrorCode
+from anabranch.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
+from anabranch.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from anabranch.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from anabranch.protocol.messages.metadata import MetadataRequest
+from anabranch.storage.directory import METADATA_FILE
+from tests.support.broker import BrokerProcess
+from tests.support.wire import WireClient, batch
+
+CONNECTIONS = "kafka_server_socketservermetrics_connections"
+
+
+def create(name: str) -> CreateTopicsRequest:
+    asked = CreatableTopic(name=name, num_partitions=2, replication_factor=1)
+    return CreateTopicsRequest(topics=[asked], timeout_ms=20_000)
+
+
+def delete(name: str) -> DeleteTopicsRequest:
+    return DeleteTopicsRequest(topics=[DeleteTopicState(name=name)], timeout_ms=20_000)
+
+
+def grow(name: str) -> CreatePartitionsRequest:
+    asked = CreatePartitionsTopic(name=name, count=4, assignments=None)
+    return CreatePartitionsRequest(topics=[asked], timeout_ms=20_000)
+
+
+def listed(client: WireClient) -> dict[str, int]:
+    """The partition count of every topic."""
+    answer = client.call(MetadataRequest(topics=None, allow_auto_topic_creation=False))
+    return {topic.name: len(topic.partitions) for topic in answer.topics}
+
+
+def code(client: WireClient, request: Any) -> ErrorCode:
+    answer = client.call(request)
+    (result,) = getattr(answer, "topics", None) or getattr(answer, "responses", None) or answer.results
+    return ErrorCode(result.error_code)
+
+
+@contextlib.contextmanager
+def held(metadata: Path) -> Iterator[None]:
+    """Hold the lock of the metadata store: a transaction of the broker that begins meanwhile waits for its end."""
+    connection = sqlite3.connect(metadata, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        connection.execute("ROLLBACK")
+        connection.close()
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def hang_up_in_the_transaction(broker: BrokerProcess, request: Any) -> None:
+    """Send a request, and hang up while the transaction that it needs is running."""
+    api = type(request).__name__.removesuffix("Request")
+    metric = f'kafka_network_requestmetrics_requests_total{{request="{api}"}}'
+    before = broker.metrics().get(metric, 0)
+    with held(broker.data / METADATA_FILE):
+        with WireClient(broker.port) as other:
+            other.send(request)
+            until(lambda: broker.metrics().get(metric, 0) > before)
+            time.sleep(0.1)  # Until its transaction has begun; earlier, nothing is changed, and the test fails.
+        until(lambda: broker.metrics()[CONNECTIONS] == 1)
+
+
+def test_a_topic_whose_creator_hung_up_is_listed_and_usable(broker: BrokerProcess, client: WireClient) -> None:
+    hang_up_in_the_transaction(broker, create("t"))
+    until(lambda: listed(client) == {"t": 2})
+    assert code(client, create("t")) is ErrorCode.TOPIC_ALREADY_EXISTS
+    until(lambda: client.produce("t", 1, batch([b"x"])).error_code == 0)
+    assert broker.stop() == 0
+    broker.start()
+    with WireClient(broker.port) as later:
+        assert listed(later) == {"t": 2}
+
+
+def test_a_topic_whose_deleter_hung_up_is_gone_and_creatable(broker: BrokerProcess, client: WireClient) -> None:
+    client.create("t", 2)
+    hang_up_in_the_transaction(broker, delete("t"))
+    until(lambda: listed(client) == {})
+    until(lambda: code(client, create("t")) is ErrorCode.NONE)
+    assert client.produce("t", 1, batch([b"x"])).base_offset == 0
+
+
+def test_a_topic_whose_resizer_hung_up_has_the_new_count(broker: BrokerProcess, client: WireClient) -> None:
+    client.create("t", 2)
+    hang_up_in_the_transaction(broker, grow("t"))
+    until(lambda: listed(client) == {"t": 4})
+    assert code(client, grow("t")) is ErrorCode.INVALID_PARTITIONS
+    assert client.produce("t", 3, batch([b"x"]), count=4).base_offset == 0
