@@ -182,6 +182,10 @@ class ApplicationEdge:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
+    def last(self, stream: Stream) -> Handed | None:
+        """Return the newest record of a key that was handed out."""
+        return self._last.get(stream)
+
     def reached(self, stream: Stream) -> int:
         """Return the number of the next record of a key that was never handed out."""
         last = self._last.get(stream)

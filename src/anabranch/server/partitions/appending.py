@@ -132,6 +132,8 @@ class Appender:
             assert isinstance(decision, Refuse)
             if decision.remember:
                 table.refused(header)
+            if decision.code is ErrorCode.INVALID_PARTITION_METADATA:
+                self._replicas.count_stale_batch(partition.name.topic)
             return Produced(decision.code, message=decision.message)
         if produced.error is not ErrorCode.NONE and produced.error.retriable:
             partition.table.refused(header)

@@ -223,6 +223,12 @@ class Replicas:
             partition.take_offline(str(error))
         return partition
 
+    def count_stale_batch(self, topic: str) -> None:
+        """Count a batch whose producer placed its records by an old partition count."""
+        self._metrics.counter(
+            "anabranch_produce_stalebatches_total", "Batches refused for an old partition count.", topic=topic
+        ).add()
+
     def _closed_log(self, name: TopicPartition, settings: TopicSettings) -> PartitionLog:
         """A log that holds nothing, in place of one that is damaged."""
         return LocalLog(self._directory.log_path(name), settings.log, self._disk, commits=self.commits)

@@ -1,0 +1,200 @@
+"""The order of keys as applications see it: real brokers, real clients in processes of their own, resizes, deaths.
+
+Every application tells what it is given, handed and has committed; `ApplicationEdge` reads the promise off that. Every
+test also shows that it tested something: keys moved to partitions that did not exist at first, producers were refused
+for an old partition count, and gates were closed for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.applications import Workers, own_processes, stage
+from tests.support.broker import BrokerProcess, running
+
+QUICK = {
+    "group.consumer.session.timeout.ms": 3_000,
+    "group.consumer.min.session.timeout.ms": 1_000,
+    "group.consumer.heartbeat.interval.ms": 200,
+    "group.consumer.min.heartbeat.interval.ms": 100,
+    "group.min.session.timeout.ms": 1_000,
+    "group.initial.rebalance.delay.ms": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for all tests that leave it alive."""
+    with running(tmp_path_factory.mktemp("data"), **QUICK) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    """The processes of applications that live as long as the shared broker."""
+    with own_processes() as made:
+        yield made
+
+
+@pytest.fixture
+def own_workers() -> Iterator[Workers]:
+    """The processes of applications of one test."""
+    with own_processes() as made:
+        yield made
+
+
+def address(broker: BrokerProcess) -> str:
+    return f"127.0.0.1:{broker.port}"
+
+
+# -- growing and shrinking --------------------------------------------------------------------------------------------
+
+
+def test_groups_of_every_kind_keep_the_order_while_a_topic_grows(shared: BrokerProcess, workers: Workers) -> None:
+    """Ours with both protocols, and stock consumers, all somewhat slow; and one group that comes when all is over."""
+    with stage(address(shared), "growing", 1, workers) as it:
+        it.group(members=2, commit="each", delay_ms=2)
+        it.group(members=2, commit="each", protocol="classic", delay_ms=2)
+        it.group("stock", members=2, commit="each", delay_ms=2)
+        it.until_all_owned()
+        it.load.start()
+        it.grow(2, 3, 8)
+        it.check_that_producers_were_refused(shared)
+        it.group(members=2, commit="each")
+        it.group("stock", members=2, commit="each")
+        it.finish()
+        it.check_that_it_tested()
+
+
+def test_ours_keep_the_order_while_a_topic_grows_and_shrinks(shared: BrokerProcess, workers: Workers) -> None:
+    with stage(address(shared), "breathing", 2, workers) as it:
+        it.group(members=2, commit="each", delay_ms=2)
+        it.group(members=2, commit="each", protocol="classic", delay_ms=2)
+        it.until_all_owned()
+        it.load.start()
+        it.grow(5, 2, 7, 3)
+        it.check_that_producers_were_refused(shared)
+        it.group(members=2, commit="each")
+        it.finish()
+        it.check_that_it_tested()
+
+
+@pytest.mark.parametrize("library", ["ours", "stock"])
+def test_parents_without_records_hide_no_grandparents(shared: BrokerProcess, workers: Workers, library: str) -> None:
+    with stage(address(shared), f"idle-{library}", 1, workers) as it:
+        group = it.group(library, members=2, commit="each", delay_ms=5, records_max=10)
+        it.until_owned(group, [0])
+        it.load.send(20)
+        it.resize(2)
+        it.resize(4)
+        it.load.send(5)
+        it.finish()
+        it.check_that_it_tested()
+
+
+# -- commits ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("library", ["ours", "stock"])
+def test_an_application_that_leaves_records_uncommitted_gets_on_after_its_poll_interval(
+    shared: BrokerProcess, workers: Workers, library: str
+) -> None:
+    """Some commit every tenth record and have fewer, some never commit: gates open by time."""
+    with stage(address(shared), f"lazy-{library}", 1, workers) as it:
+        tenth = it.group(library, commit="10", poll_interval_ms=2_000, patient=True)
+        never = it.group(library, commit="never", poll_interval_ms=2_000)
+        it.until_all_owned()
+        it.load.send(16, keys=1)
+        it.resize(2)
+        it.load.send(4, keys=8, name="others")
+        it.load.send(1, keys=1)
+        it.finish()
+        for group in (tenth, never):
+            assert group.edge.by_partition[f"{it.topic}~1", 1], "no record of the new partition"
+
+
+# -- deletions --------------------------------------------------------------------------------------------------------
+
+
+def test_partitions_that_are_made_again_keep_the_order(shared: BrokerProcess, workers: Workers) -> None:
+    """Shrink, delete, remove the empty partitions, grow again; one group has read everything before, one nothing."""
+    with stage(address(shared), "again", 1, workers) as it:
+        it.group(members=2, commit="each")
+        it.until_all_owned()
+        it.load.start()
+        it.grow(4, 1)
+        it.load.pause()
+        for group in it.groups:
+            group.read_all()
+        it.delete_records(0, 40)
+        for number in (1, 2, 3):
+            it.delete_records(number)
+        it.until_partitions(1)
+        it.group(members=2, commit="each", delay_ms=2)
+        it.load.resume()
+        it.grow(3, 6)
+        it.finish()
+        it.check_that_it_tested(it.groups[0])
+
+
+def test_a_topic_that_is_made_again_with_another_count_at_creation_is_another_topic(
+    shared: BrokerProcess, workers: Workers
+) -> None:
+    """One with 1 partition that grew to 4, then one that had 4 from the beginning: keys lie elsewhere."""
+    with stage(address(shared), "reborn", 1, workers) as it:
+        group = it.group(members=2, commit="each")
+        it.until_all_owned()
+        it.load.start()
+        it.grow(4)
+        it.load.pause()
+        group.read_all()
+        it.make_again(4)
+        it.load.resume()
+        it.grow(6)
+        it.finish()
+        it.check_that_it_tested(closed=False)
+
+
+# -- deaths -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("library", ["ours", "stock"])
+def test_a_member_that_is_killed_while_it_owns_a_parent_holds_the_order(
+    shared: BrokerProcess, workers: Workers, library: str
+) -> None:
+    with stage(address(shared), f"bereft-{library}", 1, workers) as it:
+        group = it.group(library, process="victim", commit="each", delay_ms=5)
+        it.until_owned(group, [0])
+        victim = group.members[0]
+        it.load.start()
+        it.until(lambda: victim.handed > 20, "nothing was read")
+        group.join(process="heir")
+        it.grow(2, 4)
+        victim.kill()
+        it.finish()
+        assert any(member.handed for member in group.members if member is not victim)
+        it.check_that_it_tested()
+
+
+def test_brokers_that_are_killed_hold_the_order(tmp_path: Path, own_workers: Workers) -> None:
+    broker = BrokerProcess(tmp_path / "data", **QUICK).start()
+    broker.settings["listeners"] = address(broker)
+    try:
+        with stage(address(broker), "killed", 1, own_workers) as it:
+            it.group(members=2, commit="each", delay_ms=1)
+            it.group("stock", members=2, commit="each", delay_ms=1)
+            it.until_all_owned()
+            it.load.start()
+            for count in (2, 4):
+                it.grow(count)
+                broker.kill()
+                broker.start()
+            it.grow(6)
+            it.check_that_producers_were_refused(broker)
+            it.finish(40)
+            it.check_that_it_tested()
+    finally:
+        broker.kill()

@@ -1,0 +1,58 @@
+"""Applications of confluent-kafka, which is librdkafka: a client that knows nothing of resizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from tests.support.application_worker import PARTITIONS_MAX, POLL_S, Application, At
+
+
+class StockApplication(Application):
+    refusals = (KafkaException,)
+
+    def open(self) -> None:
+        plan = self.plan
+        settings: dict[str, Any] = {
+            "bootstrap.servers": self.address,
+            "group.id": plan.group,
+            "group.protocol": plan.protocol,
+            "auto.offset.reset": plan.reset,
+            "enable.auto.commit": plan.commit == "auto",
+            "auto.commit.interval.ms": 300,
+            "max.poll.interval.ms": plan.poll_interval_ms,
+            "isolation.level": plan.isolation,
+            "fetch.wait.max.ms": 100,
+            "log_level": 0,
+        }
+        if plan.protocol == "classic":
+            settings |= {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 300}
+        self._consumer = Consumer(settings)
+        self._consumer.subscribe(
+            [plan.topic],
+            on_assign=lambda _, partitions: self.assigned(map(_at, partitions)),
+            on_revoke=lambda _, partitions: self.revoked(map(_at, partitions)),
+            on_lost=lambda _, partitions: self.lost(map(_at, partitions)),
+        )
+
+    def poll(self) -> list[tuple[At, int, bytes]]:
+        found = self._consumer.consume(self.plan.records_max, POLL_S)
+        return [((m.topic(), m.partition()), m.offset(), m.value()) for m in found if m.error() is None]
+
+    def commit(self, offsets: dict[At, int]) -> None:
+        asked = [TopicPartition(*at, offset) for at, offset in offsets.items()]
+        for each in self._consumer.commit(offsets=asked, asynchronous=False):
+            if each.error is not None:
+                raise KafkaException(each.error)
+
+    def committed(self) -> dict[At, int]:
+        asked = [TopicPartition(self.plan.topic, number) for number in range(PARTITIONS_MAX)]
+        return {_at(each): each.offset for each in self._consumer.committed(asked, 10) if each.offset >= 0}
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+def _at(each: TopicPartition) -> At:
+    return each.topic, each.partition

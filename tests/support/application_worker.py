@@ -1,0 +1,195 @@
+"""A process of applications: `python -m tests.support.application_worker LIBRARY ADDRESS`, one JSON command a line.
+
+Each application is a thread with one consumer. It tells what reaches it, with the time of the system's monotonic clock:
+the partitions it is given, the records it is handed, and its commits, before and after each. With automatic commits it
+asks for the group's offsets when a key comes from another partition than before: those are commits for certain.
+
+A record's value names the life of its topic (a topic that is made again lives again), its producer, key and number.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+At = tuple[str, int]
+POLL_S = 0.1
+PARTITIONS_MAX = 64
+_out = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How an application reads."""
+
+    group: str
+    topic: str
+    protocol: str = "consumer"
+    commit: str = "each"
+    """`each` poll, `auto`, `never`, or the number of records after which it commits."""
+    reset: str = "earliest"
+    delay_ms: float = 0
+    """How long it works on each record."""
+    records_max: int = 200
+    poll_interval_ms: int = 60_000
+    isolation: str = "read_uncommitted"
+
+
+class Application(ABC):
+    """One consumer in a thread."""
+
+    refusals: tuple[type[Exception], ...]
+    """What `commit` raises if the coordinator refuses."""
+
+    def __init__(self, name: str, address: str, plan: Plan) -> None:
+        self.name = name
+        self.address = address
+        self.plan = plan
+        self.leaves = threading.Event()
+        self.stands_until = 0.0
+        self._owned: set[At] = set()
+        self._lives: dict[At, str] = {}
+        self._seen: dict[tuple[str, str], At] = {}
+        self._uncommitted: dict[At, int] = {}
+        self._handed = 0
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @abstractmethod
+    def open(self) -> None:
+        """Make the consumer, and subscribe."""
+
+    @abstractmethod
+    def poll(self) -> list[tuple[At, int, bytes]]:
+        """Return some records: partition, offset, value."""
+
+    @abstractmethod
+    def commit(self, offsets: dict[At, int]) -> None:
+        """Commit, and return when it is done."""
+
+    @abstractmethod
+    def committed(self) -> dict[At, int]:
+        """Return the group's committed offsets in the topic."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the group."""
+
+    def tell(self, event: str, at: int | None = None, **more: object) -> None:
+        line = json.dumps({"at": time.monotonic_ns() if at is None else at, "of": self.name, "event": event, **more})
+        with _out:
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+
+    def assigned(self, partitions: Iterable[At]) -> None:
+        given = set(partitions)
+        self._owned |= given
+        self._seen = {stream: at for stream, at in self._seen.items() if at not in given}
+        self.tell("assigned", partitions=sorted(given))
+
+    def revoked(self, partitions: Iterable[At]) -> None:
+        gone = set(partitions)
+        if self.plan.commit not in ("auto", "never"):
+            self._commit(gone)
+        self._owned -= gone
+        self._uncommitted = {at: end for at, end in self._uncommitted.items() if at not in gone}
+        self.tell("revoked", partitions=sorted(gone))
+
+    def lost(self, partitions: Iterable[At]) -> None:
+        gone = set(partitions)
+        self._owned -= gone
+        self._uncommitted = {at: end for at, end in self._uncommitted.items() if at not in gone}
+        self.tell("revoked", partitions=sorted(gone))
+
+    def _run(self) -> None:
+        try:
+            self.open()
+            while not self.leaves.is_set():
+                if time.monotonic() < self.stands_until:
+                    time.sleep(0.02)
+                    continue
+                self._take(self.poll())
+            if self.plan.commit not in ("auto", "never"):
+                self._commit(self._owned)
+            self.close()
+            self.tell("left")
+        except Exception:
+            self.tell("failed", why=traceback.format_exc())
+
+    def _take(self, records: list[tuple[At, int, bytes]]) -> None:
+        at = time.monotonic_ns()
+        rows = []
+        is_news = False
+        for partition, offset, value in records:
+            life, producer, key, number = value.decode().split("|")
+            self._lives[partition] = life
+            is_news |= self._seen.get((producer, key)) != partition
+            self._seen[producer, key] = partition
+            rows.append((self._place(partition), offset, producer, key, int(number)))
+            self._uncommitted[partition] = offset + 1
+        if not rows:
+            return
+        if is_news and self.plan.commit == "auto":
+            self.tell("observed", at, offsets=[(*self._place(tp), end) for tp, end in self.committed().items()])
+        self.tell("records", at, records=rows)
+        self._handed += len(rows)
+        time.sleep(self.plan.delay_ms * len(rows) / 1000)
+        if self.plan.commit == "each" or (self.plan.commit.isdigit() and self._handed >= int(self.plan.commit)):
+            self._handed = 0
+            self._commit(self._owned)
+
+    def _place(self, partition: At) -> At:
+        """The partition with the life of its topic."""
+        return f"{partition[0]}~{self._lives.get(partition, '1')}", partition[1]
+
+    def _commit(self, partitions: set[At]) -> None:
+        offsets = {at: end for at, end in self._uncommitted.items() if at in partitions}
+        if not offsets:
+            return
+        said = [(*self._place(at), end) for at, end in offsets.items()]
+        self.tell("committing", offsets=said)
+        try:
+            self.commit(offsets)
+        except self.refusals as error:
+            self.tell("refused", offsets=said, why=f"{type(error).__name__}: {error}")
+            return
+        self.tell("committed", offsets=said)
+        self._uncommitted = {at: end for at, end in self._uncommitted.items() if offsets.get(at) != end}
+
+
+def kind_of(library: str) -> type[Application]:
+    """Return the applications of a library, loaded only here."""
+    if library == "ours":
+        from tests.support.application_ours import OurApplication
+
+        return OurApplication
+    from tests.support.application_stock import StockApplication
+
+    return StockApplication
+
+
+def main(library: str, address: str) -> None:
+    """Run applications until standard input ends."""
+    kind = kind_of(library)
+    applications: dict[str, Application] = {}
+    print(json.dumps({"event": "ready"}), flush=True)
+    for line in sys.stdin:
+        command: dict[str, Any] = json.loads(line)
+        name, do = command.pop("of"), command.pop("do")
+        if do == "open":
+            applications[name] = kind(name, address, Plan(**command))
+            applications[name].thread.start()
+        elif do == "stand":
+            applications[name].stands_until = time.monotonic() + command["seconds"]
+        else:
+            applications.pop(name).leaves.set()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

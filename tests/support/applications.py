@@ -1,0 +1,554 @@
+"""Groups of applications in processes of their own, and the producers that feed them: what tests see from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from anabranch.client import AnabranchError, Producer, sync
+from tests.support.application_edge import ApplicationEdge, Handed, OrderError, Partition, Stream
+from tests.support.broker import ROOT, BrokerProcess
+
+_names = itertools.count()
+NS = 1_000_000_000
+LATE_NS = 2 * NS
+"""How late what an application says may arrive here: events are put in order by the time they name."""
+CLOSED_MS_MIN = 20
+
+
+class Worker:
+    """A process that runs applications of one library."""
+
+    def __init__(self, library: str, address: str) -> None:
+        self._listeners: dict[str, Callable[[dict[str, Any]], None]] = {}
+        self._ready = threading.Event()
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "PYTHONWARNINGS": "ignore"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.application_worker", library, address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=environment,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue  # cut off by a kill
+            if event["event"] == "ready":
+                self._ready.set()
+            else:
+                self._listeners[event["of"]](event)
+
+    def tell(self, name: str, do: str, **more: object) -> None:
+        """Give an application a command."""
+        assert self._ready.wait(60), "the applications' process does not start"
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"of": name, "do": do, **more}) + "\n")
+        self._process.stdin.flush()
+
+    def listen(self, name: str, listener: Callable[[dict[str, Any]], None]) -> None:
+        """Have an application's events told."""
+        self._listeners[name] = listener
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self.alive:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._reader.join(5)
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+Workers = dict[tuple[str, str], Worker]
+"""Processes of applications, by library and name."""
+
+
+class Member:
+    """One application, as the test sees it."""
+
+    def __init__(self, name: str, worker: Worker, group: Group) -> None:
+        self.name = name
+        self.worker = worker
+        self.group = group
+        self.owned: set[Partition] = set()
+        self.handed = 0
+        self.is_gone = False
+
+    def leave(self) -> None:
+        """Have it close its consumer."""
+        self.worker.tell(self.name, "leave")
+
+    def stand(self, seconds: float) -> None:
+        """Have it poll nothing for a while."""
+        self.worker.tell(self.name, "stand", seconds=seconds)
+
+    def kill(self) -> None:
+        """Kill its process, with all applications in it."""
+        self.worker.kill()
+        self.is_gone = True
+        self.group.forget(self)
+
+
+class Group:
+    """The applications of one group, and their edge."""
+
+    def __init__(self, stage: Stage, name: str, library: str, plan: dict[str, Any]) -> None:
+        self.stage = stage
+        self.name = name
+        self.library = library
+        self.plan = plan
+        late = plan.get("reset", "earliest") == "latest"
+        patience = plan.get("poll_interval_ms") if plan.get("commit") == "never" or plan.get("patient") else None
+        self.plan.pop("patient", None)
+        load = stage.load
+        self.edge = ApplicationEdge(
+            deleted=stage.is_deleted, place_of=load.place_of, begins_late=late, patience_ms=patience
+        )
+        self.members: list[Member] = []
+        self.since: dict[Stream, int] = {}
+        """For a group that reads from the end: the numbers from which on everything must be read."""
+        self.closed_ms: list[float] = []
+        """For how long gates were closed for certain: from the append of a record to the commit of the one before."""
+        self.failures: list[str] = []
+        self._commit_times: dict[Partition, list[tuple[int, int]]] = defaultdict(list)
+        self._lives: set[str] = {"1"}
+        self._events: list[tuple[int, int, dict[str, Any]]] = []
+        self._arrivals = itertools.count()
+        self._lock = threading.Lock()
+
+    # -- members -------------------------------------------------------------------------------------------------------
+
+    def join(self, *, process: str = "", **changed: Any) -> Member:
+        """Start one more application; those with the same `process` share one."""
+        member = Member(f"{self.name}.{next(_names)}", self.stage.worker(self.library, process), self)
+        member.worker.listen(member.name, self._arrived)
+        self.members.append(member)
+        topic = self.stage.topic
+        member.worker.tell(member.name, "open", group=self.name, topic=topic, **{**self.plan, **changed})
+        return member
+
+    @property
+    def present(self) -> list[Member]:
+        return [member for member in self.members if not member.is_gone]
+
+    def forget(self, member: Member) -> None:
+        """Owned nothing from now on."""
+        with self._lock:
+            member.owned.clear()
+
+    def owners(self, number: int) -> list[Member]:
+        """The members that own a partition."""
+        return [member for member in self.present if (self.stage.topic, number) in member.owned]
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def _arrived(self, event: dict[str, Any]) -> None:
+        member = next(each for each in self.members if each.name == event["of"])
+        with self._lock:
+            self._events.append((event["at"], next(self._arrivals), event))
+            match event["event"]:
+                case "assigned":
+                    member.owned |= {(topic, number) for topic, number in event["partitions"]}
+                case "revoked":
+                    member.owned -= {(topic, number) for topic, number in event["partitions"]}
+                case "records":
+                    member.handed += len(event["records"])
+                case "left":
+                    member.is_gone = True
+                case "failed":
+                    member.is_gone = True
+                    self.failures.append(event["why"])
+
+    def check(self, until_ns: int | None = None) -> None:
+        """Hand the edge what was said before a time, by default all; in the order of its time. OrderError."""
+        with self._lock:
+            self._events.sort()
+            if until_ns is None:
+                events, self._events = self._events, []
+            else:
+                first = bisect_right(self._events, until_ns, key=lambda item: item[0])
+                events, self._events = self._events[:first], self._events[first:]
+        for at, _, event in events:
+            self._take(event, at // 1_000_000)
+
+    def _take(self, event: dict[str, Any], now_ms: int) -> None:
+        edge, member = self.edge, event["of"]
+        offsets = {(topic, number): end for topic, number, end in event.get("offsets", ())}
+        match event["event"]:
+            case "assigned":
+                places = [(f"{topic}~{life}", number) for topic, number in event["partitions"] for life in self._lives]
+                edge.assigned(member, places)
+            case "committing":
+                edge.committing(offsets)
+            case "committed" | "observed":
+                edge.committed(offsets, now_ms)
+                for partition, end in offsets.items():
+                    self._commit_times[partition].append((end, now_ms))
+            case "refused":
+                edge.refused(offsets)
+            case "records":
+                for (topic, number), offset, producer, key, index in event["records"]:
+                    self._lives.add(topic.rpartition("~")[2])
+                    self._deliver(member, Handed(producer, key, index, (topic, number), offset), now_ms)
+
+    def _deliver(self, member: str, record: Handed, now_ms: int) -> None:
+        moves = self.edge.moves
+        last = self.edge.last(record.stream)
+        self.edge.delivered(member, record, now_ms)
+        if self.edge.moves == moves or last is None:
+            return
+        committed_ms = next((ms for end, ms in self._commit_times[last.partition] if end > last.offset), None)
+        appended_ms = self.stage.load.appended_ms.get((record.stream, record.number))
+        if committed_ms is not None and appended_ms is not None and committed_ms - appended_ms >= CLOSED_MS_MIN:
+            self.closed_ms.append(committed_ms - appended_ms)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def read_all(self, timeout_s: float = 30.0) -> None:
+        """Wait until all that was sent was handed out, then check it. OrderError names what is missing."""
+        deadline = time.monotonic() + timeout_s
+        sent = self.stage.load.sent
+        while True:
+            self.check(time.monotonic_ns() - LATE_NS // 8)
+            assert not self.failures, self.failures[0]
+            if not self.edge.missing(sent, self.since):
+                break
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        self.check()
+        try:
+            self.edge.check_complete(sent, self.since)
+        except AssertionError as error:
+            members = [(each.name, each.handed, sorted(each.owned)) for each in self.members]
+            raise OrderError(f"{self.name} ({self.library}, {self.plan}): {error}; {members}") from None
+
+    def close(self) -> None:
+        """Have all applications leave."""
+        for member in self.present:
+            if member.worker.alive:
+                member.leave()
+
+
+class Load:
+    """Producers of ours in a thread: each sends its keys' numbers in turn, and learns of resizes by being refused."""
+
+    def __init__(self, address: str, topic: str) -> None:
+        self.topic = topic
+        self.address = address
+        self.sent: dict[Stream, int] = {}
+        self.places: dict[Stream, dict[int, tuple[Partition, int]]] = defaultdict(dict)
+        self.appended_ms: dict[tuple[Stream, int], int] = {}
+        self.life = 1
+        self._stop = threading.Event()
+        self._pause = threading.Event()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def live_again(self) -> None:
+        """The topic is made again: from now on producers and records have other names."""
+        self.life += 1
+
+    def place_of(self, stream: Stream, number: int) -> tuple[Partition, int] | None:
+        """Where a record is."""
+        return self.places[stream].get(number)
+
+    @property
+    def acknowledged(self) -> int:
+        """How many records are in the log for certain."""
+        return len(self.appended_ms)
+
+    def start(
+        self,
+        *,
+        producers: int = 2,
+        keys: int = 4,
+        per_second: int = 200,
+        linger_ms: int = 2,
+        transactional: bool = False,
+    ) -> None:
+        """Send until `stop`."""
+        self._stop.clear()
+        self._pause.clear()
+        run = self._run(producers, keys, per_second, linger_ms, transactional)
+        self._thread = threading.Thread(target=self._guarded, args=(run,), daemon=True)
+        self._thread.start()
+
+    def _guarded(self, run: Any) -> None:
+        try:
+            asyncio.run(run)
+        except BaseException as failure:
+            self._failure = failure
+
+    def pause(self) -> None:
+        """Send nothing more; return when everything sent is acknowledged."""
+        self._idle.clear()
+        self._pause.set()
+        assert self._idle.wait(60) and self._failure is None, self._failure
+
+    def resume(self) -> None:
+        """Go on."""
+        self._pause.clear()
+
+    def stop(self) -> None:
+        """End; everything sent is acknowledged then."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(90)
+            assert not self._thread.is_alive(), "the producers do not end"
+        if self._failure is not None:
+            raise self._failure
+
+    def send(self, count: int, *, keys: int = 4, name: str = "once", transactional: bool = False) -> None:
+        """Send so many records of each key from a producer of its own, and wait for them."""
+
+        async def run() -> None:
+            async with self._producer(name, 2, transactional) as producer:
+                if transactional:
+                    await producer.init_transactions()
+                await self._send_some(producer, name, keys, count, transactional)
+
+        asyncio.run(run())
+
+    def _producer(self, name: str, linger_ms: int, transactional: bool) -> Producer:
+        more: dict[str, Any] = {"transactional_id": f"{self.topic}-{name}"} if transactional else {}
+        return Producer(self.address, linger_ms=linger_ms, retry_backoff_ms=30, retry_backoff_max_ms=200, **more)
+
+    async def _send_some(self, producer: Producer, name: str, keys: int, count: int, transactional: bool) -> None:
+        outcomes = []
+        if transactional:
+            await producer.begin_transaction()
+        name = f"{name}~{self.life}" if self.life > 1 else name
+        for key in [f"{name}-{number}" for number in range(keys) for _ in range(count)]:
+            number = self.sent.get((name, key), 0)
+            self.sent[name, key] = number + 1
+            value = f"{self.life}|{name}|{key}|{number}"
+            outcomes.append(((name, key), number, await producer.send(self.topic, value, key=key)))
+        for stream, number, outcome in outcomes:
+            found = await outcome
+            self.places[stream][number] = (f"{self.topic}~{self.life}", found.partition), found.offset
+            self.appended_ms[stream, number] = time.monotonic_ns() // 1_000_000
+        if transactional:
+            await producer.commit_transaction()
+
+    async def _run(self, producers: int, keys: int, per_second: int, linger_ms: int, transactional: bool) -> None:
+        pause_s = producers * keys / per_second
+
+        async def produce(name: str) -> None:
+            async with self._producer(name, linger_ms, transactional) as producer:
+                if transactional:
+                    await producer.init_transactions()
+                sending: set[asyncio.Task[None]] = set()
+                while not self._stop.is_set():
+                    if self._pause.is_set():
+                        if sending:
+                            await asyncio.gather(*sending)
+                        waiting.add(name)
+                        if len(waiting) == producers:
+                            self._idle.set()
+                        await asyncio.sleep(0.02)
+                        continue
+                    waiting.discard(name)
+                    task = asyncio.ensure_future(self._send_some(producer, name, keys, 1, transactional))
+                    sending.add(task)
+                    task.add_done_callback(sending.discard)
+                    if transactional or len(sending) > 200:
+                        await asyncio.gather(*sending)
+                    await asyncio.sleep(pause_s)
+                await asyncio.gather(*sending)
+
+        waiting: set[str] = set()
+        await asyncio.gather(*(produce(f"p{number}") for number in range(producers)))
+
+
+class Stage:
+    """One topic with its load and its groups, on a broker that the test owns."""
+
+    def __init__(self, address: str, topic: str, partitions: int, workers: Workers) -> None:
+        self.address = address
+        self.topic = topic
+        self.first_count = self.largest = partitions
+        self.load = Load(address, topic)
+        self.groups: list[Group] = []
+        self._workers = workers
+        self._deleted: dict[Partition, int] = {}
+        self.admin = sync.Admin(address, default_api_timeout_ms=30_000)
+        self.admin.create_topics(topic, partitions=partitions)
+
+    def worker(self, library: str, process: str) -> Worker:
+        """The process of that name; made when it is first asked for, or after it was killed."""
+        worker = self._workers.get((library, process))
+        if worker is None or not worker.alive:
+            worker = self._workers[library, process] = Worker(library, self.address)
+        return worker
+
+    def group(self, library: str = "ours", *, members: int = 1, process: str = "", **plan: Any) -> Group:
+        """Begin a group of so many applications."""
+        group = Group(self, f"{self.topic}-g{len(self.groups)}", library, plan)
+        self.groups.append(group)
+        for _ in range(members):
+            group.join(process=process)
+        return group
+
+    def resize(self, count: int) -> None:
+        """Resize the topic, and wait until it is done; an attempt that a broker's end cuts off is made again."""
+        self.largest = max(self.largest, count)
+
+        def resized() -> bool:
+            try:
+                self.admin.resize(self.topic, count)
+            except (AnabranchError, OSError) as error:
+                return "already has" in str(error)
+            return True
+
+        self.until(resized, f"{self.topic} is not resized to {count}", 60)
+
+    def make_again(self, partitions: int) -> None:
+        """Delete the topic, and make another one of its name."""
+        self.admin.delete_topics(self.topic)
+        self.load.live_again()
+
+        def made() -> bool:
+            try:
+                self.admin.create_topics(self.topic, partitions=partitions)
+            except AnabranchError:
+                return False
+            return True
+
+        self.until(made, f"{self.topic} is not made again")
+        self.first_count = partitions
+
+    def until_partitions(self, count: int) -> None:
+        """Wait until the topic has so many partitions, those that retire among them."""
+        self.until(lambda: len(self.admin.topics([self.topic])[self.topic].leaders) == count, f"not {count} partitions")
+
+    def wait_until_positioned(self, group: Group) -> None:
+        """Send single records of keys that nobody checks until every partition has handed one out."""
+        name = f"probe-{group.name}"
+
+        def positioned() -> bool:
+            self.load.send(1, keys=16, name=name)
+            time.sleep(0.3)
+            group.check(time.monotonic_ns() - NS // 10)
+            numbers = {number for (_, number), count in group.edge.by_partition.items() if count}
+            return len(numbers) == self.largest
+
+        self.until(positioned, f"{group.name} reads nothing")
+        self.until(lambda: sum(member.handed for member in group.members) > 0, "nothing")
+
+    def check_that_producers_were_refused(self, broker: BrokerProcess) -> None:
+        """Check that producers counted with an earlier layout, and were told so."""
+        found = broker.metrics().get(f'anabranch_produce_stalebatches_total{{topic="{self.topic}"}}', 0)
+        assert found > 0, "no producer was refused"
+
+    def delete_records(self, number: int, offset: int | None = None) -> int:
+        """Delete the records of a partition before an offset, by default all; return where it starts then."""
+        tp = (self.topic, number)
+        start = int(self.admin.delete_records({tp: -1 if offset is None else offset})[tp])
+        place = f"{self.topic}~{self.load.life}", number
+        self._deleted[place] = max(self._deleted.get(place, 0), start)
+        return start
+
+    def is_deleted(self, partition: Partition, offset: int) -> bool:
+        """Whether a record was deleted."""
+        return offset < self._deleted.get(partition, 0)
+
+    def until(self, holds: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
+        """Wait until something is so."""
+        deadline = time.monotonic() + timeout_s
+        while not holds():
+            assert time.monotonic() < deadline, what
+            for group in self.groups:
+                assert not group.failures, group.failures[0]
+            time.sleep(0.02)
+
+    def until_owned(self, group: Group, numbers: Sequence[int]) -> None:
+        """Wait until every one of these partitions has one owner in the group."""
+        self.until(
+            lambda: all(len(group.owners(number)) == 1 for number in numbers),
+            f"{group.name} should own {list(numbers)}: {[(m.name, sorted(m.owned)) for m in group.members]}",
+        )
+
+    def until_all_owned(self) -> None:
+        """Wait until every group has all partitions that there were at first."""
+        for group in self.groups:
+            self.until_owned(group, range(self.first_count))
+
+    def grow(self, *counts: int, records: int = 60, stand_s: float = 0.5) -> None:
+        """Resize again and again, with some records before, between and after; nobody reads for a while meanwhile."""
+        for count in (*counts, None):
+            least = self.load.acknowledged + records
+            self.until(lambda least=least: self.load.acknowledged >= least, "the producers are stuck")  # type: ignore[misc]
+            if count is not None:
+                for member in [member for group in self.groups for member in group.present]:
+                    member.stand(stand_s)
+                self.resize(count)
+
+    def finish(self, timeout_s: float = 30.0) -> None:
+        """Stop the load, read everything, check every group. OrderError."""
+        self.load.stop()
+        for group in self.groups:
+            group.read_all(timeout_s)
+
+    def check_that_it_tested(self, *groups: Group, closed: bool = True, moved: bool = True) -> None:
+        """Check that keys moved to partitions that were not there at first, behind gates closed for a while."""
+        for group in groups or self.groups:
+            new = sum(count for (_, number), count in group.edge.by_partition.items() if number >= self.first_count)
+            assert new > 0, f"{group.name} was handed no record of a new partition"
+            assert not moved or group.edge.moves > 0, f"{group.name}: no key moved"
+            assert not closed or group.closed_ms, f"{group.name}: no gate was closed for {CLOSED_MS_MIN} ms"
+
+    def close(self) -> None:
+        self.load._stop.set()
+        for group in self.groups:
+            group.close()
+        self.admin.close()
+
+
+@contextmanager
+def own_processes() -> Iterator[Workers]:
+    """Processes of applications, by library and name, ended with the `with`."""
+    made: Workers = {}
+    try:
+        yield made
+    finally:
+        for worker in made.values():
+            worker.kill()
+
+
+@contextmanager
+def stage(address: str, topic: str, partitions: int, workers: Workers) -> Iterator[Stage]:
+    """A stage for the time of a `with`."""
+    made = Stage(address, topic, partitions, workers)
+    try:
+        yield made
+    finally:
+        made.close()
