@@ -18,7 +18,6 @@ from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.client.cluster.connection import DisconnectedError
 from anabranch.client.cluster.metadata import Cluster, offsets_request
 from anabranch.client.consumer.group import Group
-from anabranch.client.consumer.group_context import now_ms
 from anabranch.client.consumer.handout import Handout
 from anabranch.client.settings import ConsumerSettings, taken
 from anabranch.machines.clients.fetching import Deliverable, Fetch, Fetcher, FetcherSettings, FetchResult, Lookup
@@ -34,12 +33,15 @@ TOPIC_ID_VERSION = 13
 class FetchingDriver:
     """The fetcher of one consumer with its connections, and the group, if any."""
 
-    def __init__(self, settings: ConsumerSettings, cluster: Cluster) -> None:
+    def __init__(self, settings: ConsumerSettings, cluster: Cluster, clock: Clock | None = None) -> None:
+        clock = clock or Clock()
+        self._now_ms = clock.monotonic_ms
+        """The clock of the fetcher, in ms."""
         self.fetcher = Fetcher(taken(FetcherSettings, settings))
         self.handout = Handout(self.fetcher, check_crcs=settings.check_crcs)
         self.group: Group | None = None
         if settings.group_id is not None:
-            self.group = Group(settings, cluster, self.fetcher, self, clock=Clock(), chance=Chance())
+            self.group = Group(settings, cluster, self.fetcher, self, clock=clock, chance=Chance())
         self.closed = False
         self._settings = settings
         self._cluster = cluster
@@ -93,17 +95,19 @@ class FetchingDriver:
             if parts:
                 return parts
             self.pump()
-            remaining = None if deadline is None else deadline - loop.time()
-            if remaining is not None and remaining <= 0:
+            if deadline is not None and loop.time() >= deadline:
                 return []
-            due_ms = None if self.group is None else self.group.next_attendance_ms()
+            until, due_ms = deadline, None if self.group is None else self.group.next_attendance_ms()
             if due_ms is not None:
-                due = max(0.01, (due_ms - now_ms()) / 1000)
-                remaining = due if remaining is None else min(remaining, due)
-            await self.wait(remaining)
+                due = loop.time() + max(0.01, (due_ms - self._now_ms()) / 1000)
+                until = due if until is None else min(until, due)
+            await self.wait(until)
 
     async def close(self) -> None:
+        """Cancel all tasks; calls that wait raise."""
         self.closed = True
+        if self._changed is not None:
+            self._changed.set()
         for timer in (self._timer, self._aging):
             if timer is not None:
                 timer.cancel()
@@ -138,15 +142,15 @@ class FetchingDriver:
                 return
             await self.wait(None)
 
-    async def wait(self, timeout_s: float | None) -> None:
-        """Wait for the next change."""
+    async def wait(self, until_s: float | None) -> None:
+        """Wait for the next change, at most until a time of the event loop."""
         self.start()
         assert self._changed is not None
         self.pump()
         self.raise_errors()
         self._changed.clear()
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout_at(until_s):
                 await self._changed.wait()
         except TimeoutError:
             return
@@ -174,7 +178,7 @@ class FetchingDriver:
             self._timer = None
         if self.group is not None:
             self.group.look_for_positions()
-        work = self.fetcher.drain(now_ms())
+        work = self.fetcher.drain(self._now_ms())
         for fetch in work.fetches:
             self.run(self._fetch(fetch))
         for lookup in work.lookups:
@@ -182,7 +186,7 @@ class FetchingDriver:
         for topic in work.refresh:
             self.run(self._refresh(topic))
         if work.wake_at_ms is not None:
-            self._timer = loop.call_later(max(0, work.wake_at_ms - now_ms()) / 1000, self.happened)
+            self._timer = loop.call_later(max(0, work.wake_at_ms - self._now_ms()) / 1000, self.happened)
 
     def run(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self.start().create_task(coroutine)
@@ -201,7 +205,7 @@ class FetchingDriver:
             timeout_ms = self._settings.request_timeout_ms + self._settings.fetch_max_wait_ms
             response = await connection.send(request, timeout_ms=timeout_ms, version=version)
         except (AnabranchError, OSError):
-            self.fetcher.lost(fetch.request_id, now_ms())
+            self.fetcher.lost(fetch.request_id, self._now_ms())
         else:
             answers = {
                 TopicPartition(name, data.partition_index): FetchResult(
@@ -217,7 +221,7 @@ class FetchingDriver:
                 for data in topic.partitions
             }
             error = ErrorCode.of(response.error_code)
-            self.fetcher.answered(fetch.request_id, error, response.session_id, answers, now_ms())
+            self.fetcher.answered(fetch.request_id, error, response.session_id, answers, self._now_ms())
         self.happened()
 
     def _fetch_request(self, fetch: Fetch, version: int) -> FetchRequest:
@@ -268,7 +272,7 @@ class FetchingDriver:
         try:
             response = await self._cluster.ask(request, node_id=lookup.node)
         except (AnabranchError, OSError):
-            self.fetcher.lost(lookup.request_id, now_ms())
+            self.fetcher.lost(lookup.request_id, self._now_ms())
         else:
             answers = {
                 TopicPartition(topic.name, partition.partition_index): (
@@ -278,16 +282,16 @@ class FetchingDriver:
                 for topic in response.topics
                 for partition in topic.partitions
             }
-            self.fetcher.found(lookup.request_id, answers, now_ms())
+            self.fetcher.found(lookup.request_id, answers, self._now_ms())
         self.happened()
 
     async def _refresh(self, name: str) -> None:
         try:
             view = await self._cluster.view(name)
         except ApiError as error:
-            self.fetcher.topic_unknown(name, error, now_ms())
+            self.fetcher.topic_unknown(name, error, self._now_ms())
         except (DisconnectedError, AnabranchError, OSError) as error:
-            self.fetcher.topic_unknown(name, ApiError(ErrorCode.NETWORK_EXCEPTION, str(error)), now_ms())
+            self.fetcher.topic_unknown(name, ApiError(ErrorCode.NETWORK_EXCEPTION, str(error)), self._now_ms())
         else:
             if self._settings.ordering == "none":
                 view = replace(view, ordered=False)
@@ -295,5 +299,5 @@ class FetchingDriver:
                 self._names = {topic_id: other for topic_id, other in self._names.items() if other != name}
                 self._names[view.topic_id] = name
             self.handout.lineages[name] = view.lineage
-            self.fetcher.topic_known(view, now_ms())
+            self.fetcher.topic_known(view, self._now_ms())
         self.happened()

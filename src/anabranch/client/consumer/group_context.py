@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Protocol, TypeGuard
 from uuid import UUID
@@ -151,8 +150,3 @@ def is_final(error: Exception) -> TypeGuard[ApiError]:
     if not isinstance(error, ApiError):
         return False
     return not (error.retriable or error.code in EPOCH_STALE or error.code in OUT_OF_GROUP or error.code in AGAIN)
-
-
-def now_ms() -> int:
-    """Return the machines' time in ms."""
-    return time.monotonic_ns() // 1_000_000

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -38,6 +37,7 @@ from anabranch.machines.clients.sending import (
 from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest
 from anabranch.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from anabranch.records.batch import stamp_producer
+from anabranch.runtime.clock import Clock
 
 PURPOSE = "produce"
 _log = logging.getLogger("anabranch.client")
@@ -50,7 +50,13 @@ ADDED_PARTITION_VERSION_MAX = 11
 class SendingDriver:
     """The batcher of one producer with its connections and promises."""
 
-    def __init__(self, settings: ProducerSettings, cluster: Cluster, transactions: Transactions | None) -> None:
+    def __init__(
+        self,
+        settings: ProducerSettings,
+        cluster: Cluster,
+        transactions: Transactions | None,
+        clock: Clock | None = None,
+    ) -> None:
         self.batcher = Batcher(
             taken(
                 BatcherSettings,
@@ -70,10 +76,13 @@ class SendingDriver:
         self._buffer_memory = settings.buffer_memory
         self._cluster = cluster
         self._transactions = transactions
+        self._now_ms = (clock or Clock()).monotonic_ms
+        """The clock of the batcher, in ms."""
         self._chance = random.Random()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._scheduled = False
+        self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._kernels_loaded = False
         self._encoding: set[asyncio.Future[Any]] = set()
@@ -98,7 +107,7 @@ class SendingDriver:
 
     def schedule(self) -> None:
         """Carry out the batcher's work in the next iteration of the event loop."""
-        if not self._scheduled:
+        if not self._scheduled and not self._closed:
             self._scheduled = True
             self.start().call_soon(self.pump)
 
@@ -106,17 +115,17 @@ class SendingDriver:
         """Append one record to the batcher."""
         generation, counts = record.generation, self.open.counts
         counts[generation] = counts.get(generation, 0) + 1
-        if self.batcher.append(record.topic, record, record_size(record), now_ms()):
+        if self.batcher.append(record.topic, record, record_size(record), self._now_ms()):
             self.schedule()
 
     def append_rows(self, topic: str, rows: Rows, size: int) -> None:
         """Append a slice of a table to the batcher."""
-        self.batcher.append_rows(topic, rows, size, now_ms())
+        self.batcher.append_rows(topic, rows, size, self._now_ms())
         self.schedule()
 
     def append_waiting(self, waiting: deque[Outgoing]) -> None:
         """Append the records that another thread put into `waiting`."""
-        append, counts, now = self.batcher.append, self.open.counts, now_ms()
+        append, counts, now = self.batcher.append, self.open.counts, self._now_ms()
         ready = False
         for _ in range(len(waiting)):
             record = waiting[0]
@@ -137,7 +146,13 @@ class SendingDriver:
             check()
 
     async def close(self) -> None:
-        """Cancel all tasks."""
+        """Fail the records without an outcome, cancel all tasks, and send nothing more."""
+        if self._loop is not None and not self._closed:
+            self.batcher.abandon(ApiError(ErrorCode.OPERATION_NOT_ATTEMPTED, "the producer was closed"))
+            self.pump()
+        self._closed = True
+        if self._room is not None:
+            self._room.set()
         if self._timer is not None:
             self._timer.cancel()
         for task in tuple(self._tasks):
@@ -159,12 +174,14 @@ class SendingDriver:
     def pump(self) -> None:
         """Carry out the batcher's work, in the order defined by `ProducerWork`."""
         self._scheduled = False
+        if self._closed:
+            return
         loop = self.start()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._lost.clear()
-        work = self.batcher.drain(now_ms())
+        work = self.batcher.drain(self._now_ms())
         for outcome in work.outcomes:
             if isinstance(outcome, Delivered):
                 self._deliver(outcome)
@@ -187,7 +204,7 @@ class SendingDriver:
             self.adding.add(adding)
             adding.add_done_callback(self.adding.discard)
         if work.wake_at_ms is not None and not self._scheduled:
-            delay = max(0, work.wake_at_ms - now_ms()) / 1000
+            delay = max(0, work.wake_at_ms - self._now_ms()) / 1000
             self._timer = loop.call_later(delay, self.pump)
         if self.batcher.buffered_size < self._buffer_memory and self._room is not None:
             self._room.set()
@@ -273,7 +290,7 @@ class SendingDriver:
             connecting.append(send)
             return
         if self._acks == 0 and self._was_closed(send.node):
-            self.batcher.not_sent(send.request_id, now_ms())
+            self.batcher.not_sent(send.request_id, self._now_ms())
             self.schedule()
             return
         connection = self._cluster.open_connection(send.node, PURPOSE)
@@ -301,7 +318,7 @@ class SendingDriver:
             connection = None
         for send in self._connecting.pop(node):
             if connection is None:
-                self.batcher.not_sent(send.request_id, now_ms())
+                self.batcher.not_sent(send.request_id, self._now_ms())
             else:
                 self._write(connection, send)
         self.schedule()
@@ -314,12 +331,12 @@ class SendingDriver:
                 connection.send_unanswered(request, version=version)
                 self._unanswered[send.node] = connection
                 results = {(batch.topic, batch.partition): ProduceResult() for batch in send.batches}
-                self.batcher.answered(send.request_id, results, now_ms())
+                self.batcher.answered(send.request_id, results, self._now_ms())
                 self.schedule()
                 return
             future = connection.send(request, timeout_ms=send.timeout_ms, version=version)
         except DisconnectedError:
-            self.batcher.not_sent(send.request_id, now_ms())
+            self.batcher.not_sent(send.request_id, self._now_ms())
             self.schedule()
             return
         future.add_done_callback(lambda done: self._answered(send, done))
@@ -364,7 +381,7 @@ class SendingDriver:
     def _answered(self, send: Send, future: asyncio.Future[Any]) -> None:
         error = future.exception() if not future.cancelled() else DisconnectedError("cancelled")
         if error is not None:
-            self.batcher.lost(send.request_id, now_ms())
+            self.batcher.lost(send.request_id, self._now_ms())
         else:
             names = {topic_id: name for name, topic_id in send.topic_ids.items() if topic_id != NO_TOPIC_ID}
             results = {
@@ -377,7 +394,7 @@ class SendingDriver:
                 for topic in future.result().responses
                 for partition in topic.partition_responses
             }
-            self.batcher.answered(send.request_id, results, now_ms())
+            self.batcher.answered(send.request_id, results, self._now_ms())
         self.schedule()
 
     # -- other requests -----------------------------------------------------------------------------------------------
@@ -388,16 +405,16 @@ class SendingDriver:
         except (AnabranchError, OSError) as error:
             code = error.code if isinstance(error, ApiError) else ErrorCode.NETWORK_EXCEPTION
             for name in names:
-                self.batcher.topic_unknown(name, ApiError(code, str(error)), now_ms())
+                self.batcher.topic_unknown(name, ApiError(code, str(error)), self._now_ms())
         else:
             for name in names:
                 topic = topics[name]
                 if isinstance(topic, ApiError):
-                    self.batcher.topic_unknown(name, topic, now_ms())
+                    self.batcher.topic_unknown(name, topic, self._now_ms())
                 else:
                     initial, count = topic.initial_partition_count, topic.partition_count
                     placement = Placement(initial, count, topic.elastic, topic.topic_id)
-                    self.batcher.topic_known(name, placement, topic.leaders, now_ms())
+                    self.batcher.topic_known(name, placement, topic.leaders, self._now_ms())
         self.schedule()
 
     async def _init_producer(self, wanted: InitProducer) -> None:
@@ -413,9 +430,9 @@ class SendingDriver:
                 raise ApiError(ErrorCode.of(response.error_code), "the broker gave no producer id")
             self.batcher.producer_known(response.producer_id, response.producer_epoch)
         except ApiError as error:
-            self.batcher.producer_unknown(error, now_ms())
+            self.batcher.producer_unknown(error, self._now_ms())
         except (AnabranchError, OSError, DecodeError) as error:
-            self.batcher.producer_unknown(ApiError(ErrorCode.NETWORK_EXCEPTION, str(error)), now_ms())
+            self.batcher.producer_unknown(ApiError(ErrorCode.NETWORK_EXCEPTION, str(error)), self._now_ms())
         self.schedule()
 
     async def _add_partitions(self, partitions: Sequence[tuple[str, int]]) -> None:
@@ -424,7 +441,7 @@ class SendingDriver:
             await self._transactions.add_partitions(partitions)
         except ApiError as error:
             if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                self.batcher.partitions_missing(partitions, now_ms())
+                self.batcher.partitions_missing(partitions, self._now_ms())
             elif self._transactions.phase is Phase.FENCED:
                 self.batcher.stop(error)
             else:
@@ -437,11 +454,6 @@ class SendingDriver:
 def given_up(count: int) -> ApiError:
     """Return the error of records whose caller was cancelled while waiting for room in the buffer."""
     return ApiError(ErrorCode.OPERATION_NOT_ATTEMPTED, f"{count} records were not sent: the caller gave up waiting")
-
-
-def now_ms() -> int:
-    """Return the batcher's time in ms."""
-    return time.monotonic_ns() // 1_000_000
 
 
 def _generation_of(rows: Any) -> int:

@@ -30,7 +30,7 @@ STALE = frozenset(
 )
 """Errors that show outdated metadata of the topic."""
 
-_BATCH = Struct(">qiIBIhi")
+_BATCH = Struct(">qiiBIhi")
 """The fields of a batch header: base offset, length, leader epoch, magic, CRC, attributes, last offset delta."""
 _BATCH_HEADER_SIZE = 61
 _LENGTH_END = 12

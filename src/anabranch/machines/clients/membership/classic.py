@@ -18,6 +18,7 @@ from uuid import UUID
 
 from anabranch.base.errors import ApiError, DecodeError, ErrorCode
 from anabranch.base.ids import TopicPartition
+from anabranch.machines.clients.membership.polled import PolledMember
 from anabranch.machines.clients.membership.steps import (
     UNRELATED_TO_MEMBER,
     Assign,
@@ -74,7 +75,7 @@ class Phase(Enum):
 ALIVE = frozenset({Phase.UNJOINED, Phase.JOINING, Phase.LEADING, Phase.SYNCING, Phase.STABLE})
 
 
-class ClassicMember:
+class ClassicMember(PolledMember[Phase]):
     """One member; the package describes its driver's duties."""
 
     def __init__(
@@ -87,19 +88,16 @@ class ClassicMember:
         metadata_max_age_ms: int,
     ) -> None:
         assert strategies and all(strategy in STRATEGIES for strategy in strategies)
-        self._settings = settings
+        super().__init__(settings, "", Phase.OUT)
         self._strategies = tuple(strategies)
         self._cooperative = is_cooperative(strategies)
         self._session_timeout_ms = session_timeout_ms
         self._interval_ms = heartbeat_interval_ms
         self._metadata_max_age_ms = metadata_max_age_ms
         self._subscription = Subscription()
-        self._phase = Phase.OUT
-        self._member_id = ""
         self._generation = NO_GENERATION
         self._lost = False
         """The owned partitions are lost, and the application has not handled the Lost event yet."""
-        self._owned: frozenset[Owned] = frozenset()
         self._target: frozenset[Owned] | None = None
         self._remembered: tuple[int, frozenset[TopicPartition]] = (NO_GENERATION, frozenset())
         """The last assignment and its generation: the user data of sticky members."""
@@ -124,7 +122,6 @@ class ClassicMember:
         self._unknown: frozenset[str] = frozenset()
         self._look_at_ms: int | None = None
         self._leave_sent = False
-        self._poll_deadline_ms: int | None = None
 
     # -- calls of the application -------------------------------------------------------------------------------------
 
@@ -160,37 +157,12 @@ class ClassicMember:
             self._flight = 0
         self._advance()
 
-    def poll_began(self, now_ms: int) -> None:
-        """Report that the application polls."""
-        self._check_poll(now_ms)
-        self._poll_deadline_ms = None
-        self._advance()
-
-    def poll_ended(self, now_ms: int) -> None:
-        """Report the end of a poll; the next one is due within `max.poll.interval.ms`."""
-        self._poll_deadline_ms = now_ms + self._settings.max_poll_interval_ms
-
     # -- the member's state -------------------------------------------------------------------------------------------
-
-    @property
-    def owned(self) -> frozenset[Owned]:
-        """The assigned partitions: Assign is acknowledged, Revoke or Lost is not."""
-        return self._owned
-
-    @property
-    def member_id(self) -> str:
-        """The member id, chosen by the coordinator."""
-        return self._member_id
 
     @property
     def epoch(self) -> int:
         """The generation."""
         return self._generation
-
-    @property
-    def phase(self) -> Phase:
-        """The phase."""
-        return self._phase
 
     @property
     def is_member(self) -> bool:

@@ -27,6 +27,7 @@ from anabranch.machines.clients.membership.assignors import (
     TopicIdPartition,
     offer,
 )
+from anabranch.machines.clients.membership.polled import PolledMember
 from anabranch.machines.clients.membership.steps import (
     UNRELATED_TO_MEMBER,
     Assign,
@@ -85,7 +86,7 @@ class _Description:
     offered: tuple[OfferedAssignor, ...]
 
 
-class ConsumerMember:
+class ConsumerMember(PolledMember[Phase]):
     """One member; the package describes its driver's duties. `member_id` is the same for the life of the consumer."""
 
     def __init__(
@@ -96,14 +97,11 @@ class ConsumerMember:
         server_assignor: str | None = None,
         local_assignors: Iterable[PartitionAssignor] = (),
     ) -> None:
-        self._settings = settings
-        self._member_id = member_id
+        super().__init__(settings, member_id, Phase.OUT)
         self._server_assignor = server_assignor
         self._assignors = {assignor.name: assignor for assignor in local_assignors}
         self._subscription = Subscription()
-        self._phase = Phase.OUT
         self._epoch = JOIN
-        self._owned: frozenset[Owned] = frozenset()
         self._target: frozenset[TopicIdPartition] | None = None
         self._names: dict[UUID, str] = {}
         self._taken: Event | None = None
@@ -128,7 +126,6 @@ class ConsumerMember:
         self._leave_failures = 0
         self._known = False
         """Whether the coordinator may have a record of this member."""
-        self._poll_deadline_ms: int | None = None
         self._assignment = AssignmentJob(settings, self._assignors)
 
     # -- calls of the application -------------------------------------------------------------------------------------
@@ -161,37 +158,12 @@ class ConsumerMember:
             self._phase = Phase.LEAVING
         self._advance()
 
-    def poll_began(self, now_ms: int) -> None:
-        """Report that the application polls."""
-        self._check_poll(now_ms)
-        self._poll_deadline_ms = None
-        self._advance()
-
-    def poll_ended(self, now_ms: int) -> None:
-        """Report the end of a poll; the next one is due within `max.poll.interval.ms`."""
-        self._poll_deadline_ms = now_ms + self._settings.max_poll_interval_ms
-
     # -- the member's state -------------------------------------------------------------------------------------------
-
-    @property
-    def owned(self) -> frozenset[Owned]:
-        """The assigned partitions: Assign is acknowledged, Revoke or Lost is not."""
-        return self._owned
-
-    @property
-    def member_id(self) -> str:
-        """The member id."""
-        return self._member_id
 
     @property
     def epoch(self) -> int:
         """The member epoch."""
         return self._epoch
-
-    @property
-    def phase(self) -> Phase:
-        """The phase."""
-        return self._phase
 
     @property
     def is_member(self) -> bool:

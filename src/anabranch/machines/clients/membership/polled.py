@@ -1,0 +1,59 @@
+"""The common part of both member machines: identity, phase, owned partitions, and the deadline of the next poll.
+
+The rule: between `poll_ended` and the next `poll_began` at most `max.poll.interval.ms` pass; a member whose application
+polls later leaves its group (`_check_poll`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from enum import Enum
+from typing import Generic, TypeVar
+
+from anabranch.machines.clients.membership.steps import MemberSettings, Owned
+
+PhaseT = TypeVar("PhaseT", bound=Enum)
+
+
+class PolledMember(ABC, Generic[PhaseT]):
+    """A member of a group whose application must poll."""
+
+    def __init__(self, settings: MemberSettings, member_id: str, phase: PhaseT) -> None:
+        self._settings = settings
+        self._member_id = member_id
+        self._phase = phase
+        self._owned: frozenset[Owned] = frozenset()
+        self._poll_deadline_ms: int | None = None
+
+    def poll_began(self, now_ms: int) -> None:
+        """Report that the application polls."""
+        self._check_poll(now_ms)
+        self._poll_deadline_ms = None
+        self._advance()
+
+    def poll_ended(self, now_ms: int) -> None:
+        """Report the end of a poll; the next one is due within `max.poll.interval.ms`."""
+        self._poll_deadline_ms = now_ms + self._settings.max_poll_interval_ms
+
+    @property
+    def owned(self) -> frozenset[Owned]:
+        """The assigned partitions: Assign is acknowledged, Revoke or Lost is not."""
+        return self._owned
+
+    @property
+    def member_id(self) -> str:
+        """The member id; the classic protocol's is chosen by the coordinator, and empty before."""
+        return self._member_id
+
+    @property
+    def phase(self) -> PhaseT:
+        """The phase."""
+        return self._phase
+
+    @abstractmethod
+    def _check_poll(self, now_ms: int) -> None:
+        """Leave the group if the deadline of the next poll has passed."""
+
+    @abstractmethod
+    def _advance(self) -> None:
+        """Continue once the events, or the request, of the current phase are done."""
