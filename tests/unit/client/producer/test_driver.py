@@ -34,9 +34,9 @@ class Log:
     """Appends every batch it has not seen, and returns its offset."""
 
     def __init__(self) -> None:
-        self.offsets: dict[tuple[str, int, int], int] = {}
-        """The base offset of each batch, by topic, partition and sequence."""
-        self.ends: dict[tuple[str, int], int] = {}
+        self.offsets: dict[tuple[int, int], int] = {}
+        """The base offset of each batch, by partition and sequence."""
+        self.ends: dict[int, int] = {}
         self.refusal = ErrorCode.NONE
 
     def __call__(self, request: ProduceRequest) -> ProduceResponse:
@@ -45,22 +45,20 @@ class Log:
                 TopicProduceResponse(
                     name=topic.name,
                     topic_id=topic.topic_id,
-                    partition_responses=[
-                        self._append(topic.name, part.index, part.records) for part in topic.partition_data
-                    ],
+                    partition_responses=[self._append(part.index, part.records) for part in topic.partition_data],
                 )
                 for topic in request.topic_data
             ]
         )
 
-    def _append(self, topic: str, number: int, data: Any) -> PartitionProduceResponse:
+    def _append(self, number: int, data: Any) -> PartitionProduceResponse:
         if self.refusal:
             return PartitionProduceResponse(index=number, error_code=self.refusal, base_offset=-1)
         ((_, header),) = headers(bytes(data))
-        key = topic, number, header.base_sequence
+        key = number, header.base_sequence
         if key not in self.offsets:
-            end = self.ends.get((topic, number), 0)
-            self.offsets[key], self.ends[topic, number] = end, end + header.record_count
+            end = self.ends.get(number, 0)
+            self.offsets[key], self.ends[number] = end, end + header.record_count
         return PartitionProduceResponse(index=number, base_offset=self.offsets[key])
 
 
@@ -136,7 +134,7 @@ def test_a_request_whose_connection_ends_is_sent_again_with_its_sequence() -> No
         assert (await promise).offset == 0
         sent = [asked for asked in world.broker.asked if isinstance(asked.request, ProduceRequest)]
         assert len(sent) == 3 and len({asked.link for asked in sent}) == 3, "each on a connection of its own"
-        assert world.log.ends == {("t", 0): 1}, "one record, though it was appended before the first hang-up"
+        assert world.log.ends == {0: 1}, "one record, though it was appended before the first hang-up"
         await world.end()
 
     play(story)
@@ -158,7 +156,7 @@ def test_a_lost_batch_is_asked_for_in_its_partition_before_the_new_layout_counts
         assert (await promise)[1:3] == (0, 0)
         later = world.send(key=key, partition=None)
         assert (await later)[1:3] == (1, 0)
-        assert world.log.ends == {("t", 0): 1, ("t", 1): 1}
+        assert world.log.ends == {0: 1, 1: 1}
         await world.end()
 
     play(story)
