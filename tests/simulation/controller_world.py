@@ -1,6 +1,6 @@
 """A world for the controller: shipped brokers, producers with stale metadata, a reader, and faults, out of one seed.
 
-Time passes on a virtual loop; with every step of the world something happens, while the shells go on by themselves.
+Time passes on a virtual loop; every step of the world begins an incident, while the shells go on by themselves.
 Producers and the reader are models of clients: they talk to the partitions of the brokers, whose logs are read back.
 After every step the rules must hold.
 """
@@ -36,7 +36,7 @@ RECORDS_PER_PART_MAX = 5
 
 
 class Outcome(Enum):
-    """What a producer knows of a part that it sent."""
+    """The outcome of a sent part, as its producer knows it."""
 
     APPENDED = "appended"
     REJECTED = "rejected for certain"
@@ -95,7 +95,7 @@ class World(Rules):
         self.homes: dict[int, int] = {}
         """Partition to the broker that has it, or had it when it was removed."""
 
-    # What happens to the cluster.
+    # Incidents of the cluster.
 
     async def elect(self) -> None:
         up = [machine for machine in self.machines if machine.up]
@@ -103,7 +103,7 @@ class World(Rules):
             await self.cluster.elect(self.chance.choice(up))
 
     async def register(self, *, unclean: bool = False) -> None:
-        """Brokers that the controller does not know, as they now are, tell it."""
+        """Register every broker whose present life the controller does not know."""
         for machine in self.machines:
             await self.cluster.register(machine, unclean=unclean)
 
@@ -127,7 +127,7 @@ class World(Rules):
     def _assignments(self, state: ControllerState, count: int) -> list[tuple[int, ...]] | None:
         """Brokers for the partitions that a resize makes: where they were before, if they were removed.
 
-        What a removed partition knew of its producers stays at its broker.
+        The producers of a removed partition stay at its broker.
         """
         topic = state.topics.get(TOPIC)
         if topic is None or not self.cluster.faults:
@@ -173,7 +173,7 @@ class World(Rules):
         machine.crash(power=power)
 
     def retain(self) -> None:
-        """Retention or DeleteRecords: mostly what was read, sometimes more."""
+        """Retention or DeleteRecords: deletes mostly records that were read, sometimes more."""
         machine = self.chance.choice(self.machines)
         mine = [found for other, found in self.partitions() if other is machine]
         if not mine:
@@ -417,7 +417,7 @@ class World(Rules):
         return described is None or not described.waiting_for
 
     async def drain(self) -> None:
-        """Every producer ends what it began; the reader reads everything; then every record was there once."""
+        """Every producer finishes; the reader reads everything, and has then read every record exactly once."""
         self.published = self.published[-1:]
         for producer in self.producers:
             for _ in range(1_000):

@@ -1,6 +1,6 @@
 """Lives of groups, one for each seed: `python -m tests.simulation.groups --seeds 10000 --jobs 2`.
 
-A seed that fails prints the command that tells its whole story.
+A seed that fails prints the command that prints its whole transcript.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def live(seed: int, **changed: Any) -> World:
 
 
 def story(seed: int) -> tuple[str, bool]:
-    """What happens in a life, line by line, and whether it ends well."""
+    """Run a seed; return its transcript, line by line, and whether the run ends well."""
     world = World(seed, show=True)
     assert world.transcript is not None
     try:
@@ -48,7 +48,7 @@ def story(seed: int) -> tuple[str, bool]:
 
 
 def command(seed: int) -> str:
-    """What tells the story of a seed."""
+    """Return the command that prints the transcript of a seed."""
     return f"PYTHONPATH=src:. python -m tests.simulation.groups --first {seed} --show"
 
 

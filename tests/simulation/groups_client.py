@@ -75,7 +75,7 @@ class Standing(NamedTuple):
 
 
 class SimAssignor(PartitionAssignor):
-    """A client-side assignor: the least loaded subscriber gets the next partition; or it does something wrong."""
+    """A client-side assignor: the least loaded subscriber gets the next partition; some assignments are invalid."""
 
     def __init__(self, world: World, name: str) -> None:
         self._world = world

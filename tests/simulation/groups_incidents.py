@@ -1,4 +1,4 @@
-"""What happens in a world of groups: each incident with how much it weighs in the theme of a life."""
+"""The incidents in a world of groups, each with its weight in the theme of a run."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def reset(world: World) -> None:
 
 
 def isolate(world: World) -> None:
-    """A client reaches nobody for a while, and what it has sent is stuck."""
+    """A client reaches no broker for a while; its requests under way are delayed."""
     client = a_client(world)
     if client is not None:
         ms = world.chance.choice((1_000, 4_000, 2 * world.theme.session_timeout_ms))
@@ -172,7 +172,7 @@ def expel(world: World) -> None:
 
 
 def forget_offsets(world: World) -> None:
-    """An administrator deletes what a group has committed of a topic that nobody reads."""
+    """An administrator deletes a group's committed offsets of a topic without a subscriber."""
     group_id, name = world.chance.choice(world.groups), world.chance.choice(NAMES)
     parts = [OffsetDeleteRequestPartition(partition_index=number) for number in range(PARTITIONS_MAX)]
     request = OffsetDeleteRequest(group_id=group_id, topics=[OffsetDeleteRequestTopic(name=name, partitions=parts)])
@@ -191,7 +191,7 @@ def delete_group(world: World) -> None:
 
 
 def stranger(world: World) -> None:
-    """Somebody who is no member, or not any more, says something: it changes nothing."""
+    """A client that is no member, or no longer one, sends a request: the request changes nothing."""
     chance = world.chance
     group_id = chance.choice(world.groups)
     broker = world.broker_of(group_id)

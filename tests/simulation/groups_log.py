@@ -1,7 +1,7 @@
 """A coordinator's log without a disk, with faults: the part of `PartitionLog` that `Partition` and `Shard` use.
 
 Batches are appended at once and durable when a sync of them is done. A sync may be late, or fail; after one that failed
-the log takes nothing until it is resumed, which cuts what was not synced. A power loss keeps some of it, in order.
+the log takes nothing until it is resumed, which cuts the unsynced records. A power loss keeps some of them, in order.
 Nothing below the high watermark is ever lost.
 """
 
@@ -27,7 +27,7 @@ class Entry(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What was appended at once, or what compaction has left of it."""
+    """The records of one append, or those that compaction has left of them."""
 
     end: int
     data: bytes
@@ -42,7 +42,7 @@ class FalseLog:
     directory = Path("log")
 
     def __init__(self, on_append: Callable[[Batch], None], on_cut: Callable[[int], None]) -> None:
-        """`on_append` is told of every batch, `on_cut` where the log ends after it lost some."""
+        """`on_append` is called with every batch, `on_cut` with the log's end after a loss of records."""
         self.batches: list[Batch] = []
         self.end = 0
         self.flushed = 0

@@ -1,8 +1,8 @@
 """Connections as TCP gives them, out of one source of chance.
 
 Within one connection requests, and answers, keep their order, however long they take. A client that waits too long
-closes the connection and opens another one, which has a higher number; what was sent on the old one may still arrive,
-even after what was sent on the new one, and its answers are lost. So requests come twice, late, and in another order.
+closes the connection and opens another one, which has a higher number; requests sent on the old one may still arrive,
+even after requests sent on the new one; their responses are lost. So requests come twice, late, and in another order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.simulation.groups_world import World
 
 Noted = Callable[[Any, Any], None]
-"""Is told of a reply, and of what the rules want its receiver to know, before the future is done."""
+"""Called with a reply, and with the note of the rules to its receiver, before the future is done."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +39,7 @@ class Call:
     task: asyncio.Task[Any] | None = None
     """Of a handler that waits."""
     note: Any = None
-    """What the rules want the receiver to know about the answer."""
+    """The note of the rules to the receiver of the answer."""
 
 
 class Connection:
@@ -91,7 +91,7 @@ class Connection:
         self.world.connections.remove(self)
         chance = self.world.chance
         self._last_heard = chance.randint(self._arrived, self._correlations)
-        if chance.random() < 0.7:  # or the broker does not hear of it for long
+        if chance.random() < 0.7:  # otherwise the broker learns of the close much later
             self.world.at(max(self._up_at, self.world.now_ms) + self.world.delay_ms(), self._hung_up)
         self.world.say("%s closes connection %d: %s", self.client_id, self.number, reason)
         flights, self._flights = self._flights, {}

@@ -68,7 +68,7 @@ class PositionRules:
     def _committed(self, machine: Coordinator, cause: Cause, name: str, part: Any, *, by_id: bool) -> None:
         """A new owner goes on from the committed offset of the former one; a commit by name may mean a deleted topic.
 
-        What comes late may put it back: KIP-848 looks at the member's epoch alone, and that need not have grown.
+        A late commit may put the offset back: KIP-848 checks the member's epoch only, which need not have grown.
         """
         request = cause.request
         key = (request.group_id, name, part.partition_index)

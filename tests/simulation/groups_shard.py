@@ -44,7 +44,7 @@ OFFSETS_TOPIC_ID = UUID(int=1)
 
 
 class Cause(NamedTuple):
-    """What made a coordinator decide."""
+    """The cause of a coordinator's decision."""
 
     kind: str
     """request, timer, topics, loaded, or admin."""
@@ -71,7 +71,7 @@ class Seen:
 
 
 def see(group: ConsumerGroup | ClassicGroup | None) -> Seen:
-    """Take down what may change."""
+    """Copy the state that may change."""
     if group is None:
         return Seen(None, None, 0, 0, {})
     if isinstance(group, ConsumerGroup):
@@ -234,7 +234,7 @@ class Broker:
         self.lives = 0
         """Counts processes: connections to an earlier one are dead."""
         self.former = -1
-        """Connections up to this one may bring what was meant for an earlier machine of the same process."""
+        """Connections up to this one may bring requests meant for an earlier machine of the same process."""
         self.fails_sync = False
         """The next sync fails."""
         self.expired_ms = 0
@@ -290,7 +290,7 @@ class Broker:
         machine.image = self.world.image
 
     def crash(self) -> None:
-        """The broker dies: what is on the way to it is lost with its connections, and some of what is not synced."""
+        """The broker dies: requests under way are lost with their connections, and some unsynced records are lost."""
         if self.shard is None:
             return
         world = self.world
@@ -306,7 +306,7 @@ class Broker:
         world.after(world.chance.randint(10, 5_000), self.start, world.chance.choice((0, 0, 200, 1_500)))
 
     def tell_topics(self) -> None:
-        """The metadata changed: tell the machine, as `Groups` does."""
+        """The metadata changed: pass the change to the machine, as `Groups` does."""
         shard, image = self.shard, self.world.image
         if shard is not None and shard.active and shard.machine.image is not image:
             self.fold.image = image
@@ -399,7 +399,7 @@ class Broker:
             assert_stored_equal(machine, self.fold)
 
     def check_stored(self, machine: Coordinator, group_id: str) -> None:
-        """What is stored of a group is what its records say."""
+        """The stored group equals the fold of its records."""
         assert_same_group(machine.groups.get(group_id), self.fold.groups.get(group_id), live=True)
 
     def __str__(self) -> str:
@@ -433,7 +433,7 @@ def assert_same_group(
 
 
 def stored(group: ClassicGroup) -> tuple[object, ...]:
-    """What the log says of a classic group."""
+    """Return the classic group that the log's records describe."""
     members = [
         (
             member.member_id,

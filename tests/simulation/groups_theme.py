@@ -1,4 +1,4 @@
-"""What the life of a world of groups is about, drawn from its seed."""
+"""The theme of a run of groups, drawn from its seed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ PARTITIONS_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """What a life is about; every seed has another one."""
+    """The theme of a run; every seed has another one."""
 
     groups: int
     classic: float
-    """The share of clients that speak the classic protocol."""
+    """The share of clients with the classic protocol."""
     strategies: tuple[tuple[str, ...], ...]
     static: float
     patterns: float
     local_assignors: float
     clients: int
-    """How many there are at most, in each group."""
+    """The largest number of members in each group."""
     slow: float
     """The share of applications that take their time."""
     length_ms: int
@@ -38,15 +38,15 @@ class Theme:
     """The share of syncs that take long."""
     crashes: int
     topics: int
-    """Weights of what happens."""
+    """Weights of the incidents."""
     ordered: float
     """The share of topics that keep keys in order when they are resized: some of their partitions wait for others."""
     silence: float
     """The share of partitions without records."""
     metadata_age_ms: int
-    """How old what clients know of topics may be."""
+    """The largest age of the clients' metadata."""
     retention_ms: int
-    """How long positions stay that nobody uses."""
+    """The retention of offsets of groups without members."""
 
     @classmethod
     def of(cls, chance: random.Random) -> Theme:

@@ -14,7 +14,7 @@ from anabranch.machines.groups.records import CoordinatorRecord
 
 
 def shown(value: Any) -> Any:
-    """A value for the transcript: what is default left out, sets in order, nothing that differs from run to run."""
+    """A value for the transcript: without defaults, sets in order, the same in every run."""
     match value:
         case Enum():
             return value.name

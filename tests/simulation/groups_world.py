@@ -2,8 +2,8 @@
 
 Real code: the coordinator with all its machines, the shard that runs it, its partition and the handlers, the members'
 machines, the records and the messages, encoded. Time (`virtual_time`), the log (`groups_log`), the network
-(`groups_network`), the members' shell and the applications (`groups_client`) are imitated. What must hold after every
-step is in `groups_rules`; after quiet time every group must converge.
+(`groups_network`), the members' shell and the applications (`groups_client`) are imitated. `groups_rules` has the rules
+that hold after every step; after quiet time every group must converge.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ class World:
         return BEGIN_MS + round(self.loop.time() * 1000)
 
     def at(self, at_ms: int, do: Callable[..., object], *given: Any) -> None:
-        """Let something happen then."""
+        """Call a function at that time."""
         if getattr(do, "__func__", None) in _DISTURBING:
             self._disturbed_until_ms = max(self._disturbed_until_ms, at_ms)
         self.loop.call_at((at_ms - BEGIN_MS) / 1000, do, *given, context=self.loop.outside)
 
     def after(self, ms: int, do: Callable[..., object], *given: Any) -> None:
-        """Let something happen so much later."""
+        """Call a function after a delay."""
         self.at(self.now_ms + ms, do, *given)
 
     def run_until(self, at_ms: int) -> None:
@@ -123,11 +123,11 @@ class World:
         return self.now_ms - BEGIN_MS
 
     def say(self, text: str, *given: Any) -> None:
-        """Write a line of the transcript, if there is one."""
+        """Write a line of the transcript, if one is kept."""
         if self.transcript is not None:
             self.transcript.append(f"{self.lived_ms:>7} {text % tuple(map(shown, given))}")
 
-    # -- what is unique ------------------------------------------------------------------------------------------------
+    # -- unique numbers ------------------------------------------------------------------------------------------------
 
     def next_connection(self) -> int:
         self.newest_connection += 1
@@ -228,7 +228,7 @@ class World:
         for broker in getattr(self, "brokers", ()):
             self.after(self.chance.choice((0, 0, 300, 1_500)), broker.tell_topics)
 
-    # -- who is there --------------------------------------------------------------------------------------------------
+    # -- the inhabitants -----------------------------------------------------------------------------------------------
 
     def broker_of(self, group_id: str) -> Broker:
         return self.brokers[self.groups.index(group_id) % len(self.brokers)]
@@ -279,7 +279,7 @@ class World:
         return client
 
     def subscription(self) -> Subscription:
-        """Something to read."""
+        """Records appear at the end of a partition."""
         chance = self.chance
         if chance.random() < self.theme.patterns:
             return Subscription(pattern=chance.choice(PATTERNS))
@@ -287,10 +287,10 @@ class World:
             return Subscription(frozenset(NAMES[:2]))
         return Subscription(frozenset(chance.sample(NAMES, chance.randint(1, 3))))
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- incidents -----------------------------------------------------------------------------------------------------
 
     def incident(self) -> None:
-        """Something happens; and later something else."""
+        """Begin one incident, and schedule the next one."""
         if not self._incidents:
             return
         weights = [weight(self.theme) for weight, _ in INCIDENTS]
@@ -326,7 +326,7 @@ class World:
             self._check_logs()
         self.heal()
         deadline_ms = self.now_ms + QUIET_MAX_MS
-        # What is under way may yet arrive, who is yet to begin begins, and clients hear what topics there are.
+        # Messages under way arrive, clients that have not begun begin, and clients learn the topics.
         late = [connection.stalled_until_ms for connection in self.connections]
         self.run_until(max([self.now_ms + self.theme.metadata_age_ms, self._disturbed_until_ms, *late]))
         upheavals = -1
@@ -364,13 +364,12 @@ class World:
             if client.instance is not None and len(namesakes) > 1:
                 client.kill()
         for group_id in self.groups:
-            # A static leader that was started anew does not learn what had changed while it was away (KIP-814): as
-            # soon as the group rebalances it does.
+            # A restarted static leader learns the changes of the meantime with the next rebalance only (KIP-814).
             if any(client.is_classic and client.instance for client in self.clients_of(group_id)):
                 self.start(group_id, classic=True)
 
     def missing(self) -> str | None:
-        """What is not yet as it should be; None when all groups have converged."""
+        """Return the first thing that has not converged; None when all groups have."""
         for group_id in self.groups:
             reason = self._missing_in(group_id)
             if reason is not None:

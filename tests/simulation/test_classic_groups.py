@@ -46,7 +46,7 @@ class Member:
         return self.generation >= 0 and self.joining is None and self.syncing is None
 
     def step(self) -> None:
-        """Read an answer that came, or send what is due."""
+        """Read a response that arrived, or send the request that is due."""
         for call in (self.joining, self.syncing):
             if call is not None and call.is_parked:
                 if call in self.world.parked.values() and not self.history.loses():
@@ -279,7 +279,7 @@ class History:
 
 
 def name_of(member_id: str) -> str:
-    """The client, or the instance that keeps what its former self was assigned."""
+    """The client, or the static instance that keeps the assignment of its former life."""
     return member_id.rpartition("-")[0]
 
 

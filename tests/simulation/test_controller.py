@@ -90,12 +90,12 @@ def forgetting() -> AbstractContextManager[object]:
 
 
 def answering_early() -> AbstractContextManager[object]:
-    """A leader says that a log's end is final before it is on the disk."""
+    """A leader answers with a log's end as final before the end is on the disk."""
     return mock.patch.object(Taken, "final_end", new_callable=mock.PropertyMock, return_value=False)
 
 
 def acknowledging_early() -> AbstractContextManager[object]:
-    """A producer is told that its records are appended before they are on the disk."""
+    """A producer's records are acknowledged before they are on the disk."""
     commit = Replicas.commit
 
     def early(replicas: Replicas, partition: Partition) -> asyncio.Future[None]:
@@ -154,7 +154,7 @@ class Crash:
 def scripted(script: Script, crash: Crash | None = None, steps: list[tuple[int, int]] | None = None) -> World:
     """Run a script without any fault but one crash of the controller.
 
-    `steps` takes down, before every step of the controller's process, what it has done so far that outlives it:
+    `steps` records, before every step of the controller's process, its durable effects so far:
     operations of the tree, and orders.
     """
 
@@ -183,7 +183,7 @@ def scripted(script: Script, crash: Crash | None = None, steps: list[tuple[int, 
 
 
 def points(script: Script) -> Iterator[tuple[Crash, World]]:
-    """The world after a crash at every point of a script, with and without what was on the wire.
+    """The world after a crash at every point of a script, with and without the messages on the wire.
 
     Crashes between which the controller did nothing that outlives it are one: the first and the last of them are tried.
     """
@@ -202,7 +202,7 @@ def points(script: Script) -> Iterator[tuple[Crash, World]]:
 
 
 def shape(world: World) -> Mapping[str, Mapping[str, object]]:
-    """The tree and the logs, without the controller's and the brokers' epochs, which tell who wrote."""
+    """The tree and the logs, without the controller's and the brokers' epochs, which identify the writer."""
     tree = {
         path: re.sub(rb'"controller_epoch":\d+', b'"controller_epoch":0', data)
         for path, data in world.cluster.tree.nodes.items()
@@ -262,7 +262,7 @@ def test_a_controller_may_die_at_any_point_of_a_resize(name: str) -> None:
 
 
 async def reaped(world: World) -> None:
-    """Shrink, remove what is empty, make it again."""
+    """Shrink, remove the empty partitions, create them again."""
     await resized(5, 3)(world)
     for _ in range(4):
         await world.try_reap()

@@ -1,4 +1,4 @@
-"""Lives that once failed though no group did anything wrong, told step by step."""
+"""Runs that once failed although no group had broken a rule, step by step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ A0, A1 = Owned("a", 0), Owned("a", 1)
 
 
 class QuietWorld(World):
-    """A world in which nothing happens but what a test does: one group, one topic with two partitions."""
+    """A world without incidents but those of a test: one group, one topic with two partitions."""
 
     def __init__(self) -> None:
         super().__init__(0, groups=1, strategies=(("cooperative-sticky",),), faults=0.0, initial_delay_ms=0)
@@ -45,7 +45,7 @@ def world() -> Iterator[QuietWorld]:
 
 
 def test_a_group_has_not_converged_while_an_application_has_yet_to_let_go_of_a_partition(world: QuietWorld) -> None:
-    """A cooperative group needs a second generation when the first one has taken a partition from somebody."""
+    """A cooperative group needs a second generation when the first one has revoked a partition."""
     first = world.start()
     world.converge()
     assert first.machine.owned == {A0, A1}

@@ -1,4 +1,4 @@
-"""A partition log on a disk that fails, against a model: what was synced is there, what was not appended is not."""
+"""A partition log on a disk that fails, against a model: synced records are present, and only appended ones."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ class History:
         self.batches = {base: batch for base, batch in self.batches.items() if base < end}
         self.cuts = [(epoch, min(cut, end)) for epoch, cut in self.cuts]
 
-    # -- what must hold after every step
+    # -- the rules after every step
 
     def check(self) -> None:
         log = self.log

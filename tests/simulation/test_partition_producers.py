@@ -1,4 +1,4 @@
-"""What a partition knows of producers outlives its records, kills and power losses: random lives against a model."""
+"""A partition's producer state outlives its records, kills and power losses: random runs against a model."""
 
 from __future__ import annotations
 

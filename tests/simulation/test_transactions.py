@@ -1,6 +1,6 @@
 """Histories of transactional producers, their coordinator and their partitions under one seed.
 
-The coordinator is the shard that ships, on virtual time, with its log on a disk that loses what is not synced; the
+The coordinator is the shard that ships, on virtual time, with its log on a disk that loses unsynced records; the
 tables and the decision about a batch are the machines that ship, and the logs of partitions are lists. Any message may
 be late, lost or doubled, any producer replaced by another of its id, partitions retire and open again. A record's value
 is the transaction that wrote it, so the promise is read off the logs.
@@ -123,7 +123,7 @@ class Partition:
 
 @dataclass
 class Transaction:
-    """What its producer knows of it."""
+    """The state of the transaction, as its producer knows it."""
 
     acknowledged: list[tuple[int, int]] = field(default_factory=list)
     """Partition that was named, and how many records."""
@@ -135,7 +135,7 @@ Decide = Callable[[Coordinator, int], Outcome[Any, TransactionRecord]]
 
 
 class Write(NamedTuple):
-    """A produce request: who sends it, to which partition, and the batch."""
+    """A produce request: its producer, its partition, and the batch."""
 
     name: str
     at: int
@@ -166,7 +166,7 @@ class World:
         self.transactions: list[Transaction] = []
         self.actors: list[tuple[str, Step]] = []
         self.network: list[Callable[[], None]] = []
-        """What happens when a message arrives."""
+        """The handlers of messages that arrive."""
         self.faults = True
         self.journal_read = b""
         self.start_coordinator()
@@ -212,7 +212,7 @@ class World:
         self.process.kill()
         log = self.shard.partition.log
         assert isinstance(log, LocalLog)
-        # What a failed sync left in the cache looks written to a process that did not see it fail: then all power goes.
+        # A process that did not see the sync fail takes the cache for written: then all power goes.
         if self.chance.random() < 0.5 or log._failure is not None:
             self.disk = self.disk.crash()
         self.start_coordinator()
@@ -272,7 +272,7 @@ class World:
         return target.number
 
     def verify(self, name: str, entry: Entry, at: int) -> ErrorCode:
-        """As a broker asks the coordinator, which may not be able to tell."""
+        """Ask the coordinator as a broker does; the coordinator may be unable to answer."""
         try:
             machine = self.shard.machine
         except ApiError as error:
@@ -282,7 +282,7 @@ class World:
     # -- producers -------------------------------------------------------------------------------------------------
 
     def producer(self, name: str) -> Step:
-        """One instance of a producer, for as long as nobody fences it."""
+        """One instance of a producer, until another instance fences it."""
         producer_id = epoch = -1
         while True:
             request = InitProducerIdRequest(
@@ -396,7 +396,7 @@ class World:
             give: Callable[[Any], None] = (lambda reply: None) if lost else answer
             if isinstance(request, Write):
                 give(self.write(request))
-            elif not told:  # What a producer gave up is not decided upon: its connection is closed (docs/adr/0014).
+            elif not told:  # A request that its producer gave up is not decided: its connection is closed.
                 self.ask(request, give)
 
         self.network.append(arrive)
@@ -405,7 +405,7 @@ class World:
         self.loop.call_later(REQUEST_TIMEOUT_MS / 1000, answer, None)
 
     def ask(self, decide: Decide, give: Callable[[Any], None]) -> None:
-        """Have the coordinator decide; the answer comes when it is durable, or tells nothing."""
+        """Have the coordinator decide; the answer comes when the decision is durable, or leaves the outcome open."""
         try:
             found = self.process.call(self.shard.ask, decide)
         except ApiError:
@@ -461,7 +461,7 @@ class World:
         self.chance.choice(self.partitions).crash()
 
     def fail_syncs(self) -> None:
-        """The coordinator's disk takes nothing for a moment: what its shard decided last is cut, and decided anew."""
+        """The coordinator's disk takes nothing for a moment: the last decision of its shard is cut, and made again."""
         disk = self.disk
         disk.fail_sync = True
 
@@ -476,7 +476,7 @@ class World:
                 assert self.transactions[number].asked_to_commit, "a record that nobody committed is visible"
 
     async def quiesce(self) -> None:
-        """Nothing fails any more, producers go away, and what they left open takes too long."""
+        """Nothing fails any more, producers stop, and their open transactions time out."""
         self.faults = False
         self.disk.fail_sync = False
         self.network.clear()
@@ -511,7 +511,7 @@ class World:
 
 
 def _code(reply: Any) -> Any:
-    """What a producer's steps look at."""
+    """The state that a producer's steps read."""
     if hasattr(reply, "results_by_topic_v3_and_below"):
         return ErrorCode(reply.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code)
     return reply if hasattr(reply, "producer_epoch") and hasattr(reply, "ongoing_txn_producer_id") else _end(reply)
