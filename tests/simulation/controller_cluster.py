@@ -20,12 +20,13 @@ from typing import Any, TypeVar
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller.effects import Decision, SendLeaderAndIsr, SendStopReplica
-from anabranch.machines.controller.nodes import BrokerNode
+from anabranch.machines.controller.nodes import BrokerNode, Topic
 from anabranch.machines.controller.reaper import LogRange
 from anabranch.machines.controller.resize import decide_leader_and_isr_answered
 from anabranch.machines.controller.state import ControllerState
 from anabranch.machines.controller.terms import decide_broker_left, decide_register_broker
 from anabranch.machines.controller.topics import decide_stop_replica_answered
+from anabranch.machines.lineage import Cuts
 from anabranch.runtime.metrics import Metrics
 from anabranch.server.cluster.controller import Controller
 from anabranch.server.cluster.peers import Peers
@@ -253,7 +254,7 @@ class Wire(Peers):
         await asyncio.sleep(self.cluster.delay_s())
         return self.cluster.report(topic)
 
-    def epoch_ends(self, topic: str, epochs: Mapping[int, int]) -> Mapping[int, int]:
+    def cuts(self, topic: Topic, partition: int) -> Cuts | None:
         raise NotImplementedError
 
     def log_start(self, topic: str, partition: int) -> int:

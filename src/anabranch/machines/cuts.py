@@ -2,74 +2,50 @@
 
 A leader derives them from two things that it has anyway: the leader epochs of its log, which have an entry only where
 records are, and the runs of epochs that ended with each layout (`controller.layouts`). So they cost what is in the log,
-and not what has happened to the topic. Cuts never change; resizes add some, and the log start passes some.
+and not what has happened to the topic. Cuts never change: resizes add some, and the log start passes some.
 """
 
 from __future__ import annotations
 
 import sys
 from array import array
-from bisect import bisect_right
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 from anabranch.base.errors import DecodeError
-from anabranch.machines.controller.layouts import Runs
+from anabranch.machines.controller.layouts import Layout, Runs
+from anabranch.machines.lineage import Cuts, Lineage
 
-LAYOUT_CODE, END_CODE = "i", "q"
-CUT_SIZE = array(LAYOUT_CODE).itemsize + array(END_CODE).itemsize
-
-
-@dataclass(frozen=True, slots=True)
-class Cuts:
-    """Ascending layouts, and the offset at which the partition's records of each end, exclusive; never changed."""
-
-    layouts: array[int] = field(default_factory=lambda: array(LAYOUT_CODE))
-    ends: array[int] = field(default_factory=lambda: array(END_CODE))
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    def behind(self, log_start: int) -> Cuts:
-        """The cuts of segments that the log still holds records of."""
-        gone = bisect_right(self.ends, log_start)
-        return Cuts(self.layouts[gone:], self.ends[gone:]) if gone else self
-
-    def below(self, layout: int) -> Cuts:
-        """The cuts of the layouts below number `layout`."""
-        left = bisect_right(self.layouts, layout - 1)
-        return Cuts(self.layouts[:left], self.ends[:left]) if left < len(self.ends) else self
-
-    def since(self, layout: int) -> Cuts:
-        """The cuts of the layouts from number `layout` on."""
-        first = bisect_right(self.layouts, layout - 1)
-        return Cuts(self.layouts[first:], self.ends[first:]) if first else self
-
-    def then(self, later: Cuts) -> Cuts:
-        """These cuts and `later` ones."""
-        return Cuts(self.layouts + later.layouts, self.ends + later.ends) if later.ends else self
-
-    def encode(self) -> tuple[bytes, bytes]:
-        """Write layouts and ends as big-endian 32 and 64 bit numbers."""
-        return _swapped(self.layouts), _swapped(self.ends)
+CODE = "q"
+FEW = 64
+"""Numbers that are checked without NumPy, which takes a while to import."""
+NO_CUTS = Cuts(array(CODE), array(CODE))
 
 
-def decode_cuts(layouts: bytes | memoryview, ends: bytes | memoryview) -> Cuts:
-    """Read the form of `Cuts.encode`; DecodeError where it is not ascending cuts."""
-    found = Cuts()
-    try:
-        found.layouts.frombytes(layouts)
-        found.ends.frombytes(ends)
-    except ValueError as error:
-        raise DecodeError(f"cuts of {len(layouts)} and {len(ends)} bytes: not whole numbers") from error
-    if sys.byteorder == "little":
-        found.layouts.byteswap()
-        found.ends.byteswap()
-    if len(found.layouts) != len(found.ends):
-        raise DecodeError(f"cuts of {len(found.layouts)} layouts, but {len(found.ends)} ends")
-    if not _ascending(found.layouts) or not _ascending(found.ends) or (found.ends and found.ends[0] < 0):
-        raise DecodeError("cuts that do not ascend")
-    return found
+def behind(cuts: Cuts, log_start: int) -> Cuts:
+    """The cuts of the segments that a log which starts at `log_start` still holds records of."""
+    gone = bisect_right(cuts.ends, log_start)
+    return Cuts(cuts.layouts[gone:], cuts.ends[gone:]) if gone else cuts
+
+
+def below(cuts: Cuts, layout: int) -> Cuts:
+    """The cuts of the layouts below number `layout`."""
+    left = bisect_left(cuts.layouts, layout)
+    return Cuts(cuts.layouts[:left], cuts.ends[:left]) if left < len(cuts.ends) else cuts
+
+
+def since(cuts: Cuts, layout: int) -> Cuts:
+    """The cuts of the layouts from number `layout` on."""
+    first = bisect_left(cuts.layouts, layout)
+    return Cuts(cuts.layouts[first:], cuts.ends[first:]) if first else cuts
+
+
+def joined(earlier: Cuts, later: Cuts) -> Cuts:
+    """The cuts of earlier layouts, then those of later ones; neither is changed."""
+    if not earlier.ends or not later.ends:
+        return later if later.ends else earlier
+    return Cuts(_numbers(earlier.layouts) + _numbers(later.layouts), _numbers(earlier.ends) + _numbers(later.ends))
 
 
 def cuts_after(known: Cuts, runs: Runs, newest: int, epochs: Iterable[tuple[int, int]], log_end: int) -> Cuts:
@@ -78,12 +54,12 @@ def cuts_after(known: Cuts, runs: Runs, newest: int, epochs: Iterable[tuple[int,
     `epochs`: (leader epoch, start offset) of the log's epochs that have records behind the last known cut, oldest
     first. An epoch above all that have ended belongs to the layout that rules.
     """
-    layouts, ends = array(LAYOUT_CODE), array(END_CODE)
+    layouts, ends = array(CODE), array(CODE)
     done = known.ends[-1] if known.ends else -1
     at = 0
     pending = [*epochs]
     for (epoch, start), end in zip(pending, [*(start for _, start in pending[1:]), log_end], strict=True):
-        while at < len(runs) and runs[at].epoch + runs[at].length <= epoch:
+        while at < len(runs) and runs[at].last_epoch < epoch:
             at += 1
         if at == len(runs):
             break
@@ -97,15 +73,66 @@ def cuts_after(known: Cuts, runs: Runs, newest: int, epochs: Iterable[tuple[int,
         else:
             layouts.append(layout)
             ends.append(end)
-    return known.then(Cuts(layouts, ends))
+    return joined(known, Cuts(layouts, ends))
+
+
+def lineage_of(
+    initial: int, layouts: Sequence[Layout], cuts: Mapping[int, Cuts], unknown: Mapping[int, int]
+) -> Lineage:
+    """The lineage of a topic, from the layouts that are left of it; the last one rules.
+
+    A layout that was folded away has no record, and so no cut: it counts as the one before it.
+    """
+    first, counts = layouts[0].number, [layouts[0].count]
+    for layout in layouts[1:]:
+        counts += [counts[-1]] * (layout.number - first - len(counts))
+        counts.append(layout.count)
+    return Lineage(initial, tuple(counts), cuts, first, unknown)
+
+
+def encode_cuts(cuts: Cuts) -> tuple[bytes, bytes]:
+    """Write layouts and ends, each as big-endian numbers of 64 bits."""
+    return _encoded(cuts.layouts), _encoded(cuts.ends)
+
+
+def decode_cuts(layouts: bytes | memoryview, ends: bytes | memoryview) -> Cuts:
+    """Read the form of `encode_cuts`; DecodeError where it is not ascending cuts."""
+    numbers, offsets = _decoded(layouts), _decoded(ends)
+    if len(numbers) != len(offsets):
+        raise DecodeError(f"cuts of {len(numbers)} layouts have {len(offsets)} ends")
+    if not _ascending(numbers) or not _ascending(offsets):
+        raise DecodeError("cuts do not ascend")
+    return Cuts(numbers, offsets)
+
+
+def _encoded(numbers: Sequence[int]) -> bytes:
+    copied = _numbers(numbers)[:]
+    if sys.byteorder == "little":
+        copied.byteswap()
+    return copied.tobytes()
+
+
+def _decoded(data: bytes | memoryview) -> array[int]:
+    numbers: array[int] = array(CODE)
+    try:
+        numbers.frombytes(data)
+    except ValueError as error:
+        raise DecodeError(f"{len(data)} bytes are no numbers of 64 bits") from error
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers
 
 
 def _ascending(numbers: array[int]) -> bool:
-    return all(map(int.__lt__, numbers, numbers[1:]))
+    if not numbers:
+        return True
+    if len(numbers) < FEW:
+        return numbers[0] >= 0 and all(map(int.__lt__, numbers, numbers[1:]))
+    import numpy as np
+
+    column = np.frombuffer(numbers, np.int64)
+    return bool(column[0] >= 0 and (column[1:] > column[:-1]).all())
 
 
-def _swapped(numbers: array[int]) -> bytes:
-    if sys.byteorder == "little":
-        numbers = numbers[:]
-        numbers.byteswap()
-    return numbers.tobytes()
+def _numbers(numbers: Sequence[int]) -> array[int]:
+    return cast("array[int]", numbers) if isinstance(numbers, array) else array(CODE, numbers)

@@ -1,10 +1,7 @@
 """The metadata of the cluster: brokers, topics, leaders, and the lineage of elastic topics.
 
 `Cluster` finds the brokers from a bootstrap list, keeps a route to each, and requests topics on demand. A lineage is
-built from three responses: Metadata (the counts of all layouts), PartitionLeaderEpochsForPartitions (the leader epochs
-that ended with each layout) and OffsetForLeaderEpoch (the end offsets of those epochs). The rule: the three belong
-together, so metadata is requested again at the end, and everything again if the layouts or an epoch have changed.
-The end offset of a layout never changes, and is cached. On a broker without elasticity every lineage is flat.
+read as `client.cluster.lineages` describes; on a broker without elasticity every lineage is flat.
 """
 
 from __future__ import annotations
@@ -16,23 +13,16 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
+from anabranch.base.errors import AnabranchError, ApiError, DecodeError, ErrorCode
 from anabranch.base.ids import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
 from anabranch.client.cluster.connection import ConnectError, Connection, ConnectionSettings, DisconnectedError, Lane
+from anabranch.client.cluster.lineages import Lineages
 from anabranch.machines.clients.fetching import TopicView
+from anabranch.machines.controller.layouts import Layout
 from anabranch.machines.lineage import Lineage
 from anabranch.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from anabranch.protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
-from anabranch.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
-from anabranch.protocol.messages.offset_for_leader_epoch import (
-    OffsetForLeaderEpochRequest,
-    OffsetForLeaderPartition,
-    OffsetForLeaderTopic,
-)
-from anabranch.protocol.messages.partition_leader_epochs_for_partitions import (
-    PartitionLeaderEpochsForPartitionsRequest,
-    PartitionLeaderEpochsForPartitionsRequestTopic,
-)
+from anabranch.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse, TopicLayout
 
 ATTEMPTS_MAX = 30
 RETRY_BACKOFF_MS = 100
@@ -74,8 +64,8 @@ class TopicInfo:
     initial_partition_count: int
     partition_count: int
     """The number of partitions open for appends, without the retiring ones."""
-    layouts: tuple[int, ...]
-    """The partition count of each layout, oldest first."""
+    layouts: tuple[Layout, ...]
+    """Those of which a log holds records, oldest first, with their numbers; the last one rules."""
     elastic: bool
     """Whether the broker supports resizing."""
     is_internal: bool = False
@@ -137,8 +127,7 @@ class Cluster:
         self._cluster_id: str | None = None
         self._lanes: dict[tuple[str, int, str], Lane] = {}
         self._closed = False
-        self._ends: dict[UUID | str, list[dict[int, int]]] = {}
-        """Per topic and ended layout, the known end offsets."""
+        self._lineages = Lineages(self.ask)
 
     # -- the routes to brokers ----------------------------------------------------------------------------------------
 
@@ -318,33 +307,31 @@ class Cluster:
     # -- lineage ------------------------------------------------------------------------------------------------------
 
     async def view(self, name: str) -> TopicView:
-        """Return a view of a topic with its lineage, all of one moment."""
-        error: AnabranchError | None = None
+        """Return a view of a topic with its lineage, all of one moment.
+
+        Raises ApiError: the broker's refusal, or a sentence that says why the lineage cannot be read.
+        """
+        reason = ""
         for attempt in range(ATTEMPTS_MAX):
             if attempt:
                 await asyncio.sleep(RETRY_BACKOFF_MS / 1000)
             info = await self.topic(name)
-            ordered = True
-            if not info.elastic or len(info.layouts) <= 1:
+            if not info.elastic:
                 lineage = Lineage.flat(max(1, info.partition_count))
-                if info.elastic:
-                    ordered = await self._ordered(name)
-                return TopicView(name, info.topic_id, lineage, info.leaders, info.epochs, info.elastic, ordered)
+                return TopicView(name, info.topic_id, lineage, info.leaders, info.epochs, False)
+            ordered = await self._ordered(name)
             try:
-                ordered = await self._ordered(name)
-                ends = await self._ends_of(info)
+                lineage = await self._lineages.read(info)
             except ApiError as refused:
                 if not refused.retriable:
                     raise
-                error = refused
-                continue
-            again = await self.topic(name)
-            if again.layouts == info.layouts and again.epochs == info.epochs:
-                lineage = Lineage.of_ends(info.initial_partition_count, info.layouts, tuple(ends))
+                reason = str(refused)
+            except DecodeError as error:
+                reason = str(error)
+                break
+            else:
                 return TopicView(name, info.topic_id, lineage, info.leaders, info.epochs, True, ordered)
-            error = ApiError(ErrorCode.INVALID_PARTITION_METADATA, f"{name} was resized while it was looked at")
-        assert error is not None
-        raise error
+        raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the lineage of topic {name} cannot be read: {reason}")
 
     async def lineage(self, name: str) -> Lineage:
         """Return the current lineage of a topic."""
@@ -357,71 +344,6 @@ class Cluster:
         response = await self.ask(DescribeConfigsRequest(resources=[resource]))
         values = {config.name: config.value for result in response.results for config in result.configs}
         return values.get(ORDERED_DELIVERY) != "false"
-
-    async def _ends_of(self, info: TopicInfo) -> list[dict[int, int]]:
-        """Return `ends[v][p]` for every ended layout v and every existing partition p."""
-        key = info.name if info.topic_id == NO_TOPIC_ID else info.topic_id
-        known = self._ends.setdefault(key, [])
-        ended = len(info.layouts) - 1
-        wanted = [
-            layout
-            for layout in range(ended)
-            if layout >= len(known)
-            or any(partition not in known[layout] for partition in info.partitions if partition < info.layouts[layout])
-        ]
-        if wanted:
-            epochs = await self._ended_epochs(info)
-            found = await asyncio.gather(*(self._ends_in(info, layout, epochs.get(layout, {})) for layout in wanted))
-            while len(known) < ended:
-                known.append({})
-            for layout, ends in zip(wanted, found, strict=True):
-                known[layout].update(ends)
-        return [{p: end for p, end in known[layout].items() if p in info.partitions} for layout in range(ended)]
-
-    async def _ended_epochs(self, info: TopicInfo) -> dict[int, dict[int, int]]:
-        """Return, for every ended layout, the leader epoch that ended with it on each partition."""
-        numbers = list(range(max(info.layouts)))
-        topic = PartitionLeaderEpochsForPartitionsRequestTopic(topic=info.name, partitions=numbers)
-        response = await self.ask(PartitionLeaderEpochsForPartitionsRequest(topics=[topic]))
-        epochs: dict[int, dict[int, int]] = {layout: {} for layout in range(len(info.layouts) - 1)}
-        for answered in response.topics:
-            if answered.error_code:
-                raise ApiError(
-                    ErrorCode.of(answered.error_code), f"the broker does not return the lineage of {info.name}"
-                )
-            for cuts in answered.partitions:
-                for cut in (*cuts.leader_epoch_after_creation, *cuts.leader_epoch_before_deletion):
-                    epochs.setdefault(cut.layout - 1, {})[cut.partition] = cut.leader_epoch
-        for layout, ended in epochs.items():
-            if any(number not in ended for number in info.partitions if number < info.layouts[layout]):
-                text = f"the broker has not returned the end of layout {layout} of {info.name} yet"
-                raise ApiError(ErrorCode.INVALID_PARTITION_METADATA, text)
-        return epochs
-
-    async def _ends_in(self, info: TopicInfo, layout: int, epochs: Mapping[int, int]) -> dict[int, int]:
-        by_leader: dict[int, list[OffsetForLeaderPartition]] = {}
-        for number, epoch in epochs.items():
-            partition = info.partitions.get(number)
-            if partition is not None:
-                by_leader.setdefault(partition.leader, []).append(
-                    OffsetForLeaderPartition(
-                        partition=number, current_leader_epoch=partition.leader_epoch, leader_epoch=epoch
-                    )
-                )
-        ends: dict[int, int] = {}
-        for leader, partitions in by_leader.items():
-            if leader < 0:
-                raise ApiError(ErrorCode.LEADER_NOT_AVAILABLE, f"a partition of {info.name} has no leader")
-            request = OffsetForLeaderEpochRequest(
-                replica_id=-1, topics=[OffsetForLeaderTopic(topic=info.name, partitions=partitions)]
-            )
-            response = await self.ask(request, node_id=leader)
-            for result in (result for topic in response.topics for result in topic.partitions):
-                if result.error_code:
-                    code = ErrorCode.of(result.error_code)
-                    raise ApiError(code, f"the end of layout {layout} in {info.name}-{result.partition} is not known")
-                ends[result.partition] = max(0, result.end_offset)
-        return ends
 
 
 def offsets_request(
@@ -456,9 +378,18 @@ def _topic_info(topic: Any) -> TopicInfo:
     elastic = topic.undeleted_partition_count >= 0
     count = topic.undeleted_partition_count if elastic else len(partitions)
     initial = topic.initial_partition_count if elastic else count
-    layouts = tuple(layout.count for layout in topic.layouts) or (count,)
+    layouts = _numbered(topic.layouts) or (Layout(0, count),)
     topic_id = topic.topic_id or NO_TOPIC_ID
     return TopicInfo(topic.name, topic_id, partitions, initial, count, layouts, elastic, bool(topic.is_internal))
+
+
+def _numbered(layouts: Iterable[TopicLayout]) -> tuple[Layout, ...]:
+    """Number the layouts: one that says no number follows the one before it."""
+    found: list[Layout] = []
+    for layout in layouts:
+        following = found[-1].number + 1 if found else 0
+        found.append(Layout(layout.number if layout.number >= 0 else following, layout.count))
+    return tuple(found)
 
 
 def _why_no_topic(name: str, code: ErrorCode) -> str:

@@ -15,7 +15,6 @@ from uuid import UUID
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
-from anabranch.client.cluster.connection import DisconnectedError
 from anabranch.client.cluster.metadata import Cluster, offsets_request
 from anabranch.client.consumer.group import Group
 from anabranch.client.consumer.handout import Handout
@@ -290,8 +289,11 @@ class FetchingDriver:
             view = await self._cluster.view(name)
         except ApiError as error:
             self.fetcher.topic_unknown(name, error, self._now_ms())
-        except (DisconnectedError, AnabranchError, OSError) as error:
+        except OSError as error:
             self.fetcher.topic_unknown(name, ApiError(ErrorCode.NETWORK_EXCEPTION, str(error)), self._now_ms())
+        except AnabranchError as error:  # A response that cannot be read: waiting helps nobody.
+            text = f"the metadata of topic {name} cannot be read: {error}"
+            self.fetcher.topic_unknown(name, ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, text), self._now_ms())
         else:
             if self._settings.ordering == "none":
                 view = replace(view, ordered=False)

@@ -14,9 +14,14 @@ from anabranch.codec import array, boolean, int16, int32, message, string, struc
 
 @struct()
 class TopicLayout:
-    """One layout of a topic's lineage, in the order in which they ruled (ours)."""
+    """One layout of a topic's lineage, in the order in which they ruled (ours).
+
+    Layouts keep their numbers, and those without records are left out: the first one has a number, if not 0, and each
+    whose number does not follow that of the one before.
+    """
 
     count: int = int32()
+    number: int = int32(tag=10000, default=-1)
 
 
 @struct()

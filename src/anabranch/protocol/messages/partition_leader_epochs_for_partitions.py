@@ -51,8 +51,8 @@ class PartitionLeaderEpochsForPartitionsResponsePartition:
     """One partition: one list for every layout that created it, one for every layout that retired it.
 
     Ours, instead, where cuts were asked for: the ended layouts in which the partition has records, ascending, and the
-    offsets at which those records end, exclusive; big-endian numbers of 32 and of 64 bits, as many of the one as of the
-    other. `log_start` is the first offset that may be read.
+    offsets at which those records end, exclusive; big-endian numbers of 64 bits, as many of the one as of the other.
+    `log_start` is the first offset that may be read.
     """
 
     partition: int = int32()

@@ -1,19 +1,19 @@
 """The images of the cluster's topics for the group coordinators, made from this broker's view of the cluster.
 
 Half a layout is never shown, as in Metadata. An unchanged topic keeps its object, and an image without changed
-topics is the same image, so that the cost of a metadata change is proportional to the change.
+topics is the same image, so that the cost of a metadata change is proportional to the change. The ends of a log that
+cannot be opened are unknown, which keeps the gates of its children closed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 
 from anabranch.machines.controller.configs import TOPIC_CONFIGS, effective
-from anabranch.machines.controller.layouts import ended_with
 from anabranch.machines.controller.nodes import Topic
+from anabranch.machines.cuts import lineage_of
 from anabranch.machines.groups.image import Image, TopicImage
-from anabranch.machines.lineage import Lineage
+from anabranch.machines.lineage import Cuts, Lineage
 from anabranch.server.cluster.peers import Peers
 from anabranch.server.cluster.view import ClusterView, TopicSnapshot
 
@@ -56,7 +56,7 @@ class Images:
         return self._image
 
     def _made(self, topic: TopicSnapshot, *, ordered: bool) -> tuple[TopicImage, bool]:
-        """Return a topic's image, and whether the image is complete: a log that is not open yet contributes nothing."""
+        """Return a topic's image, and whether the image is complete: the ends of all its logs are known."""
         layouts = topic.layouts
         count = layouts[-1].count
         visible = topic.visible_partitions
@@ -75,15 +75,14 @@ class Images:
         return image, complete
 
     def _lineage(self, topic: TopicSnapshot) -> Lineage:
-        layouts = topic.layouts
-        ends: list[Mapping[int, int]] = []
+        node = topic.topic
+        cuts: dict[int, Cuts] = {}
         unknown: dict[int, int] = {}
-        for layout in layouts[:-1]:
-            ended = ended_with(topic.topic.ended, layout.number)
-            ends.append(self._peers.epoch_ends(topic.name, ended))
-            for partition in ended.keys() - ends[-1].keys():
-                if topic.exists(partition):
-                    unknown.setdefault(partition, layout.number)
-        counts = [layout.count for layout in layouts]
-        initial = topic.topic.initial_partition_count
-        return Lineage.of_ends(initial, counts, ends, first=layouts[0].number, unknown=unknown)
+        for partition in topic.visible_partitions:
+            found = self._peers.cuts(node, partition)
+            if found is None:
+                if partition in node.ended:  # Its children wait: a partition whose end is not known is not read.
+                    unknown[partition] = node.ended[partition][0].layout
+            elif found.ends:
+                cuts[partition] = found
+        return lineage_of(node.initial_partition_count, topic.layouts, cuts, unknown)

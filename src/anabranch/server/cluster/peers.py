@@ -12,9 +12,12 @@ from typing import Protocol
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller.effects import SendLeaderAndIsr, SendStopReplica
+from anabranch.machines.controller.nodes import Topic
 from anabranch.machines.controller.reaper import LogRange
+from anabranch.machines.lineage import Cuts
 from anabranch.protocol.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from anabranch.server.cluster.view import ClusterUpdate, ClusterView
+from anabranch.server.partitions.cutting import cuts_of
 from anabranch.server.partitions.replicas import Replicas
 
 
@@ -33,8 +36,8 @@ class Peers(Protocol):
     async def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
         """The log starts and ends of a topic's retiring partitions that have no open transaction."""
 
-    def epoch_ends(self, topic: str, epochs: Mapping[int, int]) -> Mapping[int, int]:
-        """Return the end offset of each partition's given leader epoch, without partitions with an unknown end."""
+    def cuts(self, topic: Topic, partition: int) -> Cuts | None:
+        """The cuts of a partition for the published layouts of its topic; None while its leader does not know them."""
 
     def log_start(self, topic: str, partition: int) -> int:
         """The first offset of a partition's log; 0 where it is not known now."""
@@ -76,16 +79,9 @@ class LocalPeers:
         """As `Peers.retiring_ranges`."""
         return self._replicas.retiring_ranges(topic)
 
-    def epoch_ends(self, topic: str, epochs: Mapping[int, int]) -> Mapping[int, int]:
-        """As `Peers.epoch_ends`; a partition is missing while its log could not be opened."""
-        found: dict[int, int] = {}
-        for number, epoch in epochs.items():
-            partition = self._replicas.get(topic, number)
-            if partition is not None:
-                end = partition.log.end_offset_for_epoch(epoch)[1]
-                if end >= 0:
-                    found[number] = end
-        return found
+    def cuts(self, topic: Topic, partition: int) -> Cuts | None:
+        """As `Peers.cuts`; None while the log of the partition cannot be opened."""
+        return cuts_of(self._replicas.get(topic.name, partition), topic)
 
     def log_start(self, topic: str, partition: int) -> int:
         """As `Peers.log_start`."""

@@ -135,5 +135,15 @@ def _described(view: TopicView, lineage: bool) -> MetadataResponseTopic:
         topic_authorized_operations=UNKNOWN_OPERATIONS,
         initial_partition_count=view.initial_partition_count if lineage else COUNT_NOT_SAID,
         undeleted_partition_count=view.undeleted_partition_count if lineage else COUNT_NOT_SAID,
-        layouts=[TopicLayout(count=layout.count) for layout in view.layouts] if lineage else [],
+        layouts=_layouts(view) if lineage else [],
     )
+
+
+def _layouts(view: TopicView) -> list[TopicLayout]:
+    found: list[TopicLayout] = []
+    following = 0
+    for layout in view.layouts:
+        number = -1 if layout.number == following else layout.number
+        found.append(TopicLayout(count=layout.count, number=number))
+        following = layout.number + 1
+    return found

@@ -12,6 +12,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.base.limits import PARTITIONS_PER_TOPIC_MAX
 from anabranch.machines.controller.nodes import Topic
 from anabranch.machines.controller.views import leader_epochs
+from anabranch.machines.cuts import encode_cuts, since
 from anabranch.protocol.messages.partition_leader_epochs_for_partitions import (
     LayoutLeaderEpoch,
     PartitionLeaderEpochsForPartitionsRequest,
@@ -23,9 +24,9 @@ from anabranch.protocol.messages.partition_leader_epochs_for_partitions import (
 from anabranch.server.context import BrokerContext, RequestContext
 from anabranch.server.partitions.cutting import CUTS_AT_A_TIME, cuts_of
 
-CUTS_PER_ANSWER_MAX = 100_000_000
-"""Cuts and partitions of one answer, about 1.2 MB; it holds all cuts of its last partition."""
-EPOCHS_PER_ANSWER_MAX = 1_000_000
+CUTS_PER_ANSWER_MAX = 100_000
+"""Cuts and partitions of one answer, about 1.6 MB; it holds all cuts of its last partition."""
+EPOCHS_PER_ANSWER_MAX = 5_000
 """Epochs of one answer by the proposal's maps; a partition with more than are left is refused."""
 COST_PER_PARTITION = 10
 """What a partition without a cut costs, in cuts."""
@@ -73,17 +74,18 @@ class _Answer:
         if answered.error_code or topic is None:
             return
         answered.topic_id, answered.layout = topic.topic_id, topic.newest
+        self._until_yield -= len(asked.partitions) // COST_PER_PARTITION
         partitions: list[PartitionLeaderEpochsForPartitionsResponsePartition] = []
         for partition in dict.fromkeys(asked.partitions):
             if self.full:
                 break
+            if self._until_yield <= 0:
+                self._until_yield = CUTS_AT_A_TIME
+                await asyncio.sleep(0)
             if self._cuts:
                 partitions.append(self._cuts_of(topic, partition, asked.first_layout))
             else:
                 partitions.append(self._epochs_of(topic, partition))
-            if self._until_yield <= 0:
-                self._until_yield = CUTS_AT_A_TIME
-                await asyncio.sleep(0)
         answered.partitions = partitions
 
     def _spend(self, cost: int) -> None:
@@ -103,11 +105,11 @@ class _Answer:
                 partition=number, error_code=error or ErrorCode.NOT_LEADER_OR_FOLLOWER
             )
         if known < topic.newest:
-            self._until_yield -= len(cuts)
-        cuts = cuts.since(first_layout)
-        self._left -= COST_PER_PARTITION + len(cuts)
+            self._until_yield -= len(cuts.ends)
+        cuts = since(cuts, first_layout)
+        self._left -= COST_PER_PARTITION + len(cuts.ends)
         self._until_yield -= COST_PER_PARTITION
-        layouts, ends = cuts.encode()
+        layouts, ends = encode_cuts(cuts)
         return PartitionLeaderEpochsForPartitionsResponsePartition(
             partition=number, cut_layouts=layouts, cut_ends=ends, log_start=partition.log.log_start
         )

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Iterable
 
 from anabranch.machines.controller.nodes import Topic
-from anabranch.machines.cuts import Cuts, cuts_after
+from anabranch.machines.cuts import behind, below, cuts_after
+from anabranch.machines.lineage import Cuts
 from anabranch.server.partitions.partition import KnownCuts, Partition
 
-NOTHING = Cuts()
 CUTS_AT_A_TIME = 5_000
 """Cuts that are made before other work has its turn; about 2 ms."""
 
@@ -30,18 +30,19 @@ def cuts_of(partition: Partition | None, topic: Topic) -> Cuts | None:
         return None
     if known.newest < newest:
         log, runs = partition.log, topic.ended.get(partition.name.partition, ())
-        cuts = known.cuts.behind(log.log_start)
-        done = cuts.ends[-1] if len(cuts) else log.log_start
+        cuts = behind(known.cuts, log.log_start)
+        done = cuts.ends[-1] if cuts.ends else log.log_start
         cuts = cuts_after(cuts, runs, newest, log.epochs.since(done), log.end)
         known = partition.cuts = KnownCuts(newest, cuts)
-    return known.cuts.below(newest).behind(partition.log.log_start)
+    return behind(below(known.cuts, newest), partition.log.log_start)
 
 
 async def cut_all(partitions: Iterable[tuple[Partition | None, Topic]]) -> None:
     """Make the cuts of partitions, giving way to other work."""
     made = 0
     for partition, topic in partitions:
-        made += 1 + len(cuts_of(partition, topic) or NOTHING)
+        cuts = cuts_of(partition, topic)
+        made += 1 if cuts is None else 1 + len(cuts.ends)
         if made >= CUTS_AT_A_TIME:
             made = 0
             await asyncio.sleep(0)

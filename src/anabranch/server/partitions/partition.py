@@ -16,7 +16,8 @@ from uuid import UUID
 from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.base.ids import NO_LEADER_EPOCH, TopicPartition
 from anabranch.machines.controller.leadership import Leadership
-from anabranch.machines.cuts import Cuts
+from anabranch.machines.cuts import NO_CUTS
+from anabranch.machines.lineage import Cuts
 from anabranch.machines.partition.producers import Marker, ProducerTable
 from anabranch.records.batch import BatchHeader, parse_end_transaction_marker
 from anabranch.runtime.events import EventLimit, EventLogger
@@ -38,7 +39,7 @@ class KnownCuts(NamedTuple):
     """The cuts of a partition's log for the layouts below number `newest`."""
 
     newest: int = 0
-    cuts: Cuts = Cuts()
+    cuts: Cuts = NO_CUTS
 
 
 class Partition:

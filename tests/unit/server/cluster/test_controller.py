@@ -14,7 +14,7 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller.effects import Accepted, SendLeaderAndIsr, SendStopReplica
-from anabranch.machines.controller.nodes import BrokerNode
+from anabranch.machines.controller.nodes import BrokerNode, Topic
 from anabranch.machines.controller.reaper import LogRange
 from anabranch.machines.controller.terms import decide_register_broker
 from anabranch.machines.controller.topics import CreateTopic, DeleteTopic, decide_create_topic, decide_delete_topic
@@ -191,8 +191,8 @@ class ForgetfulPeers:
     async def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
         return {}
 
-    def epoch_ends(self, topic: str, epochs: Mapping[int, int]) -> Mapping[int, int]:
-        return {}
+    def cuts(self, topic: Topic, partition: int) -> None:
+        return None
 
     def log_start(self, topic: str, partition: int) -> int:
         return 0

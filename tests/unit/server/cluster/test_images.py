@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import cast
 
 from anabranch.machines.controller import configs
 from anabranch.machines.controller.configs import AlterConfigs, ConfigChange, ConfigOperation
-from anabranch.machines.lineage import Lineage
+from anabranch.machines.controller.nodes import Topic
+from anabranch.machines.lineage import Cuts, Lineage
 from anabranch.server.cluster.images import Images
 from anabranch.server.cluster.peers import Peers
 from anabranch.server.cluster.view import ClusterUpdate
@@ -19,11 +19,14 @@ class Leaders:
 
     def __init__(self) -> None:
         self.known = True
-        self.asked: list[Mapping[int, int]] = []
+        self.asked: list[int] = []
 
-    def epoch_ends(self, topic: str, epochs: Mapping[int, int]) -> Mapping[int, int]:
-        self.asked.append(epochs)
-        return {number: 10 * number + 5 for number in epochs} if self.known else {}
+    def cuts(self, topic: Topic, partition: int) -> Cuts | None:
+        self.asked.append(partition)
+        if not self.known:
+            return None
+        runs = topic.ended.get(partition, ())
+        return Cuts.of((run.layout, 10 * partition + 5) for run in runs if run.layout < topic.newest)
 
     def log_start(self, topic: str, partition: int) -> int:
         return 3

@@ -9,6 +9,8 @@ from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendStopReplica
+from anabranch.machines.controller.layouts import EpochRun, Layout
+from anabranch.machines.controller.nodes import Topic
 from anabranch.machines.controller.reaper import LogRange
 from anabranch.records.batch import parse_header
 from anabranch.runtime.clock import Clock
@@ -60,6 +62,12 @@ class Broker:
             partition.append(data, parse_header(data), 0)
 
 
+def resized(times: int) -> Topic:
+    """The topic after as many resizes, each of which ended an epoch of partition 0."""
+    layouts = tuple(Layout(number, 1 + number % 2) for number in range(times + 1))
+    return Topic("t", TOPIC_ID, {0: (1,)}, 1, layouts, {0: (EpochRun(0, 0, times),)})
+
+
 def test_roles_are_taken_and_replicas_stopped(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
 
@@ -73,18 +81,34 @@ def test_roles_are_taken_and_replicas_stopped(tmp_path: Path) -> None:
     broker.run(story())
 
 
-def test_leaders_tell_where_epochs_ended_and_a_partition_that_is_not_known_is_missing(tmp_path: Path) -> None:
+def test_leaders_tell_the_cuts_of_their_logs_and_nothing_of_a_log_that_cannot_be_opened(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
+
+    def cuts(topic: Topic, partition: int = 0) -> list[tuple[int, int]] | None:
+        found = broker.peers.cuts(topic, partition)
+        return None if found is None else list(zip(*found, strict=True))
 
     async def story() -> None:
         await broker.take(1, 0, 0)
         broker.append(0, 3)
+        assert cuts(resized(1)) is None, "the leader does not serve the new layout yet"
         await broker.take(1, 1, 0, layout=1)
         broker.append(0, 2)
-        assert broker.peers.epoch_ends("t", {0: 0}) == {0: 3}
-        assert broker.peers.epoch_ends("t", {0: 1, 7: 0}) == {0: 5}
-        assert broker.peers.epoch_ends("u", {0: 0}) == {}
-        assert broker.peers.log_start("t", 0) == 0
+        assert cuts(resized(1)) == [(0, 3)]
+        await broker.take(1, 2, 0, layout=2)
+        await broker.take(1, 3, 0, layout=3)
+        assert cuts(resized(2)) == [(0, 3), (1, 5)]
+        assert cuts(resized(3)) == [(0, 3), (1, 5)], "nothing was appended under layout 2"
+        assert cuts(resized(1)) == [(0, 3)], "an image of before the resize"
+        partition = broker.replicas.get("t", 0)
+        assert partition is not None
+        await partition.log.commit()
+        await (partition.log.delete_before(4) or asyncio.sleep(0))
+        assert cuts(resized(3)) == [(1, 5)]
+        partition.take_offline("damaged")
+        assert cuts(resized(3)) is None
+        assert cuts(resized(3), partition=7) is None
+        assert broker.peers.log_start("t", 0) == 4
         assert broker.peers.log_start("u", 0) == 0
 
     broker.run(story())
