@@ -18,11 +18,13 @@ from typing import NamedTuple
 from anabranch.machines.controller import nodes, views
 from anabranch.machines.controller.effects import Decision
 from anabranch.machines.controller.layouts import ended_epoch, ended_with
+from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.controller.nodes import PutNode, Topic
 from anabranch.machines.controller.state import ControllerState, apply
 from anabranch.machines.controller.views import TopicView
 from anabranch.machines.lineage import Lineage
 from anabranch.machines.partition.producers import ProducerTable
+from anabranch.machines.placement import place
 from anabranch.records.batch import headers
 from anabranch.records.key_values import decode_pairs
 from anabranch.server.cluster.view import ClusterUpdate
@@ -62,6 +64,12 @@ class Rules:
         """Record to the layout of its leader at the last append."""
         self.tables: dict[tuple[int, int], tuple[int, ProducerTable]] = {}
         """(broker, partition) to the log end and the producer table when the broker was killed."""
+        self.placed_early: set[tuple[int, int, int]] = set()
+        """Records that a leader took by the count of a resize that was canceled later, or had been."""
+        self.cancels = 0
+        self._canceled: list[tuple[int, dict[int, int]]] = []
+        """Of each canceled resize: the number of its layout, and the leader epochs that came after it."""
+        self._newest: Topic | None = None
         self._cuts: dict[tuple[int, int], int] = {}
         self._ends: dict[tuple[int, int], int] = {}
         self._newest_epochs: dict[int, int] = {}
@@ -97,11 +105,38 @@ class Rules:
         assert self.cluster.wire is not None
         if self.chance.random() < 0.05:
             self._check_replay(self.cluster.wire.controller.state)
+        self._note_cancel(self.cluster.wire.controller.state)
         snapshot = update.topics.get(TOPIC)
         if snapshot is None or snapshot.deleting or (self.published and self.published[-1] == snapshot.view):
             return
         check_view(snapshot.view)
         self.published.append(snapshot.view)
+
+    def _note_cancel(self, state: ControllerState) -> None:
+        """Notice that a resize was canceled: its layout is gone, and its records are of the layout before."""
+        before, now = self._newest, state.topics.get(TOPIC)
+        self._newest = now
+        if before is None or now is None or before.topic_id != now.topic_id:
+            return
+        number, count = before.layouts[-1].number, before.layouts[-1].count
+        newest = now.layouts[-1]
+        if newest.number > number or (newest.number, newest.count) == (number, count):
+            return
+        self.cancels += 1
+        epochs = {partition: node.leader_epoch for partition, node in state.partitions[TOPIC].items()}
+        self._canceled.append((number, epochs))
+        self.placed_early |= {name for name, layout in self.layouts.items() if layout == number}
+        self.layouts = {name: min(layout, number - 1) for name, layout in self.layouts.items()}
+        self._cuts = {(layout, p): epoch for (layout, p), epoch in self._cuts.items() if layout < number - 1}
+
+    def note_appended(self, number: int, role: Leadership, records: list[Sent]) -> None:
+        """Note the layout in which the leader of partition `number` has appended records."""
+        layout = role.layout
+        for canceled, epochs in self._canceled:
+            if layout == canceled and role.leader_epoch < epochs.get(number, 0):
+                layout = canceled - 1
+                self.placed_early |= {record.name for record in records}
+        self.layouts.update({record.name: layout for record in records})
 
     def leader(self, view: TopicView, partition: int) -> Machine | None:
         """Return the leader for a client with this metadata, if running."""
@@ -207,7 +242,11 @@ class Rules:
                     f"{record} at {offset} of {found.name} lies in the segment of layout {layout}, but was appended "
                     f"under {self.layouts[record.name]}; {lineage}; {found.log.epochs.entries}"
                 )
-                assert lineage.count_in(layout) == record.count_said
+                if record.name not in self.placed_early:
+                    assert lineage.count_in(layout) == record.count_said
+                assert seen.partition == place_of(record, view.initial_partition_count, lineage.count_in(layout)), (
+                    f"{record} at {offset} of {found.name} is not where layout {layout} places it"
+                )
 
     def _check_ends(self, view: TopicView, ends: list[dict[int, int]]) -> None:
         """Check that known ends never move."""
@@ -253,6 +292,16 @@ def check_view(view: TopicView) -> None:
     assert all(seen.retiring == (seen.partition >= count) for seen in view.partitions)
 
 
+def place_of(record: Sent, initial: int, count: int) -> int:
+    """Return the partition of a record's key."""
+    return place(hash_of(record.key), initial, count)
+
+
+def hash_of(key: int) -> int:
+    """Return the hash of a key."""
+    return key * 2654435761 % 2**31
+
+
 def _remembered(table: ProducerTable) -> dict[int, object]:
     """Return a table's producers, without the times of their last activity."""
     return {producer_id: replace(known, seen_ms=0) for producer_id, known in table}
@@ -269,9 +318,9 @@ def read_log(partition: Partition, start: int, stop: int) -> Iterator[tuple[int,
         view = part.view()
         for position, header in headers(view):
             records = _records(bytes(view[position : position + header.size]), header.producer_id)
-            for place_of, record in enumerate(records, header.base_offset):
-                if offset <= place_of < stop:
-                    yield place_of, record
+            for at, record in enumerate(records, header.base_offset):
+                if offset <= at < stop:
+                    yield at, record
             offset = max(offset, header.next_offset)
 
 

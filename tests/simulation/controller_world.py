@@ -25,7 +25,7 @@ from anabranch.server.partitions.appending import Appender, Produced
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.removed import RemovedPartition
 from tests.simulation.controller_cluster import SETTINGS, Cluster, Machine
-from tests.simulation.controller_rules import TOPIC, Rules, Sent, read_log
+from tests.simulation.controller_rules import TOPIC, Rules, Sent, hash_of, read_log
 from tests.simulation.virtual_time import Process, VirtualClock, VirtualLoop
 from tests.support.batches import make_keyed_batch
 
@@ -121,8 +121,17 @@ class World(Rules):
                 ErrorCode.INVALID_PARTITIONS,
                 ErrorCode.REASSIGNMENT_IN_PROGRESS,
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                ErrorCode.NO_REASSIGNMENT_IN_PROGRESS,
             ):
                 raise
+
+    async def cancel(self) -> None:
+        """Cancel the resize that runs, if it still can be."""
+        await self.cluster.submit(lambda state: resize.decide_cancel_resize(state, TOPIC))
+
+    async def try_cancel(self) -> None:
+        """As `cancel`; the controller may die meanwhile."""
+        await self.cluster.begin(self.cancel())
 
     def _assignments(self, state: ControllerState, count: int) -> list[tuple[int, ...]] | None:
         """Brokers for the partitions that a resize makes: where they were before, if they were removed.
@@ -236,7 +245,7 @@ class World(Rules):
     def _send_round(self, producer: Producer, count: int) -> None:
         assert producer.view is not None
         for key, number in producer.queue:
-            partition = place(key * 2654435761 % 2**31, producer.view.initial_partition_count, count)
+            partition = place(hash_of(key), producer.view.initial_partition_count, count)
             if partition not in producer.parts:
                 producer.parts[partition] = Part(producer.sequences.get(partition, 0))
             producer.parts[partition].records.append(Sent(producer.producer_id, key, number, count))
@@ -261,7 +270,7 @@ class World(Rules):
         assert produced.error is ErrorCode.NONE, f"{part} is refused: {produced.error.name}"
         if partition.log.end > end:
             self.check_order_of_phases(number, role.layout)
-            self.layouts.update({record.name: role.layout for record in part.records})
+            self.note_appended(number, role, part.records)
         else:
             self.check_duplicate(partition, part.records, produced)
         if not produced.unsynced:
@@ -474,6 +483,7 @@ _STEPS: tuple[tuple[int, Callable[[World], Coroutine[Any, Any, object] | None]],
     (70, lambda world: world.produce(world.chance.choice(world.producers))),
     (60, World.read),
     (8, lambda world: world.resize(world.chance.randint(1, COUNT_MAX))),
+    (3, World.cancel),
     (6, lambda world: world.cluster.submit(lambda state: resize.decide_retry(state, TOPIC))),
     (2, _broker_step),
     (16, lambda world: world.register(unclean=world.chance.random() < 0.5)),

@@ -13,7 +13,8 @@ from uuid import UUID
 
 import pytest
 
-from anabranch.machines.controller import plan, roles, topics
+from anabranch.machines.controller import plan, resize, roles, topics, views
+from anabranch.machines.controller.layouts import without
 from anabranch.machines.controller.leadership import Taken
 from anabranch.machines.controller.nodes import Phase
 from anabranch.machines.controller.plan import Plan
@@ -27,7 +28,7 @@ from tests.simulation.virtual_time import run, running_loop
 STEPS = 650
 FOUND_OUT = (
     r"still takes those before|is stuck|moved from|lies in the segment of|were lost|after record|is refused|"
-    r"are forgotten"
+    r"are forgotten|is not where layout|Unexpected"
 )
 SEEDS_PER_TEST = 6
 
@@ -57,6 +58,7 @@ def test_whatever_fails_a_resize_ends_and_every_key_is_read_in_order(first: int)
     lives = [live(seed) for seed in range(first, first + SEEDS_PER_TEST)]
     assert sum(world.layouts_made for world in lives) >= 2 * SEEDS_PER_TEST
     assert sum(world.cluster.crashes for world in lives) >= 2 * SEEDS_PER_TEST
+    assert sum(world.cancels for world in lives) >= SEEDS_PER_TEST
     assert sum(len(line) for world in lives for line in world.delivered.values()) >= 50 * SEEDS_PER_TEST
 
 
@@ -112,6 +114,25 @@ def not_folding() -> AbstractContextManager[object]:
     return mock.patch.object(Partition, "rebuild_table")
 
 
+def canceling_late() -> AbstractContextManager[object]:
+    """A resize is canceled in its last phase too, in which records may be placed by its count."""
+    return mock.patch.object(resize, "may_undo", lambda topic: topic.resize is not None)
+
+
+def canceling_under_the_same_epochs() -> AbstractContextManager[object]:
+    """A canceled resize leaves the leader epochs as they are."""
+    return mock.patch.object(Plan, "undo", _undo_without_epochs)
+
+
+def _undo_without_epochs(undone: Plan) -> None:
+    topic, running = undone.topic, undone.topic.resize
+    assert running is not None
+    members = undone.members(running.phase)
+    layouts = topic.layouts[:-1]
+    undone.write(replace(topic, layouts=layouts, ended=without(topic.ended, layouts[-1].number), resize=None))
+    undone.send_roles(members)
+
+
 @pytest.mark.parametrize(
     "sabotage",
     [
@@ -122,6 +143,8 @@ def not_folding() -> AbstractContextManager[object]:
         answering_early,
         acknowledging_early,
         not_folding,
+        canceling_late,
+        canceling_under_the_same_epochs,
     ],
 )
 def test_a_cluster_that_does_a_step_wrong_is_found_out(
@@ -252,6 +275,40 @@ SCRIPTS = {
     "shrink again": resized(6, 4, 3),
     "grow while retiring": resized(6, 3, 4, 8),
 }
+
+
+def canceled(*counts: int) -> Script:
+    """Resize, cancel the last of the resizes in its first phase, and, where it was finished, undo it by another."""
+
+    async def script(world: World) -> None:
+        await resized(*counts[:-1])(world)
+        before = counts[-2]
+        world.cluster.begin(world.resize(counts[-1]))
+        await world.pause(0.002)
+        for _ in range(3):
+            await world.elect()
+            await world.register()
+            await world.try_cancel()
+            if world.state is not None and views.idle(world.state, TOPIC):
+                break
+        await settle(world)
+        await resized(before)(world)
+
+    return script
+
+
+@pytest.mark.parametrize("counts", [(5, 7), (5, 3), (4, 3, 5), (6, 3, 2)], ids=str)
+def test_a_controller_may_die_at_any_point_of_a_canceled_resize(counts: tuple[int, ...]) -> None:
+    world = scripted(canceled(*counts))
+    assert world.cancels == 1 and world.topic is not None
+    assert world.topic.undeleted_partition_count == counts[-2]
+    for crash, found in points(canceled(*counts)):
+        topic = found.topic
+        assert topic is not None and topic.resize is None, str(crash)
+        assert topic.undeleted_partition_count == counts[-2], str(crash)
+        roles_taken = {led.name.partition: led.leadership for _, led in found.partitions()}
+        for partition, role in roles_taken.items():
+            assert role is not None and role.undeleted_partition_count == counts[-2], (str(crash), partition)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -118,6 +118,8 @@ class Accepted:
     topic_id: UUID
     layout: int | None = 0
     """The layout that it makes; None for a deletion."""
+    count: int | None = None
+    """The partition count of that layout, for a resize."""
 
 
 @dataclass(frozen=True, slots=True)

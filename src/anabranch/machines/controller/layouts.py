@@ -97,6 +97,12 @@ def kept(layouts: Sequence[Layout], held: Collection[int], newest: int) -> tuple
     return tuple(layout for layout in layouts if layout.number in held or layout.number >= newest)
 
 
+def without(ended: EndedEpochs, layout: int) -> EndedEpochs:
+    """The ended epochs without those of `layout`, the last that any partition has ended: it rules again."""
+    left = {partition: _cut(runs, layout) for partition, runs in ended.items()}
+    return {partition: runs for partition, runs in left.items() if runs}
+
+
 def above(ended: EndedEpochs, first: int) -> EndedEpochs:
     """The ended epochs without those of layouts below number `first`."""
     left: dict[int, Runs] = {}

@@ -1,8 +1,9 @@
 """The leader's side of the controller's protocol: the role of a partition's leader, and the requests it serves.
 
 The rule: a role is taken under the same lock as an append, so that every record lies in the segment of the layout
-whose count its producer sent. Roles only go forward: (layout, leader epoch) never falls; an older role is refused with
-FENCED_LEADER_EPOCH, and an equal role changes nothing, so a LeaderAndIsr may arrive late or twice.
+whose count its producer sent. Roles only go forward: a change of the layout comes with a new leader epoch, which never
+falls (the layout falls by one where a resize was canceled); an older role is refused with FENCED_LEADER_EPOCH, and an
+equal role changes nothing, so a LeaderAndIsr may arrive late or twice.
 """
 
 from __future__ import annotations
@@ -64,10 +65,10 @@ def take_role(
     `latest_epoch` is the newest epoch in the partition's log, -1 for none: the log outlives the role. A log that is
     missing, or empty and ending below `role.start_offset`, is made anew at `role.start_offset` first.
     """
-    known = max(latest_epoch, NO_LEADER_EPOCH if current is None else current.leader_epoch)
     if current is not None and current.topic_id != order.topic_id:
         return Taken(current, ErrorCode.INCONSISTENT_TOPIC_ID)
-    if role.leader_epoch < known or (current is not None and role.layout < current.layout):
+    taken = (NO_LEADER_EPOCH, role.layout) if current is None else (current.leader_epoch, current.layout)
+    if role.leader_epoch < latest_epoch or (role.leader_epoch, role.layout) < taken:
         return Taken(current, ErrorCode.FENCED_LEADER_EPOCH)
     return Taken(
         Leadership(

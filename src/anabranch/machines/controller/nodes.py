@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 from uuid import UUID
 
-from anabranch.base.errors import DecodeError
+from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.machines.controller.layouts import EndedEpochs, EpochRun, Layout, with_ended
 
 CONTROLLER_EPOCH = "/controller_epoch"
@@ -63,6 +63,15 @@ class Confirmed:
 
 
 @dataclass(frozen=True, slots=True)
+class Unconfirmed:
+    """Leaders have not taken their roles: the error of each, until one confirms. Applied, never persisted."""
+
+    topic: str
+    topic_id: UUID
+    errors: Mapping[int, ErrorCode]
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """Replicas are gone: (partition, broker) of each. Applied, never persisted."""
 
@@ -71,7 +80,7 @@ class Stopped:
     replicas: frozenset[tuple[int, int]]
 
 
-MetadataRecord = PutNode | DeleteNode | Confirmed | Stopped
+MetadataRecord = PutNode | DeleteNode | Confirmed | Unconfirmed | Stopped
 
 
 class Phase(StrEnum):

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeVar
 
+from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller import nodes
 from anabranch.machines.controller.effects import (
     Decision,
@@ -19,7 +20,7 @@ from anabranch.machines.controller.effects import (
     SendStopReplica,
     decision,
 )
-from anabranch.machines.controller.layouts import with_ended
+from anabranch.machines.controller.layouts import with_ended, without
 from anabranch.machines.controller.nodes import (
     Confirmed,
     DeleteNode,
@@ -28,6 +29,7 @@ from anabranch.machines.controller.nodes import (
     Phase,
     Stopped,
     Topic,
+    Unconfirmed,
 )
 from anabranch.machines.controller.roles import count_of, counts, due_node, layout_of, phase_of, phases, role_of
 from anabranch.machines.controller.state import ControllerState
@@ -116,6 +118,12 @@ class Plan:
         """Leaders have taken these roles."""
         self._confirmed.update(roles)
         self.draft.write(Confirmed(self.topic.name, self.topic.topic_id, roles))
+
+    def note_unconfirmed(self, errors: dict[int, ErrorCode]) -> None:
+        """Leaders have answered otherwise, or not in time."""
+        known = self.state.unconfirmed.get(self.topic.name, {})
+        if any(known.get(partition) is not error for partition, error in errors.items()):
+            self.draft.write(Unconfirmed(self.topic.name, self.topic.topic_id, errors))
 
     def note_stopped(self, replicas: frozenset[tuple[int, int]]) -> None:
         """These replicas, (partition, broker) each, are gone."""
@@ -227,6 +235,27 @@ class Plan:
                 self.enter(following[0])
             else:
                 self._finish()
+
+    def undo(self) -> None:
+        """Undo the first phase of the running resize: its layout, of which no record was placed, is gone.
+
+        The leaders that may have adopted the new count adopt the old one again, each under its next epoch. These state
+        nodes are written before the topic node: with the layout gone, an epoch that began under it must not be led.
+        """
+        topic, resize = self.topic, self.topic.resize
+        assert resize is not None
+        members = self.members(resize.phase)
+        for partition in members:
+            node = self.node(partition)
+            assert node is not None
+            epoch = node.leader_epoch + 1
+            self.write_node(partition, replace(node, leader_epoch=epoch, controller_epoch=self.state.controller_epoch))
+        layouts = topic.layouts[:-1]
+        self.topic = replace(topic, layouts=layouts, ended=without(topic.ended, layouts[-1].number), resize=None)
+        self.draft.write(nodes.put_topic(self.topic))
+        self.publish()
+        self.send_roles(members)
+        self.inspect_retiring()
 
     def _finish(self) -> None:
         topic = self.topic

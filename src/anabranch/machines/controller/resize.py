@@ -23,7 +23,7 @@ from anabranch.machines.controller.effects import (
 from anabranch.machines.controller.layouts import Layout, with_ended
 from anabranch.machines.controller.nodes import Resize, Topic
 from anabranch.machines.controller.plan import Plan
-from anabranch.machines.controller.roles import phases
+from anabranch.machines.controller.roles import counts, may_undo, phases
 from anabranch.machines.controller.state import ControllerState
 from anabranch.machines.controller.topics import INTERNAL_TOPICS, refuse_replicas, spread, unknown_topic
 
@@ -71,7 +71,42 @@ def decide_resize_topic(state: ControllerState, command: ResizeTopic) -> Decisio
         resize=Resize(to=command.count, phase=first, assignment=assignment),
     )
     plan.enter(first)
-    return plan.decision(Accepted(topic.name, topic.topic_id, layout=ending + 1))
+    return plan.decision(Accepted(topic.name, topic.topic_id, layout=ending + 1, count=command.count))
+
+
+def decide_cancel_resize(state: ControllerState, name: str) -> Decision[CommandReply]:
+    """Cancel the resize of a topic that runs, if it can be undone (`roles.may_undo`): the old count goes on to rule.
+
+    The leaders that can be reached take records by the old count again at once; the resize need not wait for the
+    others any more, which get their roles when they are back.
+    """
+    topic = state.topics.get(name)
+    if topic is None or name in state.deleting:
+        return Decision(reply=unknown_topic(name))
+    if topic.resize is None:
+        message = f"Topic {name!r} is not being resized; it has {topic.undeleted_partition_count} partitions."
+        return Decision(reply=Refused(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, message))
+    if not may_undo(topic):
+        return Decision(reply=Refused(ErrorCode.REASSIGNMENT_IN_PROGRESS, _too_late(topic)))
+    plan = Plan(state, topic)
+    plan.undo()
+    return plan.decision(Accepted(name, topic.topic_id, layout=topic.layouts[-2].number))
+
+
+def _too_late(topic: Topic) -> str:
+    """Why a resize cannot be canceled any more, and what to do."""
+    assert topic.resize is not None
+    old, new = counts(topic)
+    why = (
+        f"partitions {old} to {new - 1} may hold records already"
+        if new > old
+        else f"the remaining partitions may hold records of partitions {new} to {old - 1} already"
+    )
+    return (
+        f"The resize of topic {topic.name!r} from {old} to {new} partitions cannot be canceled any more: {why}. "
+        f"Bring back what it waits for (`anabranch topic describe {topic.name}`); then it ends, and the topic can be "
+        f"resized to {old}."
+    )
 
 
 def decide_leader_and_isr_answered(
@@ -99,6 +134,8 @@ def decide_leader_and_isr_answered(
         plan.note_confirmed(taken)
         plan.advance()
     if len(taken) < len(effect.roles):
+        missing = (role.partition for role in effect.roles if role.partition not in taken)
+        plan.note_unconfirmed({p: errors.get(p, ErrorCode.REQUEST_TIMED_OUT) for p in missing if p in topic.partitions})
         plan.retry_later(now_ms)
     return plan.decision(None)
 

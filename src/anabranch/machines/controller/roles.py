@@ -14,6 +14,10 @@ were open: so the end of the old one, which is the end of its records, stays whe
 order: if a survivor took appends under C' while a retiring partition still took them under C,
 a reader could find the retiring one finished too early. The role of a partition follows from the topic
 node and its own state node alone, so the tree alone determines every role.
+
+A resize can be undone in its first phase (`Plan.undo`), because no record has been placed by C' then: in CUT of an
+expansion no partition of C' alone exists, and in CLOSE of a shrink no survivor has adopted C'. Later it cannot: a
+partition that has opened, or a survivor that takes the keys of closed ones, may hold records that C places elsewhere.
 """
 
 from __future__ import annotations
@@ -47,6 +51,11 @@ def phase_of(partition: int, old: int, new: int) -> Phase:
     if partition >= max(old, new):
         return phases(old, new)[-1]
     return Phase.OPEN if new > old else Phase.CLOSE
+
+
+def may_undo(topic: Topic) -> bool:
+    """Whether the resize that runs can be undone: it is in its first phase."""
+    return topic.resize is not None and topic.resize.phase is phases(*counts(topic))[0]
 
 
 def counts(topic: Topic) -> tuple[int, int]:

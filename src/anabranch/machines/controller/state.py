@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller import nodes
 from anabranch.machines.controller.nodes import (
     BrokerNode,
@@ -20,6 +21,7 @@ from anabranch.machines.controller.nodes import (
     PutNode,
     Stopped,
     Topic,
+    Unconfirmed,
 )
 
 
@@ -39,6 +41,8 @@ class ControllerState:
 
     confirmed: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict, compare=False)
     """(layout, leader epoch) of the newest role that each leader has taken, as far as this term has heard."""
+    unconfirmed: dict[str, dict[int, ErrorCode]] = field(default_factory=dict, compare=False)
+    """The error of each leader that answered its last order otherwise, as far as this term has heard."""
     stopped: dict[str, set[tuple[int, int]]] = field(default_factory=dict, compare=False)
     """(partition, broker) of the replicas that are gone, as far as this term has heard."""
 
@@ -54,7 +58,14 @@ def apply(state: ControllerState, record: MetadataRecord) -> ControllerState:
             topic = state.topics.get(name)
             if topic is not None and topic.topic_id == topic_id:
                 known = state.confirmed.setdefault(name, {})
-                known.update((p, role) for p, role in roles.items() if role > known.get(p, (-1, -1)))
+                # Layouts go back where a resize was canceled, leader epochs never.
+                known.update((p, role) for p, role in roles.items() if role[::-1] > known.get(p, (-1, -1))[::-1])
+                for partition in roles:
+                    state.unconfirmed.get(name, {}).pop(partition, None)
+        case Unconfirmed(name, topic_id, errors):
+            topic = state.topics.get(name)
+            if topic is not None and topic.topic_id == topic_id:
+                state.unconfirmed.setdefault(name, {}).update(errors)
         case Stopped(name, topic_id, replicas):
             topic = state.topics.get(name)
             if topic is not None and topic.topic_id == topic_id:
@@ -90,6 +101,7 @@ def _delete(state: ControllerState, path: str) -> None:
             if gone is not None:
                 state.names.pop(gone.topic_id, None)
             state.confirmed.pop(name, None)
+            state.unconfirmed.pop(name, None)
             state.stopped.pop(name, None)
         case ["brokers", "topics", name, "partitions", partition, "state"]:
             siblings = state.partitions.get(name, {})
@@ -111,6 +123,7 @@ def _put_topic(state: ControllerState, topic: Topic) -> None:
     if before is not None:
         for gone in before.partitions.keys() - topic.partitions.keys():
             state.confirmed.get(topic.name, {}).pop(gone, None)
+            state.unconfirmed.get(topic.name, {}).pop(gone, None)
             stopped = state.stopped.get(topic.name, set())
             stopped.difference_update({replica for replica in stopped if replica[0] == gone})
 

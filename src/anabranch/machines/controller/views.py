@@ -6,15 +6,25 @@ step is durable, all are the new ones. Leader epochs are shown as they are at th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 from uuid import UUID
 
+from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller.effects import Accepted
 from anabranch.machines.controller.layouts import Layout, ended_with
-from anabranch.machines.controller.nodes import PartitionNode, Phase, Topic
+from anabranch.machines.controller.nodes import (
+    Confirmed,
+    DeleteNode,
+    MetadataRecord,
+    PartitionNode,
+    Phase,
+    PutNode,
+    Topic,
+    Unconfirmed,
+)
 from anabranch.machines.controller.plan import Plan
 from anabranch.machines.controller.state import ControllerState
 from anabranch.machines.controller.topics import INTERNAL_TOPICS
@@ -153,6 +163,50 @@ def describe(state: ControllerState, name: str) -> Description | None:
     )
 
 
+class ResizeWait(NamedTuple):
+    """A partition that a resize waits for, and why: the error of its leader, LEADER_NOT_AVAILABLE without one."""
+
+    partition: int
+    broker_id: int
+    error: ErrorCode
+
+
+def resize_waits(state: ControllerState, name: str) -> tuple[ResizeWait, ...]:
+    """The partitions whose leaders refuse, or cannot be told, what the running resize wants of them.
+
+    A leader that has only not answered yet is not among them.
+    """
+    topic = state.topics.get(name)
+    if topic is None or topic.resize is None or name in state.deleting:
+        return ()
+    plan, errors = Plan(state, topic), state.unconfirmed.get(name, {})
+    waits = []
+    for partition in plan.members(topic.resize.phase):
+        node = plan.node(partition)
+        if node is None or plan.confirmed(partition):
+            continue
+        error = errors.get(partition) if node.leader in state.brokers else ErrorCode.LEADER_NOT_AVAILABLE
+        if error is not None:
+            waits.append(ResizeWait(partition, node.leader, error))
+    return tuple(waits)
+
+
+def topics_of(state: ControllerState, records: Iterable[MetadataRecord]) -> set[str]:
+    """The topics whose waits may have changed with these applied records."""
+    found: set[str] = set()
+    for record in records:
+        match record:
+            case Confirmed(name) | Unconfirmed(name):
+                found.add(name)
+            case PutNode(path) | DeleteNode(path):
+                match path.split("/")[1:]:
+                    case ["brokers", "topics", name] | ["admin", "delete_topics", name]:
+                        found.add(name)
+                    case ["brokers", "ids", _]:
+                        found |= {topic.name for topic in state.topics.values() if topic.resize is not None}
+    return found
+
+
 def idle(state: ControllerState, name: str) -> bool:
     """Whether no change of a topic is in progress: a command answered `Wait` can be submitted again."""
     topic = state.topics.get(name)
@@ -168,10 +222,22 @@ def settled(state: ControllerState, accepted: Accepted) -> bool:
         return False
     if accepted.topic in state.deleting or topic.newest > accepted.layout:
         return True
+    if canceled(state, accepted):
+        return True
     if topic.resize is not None or topic.reaping:
         return topic.newest >= accepted.layout
     plan = Plan(state, topic)
     return all(plan.confirmed(partition) for partition in topic.partitions)
+
+
+def canceled(state: ControllerState, accepted: Accepted) -> bool:
+    """Whether an accepted resize was canceled: its layout is not there, or is that of a later resize."""
+    topic = state.topics.get(accepted.topic)
+    if topic is None or topic.topic_id != accepted.topic_id or accepted.layout is None or accepted.count is None:
+        return False
+    newest = topic.layouts[-1]
+    replaced = newest.number == accepted.layout and newest.count != accepted.count
+    return newest.number < accepted.layout or replaced
 
 
 def visible_partitions(topic: Topic, nodes: Mapping[int, PartitionNode]) -> list[int]:

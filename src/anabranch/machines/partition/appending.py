@@ -171,7 +171,7 @@ def _redirect(
     number = role.survivor
     for survivor in ancestors:
         taken = survivor.leadership
-        if taken is None or taken.partition != number or taken.layout < role.layout or taken.retiring:
+        if taken is None or taken.partition != number or taken.retiring or not _follows(taken, role):
             continue
         if header.producer_id == NO_PRODUCER_ID:
             return Redirect(survivor, NO_PRODUCER_ID)
@@ -179,6 +179,16 @@ def _redirect(
         table = survivor.table
         return _refuse_transaction(table, table.known(alias), header, held) or Redirect(survivor, alias)
     return SURVIVOR_NOT_READY
+
+
+def _follows(taken: Leadership, role: Leadership) -> bool:
+    """Whether a survivor has taken its role in the layout that closed the partition of `role`, or in a later one.
+
+    The number of a layout alone does not tell: after a canceled resize the next one has the number again.
+    """
+    if taken.layout == role.layout:
+        return taken.undeleted_partition_count == role.undeleted_partition_count
+    return taken.layout > role.layout
 
 
 def _refuse_transaction(

@@ -39,6 +39,7 @@ from anabranch.runtime.events import EventLogger
 from anabranch.runtime.timers import Timers
 from anabranch.server.cluster.feed import everything, update_after
 from anabranch.server.cluster.peers import Peers
+from anabranch.server.cluster.resize_waits import ResizeWaits
 from anabranch.storage.interface import Create, Delete, MetadataStore, Operation, Set
 
 events = EventLogger("controller")
@@ -59,6 +60,7 @@ class Controller:
         self._worker: asyncio.Task[None] | None = None
         self._now_ms = SteadyTime(clock).now_ms
         self._timers = Timers(self._now_ms, self._on_timer)
+        self.waits = ResizeWaits(self._now_ms)
         self._failed: dict[int, Effect] = {}
         """Effects that could not be performed, to be tried again, by the number of the failure."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -122,6 +124,7 @@ class Controller:
             for effect in decision.effects:
                 self._effects.put_nowait(effect)
             if decision.records:
+                self.waits.look(self.state, decision.records)
                 self._peers.publish(update_after(self.state, decision.records))
         if decision.records:
             self._wake()
@@ -147,11 +150,15 @@ class Controller:
         if isinstance(reply, Accepted):
             accepted = reply
             if not await self.wait_until(lambda state: views.settled(state, accepted), deadline):
-                raise ApiError(
-                    ErrorCode.REQUEST_TIMED_OUT,
-                    "The change was accepted and is still being carried out; it will be finished.",
-                )
+                raise ApiError(ErrorCode.REQUEST_TIMED_OUT, self._still_going_on(accepted))
+            if views.canceled(self.state, accepted):
+                message = f"The resize of topic {accepted.topic!r} to {accepted.count} partitions was canceled."
+                raise ApiError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, message)
         return reply
+
+    def _still_going_on(self, accepted: Accepted) -> str:
+        waits = self.waits.text(accepted.topic)
+        return " ".join(("The change was accepted and is still being carried out; it will be finished.", *waits))
 
     async def wait_until(self, true: Callable[[ControllerState], bool], deadline: float) -> bool:
         """Wait until `true` of the state, at most until `deadline` on the loop's clock; return whether it came true."""

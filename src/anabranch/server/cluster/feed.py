@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from anabranch.machines.controller import nodes
-from anabranch.machines.controller.nodes import Confirmed, DeleteNode, MetadataRecord, PutNode, Stopped
+from anabranch.machines.controller.nodes import Confirmed, DeleteNode, MetadataRecord, PutNode, Stopped, Unconfirmed
 from anabranch.machines.controller.state import ControllerState
 from anabranch.server.cluster.view import ClusterUpdate, TopicSnapshot
 
@@ -39,7 +39,7 @@ def update_after(state: ControllerState, records: Iterable[MetadataRecord]) -> C
                         configs[name] = None
                     case ["config", "groups", name]:
                         groups[nodes.group_of(name)] = None
-            case Confirmed(name) | Stopped(name):
+            case Confirmed(name) | Unconfirmed(name) | Stopped(name):
                 topics[name] = None
     if brokers:  # A partition without a live leader is published without one.
         topics.update(dict.fromkeys(state.topics))

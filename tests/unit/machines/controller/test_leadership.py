@@ -50,6 +50,16 @@ def test_an_older_layout_never_opens_what_was_closed() -> None:
     assert take_role(CLOSED, ORDER, ROLE, latest_epoch=3) == Taken(CLOSED, ErrorCode.FENCED_LEADER_EPOCH)
 
 
+def test_after_a_canceled_resize_the_layout_before_comes_back_under_a_later_epoch() -> None:
+    canceled = replace(OPEN, layout=3, leader_epoch=4, undeleted_partition_count=8)
+    back = replace(ROLE, leader_epoch=5)
+    taken = take_role(canceled, ORDER, back, latest_epoch=4)
+    assert taken == Taken(replace(OPEN, leader_epoch=5), start_epoch=5)
+    late = replace(ROLE, leader_epoch=4, layout=3)
+    order = replace(ORDER, undeleted_partition_count=8)
+    assert take_role(taken.leadership, order, late, latest_epoch=5).error is ErrorCode.FENCED_LEADER_EPOCH
+
+
 def test_an_older_epoch_is_fenced_by_the_role_and_by_the_log() -> None:
     older = replace(ROLE, leader_epoch=2)
     assert take_role(OPEN, ORDER, older, latest_epoch=3).error is ErrorCode.FENCED_LEADER_EPOCH

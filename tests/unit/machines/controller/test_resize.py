@@ -22,7 +22,7 @@ CUT, OPEN, CLOSE = Phase.CUT, Phase.OPEN, Phase.CLOSE
 
 def test_expanding_cuts_every_partition_before_a_new_one_opens() -> None:
     cluster = Cluster(partitions=2)
-    assert cluster.resize(3) == Accepted("t", TOPIC_ID, layout=1)
+    assert cluster.resize(3) == Accepted("t", TOPIC_ID, layout=1, count=3)
     assert cluster.text() == (
         "write t: layouts 2(0:0 1:0) 3, partitions 2, resize to 3: cut making 2\n"
         "write t-0: epoch 1 at 1\n"

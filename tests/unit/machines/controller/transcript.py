@@ -78,6 +78,9 @@ class Cluster:
         command = resize.ResizeTopic("t", count, **more)  # type: ignore[arg-type]
         return self.submit(lambda state: resize.decide_resize_topic(state, command))
 
+    def cancel(self) -> object:
+        return self.submit(lambda state: resize.decide_cancel_resize(state, "t"))
+
     def reap(self, **logs: tuple[int, int]) -> object:
         """Report log starts and ends: p2=(7, 7)."""
         seen = {

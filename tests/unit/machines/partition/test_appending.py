@@ -344,15 +344,26 @@ def test_only_a_survivor_that_has_taken_its_role_is_redirected_to(taken: Leaders
 
 def test_the_survivor_is_the_ancestor_that_has_the_keys_now() -> None:
     """Of partition 12, whose keys were in 4 and in 0: with 5 partitions they are in 4, with 3 in 0."""
-    near, far = Replica(replace(SURVIVOR, partition=4)), Replica(SURVIVOR)
     role = replace(RETIRING, partition=12)
-    for count, expected in ((5, near), (3, far)):
+    for count in (5, 3):
+        near = Replica(replace(SURVIVOR, partition=4, undeleted_partition_count=count))
+        far = Replica(replace(SURVIVOR, undeleted_partition_count=count))
+        expected = near if count == 5 else far
         decision = decide_append(
             replace(role, undeleted_partition_count=count), table(), [near, far], Batch(), COUNT_NOT_SAID
         )
         assert decision == Redirect(expected, redirected(7, 12))
         assert isinstance(decision, Redirect)
         assert decision.to is expected
+
+
+def test_a_survivor_in_a_layout_of_the_same_number_from_a_canceled_resize_is_not_ready() -> None:
+    """Partition 0 missed the cancel of a growth to 7, and the shrink that has the number of its layout again."""
+    for layout, count, ready in ((3, 7, False), (3, 3, True), (4, 7, True), (2, 3, False)):
+        survivor = Replica(replace(SURVIVOR, layout=layout, undeleted_partition_count=count))
+        decision = decide_append(RETIRING, table(), [survivor], PLAIN, COUNT_NOT_SAID)
+        assert isinstance(decision, Redirect) is ready
+        assert ready or decision == SURVIVOR_NOT_READY
 
 
 def test_a_stock_producer_counts_on_where_it_was_redirected_and_where_its_partition_opens_again() -> None:

@@ -1,0 +1,103 @@
+"""What running resizes wait for, and since when: each partition that holds one up is logged once, shown and measured.
+
+Which partitions these are is decided in `machines.controller.views`; the times are of this controller's term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from anabranch.base.errors import ErrorCode
+from anabranch.machines.controller.nodes import MetadataRecord
+from anabranch.machines.controller.roles import may_undo
+from anabranch.machines.controller.state import ControllerState
+from anabranch.machines.controller.views import ResizeWait, resize_waits, topics_of
+from anabranch.runtime.events import EventLogger
+
+events = EventLogger("controller")
+NAMED_MAX = 3
+"""How many partitions a message names."""
+REASONS = {
+    ErrorCode.LEADER_NOT_AVAILABLE: "its broker is not running",
+    ErrorCode.KAFKA_STORAGE_ERROR: "its log cannot be opened, written or synced",
+    ErrorCode.REQUEST_TIMED_OUT: "its broker does not answer",
+}
+
+
+class Waiting(NamedTuple):
+    """One partition that a resize waits for."""
+
+    wait: ResizeWait
+    since_ms: int
+
+    @property
+    def reason(self) -> str:
+        """Why, in words."""
+        return REASONS.get(self.wait.error, f"its leader answers {self.wait.error.name}")
+
+
+class ResizeWaits:
+    """The partitions that running resizes wait for, by topic."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._known: dict[str, dict[int, Waiting]] = {}
+
+    def look(self, state: ControllerState, records: Iterable[MetadataRecord]) -> None:
+        """Look at the topics that these applied records concern; log each partition that begins to hold a resize up."""
+        for name in topics_of(state, records):
+            before = self._known.pop(name, {})
+            found: dict[int, Waiting] = {}
+            for wait in resize_waits(state, name):
+                known = before.get(wait.partition)
+                if known is not None and known.wait == wait:
+                    found[wait.partition] = known
+                    continue
+                since_ms = self._now_ms() if known is None else known.since_ms
+                found[wait.partition] = waiting = Waiting(wait, since_ms)
+                self._log(state, name, waiting)
+            if found:
+                self._known[name] = found
+            elif before:
+                events.info("resize waits no more", topic=name, partitions=len(before))
+
+    def _log(self, state: ControllerState, name: str, waiting: Waiting) -> None:
+        events.warning(
+            "resize waits for a partition",
+            topic=name,
+            to=state.topics[name].undeleted_partition_count,
+            partition=waiting.wait.partition,
+            broker=waiting.wait.broker_id,
+            reason=waiting.reason,
+            remedy=_remedy(name, cancelable=may_undo(state.topics[name])),
+        )
+
+    def of(self, topic: str) -> list[Waiting]:
+        """What the resize of a topic waits for, by partition, ascending."""
+        return [waiting for _, waiting in sorted(self._known.get(topic, {}).items())]
+
+    def all(self) -> Iterable[tuple[str, Waiting, int]]:
+        """Every topic and partition that a resize waits for, and how long it has, in ms."""
+        now_ms = self._now_ms()
+        return ((name, it, now_ms - it.since_ms) for name, found in self._known.items() for it in found.values())
+
+    def text(self, topic: str) -> list[str]:
+        """The sentences that tell a client what the resize of a topic waits for; none where it goes on."""
+        waiting = self.of(topic)
+        if not waiting:
+            return []
+        now_ms = self._now_ms()
+        named = [
+            f"partition {it.wait.partition} on broker {it.wait.broker_id}, for {(now_ms - it.since_ms) / 1000:.0f} s: "
+            f"{it.reason}"
+            for it in waiting[:NAMED_MAX]
+        ]
+        if len(waiting) > NAMED_MAX:
+            named.append(f"and {len(waiting) - NAMED_MAX} more")
+        return [f"It waits for {'; '.join(named)}.", f"See `anabranch topic describe {topic}`."]
+
+
+def _remedy(topic: str, *, cancelable: bool) -> str:
+    cancel = f", or cancel the resize: anabranch topic resize {topic} --cancel" if cancelable else ""
+    return f"bring the partition back (its log directory, its disk){cancel}"
