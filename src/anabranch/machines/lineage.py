@@ -113,7 +113,16 @@ class _Relative(NamedTuple):
     partition: int
     low: int
     high: int
+    last: int
+    """The newest of these layouts."""
     is_older: bool
+
+    def matters(self, oldest_unread: int) -> bool:
+        """Whether a gate may wait for the partition's segments from `oldest_unread` on.
+
+        An older partition held the keys in its own segments; a younger one gave them away in a later layout.
+        """
+        return oldest_unread <= self.last if self.is_older else oldest_unread < self.last
 
 
 @dataclass(frozen=True)
@@ -253,8 +262,9 @@ class Lineage:
         high = partition
         while high >= self.initial:
             low = high - level_size(high, self.initial)
-            if bisect_right(self._sizes, high) > bisect_right(self._sizes, low):
-                yield _Relative(low, low, high, is_older=True)
+            newest = self._newest[bisect_right(self._sizes, low) : bisect_right(self._sizes, high)]
+            if newest:
+                yield _Relative(low, low, high, max(newest), is_older=True)
             high = low
 
     @cached_property
@@ -268,6 +278,12 @@ class Lineage:
         return sorted(set(self.counts))
 
     @cached_property
+    def _newest(self) -> Sequence[int]:
+        """The newest layout of each of `_sizes`."""
+        newest = dict(zip(self.counts, range(self.first, self.current + 1), strict=True))
+        return [newest[size] for size in self._sizes]
+
+    @cached_property
     def _ended(self) -> frozenset[int]:
         """The partitions with ended segments, known or not."""
         return frozenset((*(partition for partition, cuts in self.cuts.items() if cuts.ends), *self.unknown))
@@ -277,8 +293,8 @@ class Lineage:
         """By partition, the younger ones with ended segments."""
         found: dict[int, list[_Relative]] = {}
         for partition in sorted(self._ended):
-            for ancestor, low, high, _ in self._ancestors(partition):
-                found.setdefault(ancestor, []).append(_Relative(partition, low, high, is_older=False))
+            for ancestor, low, high, last, _ in self._ancestors(partition):
+                found.setdefault(ancestor, []).append(_Relative(partition, low, high, last, is_older=False))
         return found
 
 
@@ -296,7 +312,7 @@ class Gates:
 
     def may_deliver(self, partition: int, layout: int, keys: Interval | None = None) -> bool:
         """Whether the reader may be given records of segment (`partition`, `layout`)."""
-        return not self._waits(partition, layout, keys)
+        return not self._waits(partition, layout, keys, self._unread(partition))
 
     def limit(self, partition: int, keys: Interval | None = None) -> int | None:
         """The offset at which the reader meets the first closed gate of `partition`; None where none is closed."""
@@ -317,17 +333,23 @@ class Gates:
 
     def _find_closed(self, partition: int, keys: Interval | None) -> tuple[int, tuple[GateWait, ...]] | None:
         lineage = self._lineage
-        relatives = lineage._relatives_of(partition)
-        oldest = min((self._oldest_unread(other.partition) for other in relatives), default=lineage.current)
-        if oldest >= lineage.current:
+        unread = self._unread(partition)
+        if not unread:
             return None
+        oldest = min(self._oldest_unread(other.partition) for other in unread)
         position = self._lowest(partition, SPACE if keys is None else keys)
         layouts, ends = lineage.cuts.get(partition, NO_CUTS)
         for index in range(max(bisect_right(ends, position), bisect_right(layouts, oldest)), len(ends) + 1):
-            waits = self._waits(partition, layouts[index] if index < len(ends) else lineage.current, keys)
+            layout = layouts[index] if index < len(ends) else lineage.current
+            waits = self._waits(partition, layout, keys, unread)
             if waits:
                 return max(position, ends[index - 1] if index else 0), waits
         return None
+
+    def _unread(self, partition: int) -> Sequence[_Relative]:
+        """The relatives of a partition with segments that its gates may wait for."""
+        relatives = self._lineage._relatives_of(partition)
+        return [other for other in relatives if other.matters(self._oldest_unread(other.partition))]
 
     def _oldest_unread(self, partition: int) -> int:
         """The layout of the oldest ended segment that is not read by all keys; the current one where there is none."""
@@ -343,23 +365,20 @@ class Gates:
             self._oldest[partition] = oldest
         return oldest
 
-    def _waits(self, partition: int, layout: int, keys: Interval | None) -> tuple[GateWait, ...]:
+    def _waits(
+        self, partition: int, layout: int, keys: Interval | None, unread: Sequence[_Relative]
+    ) -> tuple[GateWait, ...]:
         """What the gate of one segment waits on. A partition beyond the layout's count holds no keys."""
-        lineage = self._lineage
-        count = lineage.count_in(layout)
-        unread = [r for r in lineage._relatives_of(partition) if self._oldest_unread(r.partition) < layout]
+        count = self._lineage.count_in(layout)
+        unread = [other for other in unread if other.is_older or other.low < count <= other.high]
         if not unread or partition >= count:
             return ()
-        held: Interval | None = interval(partition, count, lineage.initial)
+        held: Interval | None = interval(partition, count, self._lineage.initial)
         if keys is not None and held is not None:
             held = held.overlap(keys)
         if held is None:
             return ()
-        ends = (
-            (other.partition, self._unread_end(other, layout, held))
-            for other in unread
-            if other.is_older or other.low < count <= other.high
-        )
+        ends = ((other.partition, self._unread_end(other, layout, held)) for other in unread)
         return tuple(sorted(GateWait(other, end) for other, end in ends if end is not None))
 
     def _unread_end(self, other: _Relative, layout: int, keys: Interval) -> int | None:
@@ -371,7 +390,8 @@ class Gates:
             if any(self._held(other, j, keys) is not None for j in unknown):
                 return UNKNOWN_END
         layouts, ends = lineage.cuts.get(partition, NO_CUTS)
-        for index in range(bisect_left(layouts, layout) - 1, bisect_right(ends, position) - 1, -1):
+        last = min(layout, other.last + 1) if other.is_older else layout
+        for index in range(bisect_left(layouts, last) - 1, bisect_right(ends, position) - 1, -1):
             held = self._held(other, layouts[index], keys)
             if held is not None and self._lowest(partition, held) < ends[index]:
                 return ends[index]
