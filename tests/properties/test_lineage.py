@@ -1,4 +1,4 @@
-"""The lineage rule against a brute-force model that keeps every record and every layout (ordering.md, section 3).
+"""The lineage rule against models that keep every record and every layout (ordering.md, section 3; keyspace.md, 4).
 
 The model is a topic as it really is: logs of records, resizes that cut them, retention, partitions that are removed
 and created again, and a reader that delivers one record at a time, wherever a gate lets it, in random order, and
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from anabranch.machines.lineage import Lineage, sequence_cuts
 from anabranch.machines.placement import place
-from tests.properties.recursive_gates import direct_parent_rule, recursive_rule
+from tests.properties.recursive_gates import before, direct_parent_rule, recursive_rule
 
 Rule = Callable[[Lineage, Mapping[int, int]], Callable[[int, int], bool]]
 """For a lineage and a reader's positions: whether (partition, layout) may be delivered."""
@@ -43,6 +43,7 @@ class Topic:
 
     def __init__(self, initial: int) -> None:
         self.initial = initial
+        self.first = 0
         self.counts = [initial]
         self.logs = {p: Log() for p in range(initial)}
         self.removed: dict[int, int] = {}
@@ -73,18 +74,22 @@ class Topic:
         return gone
 
     def reap(self) -> None:
-        """Remove empty retiring partitions, from the highest index down."""
+        """Remove empty retiring partitions, from the highest index down, and fold layouts without records away."""
         for p in sorted(self.logs, reverse=True):
             if p < self.counts[-1] or self.logs[p].records:
-                return
+                break
             self.removed[p] = self.logs.pop(p).end
+            self._lineage = None
+        while self.ends and all(self.logs[p].start >= end for p, end in self.ends[0].items() if p in self.logs):
+            del self.ends[0], self.counts[0]
+            self.first += 1
             self._lineage = None
 
     def lineage(self) -> Lineage:
         if self._lineage is None:
             existing = self.logs.keys()
             ends = tuple({p: end for p, end in ends.items() if p in existing} for ends in self.ends)
-            self._lineage = Lineage.of_ends(self.initial, tuple(self.counts), ends)
+            self._lineage = Lineage.of_ends(self.initial, self.counts, ends, first=self.first)
         return self._lineage
 
 
@@ -197,13 +202,56 @@ def test_no_history_breaks_the_order_of_a_key_or_gets_stuck(block: int) -> None:
         assert complete, f"stuck or lost: history({seed}, our_rule)"
 
 
-def test_the_direct_parent_rule_breaks_order_so_the_recursion_is_needed() -> None:
-    broken = [seed for seed in range(3_000) if not history(seed, direct_parent_rule)[0]]
+def one_layout_too_low(lineage: Lineage, positions: Mapping[int, int]) -> Callable[[int, int], bool]:
+    """A reader that asks for the gate of the segment before the one that it is at."""
+    gates = lineage.gates(positions)
+    return lambda partition, layout: gates.may_deliver(partition, max(layout - 1, lineage.first))
+
+
+def no_rule(_lineage: Lineage, _positions: Mapping[int, int]) -> Callable[[int, int], bool]:
+    return lambda _partition, _layout: True
+
+
+@pytest.mark.parametrize("rule", [direct_parent_rule, one_layout_too_low, no_rule])
+def test_a_laxer_rule_breaks_order(rule: Rule) -> None:
+    broken = [seed for seed in range(3_000) if not history(seed, rule)[0]]
     assert len(broken) > 10
+
+
+def test_the_recursive_rule_is_right_too_but_waits_more_often() -> None:
+    assert all(history(seed, recursive_rule) == (True, True) for seed in range(1_000))
+    stricter = decided = 0
+    for seed in range(1_000):
+        chance = random.Random(seed)
+        topic = grown_topic(chance)
+        lineage = topic.lineage()
+        positions = {p: chance.randint(log.start, log.end) for p, log in topic.logs.items()}
+        exact, recursive = lineage.gates(positions).may_deliver, recursive_rule(lineage, positions)
+        for p in topic.logs:
+            for layout in range(lineage.first, lineage.current + 1):
+                assert exact(p, layout) or not recursive(p, layout), f"seed {seed}: ({p}, {layout})"
+                stricter += exact(p, layout) and not recursive(p, layout)
+                decided += 1
+    assert 0 < stricter < decided
+
+
+def grown_topic(chance: random.Random, resizes_max: int = 8) -> Topic:
+    """A topic after sends, resizes, retention and removals."""
+    topic = Topic(chance.randint(1, 3))
+    for _ in range(chance.randint(1, resizes_max)):
+        for _ in range(chance.randint(0, 12)):
+            topic.send(chance.randrange(2**31))
+        topic.resize(chance.randint(topic.initial, topic.initial * 8))
+        for p in sorted(topic.logs):
+            if chance.random() < 0.1:
+                topic.expire(p, chance.randint(0, topic.logs[p].end))
+        topic.reap()
+    return topic
 
 
 def test_the_example_of_the_design_waits_for_the_grandparent() -> None:
     lineage = Lineage.of_ends(1, (1, 2, 4), ({0: 3}, {0: 3, 1: 0}))
+    assert before(lineage, 3, 2) == (1,)
     unread = {0: 0, 1: 0, 2: 0, 3: 0}
     assert direct_parent_rule(lineage, unread)(3, 2)
     assert not lineage.may_deliver(3, 2, unread)
@@ -216,18 +264,11 @@ def test_the_example_of_the_design_waits_for_the_grandparent() -> None:
 @given(st.integers(0, 2**32))
 def test_the_limits_the_waits_and_the_gates_agree(seed: int) -> None:
     chance = random.Random(seed)
-    topic = Topic(chance.randint(1, 3))
-    for _ in range(40):
-        if chance.random() < 0.8:
-            topic.send(chance.randrange(2**31))
-        else:
-            topic.resize(chance.randint(topic.initial, topic.initial * 6))
+    topic = grown_topic(chance)
     lineage = topic.lineage()
     positions = {p: chance.randint(log.start, log.end) for p, log in topic.logs.items()}
-    gates, recursive = lineage.gates(positions), recursive_rule(lineage, positions)
+    gates = lineage.gates(positions)
     for p in topic.logs:
-        for layout in range(lineage.current + 1):
-            assert gates.may_deliver(p, layout) or not recursive(p, layout)
         limit = gates.limit(p)
         here = list(lineage.segments(p, positions[p]))
         closed = [segment for segment in here if not gates.may_deliver(p, segment.layout)]
