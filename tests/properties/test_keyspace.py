@@ -26,11 +26,13 @@ initials = st.integers(1, 12)
 growths = st.integers(0, 120)
 
 
+@settings(deadline=None)
 @given(hashes)
 def test_reversing_is_that_of_the_digits(value: int) -> None:
     assert reverse_31(value) == int(f"{value:031b}"[::-1], 2)
 
 
+@settings(deadline=None)
 @given(initials, growths)
 def test_the_intervals_of_a_family_tile_the_space(initial: int, growth: int) -> None:
     count = initial + growth
@@ -40,6 +42,7 @@ def test_the_intervals_of_a_family_tile_the_space(initial: int, growth: int) -> 
         assert all(one.end + 1 == two.start for one, two in pairwise(family))
 
 
+@settings(deadline=None)
 @given(murmurs, initials, growths)
 def test_a_partition_holds_a_key_exactly_if_its_interval_does(murmur: int, initial: int, growth: int) -> None:
     key_hash, at = murmur & 0x7FFF_FFFF, spread(murmur, initial)
@@ -51,6 +54,7 @@ def test_a_partition_holds_a_key_exactly_if_its_interval_does(murmur: int, initi
         assert (p == placed) == (p % initial == key_hash % initial and held.start <= at <= held.end)
 
 
+@settings(deadline=None)
 @given(hashes, st.integers(1, 1 << 20), st.integers(0, 1 << 24))
 def test_that_holds_for_the_largest_topics_too(key_hash: int, initial: int, growth: int) -> None:
     count = min(initial + growth, 1 << 31)
@@ -58,6 +62,7 @@ def test_that_holds_for_the_largest_topics_too(key_hash: int, initial: int, grow
     assert held.start <= spread(key_hash, initial) <= held.end
 
 
+@settings(deadline=None)
 @given(initials, growths)
 def test_one_partition_more_halves_exactly_one_interval_and_one_less_puts_it_back(initial: int, growth: int) -> None:
     count = initial + growth
@@ -70,6 +75,7 @@ def test_one_partition_more_halves_exactly_one_interval_and_one_less_puts_it_bac
     assert after[changed].size == after[count].size == before[changed].size // 2
 
 
+@settings(deadline=None)
 @given(initials, growths, growths, st.data())
 def test_intervals_overlap_exactly_if_one_partition_is_the_others_ancestor(
     initial: int, a: int, b: int, data: st.DataObject
@@ -83,6 +89,7 @@ def test_intervals_overlap_exactly_if_one_partition_is_the_others_ancestor(
     assert (common is not None) == related
 
 
+@settings(deadline=None)
 @given(initials, growths, st.integers(1, 40), st.data())
 def test_shares_are_even_and_leave_no_key_out(initial: int, growth: int, readers: int, data: st.DataObject) -> None:
     p = data.draw(st.integers(0, initial + growth - 1))
@@ -100,7 +107,7 @@ def test_shares_are_even_and_leave_no_key_out(initial: int, growth: int, readers
 loads = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(0, 10**9)), max_size=8)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(initials, loads, st.integers(1, 50))
 def test_shares_of_several_segments_carry_the_same_load(
     initial: int, drawn: list[tuple[int, int, int]], readers: int
@@ -116,6 +123,7 @@ def test_shares_of_several_segments_carry_the_same_load(
         assert abs(carried - total / len(shares)) <= total * 1e-6 + 1e-6
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**63 - 1), initials, growths, st.data())
 def test_a_record_without_a_key_lies_in_its_partitions_interval(
     offset: int, initial: int, growth: int, data: st.DataObject
