@@ -10,6 +10,7 @@ from anabranch.machines.groups.classic import ClassicGroup, subscribed_topics
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.consumer.target import subscription
 from anabranch.machines.groups.coordinator import Coordinator
+from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.outcome import Outcome
 from anabranch.protocol.messages.offset_commit import OffsetCommitResponse
@@ -32,6 +33,10 @@ class PositionRules:
         self._regexes = Regexes(1_000)
         self.committed: dict[tuple[str, str, int], tuple[UUID, int]] = {}
         """Group, topic, partition: the topic's id and the offset that was acknowledged last."""
+        self.moved_ms: dict[tuple[str, str, int], int] = {}
+        """The time of the last commit of another offset."""
+        self.opened: dict[tuple[str, str, int], int] = {}
+        """The newest layout whose gate was open when the coordinator handed the partition out."""
         self._committers: dict[tuple[str, str, int], tuple[str, bool]] = {}
         self._committed_ms: dict[tuple[str, str, int], int] = {}
 
@@ -45,6 +50,8 @@ class PositionRules:
                     if answer.error_code == ErrorCode.NONE:
                         self._committed(machine, cause, name, part, by_id=by_id)
         for record in outcome.records:
+            if type(record.key).__name__ == "OffsetCommitKey" and record.value is not None:
+                self._written(machine, record)
             if type(record.key).__name__ == "OffsetCommitKey" and record.value is None:
                 key = (record.key.group, record.key.topic, record.key.partition)
                 topic_id, _ = self.committed[key]
@@ -56,6 +63,22 @@ class PositionRules:
                 assert gone or expired or cause.kind == "admin", (cause, record)
                 if isinstance(cause.request, OffsetDeleteRequest):
                     assert key[1] not in self._read_by(machine, key[0]), (cause, record)
+
+    def _written(self, machine: Coordinator, record: CoordinatorRecord) -> None:
+        """A record of a position: one that nobody has committed is where a partition begins, or tells of its gate."""
+        key = (record.key.group, record.key.topic, record.key.partition)
+        value = record.value
+        assert value is not None
+        before = self.committed.get(key)
+        if before != (value.topic_id, value.offset):
+            self._rules.change(self.moved_ms, key, self._world.now_ms)
+        self._rules.change(self.opened, key, value.opened)
+        topic = machine.image.by_id.get(value.topic_id)
+        if before is None or before[0] != value.topic_id:
+            self._rules.change(self.committed, key, (value.topic_id, value.offset))
+            self._rules.change(self._committers, key, ("", True))
+            self._rules.change(self._committed_ms, key, self._world.now_ms)
+            self._rules.counts["begun"] += topic is not None and value.offset == topic.log_start(key[2])
 
     def _read_by(self, machine: Coordinator, group_id: str) -> frozenset[str]:
         group = machine.groups.get(group_id)

@@ -63,6 +63,8 @@ STRICT = frozenset(
 )
 """Errors after which the state must be unchanged."""
 TIMER_SLACK_MS = 50
+LOOKED_AT_IN_MS = 20_000
+"""The time in which a coordinator notices that nothing is left before a partition, also when leaders answer late."""
 Partition = tuple[UUID, int]
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -97,6 +99,8 @@ class Rules:
         self.positions = PositionRules(self)
         self._held: dict[tuple[str, UUID, int], tuple[str, int]] = {}
         """The owner of a partition, and the start of the ownership."""
+        self._waits_idly: dict[tuple[str, UUID, int], int] = {}
+        """Free partitions that wait although nothing is before them: since when."""
         self._owners_seen: dict[str, object] = {}
         self._decided: dict[int, _Decided] = {}
         """By the reply's identity: replies that have not left their broker yet."""
@@ -383,26 +387,33 @@ class Rules:
     def _may_deliver(self, group: ConsumerGroup, topic: TopicImage, partition: int, *, trusting: bool = True) -> bool:
         """Whether all records before the next one of a partition have been read, as far as commits show.
 
-        `trusting`: an owner without a commit in a partition for long has no records to read there.
+        `trusting`: the gates open by time, where a partition's position and owner have been the same for long.
         """
-        if topic.lineage is None:
+        lineage = topic.lineage
+        if lineage is None:
             return True
-        positions = {}
+        positions, counted = {}, {}
         for number in (*topic.partitions, *topic.retiring):
-            topic_id, offset = self.positions.committed.get((group.group_id, topic.name, number), (None, 0))
-            if topic_id == topic.topic_id:
-                positions[number] = offset
-            else:
-                silent = trusting and number != partition and self._reads_nothing(group, (topic.topic_id, number))
-                positions[number] = BEYOND if silent else topic.log_start(number)
-        layout = topic.lineage.layout_at(partition, positions[partition])
-        return topic.lineage.may_deliver(partition, layout, positions)
+            key = (group.group_id, topic.name, number)
+            topic_id, offset = self.positions.committed.get(key, (None, 0))
+            positions[number] = max(offset if topic_id == topic.topic_id else 0, topic.log_start(number))
+            since_ms = self.positions.moved_ms.get(key, 0) if topic_id == topic.topic_id else 0
+            still = trusting and number != partition and self._is_still(group, (topic.topic_id, number), since_ms)
+            counted[number] = BEYOND if still else positions[number]
+        layout = lineage.layout_at(partition, positions[partition])
+        topic_id, offset = self.positions.committed.get((group.group_id, topic.name, partition), (None, 0))
+        was_open = topic_id == topic.topic_id and (
+            offset > max(lineage.start(partition, layout), topic.log_start(partition))
+            or self.positions.opened.get((group.group_id, topic.name, partition), -1) >= layout
+        )
+        return was_open or lineage.may_deliver(partition, layout, counted)
 
-    def _reads_nothing(self, group: ConsumerGroup, partition: Partition) -> bool:
-        """Whether one member has held a partition for its full rebalance timeout."""
+    def _is_still(self, group: ConsumerGroup, partition: Partition, moved_ms: int) -> bool:
+        """Whether one member has held a partition for its full rebalance timeout without a change of its position."""
         owner, since_ms = self._held.get((group.group_id, *partition), ("", 0))
         member = group.members.get(owner)
-        return member is not None and self.world.now_ms - since_ms >= member.described.rebalance_timeout_ms
+        still_ms = self.world.now_ms - max(since_ms, moved_ms)
+        return member is not None and still_ms >= member.described.rebalance_timeout_ms
 
     def _begin_anew(self, cause: Cause, outcome: Outcome[Any, Any]) -> None:
         """Reset a joining member's partitions: those that stay assigned count from now on."""
@@ -414,11 +425,11 @@ class Rules:
 
     def _silence(self, machine: Coordinator, group: ConsumerGroup) -> None:
         """Time an owner without commits from its last grant of the partition or its last join."""
-        live = machine._lives.get(group.group_id)
-        for partition, (owner, since_ms) in () if live is None else live.owned_since.items():
-            if group.holders.get(partition) == owner:
-                _, held_ms = self._held.get((group.group_id, *partition), (owner, 0))
-                assert since_ms >= held_ms, f"{partition}: the silence of {owner} is counted from before it had it"
+        gates = machine.keeper.known(group.group_id)
+        for partition, tenure in () if gates is None else gates.standing.tenures.items():
+            if group.holders.get(partition) == tenure.owner:
+                _, held_ms = self._held.get((group.group_id, *partition), (tenure.owner, 0))
+                assert tenure.since_ms >= held_ms, f"{partition}: {tenure} is counted from before the owner had it"
 
     def _hold(self, group: ConsumerGroup) -> None:
         """Note the owner of each partition, and the start of the ownership."""
@@ -458,7 +469,15 @@ class Rules:
             topic = machine.image.by_id.get(topic_id)
             if topic is not None and topic.has(number) and (topic_id, number) not in group.holders:
                 self.counts["waits"] += 1
-                assert not self._may_deliver(group, topic, number, trusting=False), (member, topic, number)
+                at = (group.group_id, topic_id, number)
+                if not self._may_deliver(group, topic, number, trusting=False):
+                    self._waits_idly.pop(at, None)
+                    continue
+                since_ms = self._waits_idly.setdefault(at, self.world.now_ms)
+                waited_ms = self.world.now_ms - since_ms
+                assert waited_ms <= LOOKED_AT_IN_MS, (member, topic, number, waited_ms)
+            else:
+                self._waits_idly.pop((group.group_id, topic_id, number), None)
 
     def _overdue(self, group: ConsumerGroup) -> None:
         """Check that the coordinator does not wait for a revocation beyond the member's rebalance timeout."""

@@ -21,6 +21,7 @@ from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.classic import ClassicGroup, ClassicState
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.coordinator import Coordinator
+from anabranch.machines.groups.gatekeeper import AskNextRecords
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.outcome import Outcome
 from anabranch.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponseGroup
@@ -139,6 +140,10 @@ class WatchedCoordinator(Coordinator):
     delete_group = _watched("delete_group", lambda group_id, now_ms: Cause("admin", group_id))
     on_timer = _watched("on_timer", _of_timer)
     topics_changed = _watched("topics_changed", lambda image, now_ms: Cause("topics"))
+    consumer_group_position = _watched(
+        "consumer_group_position",
+        lambda request, ticket, now_ms: Cause("request", request.group_id, request, ticket=ticket),
+    )
     decide_loaded = _watched("loaded", lambda now_ms: Cause("loaded"))
 
     def loaded(self, now_ms: int) -> Outcome[None, CoordinatorRecord]:
@@ -272,7 +277,13 @@ class Broker:
         )
         partition.leadership = Leadership(OFFSETS_TOPIC_ID, 0, 0, 0, 1, 1, retiring=False)
         self.shard = WatchedShard(
-            partition, self._make, _codec(), commit=self._commit, clock=WorldClock(self.world), prepare=self._prepare
+            partition,
+            self._make,
+            _codec(),
+            commit=self._commit,
+            clock=WorldClock(self.world),
+            prepare=self._prepare,
+            perform=self._perform,
         )
         self.shard.broker = self
         self.world.after(load_in_ms, self._load, self.lives)
@@ -288,6 +299,21 @@ class Broker:
 
     def _prepare(self, machine: Coordinator) -> None:
         machine.image = self.world.image
+
+    def _perform(self, effect: Any) -> None:
+        """Ask the leaders, which answer later, or not at all."""
+        if isinstance(effect, AskNextRecords):
+            self.world.after(self.world.delay_ms(), self._leaders_answer, effect, self.lives)
+
+    def _leaders_answer(self, ask: AskNextRecords, life: int) -> None:
+        if life != self.lives or self.shard is None:
+            return
+        topic = self.world.image.by_id.get(ask.topic_id)
+        found = {} if topic is None else {n: max(at, topic.log_start(n)) for n, at in ask.offsets.items()}
+        self.process.call(
+            self.shard.tell,
+            lambda machine, now_ms: machine.next_records(ask.group_id, ask.topic_id, ask.offsets, found, now_ms),
+        )
 
     def crash(self) -> None:
         """The broker dies: requests under way are lost with their connections, and some unsynced records are lost."""

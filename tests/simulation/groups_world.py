@@ -35,6 +35,8 @@ QUIET_MAX_MS = 240_000
 CHECK_EVERY_MS = 500
 LOGS_EVERY_MS = 10_000
 STEPS_MAX = 10_000_000
+RECORDS_AFTER_CUT = 5
+"""Records of a partition in the layout that rules."""
 
 
 class World:
@@ -186,7 +188,13 @@ class World:
     ) -> TopicImage:
         starts = self._log_starts
         return TopicImage(
-            topic_id, name, tuple(live), tuple(retiring), lineage, lambda number: starts.get((topic_id, number), 0)
+            topic_id,
+            name,
+            tuple(live),
+            tuple(retiring),
+            lineage,
+            lambda number: starts.get((topic_id, number), 0),
+            lambda number: (0 if lineage is None else _last_end(lineage, number)) + RECORDS_AFTER_CUT,
         )
 
     def _resize(self, topic: TopicImage, count: int) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 from unittest import mock
 
@@ -14,12 +13,13 @@ from anabranch.base.errors import ErrorCode
 from anabranch.client.consumer.member_driver import MemberDriver
 from anabranch.machines.clients.membership import strategies
 from anabranch.machines.clients.membership.consumer import ConsumerMember
-from anabranch.machines.groups import gates, migration, offsets
+from anabranch.machines.groups import gatekeeper, gates, migration, offsets, standing
 from anabranch.machines.groups.consumer import heartbeat
 from anabranch.machines.groups.consumer.group import NOTHING, ConsumerGroup, Member
 from anabranch.machines.groups.consumer.step import Step
 from anabranch.machines.groups.coordinator import Coordinator
 from anabranch.machines.groups.image import TopicImage
+from anabranch.machines.groups.standing import Standing
 from anabranch.runtime.timers import Timers
 from anabranch.server.coordinators.shard import Shard
 from tests.simulation.groups import live
@@ -46,7 +46,7 @@ def believing() -> AbstractContextManager[object]:
     """Partitions to be revoked are assigned to others before the member has acknowledged the revocation."""
     reconcile = heartbeat.reconcile
     return mock.patch.object(
-        heartbeat, "reconcile", lambda group, member, _, waits: reconcile(group, member, NOTHING, waits)
+        heartbeat, "reconcile", lambda group, member, _, *gates: reconcile(group, member, NOTHING, *gates)
     )
 
 
@@ -87,7 +87,7 @@ def moving_on() -> AbstractContextManager[object]:
 
 def overtaking() -> AbstractContextManager[object]:
     """Partitions are assigned although earlier records of their keys are unread."""
-    return mock.patch.object(gates, "closed_partitions", return_value=frozenset())
+    return mock.patch.object(gatekeeper, "evaluate", return_value=gates.OPEN)
 
 
 def uncooperative() -> AbstractContextManager[object]:
@@ -112,17 +112,22 @@ def waiting_forever() -> AbstractContextManager[object]:
 
 def remembering() -> AbstractContextManager[object]:
     """The time without commits in a partition counts on although its owner had to revoke the partition meanwhile."""
-    return mock.patch.object(Step, "forget_silence")
+    begin = Standing.begin_tenure
+
+    def keep(self: Standing, topic: TopicImage, partition: int, member_id: str, *given: int) -> None:
+        tenure = self.tenures.get((topic.topic_id, partition))
+        if tenure is None or tenure.owner != member_id:
+            begin(self, topic, partition, member_id, *given)
+
+    stack = ExitStack()
+    stack.enter_context(mock.patch.object(Standing, "begin_tenure", keep))
+    stack.enter_context(mock.patch.object(Standing, "forget", return_value=set()))
+    return stack
 
 
 def starting_at_zero() -> AbstractContextManager[object]:
     """A partition without commits counts as unread from offset 0, though its log starts later."""
-    closed = gates.closed_partitions
-
-    def from_zero(group: ConsumerGroup, topic: TopicImage, *given: Any) -> frozenset[int]:
-        return closed(group, replace(topic, log_start=lambda number: 0), *given)
-
-    return mock.patch.object(gates, "closed_partitions", from_zero)
+    return mock.patch.object(standing, "progress", lambda raw, log_start, next_record: max(raw, 0))
 
 
 def hoarding() -> AbstractContextManager[object]:

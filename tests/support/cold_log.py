@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from anabranch.storage.interface import FetchedSlice, Slice
+from anabranch.storage.interface import FetchedSlice, IsVoid, Slice, nothing_is_void
 from anabranch.storage.log.log import LocalLog
+from anabranch.storage.next_record import find_next_record
 
 T = TypeVar("T")
 
@@ -47,6 +48,9 @@ class ColdLog(LocalLog):
 
     def delete_before(self, offset: int) -> Awaitable[None]:  # type: ignore[override]
         return self._later(lambda: super(ColdLog, self).delete_before(offset))
+
+    def next_record(self, offset: int, is_void: IsVoid = nothing_is_void) -> Awaitable[int]:
+        return find_next_record(self, offset, is_void)
 
     async def _later(self, work: Callable[[], T]) -> T:
         await self.pause()

@@ -12,6 +12,7 @@ from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.consumer.reconcile import pending
 from anabranch.machines.groups.coordinator import Coordinator
+from anabranch.machines.groups.gatekeeper import AskNextRecords
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.records import decode_record, encode_record
 from anabranch.machines.groups.settings import GroupSettings
@@ -107,6 +108,10 @@ class GroupWorld:
         self.timers: dict[Hashable, int] = {}
         self.answers: dict[Hashable, Any] = {}
         self.now_ms = 1_000_000
+        self.effects: list[Any] = []
+        self.asked: list[AskNextRecords] = []
+        self.next_records: dict[tuple[str, int], Callable[[int], int]] = {}
+        """By topic and partition, the leader's answers; by default every offset has a record."""
         self.tickets = 0
         self.versions: dict[str, int] = {}
 
@@ -131,7 +136,30 @@ class GroupWorld:
         for answer in outcome.answers:
             assert answer.ticket not in self.answers
             self.answers[answer.ticket] = answer.reply
+        self.ring()
+        for effect in outcome.effects:
+            self.perform(effect)
         return outcome.reply
+
+    def ring(self) -> None:
+        """Let the timers ring that are set for now."""
+        for key in [key for key, at_ms in self.timers.items() if at_ms <= self.now_ms and key[0] == "gates"]:  # type: ignore[index]
+            if self.timers.pop(key, None) is not None:
+                self.submit(lambda machine, key=key: machine.on_timer(key, self.now_ms))
+
+    def perform(self, effect: Any) -> None:
+        """Answer questions for next records; note everything else."""
+        if not isinstance(effect, AskNextRecords):
+            self.effects.append(effect)
+            return
+        self.asked.append(effect)
+        found = {
+            number: self.next_records.get((effect.topic, number), lambda offset: offset)(offset)
+            for number, offset in effect.offsets.items()
+        }
+        self.submit(
+            lambda machine: machine.next_records(effect.group_id, effect.topic_id, effect.offsets, found, self.now_ms)
+        )
 
     def marker(self, producer_id: int, *, committed: bool) -> None:
         """End a transaction."""
@@ -172,6 +200,7 @@ class GroupWorld:
         for compact in (False, True):
             other = self.replayed(compact=compact)
             assert other.positions == self.coordinator.positions
+            assert other.starts == self.coordinator.starts
             for group_id in other.groups.keys() | self.coordinator.groups.keys():
                 live, loaded = self.coordinator.groups.get(group_id), other.groups.get(group_id)
                 if isinstance(live, ConsumerGroup) or isinstance(loaded, ConsumerGroup):

@@ -109,7 +109,7 @@ API: dict[int, Api] = {
         _api(74, "ListConfigResources", "0-1", 0),
         _api(75, "DescribeTopicPartitions", "0", 0),
         _api(10000, "PartitionLeaderEpochsForPartitions", "0", 0),
-        _api(10001, "ConsumerGroupPosition", "0", 0, ""),
+        _api(10001, "ConsumerGroupPosition", "0", 0),
         _api(10002, "ConsumerGroupPrepareAssignment", "0", 0),
         _api(10003, "ConsumerGroupInstallAssignment", "0", 0),
     )

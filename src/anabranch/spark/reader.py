@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from anabranch.base.errors import DecodeError
 from anabranch.base.ids import TopicPartition
+from anabranch.base.limits import SEQUENCE_OFFSET_BITS
 from anabranch.client.consumer.range_reader import (
     OffsetRange,
     OffsetsGoneError,
@@ -25,7 +26,6 @@ from anabranch.client.consumer.range_reader import (
     RangeReaderSettings,
     decode_range,
 )
-from anabranch.machines.lineage import sequence_base
 from anabranch.records.arrow.memory import as_column, as_numbers
 from anabranch.spark.options import Options
 from anabranch.spark.plan import WHOLE, DataLossError, Loss, Read, Task
@@ -137,13 +137,13 @@ def _repeated_int(number: int, count: int) -> pa.Array:
 
 
 def _sequence(offsets: pa.Array, read: Read) -> pa.Array:
-    """Return what `Lineage.sequence` defines for one record."""
+    """Return `layout << 48 | offset`, as `Lineage.sequence` defines it for one record."""
     if len(read.layouts) == 1:
         (layout,) = read.layouts
-        return offsets if layout == 0 else as_column(as_numbers(offsets) + sequence_base(layout))
+        return offsets if layout == 0 else as_column(as_numbers(offsets) | (layout << SEQUENCE_OFFSET_BITS))
     numbers = as_numbers(offsets)
     at = np.searchsorted(np.asarray(read.cuts, np.int64), numbers, side="right")
-    return as_column(np.asarray([*map(sequence_base, read.layouts)], np.int64)[at] + numbers)
+    return as_column((np.asarray(read.layouts, np.int64) << SEQUENCE_OFFSET_BITS)[at] | numbers)
 
 
 # -- fetching ----------------------------------------------------------------------------------------------------------

@@ -37,6 +37,16 @@ class Appended(NamedTuple):
     last_offset: int
 
 
+IsVoid = Callable[[int, int], bool]
+"""Says, in the event loop, whether a producer's transactional record at an offset is of an aborted transaction."""
+
+
+def nothing_is_void(producer_id: int, offset: int) -> bool:
+    """The `IsVoid` of a log without aborted transactions."""
+    del producer_id, offset
+    return False
+
+
 class Slice:
     """Whole record batches of a log; they stay as they are, whatever becomes of the log, while the slice lives."""
 
@@ -184,6 +194,14 @@ class PartitionLog(Protocol):
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """Answer OffsetForLeaderEpoch: the largest epoch not above `epoch`, and its end; (-1, -1) where unknown."""
+
+    def next_record(self, offset: int, is_void: IsVoid = nothing_is_void) -> int | Awaitable[int]:
+        """Find the first offset not below `offset` of a record that a reader can still be given; the end without one.
+
+        Not given are control records, transactional records that `is_void` names, and records that were deleted or
+        compacted away. The work is bounded: after `storage.next_record.SCAN_MAX` bytes the answer is the offset up to
+        which there is no such record, which is asked about next. OSError, OfflineLogError, DecodeError.
+        """
 
     # Deleting.
 

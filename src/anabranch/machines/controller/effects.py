@@ -88,17 +88,7 @@ class InspectRetiring:
     topics: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class InspectLayouts:
-    """These topics have had many resizes: submit `decide_fold_layouts` with the layouts that their logs hold.
-
-    The shell does so besides on its own, periodically.
-    """
-
-    topics: tuple[str, ...]
-
-
-Effect = SendLeaderAndIsr | SendStopReplica | PublishMetadata | ApplyConfigs | InspectRetiring | InspectLayouts
+Effect = SendLeaderAndIsr | SendStopReplica | PublishMetadata | ApplyConfigs | InspectRetiring
 
 Reply = TypeVar("Reply", covariant=True)
 Given = TypeVar("Given")

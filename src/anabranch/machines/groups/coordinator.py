@@ -5,14 +5,13 @@ durable state. Volatile state (sessions, parked requests, a classic rebalance in
 an assignment) may change at once: a reload does without it.
 
 Timers are named by tuples: ("session" | "rebalance" | "join" | "sync", group, member), ("compute", group),
-("classic", group, ...), ("expire",).
+("classic", group, ...), ("gates", group), ("settle",), ("expire",).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
-from functools import partial
+from collections.abc import Hashable, Iterator
 from typing import Any, TypeVar
 
 from anabranch.base.errors import ApiError, ErrorCode
@@ -29,13 +28,21 @@ from anabranch.machines.groups.consumer.group import (
 )
 from anabranch.machines.groups.consumer.step import Live, Step
 from anabranch.machines.groups.consumer.target import subscriptions
-from anabranch.machines.groups.gates import gates_of
+from anabranch.machines.groups.gatekeeper import Gate, Gatekeeper
 from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.positions import Positions
-from anabranch.machines.groups.records import CoordinatorRecord, GroupMetadataKey, OffsetCommitKey
+from anabranch.machines.groups.positions_asked import AskedPositions, decide_look
+from anabranch.machines.groups.records import (
+    CoordinatorRecord,
+    GroupMetadataKey,
+    GroupTopicStartKey,
+    OffsetCommitKey,
+)
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.settings import GroupSettings
+from anabranch.machines.groups.settling import Settling
+from anabranch.machines.groups.starts import Starts
 from anabranch.machines.outcome import Draft, Outcome, Parked
 from anabranch.protocol.messages.consumer_group_describe import DescribedGroup as DescribedConsumerGroup
 from anabranch.protocol.messages.consumer_group_heartbeat import (
@@ -56,8 +63,6 @@ from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupRe
 from anabranch.protocol.messages.leave_group import (
     LeaveGroupRequest,
     LeaveGroupResponse,
-    MemberIdentity,
-    MemberResponse,
 )
 from anabranch.protocol.messages.list_groups import ListedGroup
 from anabranch.protocol.messages.offset_commit import (
@@ -83,7 +88,7 @@ Group = ConsumerGroup | ClassicGroup
 Reply = TypeVar("Reply")
 
 
-class Coordinator:
+class Coordinator(AskedPositions):
     """A shard; see the module."""
 
     def __init__(self, settings: GroupSettings, image: Image | None = None) -> None:
@@ -100,6 +105,10 @@ class Coordinator:
         )
         self._regexes = Regexes(settings.consumer_regex_length_max)
         self._lives: dict[str, Live] = {}
+        self.starts = Starts()
+        self.keeper = Gatekeeper(self.groups, self.offsets, self.starts, self._regexes)
+        self.offsets.on_commit = self.keeper.committed
+        self.settling = Settling(self.groups, self.offsets, self.starts, self._regexes)
         self._arriving: dict[str, ClassicGroup] = {}
         """Classic groups that replace converted ones as soon as the records of the conversion are applied."""
 
@@ -127,6 +136,8 @@ class Coordinator:
                 self.positions.apply(key, value, producer_id)
             case GroupMetadataKey():
                 self._apply_classic(key.group, value)
+            case GroupTopicStartKey():
+                self.starts.apply(key, value)
             case _:
                 self._apply_consumer(key.group_id, record)
 
@@ -174,6 +185,7 @@ class Coordinator:
             step.look_at_topics()
             step.assign()
             draft.add(step.draft)
+        self.settling.loaded(draft, now_ms)
         self._expire_later(draft, now_ms)
         return draft.outcome(None)
 
@@ -182,12 +194,15 @@ class Coordinator:
         before, self.image = self.image, image
         draft: Draft[CoordinatorRecord] = Draft()
         draft.write(*self.offsets.of_topics_gone(before))
+        self.settling.topics_changed(before, draft, now_ms)
         for group in list(self.groups.values()):
             if isinstance(group, ConsumerGroup) and group.members:
                 step = self._step(group, now_ms)
                 if step.look_at_topics():
                     step.assign()
                     draft.add(step.draft)
+                    self.keeper.of(group.group_id).is_due = True
+            self.keeper.ring(draft, group.group_id, now_ms)
         return draft.outcome(None)
 
     def on_timer(self, key: Any, now_ms: int) -> Outcome[None, CoordinatorRecord]:
@@ -207,6 +222,10 @@ class Coordinator:
                 step = self._step(group, now_ms)
                 client_side.overdue(step)
                 return step.draft.outcome(None)
+            case ("gates", str(group_id)):
+                return decide_look(self.keeper, group_id, now_ms)
+            case ("settle",):
+                return self.settling.decide_more(now_ms)
             case ("expire",):
                 return self._expire(now_ms)
             case (str(kind), str(group_id), str(member_id)):
@@ -331,7 +350,7 @@ class Coordinator:
             image=self.image,
             regexes=self._regexes,
             settings=self.settings,
-            waits=gates_of(group, self.image, partial(self.offsets.current, group.group_id), live.owned_since, now_ms),
+            gate=Gate(self.keeper, group, now_ms),
             now_ms=now_ms,
             begun=begun,
         )
@@ -339,8 +358,10 @@ class Coordinator:
     def _done(self, step: Step) -> Draft[CoordinatorRecord]:
         if step.group.epoch != step.epoch_before:
             self.rebalances["consumer"] += 1
+            self.settling.subscribed(step.group, step.draft, step.now_ms)
         elif not step.draft.records and step.group_id not in self.groups:
             self._lives.pop(step.group_id, None)
+        self.keeper.ring(step.draft, step.group_id, step.now_ms)
         return step.draft
 
     def _remove(
@@ -445,7 +466,7 @@ class Coordinator:
             self._drop_vacant(group)
             return outcome
         if group is None:
-            return Outcome(_none_left(request, caller.version))
+            return Outcome(migration.none_left(request, caller.version))
         response, gone = migration.leaving(group, request, caller.version)
         draft: Draft[CoordinatorRecord] = Draft()
         if gone:
@@ -467,7 +488,11 @@ class Coordinator:
         self, request: OffsetCommitRequest, caller: Caller, now_ms: int
     ) -> Outcome[OffsetCommitResponse, CoordinatorRecord]:
         """Make a group's progress durable."""
-        return self.offsets.commit(self.groups.get(request.group_id), request, caller.version, now_ms)
+        draft = Draft[CoordinatorRecord]()
+        outcome = self.offsets.commit(self.groups.get(request.group_id), request, caller.version, now_ms)
+        draft.add(outcome)
+        self.keeper.ring(draft, request.group_id, now_ms)
+        return draft.outcome(outcome.reply)
 
     def txn_offset_commit(
         self, request: TxnOffsetCommitRequest, caller: Caller, now_ms: int
@@ -563,19 +588,3 @@ class Coordinator:
             ("consumer", group.state().value) if isinstance(group, ConsumerGroup) else ("classic", group.state.value)
             for group in self.groups.values()
         )
-
-
-def _none_left(request: LeaveGroupRequest, version: int) -> LeaveGroupResponse:
-    if version < migration.LEAVES_IN_BATCHES:
-        return LeaveGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID)
-    named: Iterable[MemberIdentity] = request.members
-    return LeaveGroupResponse(
-        members=[
-            MemberResponse(
-                member_id=identity.member_id,
-                group_instance_id=identity.group_instance_id,
-                error_code=ErrorCode.UNKNOWN_MEMBER_ID,
-            )
-            for identity in named
-        ]
-    )

@@ -1,76 +1,94 @@
-"""Gates of a group: the partitions that wait for records of other partitions (ordering.md, section 8; ADR 0018).
+"""Gates of a group in one topic: the partitions that wait for records of other partitions (ordering.md, 6.1 and 8).
 
-The coordinator assigns a partition only when its gate is open: when the group has read every record that comes before,
-as its committed offsets show. A partition without a committed offset stands at its log start, until its owner has had
-it for its rebalance timeout: then the owner has nothing to commit, and the partition counts as read.
+`evaluate` is a function of positions that count as progress (`machines.progress`). A partition is closed when its next
+record lies behind a closed gate, unless that gate was open once: the committed offset is above the segment's start, or
+the coordinator has handed the partition out at this gate before (`Position.opened`; ADR 0033).
+
+A closed partition is withheld from every member. An owned one stays with its owner, as stock consumers cannot be
+stopped within a partition (ADR 0018), except where the gate is of a layout that re-opened the partition: that one is
+taken away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from uuid import UUID
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
 
-from anabranch.machines.groups.consumer.group import ConsumerGroup
-from anabranch.machines.groups.consumer.reconcile import Waits
-from anabranch.machines.groups.image import Image, TopicImage
+from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.positions import Position
-from anabranch.machines.lineage import BEYOND
-
-Committed = Callable[[str, int], Position | None]
-"""The committed offset of a partition, by topic name and index."""
-OwnedSince = dict[tuple[UUID, int], tuple[str, int]]
-"""By partition without a committed offset: its owner, and since when (ms) the owner is known to have it."""
+from anabranch.machines.lineage import GateWait, Lineage
 
 
-def gates_of(group: ConsumerGroup, image: Image, committed: Committed, owned_since: OwnedSince, now_ms: int) -> Waits:
-    """Return the test for partitions that wait. Each topic is looked at once, when it is first asked for.
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The gates of one topic for one set of positions."""
 
-    A missing partition waits, too: a target that a member computed may be older than the metadata.
+    closed: Mapping[int, tuple[GateWait, ...]] = field(default_factory=dict)
+    """By closed partition: the offsets that positions of other partitions must reach."""
+    needs: Mapping[int, int] = field(default_factory=dict)
+    """By partition that a gate waits on: the largest offset that is waited for."""
+    waiting: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """By partition that gates wait on: the closed partitions behind them."""
+    ahead: Mapping[int, int] = field(default_factory=dict)
+    """By open partition with a closed gate further on: the offset of that gate."""
+    reopened: frozenset[int] = frozenset()
+    """The closed partitions whose gate is of a layout that re-opened them."""
+
+
+OPEN = Evaluation()
+
+
+def evaluate(
+    topic: TopicImage, positions: Mapping[int, int], counted: Mapping[int, int], committed: Mapping[int, Position]
+) -> Evaluation:
+    """Decide which partitions are closed at `positions`, which are progress.
+
+    `counted` are the positions that other partitions' gates count with: larger where a gate opens by time.
     """
-    closed: dict[UUID, frozenset[int]] = {}
-
-    def waits(topic_id: UUID, partition: int) -> bool:
-        topic = image.by_id.get(topic_id)
-        if topic is None or not topic.has(partition):
-            return True
-        if topic_id not in closed:
-            closed[topic_id] = closed_partitions(group, topic, committed, owned_since, now_ms)
-        return partition in closed[topic_id]
-
-    return waits
-
-
-def closed_partitions(
-    group: ConsumerGroup, topic: TopicImage, committed: Committed, owned_since: OwnedSince, now_ms: int
-) -> frozenset[int]:
-    """Return the partitions of a topic whose gates are closed for the group."""
-    if topic.lineage is None or not topic.lineage.current:
-        return frozenset()
-    positions = {}
-    for partition in (*topic.partitions, *topic.retiring):
-        position = committed(topic.name, partition)
-        if position is not None:
-            positions[partition] = position.offset
-        elif reads_nothing(group, (topic.topic_id, partition), owned_since, now_ms):
-            positions[partition] = BEYOND
-        else:
-            positions[partition] = topic.log_start(partition)
-    gates = topic.lineage.gates(positions)
-    return frozenset(
-        partition
-        for partition, offset in positions.items()
-        if not gates.may_deliver(partition, topic.lineage.layout_at(partition, offset))
-    )
+    lineage = topic.lineage
+    if lineage is None or not lineage.current:
+        return OPEN
+    gates = lineage.gates(counted)
+    closed: dict[int, tuple[GateWait, ...]] = {}
+    ahead: dict[int, int] = {}
+    reopened: set[int] = set()
+    for partition, position in positions.items():
+        limit = gates.limit(partition)
+        if limit is None:
+            continue
+        limit = max(limit, position)
+        layout = lineage.layout_at(partition, position)
+        if gates.may_deliver(partition, layout):
+            ahead[partition] = limit
+            continue
+        start = segment_start(topic, partition, layout)
+        was = committed.get(partition)
+        if was is not None and (was.offset > start or was.opened >= layout):
+            continue
+        closed[partition] = gates.waits(partition)
+        if was_reopened(lineage, partition, layout, start):
+            reopened.add(partition)
+    needs: dict[int, int] = {}
+    waiting: dict[int, list[int]] = {}
+    for partition, waits in closed.items():
+        for wait in waits:
+            needs[wait.partition] = max(needs.get(wait.partition, 0), wait.offset)
+            waiting.setdefault(wait.partition, []).append(partition)
+    behind = {number: tuple(those) for number, those in waiting.items()}
+    return Evaluation(closed, needs, behind, ahead, frozenset(reopened))
 
 
-def reads_nothing(group: ConsumerGroup, partition: tuple[UUID, int], owned_since: OwnedSince, now_ms: int) -> bool:
-    """Whether a partition's owner has had it for its rebalance timeout, and so has nothing to commit (ADR 0018)."""
-    member = group.members.get(group.holders.get(partition, ""))
-    if member is None:
-        owned_since.pop(partition, None)
+def segment_start(topic: TopicImage, partition: int, layout: int) -> int:
+    """Return the offset at which the records of a layout begin in a partition: at its log start at the earliest."""
+    assert topic.lineage is not None
+    return max(topic.lineage.start(partition, layout), topic.log_start(partition))
+
+
+def was_reopened(lineage: Lineage, partition: int, layout: int, start: int) -> bool:
+    """Whether a partition retired and came back between its record before `start` and its records of `layout`."""
+    if start < 1:
         return False
-    owner, since_ms = owned_since.get(partition, ("", now_ms))
-    if owner != member.member_id:
-        since_ms = now_ms
-    owned_since[partition] = member.member_id, since_ms
-    return now_ms - since_ms >= member.described.rebalance_timeout_ms
+    before = max(lineage.first, lineage.layout_at(partition, start - 1))
+    counts = [lineage.count_in(number) for number in range(before, layout + 1)]
+    return any(one <= partition < other for one, other in pairwise(counts))

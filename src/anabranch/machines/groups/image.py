@@ -24,6 +24,30 @@ class TopicImage:
     """Of a topic that was resized and keeps keys in order; None where no partition waits for another."""
     log_start: Callable[[int], int] = field(default=lambda _: 0)
     """The log start of a partition: the position of a partition without a committed offset."""
+    log_end: Callable[[int], int] = field(default=lambda _: 0)
+    """The log end of a partition."""
+    initial: int = 0
+    """Partition count at the creation of a topic that was resized, with or without ordered delivery; otherwise 0."""
+
+    @property
+    def was_resized(self) -> bool:
+        """Whether some of its partitions may have appeared after its creation."""
+        return self.initial > 0 or (self.lineage is not None and self.lineage.current > 0)
+
+    @property
+    def first_partitions(self) -> range:
+        """The partitions that the topic was created with."""
+        return range(self.initial or (len(self.partitions) if self.lineage is None else self.lineage.initial))
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether partitions may wait for others."""
+        return self.lineage is not None and self.lineage.current > 0
+
+    @property
+    def readable(self) -> tuple[int, ...]:
+        """The live and the retiring partitions."""
+        return (*self.partitions, *self.retiring)
 
     @property
     def size(self) -> int:

@@ -349,7 +349,7 @@ def heartbeat(step: Step, request: HeartbeatRequest) -> HeartbeatResponse:
     waits = (
         member.epoch < step.group.target_epoch
         or member.state is MemberState.UNREVOKED_PARTITIONS
-        or reconcile(step.group, member, None, step.waits) is not member
+        or reconcile(step.group, member, None, step.gate, step.gate.takes) is not member
     )
     if not waits:
         return HeartbeatResponse()
@@ -384,3 +384,19 @@ def leaving(
     if not batched:
         return LeaveGroupResponse(error_code=answers[0].error_code), frozenset(gone)
     return LeaveGroupResponse(members=answers), frozenset(gone)
+
+
+def none_left(request: LeaveGroupRequest, version: int) -> LeaveGroupResponse:
+    """The answer to LeaveGroup of a group that does not exist."""
+    if version < LEAVES_IN_BATCHES:
+        return LeaveGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID)
+    return LeaveGroupResponse(
+        members=[
+            MemberResponse(
+                member_id=identity.member_id,
+                group_instance_id=identity.group_instance_id,
+                error_code=ErrorCode.UNKNOWN_MEMBER_ID,
+            )
+            for identity in request.members
+        ]
+    )

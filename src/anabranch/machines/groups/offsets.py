@@ -6,7 +6,7 @@ stale member is answered with an error, never "no offset": the client would then
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
@@ -15,7 +15,7 @@ from anabranch.machines.groups import classic
 from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.image import Image, TopicImage
-from anabranch.machines.groups.positions import Position, Positions, position_record
+from anabranch.machines.groups.positions import NO_LAYOUT, Position, Positions, position_record
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.outcome import Draft, Outcome
@@ -60,6 +60,8 @@ class Offsets:
         self.settings = settings
         self.image = image
         self.positions = Positions()
+        self.on_commit: Callable[[str, TopicImage, int, int], None] = lambda *_: None
+        """Called with group, topic, partition and offset of every commit, which is then written."""
 
     def commit(
         self, group: Group | None, request: OffsetCommitRequest, version: int, now_ms: int
@@ -146,9 +148,16 @@ class Offsets:
             elif len(metadata) > self.settings.offset_metadata_max_bytes:
                 yield part.partition_index, ErrorCode.OFFSET_METADATA_TOO_LARGE
             else:
+                before = self.current(group_id, topic.name, part.partition_index)
                 position = Position(
-                    part.committed_offset, part.committed_leader_epoch, metadata, now_ms, topic.topic_id
+                    part.committed_offset,
+                    part.committed_leader_epoch,
+                    metadata,
+                    now_ms,
+                    topic.topic_id,
+                    NO_LAYOUT if before is None else before.opened,
                 )
+                self.on_commit(group_id, topic, part.partition_index, position.offset)
                 draft.write(position_record(group_id, topic.name, part.partition_index, position))
                 yield part.partition_index, ErrorCode.NONE
 
@@ -212,6 +221,15 @@ class Offsets:
         """A group's position in the topic that has the name now."""
         position = self.positions.get(group_id, topic, partition)
         return position if position is not None and self._is_current(topic, position) else None
+
+    def of_topic(self, group_id: str, topic: TopicImage) -> dict[int, Position]:
+        """A group's positions in an existing topic, by partition."""
+        found: dict[int, Position] = {}
+        for number in topic.readable:
+            position = self.positions.get(group_id, topic.name, number)
+            if position is not None and position.topic_id in (topic.topic_id, NO_TOPIC_ID):
+                found[number] = position
+        return found
 
     def _is_current(self, topic: str, position: Position) -> bool:
         """Whether a position is of the topic that has the name now."""

@@ -19,6 +19,8 @@ from uuid import UUID
 from anabranch.base.ids import NO_LEADER_EPOCH, NO_TOPIC_ID
 from anabranch.machines.groups.records import CoordinatorRecord, OffsetCommitKey, OffsetCommitValue, decode_record
 
+NO_LAYOUT = -1
+
 
 class Position(NamedTuple):
     """A committed offset."""
@@ -28,6 +30,8 @@ class Position(NamedTuple):
     metadata: str = ""
     committed_at_ms: int = 0
     topic_id: UUID = NO_TOPIC_ID
+    opened: int = NO_LAYOUT
+    """The newest layout whose gate was open when the coordinator handed the partition out (ADR 0033)."""
 
 
 Partition = tuple[str, int]
@@ -174,6 +178,7 @@ def _position(value: OffsetCommitValue) -> Position:
         value.metadata,
         value.commit_timestamp,
         value.topic_id,
+        value.opened,
     )
 
 
@@ -188,5 +193,6 @@ def position_record(group_id: str, topic: str, partition: int, position: Positio
         metadata=position.metadata,
         commit_timestamp=position.committed_at_ms,
         topic_id=position.topic_id,
+        opened=position.opened,
     )
     return CoordinatorRecord(key, value)

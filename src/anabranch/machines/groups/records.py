@@ -52,6 +52,8 @@ class OffsetCommitValue:
     commit_timestamp: int = int64()
     expire_timestamp: int = int64(since=1, until=1, default=-1)
     topic_id: UUID = uuid(since=4, tag=0, default=NO_TOPIC_ID)
+    opened: int = int32(since=4, tag=10000, default=-1)
+    """Ours: the newest layout whose gate was open when the partition was handed out; -1 for none."""
 
 
 @message(versions="2")
@@ -238,6 +240,23 @@ class ConsumerGroupCurrentMemberAssignmentValue:
     partitions_pending_revocation: Sequence[TopicPartitions] = array(TopicPartitions)
 
 
+@message(versions="10000")
+class GroupTopicStartKey:
+    """Ours: the beginning of a group in a topic that was resized (ADR 0033)."""
+
+    group_id: str = string()
+    topic_id: UUID = uuid()
+
+
+@message(versions="0", flexible="0+")
+class GroupTopicStartValue:
+    """The partitions that existed when the group first subscribed to the topic, and where their logs ended then."""
+
+    partitions: Sequence[int] = array(int32)
+    ends: Sequence[int] = array(int64)
+    """In the order of the partitions; -1 where it was not noted."""
+
+
 KeyValue: TypeAlias = tuple[type, type | None, int]
 
 KINDS: Mapping[int, KeyValue] = {
@@ -250,6 +269,7 @@ KINDS: Mapping[int, KeyValue] = {
     6: (ConsumerGroupTargetAssignmentMetadataKey, ConsumerGroupTargetAssignmentMetadataValue, 0),
     7: (ConsumerGroupTargetAssignmentMemberKey, ConsumerGroupTargetAssignmentMemberValue, 0),
     8: (ConsumerGroupCurrentMemberAssignmentKey, ConsumerGroupCurrentMemberAssignmentValue, 0),
+    10000: (GroupTopicStartKey, GroupTopicStartValue, 0),
 }
 """By the version of the key: the classes, and the version that values are written in."""
 

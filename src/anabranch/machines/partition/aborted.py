@@ -61,6 +61,16 @@ class AbortedTransactions:
                 break
         return found
 
+    def is_void(self, producer_id: int, offset: int) -> bool:
+        """Whether the producer's transactional record at `offset` belongs to an aborted transaction."""
+        for index in range(self._behind(offset), len(self)):
+            line = self._at(index)
+            if line.producer_id == producer_id and line.first_offset <= offset:
+                return True
+            if line.last_stable_offset > offset:
+                break
+        return False
+
     def forget_before(self, offset: int) -> None:
         """Drop the lines with markers below `offset`: their records are deleted."""
         gone = self._behind(offset)

@@ -71,6 +71,8 @@ class Images:
             retiring=tuple(number for number in visible if number >= count),
             lineage=lineage,
             log_start=partial(self._peers.log_start, topic.name),
+            log_end=partial(self._peers.log_end, topic.name),
+            initial=topic.topic.initial_partition_count if len(layouts) > 1 or layouts[0].number else 0,
         )
         return image, complete
 

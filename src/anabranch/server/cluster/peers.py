@@ -8,18 +8,17 @@ offsets are requested and cached, and missing in the response until they arrive.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Protocol
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller.effects import SendLeaderAndIsr, SendStopReplica
-from anabranch.machines.controller.folding import HeldLayouts
 from anabranch.machines.controller.nodes import Topic
 from anabranch.machines.controller.reaper import LogRange
 from anabranch.machines.lineage import Cuts
 from anabranch.protocol.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from anabranch.server.cluster.view import ClusterUpdate, ClusterView
-from anabranch.server.partitions.cutting import cuts_of, held_layouts
+from anabranch.server.partitions.cutting import cuts_of
+from anabranch.server.partitions.offsets import next_record
 from anabranch.server.partitions.replicas import Replicas
 
 
@@ -38,14 +37,20 @@ class Peers(Protocol):
     async def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
         """The log starts and ends of a topic's retiring partitions that have no open transaction."""
 
-    async def held_layouts(self, topic: str) -> HeldLayouts | None:
-        """The layouts that a topic's logs hold records of; None while the logs of some partitions are not known."""
-
     def cuts(self, topic: Topic, partition: int) -> Cuts | None:
         """The cuts of a partition for the published layouts of its topic; None while its leader does not know them."""
 
     def log_start(self, topic: str, partition: int) -> int:
         """The first offset of a partition's log; 0 where it is not known now."""
+
+    def log_end(self, topic: str, partition: int) -> int:
+        """The end of a partition's log; 0 where it is not known now."""
+
+    async def next_records(self, topic: str, offsets: Mapping[int, int]) -> Mapping[int, int]:
+        """By partition, the first offset not below the given one of a record that a reader can still be given.
+
+        The log end where none is left. A partition whose log cannot be read now is missing.
+        """
 
 
 class MarkerPeers(Protocol):
@@ -84,11 +89,6 @@ class LocalPeers:
         """As `Peers.retiring_ranges`."""
         return self._replicas.retiring_ranges(topic)
 
-    async def held_layouts(self, topic: str) -> HeldLayouts | None:
-        """As `Peers.held_layouts`."""
-        found = self._view.topic(topic)
-        return None if found is None else await held_layouts(found.topic, partial(self._replicas.get, topic))
-
     def cuts(self, topic: Topic, partition: int) -> Cuts | None:
         """As `Peers.cuts`; None while the log of the partition cannot be opened."""
         return cuts_of(self._replicas.get(topic.name, partition), topic)
@@ -97,3 +97,18 @@ class LocalPeers:
         """As `Peers.log_start`."""
         found = self._replicas.get(topic, partition)
         return 0 if found is None else found.log.log_start
+
+    def log_end(self, topic: str, partition: int) -> int:
+        """As `Peers.log_end`."""
+        found = self._replicas.get(topic, partition)
+        return 0 if found is None else found.log.end
+
+    async def next_records(self, topic: str, offsets: Mapping[int, int]) -> Mapping[int, int]:
+        """As `Peers.next_records`; the disk is read in threads."""
+        found: dict[int, int] = {}
+        for number, offset in offsets.items():
+            partition = self._replicas.get(topic, number)
+            answer = None if partition is None else await next_record(partition, offset)
+            if answer is not None:
+                found[number] = answer
+        return found

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from anabranch.base.errors import ApiError
+from anabranch.base.ids import TopicPartition
 from anabranch.machines.controller.group_configs import (
     HEARTBEAT_INTERVAL,
     SESSION_TIMEOUT,
@@ -14,6 +17,7 @@ from anabranch.machines.controller.group_configs import (
     within_bounds,
 )
 from anabranch.runtime.collector import collector_paused
+from anabranch.runtime.events import EventLogger
 from anabranch.runtime.net.acceptor import ConnectionNumbers
 from anabranch.server.cluster.peers import Peers
 from anabranch.server.cluster.view import ClusterUpdate
@@ -24,12 +28,14 @@ from anabranch.server.settings import Settings
 
 if TYPE_CHECKING:  # Imported when the first log is read, so that a broker without groups starts without them.
     from anabranch.machines.groups.coordinator import Coordinator
+    from anabranch.machines.groups.gatekeeper import AskNextRecords
     from anabranch.machines.groups.records import CoordinatorRecord
     from anabranch.machines.groups.settings import GroupSettings
     from anabranch.machines.groups.unread import Unread
     from anabranch.protocol.messages.list_groups import ListedGroup
     from anabranch.server.cluster.images import Images
 
+events = EventLogger("groups")
 TOPIC = "__consumer_offsets"
 ASSIGNORS = "anabranch.machines.groups.assignors.planner"
 MINUTE_MS = 60_000
@@ -67,6 +73,9 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
         self._refreshing = False
         self._warm = False
         self._tickets = 0
+        self._asking: set[asyncio.Task[None]] = set()
+        self.gates_opened_by_time = 0
+        """Counts partitions that were handed out although a position that they waited on had records left."""
         self._peers = peers
         self._connections = connections
         self._former: dict[int, int] = {}
@@ -148,6 +157,39 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
         """A group's configs, within the bounds that the broker has now."""
         found = self._view.group_configs(group_id)
         return within_bounds(found, self.configs) if found else found
+
+    # -- effects -----------------------------------------------------------------------------------------------------
+
+    def _perform(self, effect: Any) -> None:
+        from anabranch.machines.groups.gatekeeper import AskNextRecords
+
+        if isinstance(effect, AskNextRecords):
+            task = asyncio.get_running_loop().create_task(self._next_records(effect), name=f"next of {effect.topic}")
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
+        else:
+            self.gates_opened_by_time += 1
+            events.warning(
+                "gate opened by time",
+                group=effect.group_id,
+                partition=TopicPartition(effect.topic, effect.partition),
+                waited_on=effect.waited_on,
+                records_left=effect.records_left,
+            )
+
+    async def _next_records(self, ask: AskNextRecords) -> None:
+        """Tell the group's coordinator what the leaders answer."""
+        found = await self._peers.next_records(ask.topic, ask.offsets)
+        with contextlib.suppress(ApiError):
+            self.shard_of(ask.group_id).tell(
+                lambda machine, now_ms: machine.next_records(ask.group_id, ask.topic_id, ask.offsets, found, now_ms)
+            )
+
+    def unload(self) -> None:
+        """Decide nothing more, and wait for no leader."""
+        super().unload()
+        for task in self._asking:
+            task.cancel()
 
     # -- topics ------------------------------------------------------------------------------------------------------
 

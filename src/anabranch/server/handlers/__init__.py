@@ -13,6 +13,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from anabranch.base.limits import POSITION_WAIT_MAX_MS
 from anabranch.server.context import BrokerContext, RequestContext
 from anabranch.server.handlers.api_versions import handle_api_versions
 from anabranch.server.handlers.cluster import (
@@ -40,6 +41,7 @@ from anabranch.server.handlers.describe_topic_partitions import (
 from anabranch.server.handlers.fetch import handle_fetch
 from anabranch.server.handlers.groups import (
     handle_consumer_group_heartbeat,
+    handle_consumer_group_position,
     handle_heartbeat,
     handle_install_assignment,
     handle_join_group,
@@ -167,6 +169,9 @@ ENDPOINTS: dict[int, Endpoint] = {
         MappingProxyType({"response_partition_limit": PARTITIONS_MAX}),
     ),
     10000: Endpoint(handle_partition_leader_epochs, _O.DESCRIBE, _TOPIC),
+    10001: Endpoint(
+        handle_consumer_group_position, _O.READ, _GROUP, MappingProxyType({"max_wait_ms": POSITION_WAIT_MAX_MS})
+    ),
     10002: Endpoint(handle_prepare_assignment, _O.READ, _GROUP),
     10003: Endpoint(handle_install_assignment, _O.READ, _GROUP),
 }

@@ -1,5 +1,5 @@
-"""Being in a group: ConsumerGroupHeartbeat (68), ConsumerGroupPrepareAssignment (10002), ConsumerGroupInstallAssignment
-(10003), JoinGroup (11), SyncGroup (14), Heartbeat (12), LeaveGroup (13).
+"""Being in a group: ConsumerGroupHeartbeat (68), ConsumerGroupPosition (10001), ConsumerGroupPrepareAssignment (10002),
+ConsumerGroupInstallAssignment (10003), JoinGroup (11), SyncGroup (14), Heartbeat (12), LeaveGroup (13).
 
 The coordinator's machine handles the request and returns the response. The handlers find its shard, copy retained data
 out of the request's frame, and return the API's error when no shard can answer.
@@ -8,6 +8,7 @@ out of the request's frame, and return the API's error when no shard can answer.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -20,6 +21,10 @@ from anabranch.protocol.messages.consumer_group_heartbeat import (
 from anabranch.protocol.messages.consumer_group_install_assignment import (
     ConsumerGroupInstallAssignmentRequest,
     ConsumerGroupInstallAssignmentResponse,
+)
+from anabranch.protocol.messages.consumer_group_position import (
+    ConsumerGroupPositionRequest,
+    ConsumerGroupPositionResponse,
 )
 from anabranch.protocol.messages.consumer_group_prepare_assignment import (
     ConsumerGroupPrepareAssignmentRequest,
@@ -131,6 +136,37 @@ def handle_install_assignment(
         lambda groups, now_ms: groups.install_assignment(request, caller, now_ms),
         lambda code, message: ConsumerGroupInstallAssignmentResponse(error_code=code, error_message=message),
     )
+
+
+def handle_consumer_group_position(
+    broker: BrokerContext, request: ConsumerGroupPositionRequest, call: RequestContext
+) -> ConsumerGroupPositionResponse | Awaitable[ConsumerGroupPositionResponse]:
+    """Take a member's positions, and answer those that it needs as soon as they are other than it knows."""
+    ticket = broker.groups.ticket()
+    answer = as_member(
+        broker,
+        request.group_id,
+        call,
+        lambda groups, now_ms: groups.consumer_group_position(request, ticket, now_ms),
+        lambda code, message: ConsumerGroupPositionResponse(error_code=code),
+    )
+    if isinstance(answer, ConsumerGroupPositionResponse):
+        return answer
+    return _position(broker, request.group_id, request.member_id, ticket, answer)
+
+
+async def _position(
+    broker: BrokerContext, group_id: str, member_id: str, ticket: int, answer: Awaitable[ConsumerGroupPositionResponse]
+) -> ConsumerGroupPositionResponse:
+    """Wait for the answer; the question is dropped with its connection."""
+    try:
+        return await answer
+    except asyncio.CancelledError:
+        with contextlib.suppress(ApiError):
+            broker.groups.shard_of(group_id).tell(
+                lambda groups, now_ms: groups.position_dropped(group_id, member_id, ticket)
+            )
+        raise
 
 
 # -- the classic protocol --------------------------------------------------------------------------------------------

@@ -83,6 +83,21 @@ async def _find(partition: Partition, timestamp: int, *, committed: bool) -> Lis
     return ListedOffset(found.timestamp, found.offset, found.leader_epoch)
 
 
+async def next_record(partition: Partition, offset: int) -> int | None:
+    """Find the first offset not below `offset` of a record that a reader can still be given, or the log end.
+
+    Records of aborted transactions are skipped, those of open ones are not: they may yet be committed. None where the
+    log cannot be read now.
+    """
+    if partition.unavailable() is not ErrorCode.NONE:
+        return None
+    try:
+        return await fetched(partition.log.next_record(offset, partition.table.aborted.is_void))
+    except (OSError, OfflineLogError, DecodeError) as failure:
+        events.error("next record not found", partition=partition.name, offset=offset, reason=failure)
+        return None
+
+
 async def delete_records(partition: Partition | None, before: int) -> int | ErrorCode:
     """Delete the records below offset `before`, or TO_HIGH_WATERMARK, durably; the log start from then on."""
     error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if partition is None else partition.unavailable()

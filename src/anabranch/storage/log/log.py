@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from anabranch.records.batch import BatchHeader, headers, stamp
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.syncs import Told
 from anabranch.storage.checkpoints import CheckpointError, Checkpoints
-from anabranch.storage.interface import Appended, LogObserver, Unobserved
+from anabranch.storage.interface import Appended, IsVoid, LogObserver, Unobserved, nothing_is_void
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.epochs import EpochsFile, LeaderEpochs
 from anabranch.storage.log.errors import OfflineLogError, OffsetOutOfRangeError
@@ -35,6 +35,7 @@ from anabranch.storage.log.retention import retained_from
 from anabranch.storage.log.segment import LOG_SUFFIX, LogSlice, Segment
 from anabranch.storage.log.segments import Segments
 from anabranch.storage.log.snapshots import Snapshots
+from anabranch.storage.next_record import find_next_record, near_next_record
 
 if TYPE_CHECKING:
     from anabranch.storage.log.group_commit import GroupCommit
@@ -410,15 +411,20 @@ class LocalLog:
         return None if offset >= limit else self._segments.read(offset, size_max, limit)
 
     def slices(self) -> list[LogSlice]:
-        """Find everything from the log's start to its end, one slice for each segment.
-
-        They stay as they are whatever becomes of the log. Raises OfflineLogError when the log is damaged at its start.
-        """
+        """As `PartitionLog.slices`, one for each segment. OfflineLogError when the log is damaged at its start."""
         return self._segments.slices(self.log_start)
 
     def headers_from(self, offset: int) -> Iterator[BatchHeader]:
         """Read the headers of all batches that end at or behind `offset`, in order; OfflineLogError."""
         return self._segments.headers_from(offset)
+
+    def next_record(self, offset: int, is_void: IsVoid = nothing_is_void) -> int | Awaitable[int]:
+        """As `PartitionLog.next_record`: at once at the log's end, also where one marker is left there."""
+        offset = max(offset, self.log_start)
+        if offset >= self.end:
+            return offset
+        found = near_next_record(self._segments.recent_header(offset), offset, self.end)
+        return find_next_record(self, offset, is_void) if found is None else found
 
     # -- epochs and timestamps -----------------------------------------------------------------------------------
 

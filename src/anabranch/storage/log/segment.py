@@ -159,6 +159,13 @@ class Segment:
             self.rebuild_index()
             return self._find(offset)
 
+    def recent_position(self, offset: int) -> int | None:
+        """The position of the batch that holds `offset`, if it is one of the newest."""
+        recent = self._recent_offsets
+        if not recent or not recent[0] <= offset < self.end:
+            return None
+        return self._recent_positions[bisect_right(recent, offset) - 1]
+
     def _find(self, offset: int) -> int:
         begin, position = self.index.floor(offset)
         for at, header in self.walk(position):

@@ -62,6 +62,15 @@ class Segments(list[Segment]):
         self._keep_open(segment)
         return LogSlice(segment.file, position, cut - position)
 
+    def recent_header(self, offset: int) -> BatchHeader | None:
+        """Read the header of the batch that holds `offset`, one of the newest; None for older ones."""
+        segment = self[-1]
+        try:
+            position = segment.recent_position(offset)
+            return None if position is None else segment.header_at(position)
+        except DecodeError as error:
+            raise _damaged(segment, error) from error
+
     def slices(self, log_start: int) -> list[LogSlice]:
         """Find everything from `log_start` on, one slice for each segment; they stay as they are."""
         found: list[LogSlice] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
@@ -217,14 +218,13 @@ def test_a_new_partition_waits_until_the_group_has_read_what_its_keys_left_behin
 
 
 def test_a_partition_of_which_nothing_is_committed_is_waited_for_as_long_as_its_owner_may_take_for_a_batch() -> None:
-    """ADR 0018: its owner may have begun at the end, and commits nothing while nothing comes (librdkafka does not)."""
+    """ADR 0033: its owner may have begun at the end, and commits nothing while nothing comes (librdkafka does not)."""
     from anabranch.machines.lineage import Lineage
 
-    world = GroupWorld(topics(1, foo=1))
+    one = TopicImage(topics(foo=1).by_name["foo"].topic_id, "foo", (0,), log_end=lambda _: 10)
+    world = GroupWorld(Image(1, {"foo": one}))
     world.join("A", rebalance_timeout_ms=60_000)
-    grown = TopicImage(
-        topics(foo=1).by_name["foo"].topic_id, "foo", (0, 1), lineage=Lineage.of_ends(1, (1, 2), ({0: 10},))
-    )
+    grown = replace(one, partitions=(0, 1), lineage=Lineage.of_ends(1, (1, 2), ({0: 10},)))
     world.set_topics(Image(2, {"foo": grown}))
     world.beat("A", 1, "foo-0")
     for _ in range(2):

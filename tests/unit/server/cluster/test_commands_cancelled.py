@@ -63,6 +63,12 @@ class PromptPeers:
     def log_start(self, topic: str, partition: int) -> int:
         return 0
 
+    def log_end(self, topic: str, partition: int) -> int:
+        return 0
+
+    async def next_records(self, topic: str, offsets: Mapping[int, int]) -> Mapping[int, int]:
+        return offsets
+
 
 class World:
     """A controller with a topic `there` of 2 partitions, grown to 4, and the tree that outlives it."""

@@ -191,14 +191,17 @@ class ForgetfulPeers:
     async def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
         return {}
 
-    async def held_layouts(self, topic: str) -> None:
-        return None
-
     def cuts(self, topic: Topic, partition: int) -> None:
         return None
 
     def log_start(self, topic: str, partition: int) -> int:
         return 0
+
+    def log_end(self, topic: str, partition: int) -> int:
+        return 0
+
+    async def next_records(self, topic: str, offsets: Mapping[int, int]) -> Mapping[int, int]:
+        return offsets
 
 
 def start_and_create(peers: ForgetfulPeers, meanwhile: Callable[[Controller], Awaitable[None]]) -> None:

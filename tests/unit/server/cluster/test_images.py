@@ -31,6 +31,9 @@ class Leaders:
     def log_start(self, topic: str, partition: int) -> int:
         return 3
 
+    def log_end(self, topic: str, partition: int) -> int:
+        return 7
+
 
 def images_of(cluster: Published) -> tuple[Images, Leaders]:
     leaders = Leaders()

@@ -153,6 +153,8 @@ class ConsumerGroup:
     """The member that holds a partition."""
     topic_lists: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict, compare=False)
     """Equal subscriptions are one object, so that they compare by identity."""
+    changes: int = field(default=0, compare=False)
+    """Counts the records that were applied: what was decided on an unchanged group holds."""
 
     def state(self) -> GroupState:
         """How far the group is."""
@@ -192,6 +194,7 @@ class ConsumerGroup:
     def apply(self, record: CoordinatorRecord) -> None:
         """Fold one of the group's records."""
         key, value = record
+        self.changes += 1
         match key:
             case ConsumerGroupMetadataKey():
                 self.epoch = 0 if value is None else value.epoch

@@ -31,6 +31,7 @@ from anabranch.machines.groups.consumer.group import (
 from anabranch.machines.groups.consumer.reconcile import is_subset, pending, reconcile
 from anabranch.machines.groups.consumer.step import Step
 from anabranch.machines.groups.consumer.target import client_assignor, offers_of
+from anabranch.machines.groups.gatekeeper import GateOpenedByTime
 from anabranch.protocol.messages.consumer_group_heartbeat import (
     Assignment as AssignmentMessage,
 )
@@ -124,7 +125,7 @@ def heartbeat(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller
         elif said != member.described:
             step.put(member_record(step.group_id, member_id, said))
     if request.member_epoch == JOINING:
-        step.forget_silence(member_id)
+        step.gate.forget(member_id)
     anew = step.spoke(member_id, caller)
     if calls:
         step.next_epoch()
@@ -291,10 +292,20 @@ def replace_member(step: Step, member: Member, new_id: str, said: MemberMetadata
 def follow(step: Step, member_id: str, owned: Assignment | None) -> Member:
     """Move a member one step towards its target, with the timers that go with it."""
     before = step.group.members[member_id]
-    after = reconcile(step.group, before, owned, step.waits)
+    if step.is_unchanged and step.gate.is_idle(member_id):
+        step.keep_session(before)
+        return before
+    after = reconcile(step.group, before, owned, step.gate, step.gate.takes)
+    if after is before and step.is_unchanged and after.state is MemberState.UNRELEASED_PARTITIONS:
+        step.gate.note_idle(member_id)
     if after is not before:
+        for found in step.gate.handed_out(before, after):
+            if isinstance(found, GateOpenedByTime):
+                step.draft.perform(found)
+            else:
+                step.draft.write(found)
         step.put_last(after)
-        step.forget_silence(member_id, but=after.holds)
+        step.gate.forget(member_id, but=after.holds)
     if after.state is MemberState.UNREVOKED_PARTITIONS:
         if before.state is not MemberState.UNREVOKED_PARTITIONS or before.revoking != after.revoking:
             step.expect_within_rebalance_timeout("rebalance", after)

@@ -10,7 +10,8 @@ The rule: a partition is assigned only when no member holds it, and a member hol
 partitions it reports to own lack it. So no partition ever has two owners, whatever is lost, repeated or late.
 
 A free partition also waits while records of its keys are unread elsewhere in the topic's lineage
-(ordering.md, section 8): to its member it is pending just the same.
+(ordering.md, section 8): to its member it is pending just the same. `takes` names partitions that their owner must
+revoke although they are in its target: they re-opened behind a closed gate, and are handed out again when it opens.
 """
 
 from __future__ import annotations
@@ -33,16 +34,20 @@ Waits = Callable[[UUID, int], bool]
 """Whether a partition waits at a gate."""
 
 
-def reconcile(group: ConsumerGroup, member: Member, owned: Assignment | None, waits: Waits) -> Member:
+def reconcile(
+    group: ConsumerGroup, member: Member, owned: Assignment | None, waits: Waits, takes: Waits | None = None
+) -> Member:
     """The member after one step; itself without a step. `owned` are the partitions it reports, None if not reported."""
     target_epoch = group.target_epoch
-    if member.state is MemberState.STABLE and member.epoch == target_epoch:
+    if member.state is MemberState.STABLE and member.epoch == target_epoch and takes is None:
         return member
     if member.state is MemberState.UNREVOKED_PARTITIONS and (owned is None or _shares(owned, member.revoking)):
         return member
     has = sets_of(member.assigned)
     wanted = sets_of(group.target(member.member_id))
     kept = {topic_id: numbers & wanted.get(topic_id, set()) for topic_id, numbers in has.items()}
+    if takes is not None:
+        kept = {topic_id: {n for n in numbers if not takes(topic_id, n)} for topic_id, numbers in kept.items()}
     lost = {topic_id: numbers - kept[topic_id] for topic_id, numbers in has.items()}
     if any(lost.values()) and (owned is None or _shares(owned, assignment_of(lost))):
         return replace(

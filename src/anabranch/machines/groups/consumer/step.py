@@ -5,9 +5,7 @@ A heartbeat in quiet times writes nothing and copies nothing: the group is copie
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from uuid import UUID
 
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.consumer.group import (
@@ -20,7 +18,6 @@ from anabranch.machines.groups.consumer.group import (
     target_epoch_record,
     target_record,
 )
-from anabranch.machines.groups.consumer.reconcile import Waits
 from anabranch.machines.groups.consumer.target import (
     Computation,
     Offer,
@@ -31,6 +28,7 @@ from anabranch.machines.groups.consumer.target import (
     server_assignor,
     subscriptions,
 )
+from anabranch.machines.groups.gatekeeper import Gate
 from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.regex import Regexes
@@ -50,8 +48,6 @@ class Live:
     """Ids given with MEMBER_ID_REQUIRED to classic members that did not join yet, oldest first."""
     computation: Computation | None = None
     targets: Targets = field(default_factory=Targets)
-    owned_since: dict[tuple[UUID, int], tuple[str, int]] = field(default_factory=dict)
-    """Partitions that gates wait on and that have no committed offset: their owner, and since when it owns them."""
 
 
 class Step:
@@ -65,7 +61,7 @@ class Step:
         image: Image,
         regexes: Regexes,
         settings: GroupSettings,
-        waits: Waits,
+        gate: Gate,
         now_ms: int,
         begun: tuple[ConsumerGroup, Draft[CoordinatorRecord]] | None = None,
     ) -> None:
@@ -82,13 +78,18 @@ class Step:
         self.image = image
         self.regexes = regexes
         self.settings = settings
-        self.waits = waits
+        self.gate = gate
         self.now_ms = now_ms
 
     @property
     def group(self) -> ConsumerGroup:
         """The group, with the decisions made so far."""
         return self._group if self._decided is None else self._decided
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether no decision about the group was made so far."""
+        return self._decided is None
 
     @property
     def group_id(self) -> str:
@@ -209,14 +210,6 @@ class Step:
         self.draft.cancel_timer(("compute", self.group_id))
         return True
 
-    def forget_silence(self, member_id: str, *, but: Iterable[tuple[UUID, int]] = ()) -> None:
-        """Drop the no-commit timers of partitions the member no longer owns."""
-        owned_since = self.live.owned_since
-        if owned_since:
-            kept = set(but)
-            for partition in [it for it, (owner, _) in owned_since.items() if owner == member_id and it not in kept]:
-                del owned_since[partition]
-
     def expect_target(self, computation: Computation) -> None:
         """Start the timeout of the chosen member with the first heartbeat that asks it for a target."""
         if not computation.told:
@@ -233,7 +226,7 @@ class Step:
         """
         for member_id in member_ids:
             self.put(*gone_records(self.group_id, member_id))
-            self.forget_silence(member_id)
+            self.gate.forget(member_id)
             if forget:
                 self.live.connections.pop(member_id, None)
             for kind in ("session", "rebalance", "join", "sync"):

@@ -1,0 +1,108 @@
+"""When groups' beginnings in topics are written down, and their positions in partitions that appeared later (`starts`).
+
+    a group subscribes                  ->  its beginning in every resized topic
+    a topic is resized                  ->  positions of all groups that subscribe to it, or have committed offsets
+    the shard is loaded                 ->  the same for groups with members, as the resize may have come before
+
+Groups are settled a few at a time: a shard may have many. Until its turn a group of the consumer protocol is handed no
+partition without its position, as the gatekeeper writes the same position when it hands a partition out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+
+from anabranch.machines.groups import classic
+from anabranch.machines.groups.classic import ClassicGroup
+from anabranch.machines.groups.consumer.group import ConsumerGroup
+from anabranch.machines.groups.consumer.target import subscriptions
+from anabranch.machines.groups.image import Image, TopicImage
+from anabranch.machines.groups.offsets import Offsets
+from anabranch.machines.groups.records import CoordinatorRecord
+from anabranch.machines.groups.regex import Regexes
+from anabranch.machines.groups.starts import Starts
+from anabranch.machines.outcome import Draft, Outcome
+
+GROUPS_AT_A_TIME = 20
+PAUSE_MS = 5
+Group = ConsumerGroup | ClassicGroup
+
+
+class Settling:
+    """The groups of a shard that are to be settled."""
+
+    def __init__(self, groups: Mapping[str, Group], offsets: Offsets, starts: Starts, regexes: Regexes) -> None:
+        self._groups = groups
+        self._offsets = offsets
+        self._starts = starts
+        self._regexes = regexes
+        self._left: dict[str, None] = {}
+        self._topics: dict[str, None] = {}
+
+    def subscribed(self, group: Group, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
+        """Write down where a group begins in the resized topics that it subscribes to now."""
+        for name in sorted(self._subscription(group)):
+            topic = self._offsets.image.by_name.get(name)
+            if topic is not None and topic.was_resized and self._starts.get(group.group_id, topic.topic_id) is None:
+                begun = bool(self._offsets.of_topic(group.group_id, topic))
+                self._settle(group.group_id, topic, draft, now_ms, begun=begun)
+
+    def topics_changed(self, before: Image, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
+        """Begin to settle the groups of topics that were resized, and forget the beginnings in topics that are gone."""
+        image = self._offsets.image
+        if any(topic_id not in image.by_id for topic_id in before.by_id):
+            draft.write(*self._starts.of_topics_gone(image.by_id))
+        changed = [
+            topic.name
+            for name, topic in image.by_name.items()
+            if topic.was_resized and _partitions(before.by_name.get(name)) != _partitions(topic)
+        ]
+        if changed:
+            self._topics.update(dict.fromkeys(changed))
+            self._left.update(dict.fromkeys(group_id for group_id, group in self._groups.items() if group.members))
+            self._left.update(dict.fromkeys(sorted(self._offsets.positions.groups())))
+            self._some(draft, now_ms)
+
+    def loaded(self, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
+        """Begin to settle the groups with members."""
+        resized = [name for name, topic in self._offsets.image.by_name.items() if topic.was_resized]
+        if resized:
+            self._topics.update(dict.fromkeys(resized))
+            self._left.update(dict.fromkeys(group_id for group_id, group in self._groups.items() if group.members))
+            self._some(draft, now_ms)
+
+    def decide_more(self, now_ms: int) -> Outcome[None, CoordinatorRecord]:
+        """Settle some of the groups that are left."""
+        draft: Draft[CoordinatorRecord] = Draft()
+        self._some(draft, now_ms)
+        return draft.outcome(None)
+
+    def _some(self, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
+        topics = [topic for name in self._topics if (topic := self._offsets.image.by_name.get(name)) is not None]
+        for group_id in list(self._left)[:GROUPS_AT_A_TIME]:
+            del self._left[group_id]
+            group = self._groups.get(group_id)
+            subscribed = frozenset() if group is None or not group.members else self._subscription(group)
+            for topic in topics:
+                if topic.name in subscribed or self._offsets.of_topic(group_id, topic):
+                    self._settle(group_id, topic, draft, now_ms, begun=True)
+        if self._left:
+            draft.set_timer(("settle",), now_ms + PAUSE_MS)
+        else:
+            self._topics.clear()
+
+    def _settle(
+        self, group_id: str, topic: TopicImage, draft: Draft[CoordinatorRecord], now_ms: int, *, begun: bool
+    ) -> None:
+        committed = partial(self._offsets.current, group_id, topic.name)
+        draft.write(*self._starts.settle(group_id, topic, committed, now_ms, begun=begun))
+
+    def _subscription(self, group: Group) -> Iterable[str]:
+        if isinstance(group, ConsumerGroup):
+            return subscriptions(group, self._offsets.image, self._regexes)
+        return classic.subscribed_topics(group) or frozenset()
+
+
+def _partitions(topic: TopicImage | None) -> object:
+    return None if topic is None else (topic.topic_id, topic.was_resized, topic.readable)

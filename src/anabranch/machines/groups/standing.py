@@ -1,0 +1,171 @@
+"""Where a group stands: what its positions count for, beside its committed offsets. All is soft state.
+
+A partition is named by its topic's id and its number. `reports` are positions that members of ours have told of their
+own partitions, `tenures` say since when an owner has had a partition without a committed offset, `answers` are the
+leaders' answers about next records. A stall is a position with records left that has not changed for its owner's
+rebalance timeout: gates open by time then, until the position or the owner changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from uuid import UUID
+
+from anabranch.machines.groups.image import TopicImage
+from anabranch.machines.progress import Tenure, is_stalled, progress, start_of
+
+At = tuple[UUID, int]
+Owner = Callable[[At], tuple[str, int]]
+"""The member that owns a partition and its rebalance timeout; ("", 0) without one."""
+Committed = Callable[[str, int], int | None]
+"""The committed offset of a partition, by topic name and number."""
+
+
+class Report(NamedTuple):
+    """A position that a member of ours has told of its own partition."""
+
+    owner: str
+    position: int
+
+
+class Answer(NamedTuple):
+    """The leader's answer: no record that can be read lies from `offset` on below `next_record`."""
+
+    offset: int
+    next_record: int
+
+
+class Stall(NamedTuple):
+    """A position that has not changed for its owner's rebalance timeout."""
+
+    owner: str
+    raw: int
+    reached: int
+    """The offset that the gates count as reached."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """A partition whose position a gate or a member waits for."""
+
+    owner: str
+    raw: int
+    """The position before the leader's answer; -1 for the log start."""
+    since_ms: int
+    """The time since which neither has changed."""
+    position: int
+    began_ms: int
+    began_at: int
+    """The position when the watch began: the rate is taken from there."""
+
+    def rate(self, now_ms: int) -> float:
+        """Offsets per second since the watch began."""
+        return (self.position - self.began_at) * 1_000 / max(1, now_ms - self.began_ms)
+
+
+@dataclass(slots=True)
+class Standing:
+    """The soft state of one group's positions."""
+
+    reports: dict[At, Report] = field(default_factory=dict)
+    tenures: dict[At, Tenure] = field(default_factory=dict)
+    answers: dict[At, Answer] = field(default_factory=dict)
+    stalls: dict[At, Stall] = field(default_factory=dict)
+    watches: dict[At, Watch] = field(default_factory=dict)
+    from_end: set[UUID] = field(default_factory=set)
+    """The topics that the group was found to read from the end."""
+
+    # -- positions -----------------------------------------------------------------------------------------------------
+
+    def raw(self, topic: TopicImage, partition: int, committed: int | None, owner: Owner, now_ms: int) -> int:
+        """The committed offset, or what stands for one: the owner's start. -1 stands for the log start."""
+        at = topic.topic_id, partition
+        report = self.reports.get(at)
+        if report is not None and owner(at)[0] != report.owner:
+            del self.reports[at]
+            report = None
+        reported = None if report is None else report.position
+        if committed is not None:
+            return committed if reported is None else max(committed, reported)
+        tenure = self.tenures.get(at)
+        if tenure is not None and owner(at)[0] != tenure.owner:
+            del self.tenures[at]
+            tenure = None
+        start = start_of(-1, reported, tenure, now_ms)
+        if start > topic.log_start(partition):
+            self.from_end.add(topic.topic_id)
+        return start
+
+    def progress(self, topic: TopicImage, partition: int, raw: int) -> int:
+        """What the position `raw` of a partition counts for."""
+        return progress(
+            raw, topic.log_start(partition), lambda offset: self.next_record((topic.topic_id, partition), offset)
+        )
+
+    def next_record(self, at: At, offset: int) -> int | None:
+        """The leader's answer for an offset, if it is known."""
+        answer = self.answers.get(at)
+        if answer is None or not answer.offset <= offset <= answer.next_record:
+            return None
+        return answer.next_record
+
+    def answered(self, at: At, offset: int, next_record: int) -> bool:
+        """Take a leader's answer; whether it says anything new."""
+        before = self.answers.get(at)
+        if before is not None and before.offset <= offset <= before.next_record:
+            offset, next_record = before.offset, max(before.next_record, next_record)
+        self.answers[at] = Answer(offset, next_record)
+        return before != self.answers[at]
+
+    # -- owners --------------------------------------------------------------------------------------------------------
+
+    def begin_tenure(self, topic: TopicImage, partition: int, member_id: str, timeout_ms: int, now_ms: int) -> None:
+        """Note the log end at which a member is given a partition without a committed offset."""
+        at = topic.topic_id, partition
+        self.tenures[at] = Tenure(member_id, now_ms, topic.log_end(partition), timeout_ms)
+
+    def forget(self, member_id: str, *, but: Iterable[At] = ()) -> set[UUID]:
+        """Drop what is known of the partitions that a member no longer owns; return their topics."""
+        kept, topics = set(but), set()
+        for known in (self.reports, self.tenures, self.stalls):
+            gone = [at for at, entry in known.items() if entry.owner == member_id and at not in kept]
+            for at in gone:
+                del known[at]
+                topics.add(at[0])
+        return topics
+
+    # -- watching ------------------------------------------------------------------------------------------------------
+
+    def look(self, at: At, raw: int, position: int, owner: str, now_ms: int) -> bool:
+        """Note the position of a watched partition; whether it, or its owner, is another than at the last look."""
+        watch = self.watches.get(at)
+        if watch is None:
+            self.watches[at] = Watch(owner, raw, now_ms, position, now_ms, position)
+            return True
+        if (watch.owner, watch.raw) != (owner, raw):
+            watch.owner, watch.raw, watch.since_ms = owner, raw, now_ms
+            self.stalls.pop(at, None)
+        elif watch.position == position:
+            return False
+        watch.position = position
+        return True
+
+    def is_overdue(self, at: At, timeout_ms: int, log_end: int, now_ms: int) -> bool:
+        """Whether gates that wait on this partition open by time."""
+        watch = self.watches[at]
+        return bool(watch.owner) and watch.position < log_end and is_stalled(watch.since_ms, timeout_ms, now_ms)
+
+    def stall(self, at: At, reached: int) -> bool:
+        """Count `reached` as the position of an overdue partition; whether that is new."""
+        watch, before = self.watches[at], self.stalls.get(at)
+        now = Stall(watch.owner, watch.raw, max(reached, 0 if before is None else before.reached))
+        self.stalls[at] = now
+        return now != before
+
+    def unwatch(self, wanted: Iterable[At]) -> None:
+        """Watch these partitions only."""
+        kept = set(wanted)
+        for at in [at for at in self.watches if at not in kept and at not in self.stalls]:
+            del self.watches[at]

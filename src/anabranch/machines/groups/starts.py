@@ -1,0 +1,115 @@
+"""Where groups began in topics that were resized: what existed then is written down with the group, not guessed.
+
+`auto.offset.reset` of a client applies to a partition that existed when its group first subscribed to the topic. A
+partition that appeared later begins at its log start for every client, because the coordinator writes that position
+itself (ordering.md, section 8). A group without a record began while the topic had the partitions of its creation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+from uuid import UUID
+
+from anabranch.machines.groups.image import TopicImage
+from anabranch.machines.groups.positions import Position, position_record
+from anabranch.machines.groups.records import CoordinatorRecord, GroupTopicStartKey, GroupTopicStartValue
+
+NOT_NOTED = -1
+
+
+class Start(NamedTuple):
+    """The partitions of one topic when a group began in it, each with its log end then (-1: not noted)."""
+
+    ends: dict[int, int]
+
+
+class Starts:
+    """The starts of a shard's groups; `apply` changes them, decisions look."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[UUID, Start]] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Starts) and self._of == other._of
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def apply(self, key: GroupTopicStartKey, value: GroupTopicStartValue | None) -> None:
+        """Fold a record."""
+        known = self._of.setdefault(key.group_id, {})
+        if value is None:
+            known.pop(key.topic_id, None)
+        else:
+            known[key.topic_id] = Start(dict(zip(value.partitions, value.ends, strict=True)))
+        if not known:
+            del self._of[key.group_id]
+
+    def get(self, group_id: str, topic_id: UUID) -> Start | None:
+        """Where a group began in a topic, if the topic was resized since or before."""
+        return self._of.get(group_id, {}).get(topic_id)
+
+    def existed(self, group_id: str, topic: TopicImage, partition: int) -> bool:
+        """Whether a partition existed when the group first subscribed to its topic."""
+        start = self.get(group_id, topic.topic_id)
+        return partition in (topic.first_partitions if start is None else start.ends)
+
+    def noted_end(self, group_id: str, topic: TopicImage, partition: int) -> int:
+        """The log end of a partition when the group began; -1 where it was not noted."""
+        start = self.get(group_id, topic.topic_id)
+        return NOT_NOTED if start is None else start.ends.get(partition, NOT_NOTED)
+
+    def settle(
+        self,
+        group_id: str,
+        topic: TopicImage,
+        committed: Callable[[int], Position | None],
+        now_ms: int,
+        *,
+        begun: bool,
+    ) -> Iterator[CoordinatorRecord]:
+        """Write down where a group begins in a resized topic, and its positions in partitions that appeared later.
+
+        `begun`: the group subscribed to the topic, or committed offsets in it, before.
+        """
+        if not topic.was_resized:
+            return
+        start = self.get(group_id, topic.topic_id)
+        existing = topic.readable
+        if start is None:
+            first = topic.first_partitions
+            ends = (
+                {number: NOT_NOTED for number in existing if number in first}
+                if begun
+                else {number: topic.log_end(number) for number in existing}
+            )
+            yield start_record(group_id, topic.topic_id, Start(ends))
+        else:
+            ends = {number: end for number, end in start.ends.items() if topic.has(number)}
+            if len(ends) < len(start.ends):
+                yield start_record(group_id, topic.topic_id, Start(ends))
+        if len(ends) < len(existing):
+            for number in existing:
+                if number not in ends and committed(number) is None:
+                    position = Position(topic.log_start(number), committed_at_ms=now_ms, topic_id=topic.topic_id)
+                    yield position_record(group_id, topic.name, number, position)
+
+    def of_topics_gone(self, topic_ids: Iterable[UUID]) -> Iterator[CoordinatorRecord]:
+        """The tombstones of starts in all topics but these."""
+        kept = set(topic_ids)
+        for group_id in sorted(self._of):
+            for topic_id in [topic_id for topic_id in self._of[group_id] if topic_id not in kept]:
+                yield start_record(group_id, topic_id, None)
+
+    def all_of(self, group_id: str) -> Iterator[CoordinatorRecord]:
+        """The tombstones of all starts of a group."""
+        for topic_id in self._of.get(group_id, {}):
+            yield start_record(group_id, topic_id, None)
+
+
+def start_record(group_id: str, topic_id: UUID, start: Start | None) -> CoordinatorRecord:
+    """The record of a group's start in a topic; None: the group has none any more."""
+    key = GroupTopicStartKey(group_id=group_id, topic_id=topic_id)
+    if start is None:
+        return CoordinatorRecord(key)
+    return CoordinatorRecord(key, GroupTopicStartValue(partitions=list(start.ends), ends=list(start.ends.values())))

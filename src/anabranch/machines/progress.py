@@ -1,0 +1,64 @@
+"""What counts as read (ordering.md, section 6.1): the one module that turns positions into progress.
+
+    progress(g, q) = next_record(q, max(committed(g, q), log_start(q)))
+
+`next_record(q, o)` is the first offset >= o of a record that a reader can still be given; the log end where none is
+left. The leader answers it (`storage.interface.PartitionLog.next_record`). A caller that does not know the answer yet
+gets the lower bound max(committed, log start): progress is never above what is known.
+
+Where a group has committed nothing in q, its owner's start counts (`start_of`): the start that a consumer of ours has
+reported; for a stock consumer the log start, and from its rebalance timeout on the log end at the moment at which it
+was given q. Nothing is remembered as read: every evaluation begins with what holds at the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+NextRecord = Callable[[int], int | None]
+"""The leader's answer for an offset; None while it is not known."""
+
+
+def unknown_next(offset: int) -> None:
+    """The `NextRecord` of a caller that knows no answers."""
+    del offset
+
+
+class Tenure(NamedTuple):
+    """The time that one member has owned a partition, which the group has not committed in."""
+
+    owner: str
+    since_ms: int
+    log_end: int
+    """The log end when the member was given the partition."""
+    timeout_ms: int
+    """The rebalance timeout of the owner."""
+
+    def is_over(self, now_ms: int) -> bool:
+        """Whether the owner has had the partition for its rebalance timeout."""
+        return now_ms - self.since_ms >= self.timeout_ms
+
+
+def progress(committed: int, log_start: int, next_record: NextRecord = unknown_next) -> int:
+    """Return the offset up to which a group has read a partition, given its committed offset or its start."""
+    at = max(committed, log_start)
+    found = next_record(at)
+    return at if found is None else max(at, found)
+
+
+def start_of(log_start: int, reported: int | None, tenure: Tenure | None, now_ms: int) -> int:
+    """Return the position of a partition without a committed offset.
+
+    `reported` is the start that an owner of ours has told, `tenure` that of any other owner.
+    """
+    if reported is not None:
+        return max(reported, log_start)
+    if tenure is not None and tenure.is_over(now_ms):
+        return max(tenure.log_end, log_start)
+    return log_start
+
+
+def is_stalled(since_ms: int, timeout_ms: int, now_ms: int) -> bool:
+    """Whether a gate opens by time: a position with records left has not changed for its owner's rebalance timeout."""
+    return now_ms - since_ms >= timeout_ms

@@ -1,0 +1,235 @@
+"""ConsumerGroupPosition: questions are parked until there is news, reports count under conditions, bounds hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from anabranch.base.errors import ErrorCode
+from anabranch.machines.groups.caller import Caller
+from anabranch.machines.groups.image import Image, TopicImage
+from anabranch.machines.lineage import Lineage
+from anabranch.machines.outcome import Parked
+from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatResponse
+from anabranch.protocol.messages.consumer_group_position import (
+    ConsumerGroupPositionRequest,
+    ConsumerGroupPositionRequestPartition,
+    ConsumerGroupPositionRequestTopic,
+    ConsumerGroupPositionResponse,
+)
+from anabranch.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from tests.support.groups import GROUP, GroupWorld, topic_id
+
+FOO = topic_id("foo")
+TIMEOUT_MS = 60_000
+
+
+def grown(end: int = 5, log_end: int = 100) -> Image:
+    """Topic foo had one partition, which `end` records went into, and has two."""
+    lineage = Lineage.of_ends(1, (1, 2), ({0: end},))
+    return Image(2, {"foo": TopicImage(FOO, "foo", (0, 1), lineage=lineage, log_end=lambda _: log_end)})
+
+
+def flat() -> Image:
+    return Image(1, {"foo": TopicImage(FOO, "foo", (0,), lineage=Lineage.flat(1), log_end=lambda _: 5)})
+
+
+class Asking(GroupWorld):
+    """A world whose members ask for positions."""
+
+    def ask(
+        self,
+        member: str,
+        epoch: int,
+        *,
+        needs: Iterable[tuple[int, int]] = (),
+        reports: Iterable[tuple[int, int]] = (),
+        wait_ms: int = 10_000,
+        by_id: bool = True,
+    ) -> ConsumerGroupPositionResponse | int:
+        """The answer, or the ticket of a parked question."""
+        parts = [
+            *(ConsumerGroupPositionRequestPartition(partition=n, need_position=True, position=p) for n, p in needs),
+            *(ConsumerGroupPositionRequestPartition(partition=n, position=p) for n, p in reports),
+        ]
+        said: dict[str, Any] = {"topic_id": FOO} if by_id else {}
+        request = ConsumerGroupPositionRequest(
+            group_id=GROUP,
+            generation_id=epoch,
+            member_id=member,
+            topics=[ConsumerGroupPositionRequestTopic(topic="foo", partitions=parts, **said)],
+            max_wait_ms=wait_ms,
+        )
+        self.tickets += 1
+        ticket = self.tickets
+        answer = self.submit(lambda machine: machine.consumer_group_position(request, ticket, self.now_ms))
+        assert isinstance(answer, ConsumerGroupPositionResponse | Parked)
+        if isinstance(answer, Parked):
+            return self.answers.get(ticket, ticket)  # type: ignore[no-any-return]
+        return answer
+
+    def commit(self, member: str, epoch: int, partition: int, offset: int) -> None:
+        request = OffsetCommitRequest(
+            group_id=GROUP,
+            member_id=member,
+            generation_id_or_member_epoch=epoch,
+            topics=[
+                OffsetCommitRequestTopic(
+                    name="foo",
+                    partitions=[OffsetCommitRequestPartition(partition_index=partition, committed_offset=offset)],
+                )
+            ],
+        )
+        answer = self.submit(lambda machine: machine.offset_commit(request, Caller(version=9), self.now_ms))
+        assert answer.topics[0].partitions[0].error_code == ErrorCode.NONE
+
+    def told_of(self, answer: ConsumerGroupPositionResponse | int) -> list[tuple[int, bool, int, bool]]:
+        """Partition, wish, position, overdue of an answer, parked or not."""
+        found = self.answers[answer] if isinstance(answer, int) else answer
+        assert found.error_code == ErrorCode.NONE, ErrorCode(found.error_code)
+        return [
+            (p.partition, p.need_position, p.position, p.overdue) for topic in found.topics for p in topic.partitions
+        ]
+
+
+def two_members(world: Asking) -> tuple[int, int]:
+    """A owns partition 0 since before the resize, B is to have partition 1; their epochs."""
+    world.join("A")
+    world.set_topics(grown())
+    a = settle(world, "A", 1)
+    b = world.join("B").member_epoch
+    a = settle(world, "A", a)
+    b = settle(world, "B", b)
+    assert world.named(world.group.members["A"].assigned) == "foo-0"
+    return a, b
+
+
+def settle(world: Asking, member: str, epoch: int) -> int:
+    answer = world.beat(member, epoch)
+    for _ in range(3):
+        assert isinstance(answer, ConsumerGroupHeartbeatResponse)
+        epoch = answer.member_epoch
+        owned = world.named(world.group.members[member].assigned)
+        answer = world.beat(member, epoch, owned)
+    return answer.member_epoch
+
+
+def test_a_question_is_answered_at_once_where_the_coordinator_knows_something_else() -> None:
+    world = Asking(flat())
+    _, b = two_members(world)
+    assert world.told_of(world.ask("B", b, needs=[(0, -1)])) == [(0, False, 0, False)]
+
+
+def test_a_parked_question_is_answered_when_the_owner_commits() -> None:
+    world = Asking(flat())
+    a, b = two_members(world)
+    ticket = world.ask("B", b, needs=[(0, 0)])
+    assert isinstance(ticket, int) and ticket not in world.answers
+    world.commit("A", a, 0, 3)
+    assert world.told_of(ticket) == [(0, False, 3, False)]
+
+
+def test_the_owner_of_a_needed_partition_is_asked_for_a_report_once() -> None:
+    world = Asking(flat())
+    a, b = two_members(world)
+    assert world.told_of(world.ask("A", a)) == [(0, True, -1, False)], "the coordinator's own gate waits on it"
+    ticket = world.ask("A", a, reports=[(0, -1)])
+    assert isinstance(ticket, int) and ticket not in world.answers
+    world.ask("B", b, needs=[(0, 0)])
+    assert ticket not in world.answers
+
+
+def test_the_reported_start_of_a_member_without_a_commit_opens_the_gate() -> None:
+    world = Asking(flat())
+    a, b = two_members(world)
+    waiting = world.ask("B", b)
+    world.ask("A", a, reports=[(0, 5)])
+    assert isinstance(waiting, int)
+    assert world.answers[waiting].error_code == ErrorCode.REBALANCE_IN_PROGRESS, "B's heartbeat would be given foo-1"
+    assert world.told(world.beat("B", b)) == "foo-1"
+
+
+def test_a_report_that_cannot_be_right_is_ignored() -> None:
+    world = Asking(flat())
+    a, b = two_members(world)
+    world.commit("A", a, 0, 3)
+    world.ask("A", a, reports=[(0, 2)], wait_ms=0)
+    world.ask("A", a, reports=[(0, 101)], wait_ms=0)
+    world.ask("B", b, reports=[(0, 5)], wait_ms=0)
+    assert world.told_of(world.ask("B", b, needs=[(0, -1)])) == [(0, False, 3, False)]
+
+
+def test_a_new_owner_does_not_inherit_the_start_of_the_old_one() -> None:
+    world = Asking(flat())
+    a, b = two_members(world)
+    world.ask("A", a, reports=[(0, 5)], wait_ms=0)
+    world.leave("A")
+    b = settle(world, "B", b)
+    assert world.named(world.group.members["B"].assigned) == "foo-0", "nothing of foo-0 is known to be read"
+    assert world.told_of(world.ask("B", b, needs=[(0, -1)], wait_ms=0))[0] == (0, False, 0, False)
+
+
+def test_a_marker_behind_the_commit_is_read_with_it() -> None:
+    world = Asking(flat())
+    world.next_records["foo", 0] = lambda offset: 5 if offset == 4 else offset
+    a, b = two_members(world)
+    world.commit("A", a, 0, 4)
+    assert world.told(world.beat("B", b)) == "foo-1"
+
+
+def test_a_position_that_stands_still_with_records_left_is_overdue_after_the_owners_timeout() -> None:
+    world = Asking(flat())
+    a, b = two_members(world)
+    world.commit("A", a, 0, 3)
+    ticket = world.ask("B", b, needs=[(0, 3)])
+    for _ in range(TIMEOUT_MS // 10_000):
+        assert isinstance(ticket, int)
+        if ticket in world.answers:
+            ticket = world.ask("B", b, needs=[(0, 3)])
+        world.advance(10_000)
+        world.beat("A", a)
+        world.beat("B", b)
+    found = ticket if isinstance(ticket, ConsumerGroupPositionResponse) else world.answers[ticket]
+    assert found.error_code == ErrorCode.REBALANCE_IN_PROGRESS or world.told_of(found) == [(0, False, 3, True)]
+    assert world.named(world.group.members["B"].assigned) == "foo-1"
+    (effect,) = world.effects
+    assert (effect.partition, effect.waited_on, effect.records_left) == (1, 0, 2)
+
+
+def test_a_question_ends_at_its_time_and_with_the_next_one() -> None:
+    world = Asking(flat())
+    a, _ = two_members(world)
+    first = world.ask("A", a, reports=[(0, -1)], wait_ms=1_000_000)
+    second = world.ask("A", a, reports=[(0, -1)], wait_ms=1_000_000)
+    assert isinstance(first, int) and world.answers[first].error_code == ErrorCode.NONE
+    assert isinstance(second, int) and second not in world.answers
+    world.advance(22_499)
+    assert second not in world.answers
+    world.advance(2)
+    assert second in world.answers, "half of the session timeout is the longest wait"
+
+
+def test_a_dropped_question_is_forgotten() -> None:
+    world = Asking(flat())
+    a, _ = two_members(world)
+    ticket = world.ask("A", a, reports=[(0, -1)])
+    world.submit(lambda machine: machine.position_dropped(GROUP, "A", ticket))
+    world.advance(30_000)
+    assert ticket not in world.answers
+
+
+def test_only_members_at_their_epoch_are_answered_and_only_about_their_subscription() -> None:
+    world = Asking(flat())
+    a, _ = two_members(world)
+    for member, epoch, error in (
+        ("nobody", 1, ErrorCode.UNKNOWN_MEMBER_ID),
+        ("A", a - 1, ErrorCode.STALE_MEMBER_EPOCH),
+        ("A", a + 1, ErrorCode.FENCED_MEMBER_EPOCH),
+    ):
+        answer = world.ask(member, epoch)
+        assert isinstance(answer, ConsumerGroupPositionResponse) and answer.error_code == error
+    assert (7, False, -1, False) in world.told_of(world.ask("A", a, needs=[(7, 4)], wait_ms=0))
