@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.cli.output import DEFAULT_SERVERS, AsJson, Servers, note, print_json, print_table, progress
 
 if TYPE_CHECKING:
-    from anabranch.client import TopicDescription
+    from anabranch.client import ResizeDescription, TopicDescription
     from anabranch.client.sync import Admin
 
 app = typer.Typer(no_args_is_help=True, help="Create, resize, describe, list, delete and configure topics.")
@@ -63,8 +64,19 @@ def create(
 
 
 @app.command()
-def resize(topic: Name, partitions: Partitions, servers: Servers = DEFAULT_SERVERS, as_json: AsJson = False) -> None:
+def resize(
+    topic: Name,
+    partitions: Annotated[int | None, typer.Option("--partitions", "-p", min=1, help="The partition count.")] = None,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Undo the resize that runs, if it still can be.")] = False,
+    servers: Servers = DEFAULT_SERVERS,
+    as_json: AsJson = False,
+) -> None:
     """Change the partition count of a topic while producers and consumers use it. Every key stays in order."""
+    if cancel is (partitions is not None):
+        raise typer.BadParameter("give either --partitions or --cancel")
+    if partitions is None:
+        _cancel_resize(topic, servers, as_json=as_json)
+        return
     with _admin(servers) as admin, progress(f"resizing {topic}", None):
         before = admin.topics([topic])[topic].partition_count
         began = time.perf_counter()
@@ -78,6 +90,16 @@ def resize(topic: Name, partitions: Partitions, servers: Servers = DEFAULT_SERVE
     if retiring:
         listed = ", ".join(map(str, retiring))
         typer.echo(f"Retiring partitions, removed when empty: {listed}. Consumers drain them first; nothing is lost.")
+
+
+def _cancel_resize(topic: str, servers: str, *, as_json: bool) -> None:
+    with _admin(servers) as admin:
+        admin.cancel_resize(topic)
+        count = admin.topics([topic])[topic].partition_count
+    if as_json:
+        print_json({"topic": topic, "canceled": True, "partitions": count})
+    else:
+        typer.echo(f"Canceled the resize of {topic}: it has {count} partitions, as before.")
 
 
 @app.command()
@@ -94,6 +116,8 @@ def describe(topics: Names, servers: Servers = DEFAULT_SERVERS, as_json: AsJson 
         layouts = " → ".join(map(str, found.lineage.counts))
         typer.echo(f"{name}  (id {found.info.topic_id})")
         typer.echo(f"  partitions {found.lineage.count}, at creation {found.lineage.initial}, layouts {layouts}")
+        for line in resize_lines(found.resize):
+            typer.echo(f"  {line}")
         typer.echo(f"  key order {'kept across resizes' if found.ordered else 'not kept across resizes'}")
         typer.echo(f"  settings {', '.join(own) if own else 'all at their defaults'}\n")
         rows = []
@@ -105,7 +129,7 @@ def describe(topics: Names, servers: Servers = DEFAULT_SERVERS, as_json: AsJson 
             ]
             waits = ", ".join(f"{wait.partition} to {wait.offset}" for wait in partition.waits)
             state = "retiring" if partition.info.retiring else "live"
-            span = f"{partition.offsets.start}..{partition.offsets.end}"
+            span = f"{partition.offsets.start}..{partition.offsets.end}" if partition.offsets.end >= 0 else "offline"
             info = partition.info
             rows.append(
                 (info.partition, state, info.leader, info.leader_epoch, span, "  ".join(segments), waits or "nothing")
@@ -113,6 +137,22 @@ def describe(topics: Names, servers: Servers = DEFAULT_SERVERS, as_json: AsJson 
         columns = ("partition", "state", "leader", "epoch", "offsets", "segments (layout: offsets)")
         print_table((*columns, "a consumer at the log start waits for"), rows)
         typer.echo()
+
+
+def resize_lines(resize: ResizeDescription | None) -> list[str]:
+    """Return what `topic describe` says of the resize that runs, and of every partition that holds it up."""
+    if resize is None:
+        return []
+    lines = [f"being resized from {resize.from_count} to {resize.to_count} partitions, phase {resize.phase}"]
+    for wait in resize.waits:
+        where = f"partition {wait.partition} on broker {wait.broker_id}"
+        lines.append(f"  waits for {where} since {wait.waiting_ms / 1000:.0f} s: {wait.reason}")
+    if resize.wait_count > len(resize.waits):
+        lines.append(f"  and for {resize.wait_count - len(resize.waits)} more partitions")
+    if resize.wait_count:
+        cancel = f", or cancel the resize: anabranch topic resize {resize.topic} --cancel" if resize.cancelable else ""
+        lines.append(f"  bring {'it' if resize.wait_count == 1 else 'them'} back{cancel}")
+    return lines
 
 
 def _as_json(found: TopicDescription, configs: dict[str, Any]) -> dict[str, Any]:
@@ -123,6 +163,7 @@ def _as_json(found: TopicDescription, configs: dict[str, Any]) -> dict[str, Any]
         "partition_count": found.lineage.count,
         "layouts": list(found.lineage.counts),
         "ordered": found.ordered,
+        "resize": None if found.resize is None else dataclasses.asdict(found.resize),
         "configs": {name: entry.value for name, entry in configs.items() if not entry.is_default},
         "partitions": [
             {

@@ -2,7 +2,15 @@
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
-from anabranch.client.admin.admin import Admin, ConfigEntry, OffsetSpan, PartitionDescription, TopicDescription
+from anabranch.client.admin.admin import (
+    Admin,
+    ConfigEntry,
+    OffsetSpan,
+    PartitionDescription,
+    ResizeDescription,
+    ResizeWait,
+    TopicDescription,
+)
 from anabranch.client.admin.groups import GroupDescription, GroupListing, MemberDescription
 from anabranch.client.cluster.connection import ConnectError, DisconnectedError
 from anabranch.client.cluster.metadata import ClusterInfo, Node, OffsetAndTimestamp, PartitionInfo, TopicInfo
@@ -56,6 +64,8 @@ __all__ = [
     "RebalanceListener",
     "Record",
     "RecordMetadata",
+    "ResizeDescription",
+    "ResizeWait",
     "SubscriptionPattern",
     "TopicDescription",
     "TopicIdPartition",

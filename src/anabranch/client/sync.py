@@ -323,6 +323,8 @@ class Admin(_Synchronous[aio.Admin]):
     describe_topics = _awaited(aio.Admin.describe_topics)
     lineage = _awaited(aio.Admin.lineage)
     resize = _awaited(aio.Admin.resize)
+    resizes = _awaited(aio.Admin.resizes)
+    cancel_resize = _awaited(aio.Admin.cancel_resize)
     delete_records = _awaited(aio.Admin.delete_records)
     list_offsets = _awaited(aio.Admin.list_offsets)
     topic_offsets = _awaited(aio.Admin.topic_offsets)

@@ -112,6 +112,8 @@ API: dict[int, Api] = {
         _api(10001, "ConsumerGroupPosition", "0", 0),
         _api(10002, "ConsumerGroupPrepareAssignment", "0", 0),
         _api(10003, "ConsumerGroupInstallAssignment", "0", 0),
+        _api(10004, "ListTopicResizes", "0", 0),
+        _api(10005, "CancelTopicResizes", "0", 0),
     )
 }
 

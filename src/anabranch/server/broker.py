@@ -271,6 +271,18 @@ class Broker:
         )
         gauge("anabranch_log_syncs", "Group commits so far.", lambda: context.replicas.commits.syncs)
 
+        def held_up() -> list[tuple[Labels, float]]:
+            return [
+                (
+                    {"topic": topic, "partition": str(it.wait.partition), "broker": str(it.wait.broker_id)},
+                    waiting_ms / 1000,
+                )
+                for topic, it, waiting_ms in self._controller.waits.all()
+            ]
+
+        name = "anabranch_controller_resize_waiting_seconds"
+        gauges(name, "How long a partition has held up the resize of its topic.", held_up)
+
         def per_partition(read: str) -> list[tuple[Labels, float]]:
             return [
                 ({"topic": it.name.topic, "partition": str(it.name.partition)}, float(getattr(it.log, read)))

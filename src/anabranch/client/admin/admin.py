@@ -22,6 +22,7 @@ from anabranch.client.cluster.metadata import (
 from anabranch.client.settings import AdminSettings, as_keywords, configured_by
 from anabranch.machines.clients.fetching import EARLIEST, LATEST
 from anabranch.machines.lineage import GateWait, Lineage, Segment
+from anabranch.protocol.messages.cancel_topic_resizes import CancelTopicResizesRequest
 from anabranch.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from anabranch.protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from anabranch.protocol.messages.delete_records import (
@@ -36,6 +37,7 @@ from anabranch.protocol.messages.incremental_alter_configs import (
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
 )
+from anabranch.protocol.messages.list_topic_resizes import ListTopicResizesRequest
 
 BROKER_RESOURCE = 4
 RESOURCES = {"topic": TOPIC_RESOURCE, "broker": BROKER_RESOURCE, "group": 32}
@@ -65,14 +67,44 @@ class OffsetSpan(NamedTuple):
     end: int
 
 
+OFFLINE = OffsetSpan(-1, -1)
+"""Of a partition whose log cannot be opened, or whose leader is not running."""
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
-    """A partition with its segments, and the gates of a reader that begins at its log start."""
+    """A partition with its segments, and the gates of a reader at its log start; neither if it is offline."""
 
     info: PartitionInfo
     offsets: OffsetSpan
     segments: tuple[Segment, ...]
     waits: tuple[GateWait, ...]
+
+
+class ResizeWait(NamedTuple):
+    """A partition that holds a resize up."""
+
+    partition: int
+    broker_id: int
+    error: ErrorCode
+    waiting_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeDescription:
+    """A resize that runs."""
+
+    topic: str
+    from_count: int
+    to_count: int
+    phase: str
+    """`close`, `cut` or `open`."""
+    cancelable: bool
+    """Whether `Admin.cancel_resize` can still undo it."""
+    wait_count: int
+    """How many partitions hold it up; `waits` names the first 100."""
+    waits: tuple[ResizeWait, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +115,8 @@ class TopicDescription:
     lineage: Lineage
     ordered: bool
     partitions: tuple[PartitionDescription, ...]
+    resize: ResizeDescription | None = None
+    """The resize that runs."""
 
 
 class Admin(GroupAdmin):
@@ -187,19 +221,23 @@ class Admin(GroupAdmin):
     async def _describe(self, name: str) -> TopicDescription:
         info, view = await self._cluster.topic(name), await self._cluster.view(name)
         numbers = [TopicPartition(name, number) for number in view.leaders if number in info.partitions]
-        starts = await self._cluster.offsets(dict.fromkeys(numbers, EARLIEST))
-        ends = await self._cluster.offsets(dict.fromkeys(numbers, LATEST))
+        starts = await self._cluster.offsets(dict.fromkeys(numbers, EARLIEST), skip_offline=True)
+        ends = await self._cluster.offsets(dict.fromkeys(starts, LATEST), skip_offline=True)
         positions = {tp.partition: start.offset for tp, start in starts.items()}
-        partitions = tuple(
-            PartitionDescription(
+        resizes = await self.resizes([name])
+
+        def described(tp: TopicPartition) -> PartitionDescription:
+            if tp not in ends:
+                return PartitionDescription(info.partitions[tp.partition], OFFLINE, (), ())
+            return PartitionDescription(
                 info.partitions[tp.partition],
                 OffsetSpan(starts[tp].offset, ends[tp].offset),
                 tuple(view.lineage.segments(tp.partition, starts[tp].offset)),
                 view.lineage.waits(tp.partition, positions) if view.ordered else (),
             )
-            for tp in numbers
-        )
-        return TopicDescription(info, view.lineage, view.ordered, partitions)
+
+        partitions = tuple(described(tp) for tp in numbers)
+        return TopicDescription(info, view.lineage, view.ordered, partitions, resizes.get(name))
 
     async def lineage(self, topic: str) -> Lineage:
         """Return the lineage of a topic: its layouts and the offsets at which they end."""
@@ -224,6 +262,45 @@ class Admin(GroupAdmin):
             lambda info: info.partition_count == partitions and _has_leaders(info),
             f"does not have {partitions} partitions yet; the broker goes on with the resize",
         )
+
+    async def resizes(self, topics: Iterable[str] | None = None) -> dict[str, ResizeDescription]:
+        """Return the resizes that run, by default of all topics, and the partitions that hold them up.
+
+        A broker without elasticity has none.
+        """
+        node = await self._cluster.controller()
+        connection = await self._cluster.connection(node)
+        if not connection.serves(ListTopicResizesRequest):
+            return {}
+        request = ListTopicResizesRequest(topics=None if topics is None else list(topics))
+        response = await self._cluster.ask(request, node_id=node)
+        _check(response.error_code, None, "the resizes cannot be listed")
+        return {
+            found.name: ResizeDescription(
+                found.name,
+                found.from_count,
+                found.to_count,
+                found.phase,
+                found.cancelable,
+                found.wait_count,
+                tuple(
+                    ResizeWait(it.partition, it.broker_id, ErrorCode.of(it.error_code), it.waiting_ms, it.reason)
+                    for it in found.waits
+                ),
+            )
+            for found in response.topics
+        }
+
+    async def cancel_resize(self, topic: str) -> None:
+        """Cancel the resize of a topic that runs: the count from before goes on to rule.
+
+        Raises `ApiError` NO_REASSIGNMENT_IN_PROGRESS if no resize runs, and REASSIGNMENT_IN_PROGRESS, with what to do,
+        if records may have been placed by the new count already.
+        """
+        request = CancelTopicResizesRequest(topics=[topic])
+        response = await self._decide(request, lambda response: [result.error_code for result in response.results])
+        for result in response.results:
+            _check(result.error_code, result.error_message, f"the resize of topic '{topic}' cannot be canceled")
 
     async def delete_records(self, offsets: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int]:
         """Delete the records below an offset of each partition (-1: all records); return the new log starts."""

@@ -265,15 +265,19 @@ class Cluster:
         return info
 
     async def offsets(
-        self, wanted: Mapping[TopicPartition, int], *, read_committed: bool = False
+        self, wanted: Mapping[TopicPartition, int], *, read_committed: bool = False, skip_offline: bool = False
     ) -> dict[TopicPartition, OffsetAndTimestamp]:
-        """Return each partition's offset at a timestamp in ms (or EARLIEST, LATEST, ...); -1 if none is that late."""
+        """Return each partition's offset at a timestamp in ms (or EARLIEST, LATEST, ...); -1 if none is that late.
+
+        `skip_offline`: leave out partitions without a leader, or with a log that cannot be opened.
+        """
         found: dict[TopicPartition, OffsetAndTimestamp] = {}
+        offline: set[TopicPartition] = set()
         error: AnabranchError | None = None
         for attempt in range(ATTEMPTS_MAX):
             if attempt:
                 await asyncio.sleep(RETRY_BACKOFF_MS / 1000)
-            missing = {tp: timestamp for tp, timestamp in wanted.items() if tp not in found}
+            missing = {tp: timestamp for tp, timestamp in wanted.items() if tp not in found and tp not in offline}
             if not missing:
                 return found
             by_leader: dict[int, dict[TopicPartition, tuple[int, int]]] = {}
@@ -287,7 +291,9 @@ class Cluster:
                     numbers = ", ".join(str(number) for number in info.partitions)
                     text = f"topic {tp.topic} has no partition {tp.partition}; it has {numbers}"
                     raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
-                if partition.leader >= 0:
+                if partition.leader < 0 and skip_offline:
+                    offline.add(tp)
+                elif partition.leader >= 0:
                     by_leader.setdefault(partition.leader, {})[tp] = (timestamp, partition.leader_epoch)
             for leader, partitions in by_leader.items():
                 request = offsets_request(partitions, read_committed=read_committed)
@@ -296,7 +302,9 @@ class Cluster:
                     for result in topic.partitions:
                         tp = TopicPartition(topic.name, result.partition_index)
                         code = ErrorCode.of(result.error_code)
-                        if code is ErrorCode.NONE:
+                        if code is ErrorCode.KAFKA_STORAGE_ERROR and skip_offline:
+                            offline.add(tp)
+                        elif code is ErrorCode.NONE:
                             found[tp] = OffsetAndTimestamp(result.offset, result.timestamp, result.leader_epoch)
                         else:
                             error = ApiError(code, f"the broker names no offset of {tp}")

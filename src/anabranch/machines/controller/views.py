@@ -191,6 +191,17 @@ def resize_waits(state: ControllerState, name: str) -> tuple[ResizeWait, ...]:
     return tuple(waits)
 
 
+def reached(state: ControllerState, name: str) -> bool:
+    """Whether every leader has its role, but those that refuse or cannot be told."""
+    topic = state.topics.get(name)
+    if topic is None:
+        return True
+    plan, errors = Plan(state, topic), state.unconfirmed.get(name, {})
+    nodes = ((partition, plan.node(partition)) for partition in topic.partitions)
+    led = (partition for partition, node in nodes if node is not None and node.leader in state.brokers)
+    return all(partition in errors or plan.confirmed(partition) for partition in led)
+
+
 def topics_of(state: ControllerState, records: Iterable[MetadataRecord]) -> set[str]:
     """The topics whose waits may have changed with these applied records."""
     found: set[str] = set()

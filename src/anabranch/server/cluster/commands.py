@@ -6,7 +6,7 @@ Every method raises ApiError: the refusal, REQUEST_TIMED_OUT for a change that i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.machines.controller.configs import (
@@ -15,9 +15,9 @@ from anabranch.machines.controller.configs import (
     decide_alter_configs,
     decide_replace_configs,
 )
-from anabranch.machines.controller.effects import Accepted, CommandReply, Decision, Validated
+from anabranch.machines.controller.effects import Accepted, CommandReply, Decision, Refused, Validated
 from anabranch.machines.controller.group_configs import AlterGroupConfigs, GroupConfig, decide_alter_group_configs
-from anabranch.machines.controller.resize import ResizeTopic, decide_resize_topic
+from anabranch.machines.controller.resize import ResizeTopic, decide_cancel_resize, decide_resize_topic
 from anabranch.machines.controller.state import ControllerState
 from anabranch.machines.controller.topics import (
     INTERNAL_TOPICS,
@@ -26,8 +26,12 @@ from anabranch.machines.controller.topics import (
     decide_create_topic,
     decide_delete_topic,
 )
+from anabranch.machines.controller.views import reached
 from anabranch.server.cluster.controller import Controller
+from anabranch.server.cluster.resize_waits import RunningResize
 from anabranch.server.cluster.view import ClusterView
+
+CANCEL_TIMEOUT_MS = 5_000
 
 
 class Commands:
@@ -82,6 +86,23 @@ class Commands:
     async def resize_topic(self, command: ResizeTopic, timeout_ms: int) -> Accepted | Validated:
         """Give a topic more partitions, or fewer."""
         return await self._carry_out(lambda state: decide_resize_topic(state, command), timeout_ms)
+
+    async def cancel_resize(self, topic: str) -> None:
+        """Cancel the resize of a topic that runs, if it can be undone.
+
+        When this returns, leaders that can be reached take records by the old count, or have had 5 s to begin so.
+        """
+        try:
+            reply = await self._controller.submit(lambda state: decide_cancel_resize(state, topic))
+        except OSError as error:
+            raise _storage_error(error) from error
+        if isinstance(reply, Refused):
+            raise ApiError(reply.code, reply.message)
+        await self._controller.wait_at_most(lambda state: reached(state, topic), CANCEL_TIMEOUT_MS)
+
+    def resizes(self, topics: Iterable[str] | None) -> list[RunningResize]:
+        """List the resizes that run, by topic name: of these topics, or of all."""
+        return self._controller.resizes(topics)
 
     async def alter_configs(self, command: AlterConfigs, timeout_ms: int) -> Accepted | Validated:
         """Change some config overrides of a topic; they apply to its logs at once."""

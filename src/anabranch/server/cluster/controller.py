@@ -8,7 +8,7 @@ answers are submitted like commands. Requests that wait for a condition check it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
 from anabranch.base.errors import ApiError, ErrorCode
@@ -39,7 +39,7 @@ from anabranch.runtime.events import EventLogger
 from anabranch.runtime.timers import Timers
 from anabranch.server.cluster.feed import everything, update_after
 from anabranch.server.cluster.peers import Peers
-from anabranch.server.cluster.resize_waits import ResizeWaits
+from anabranch.server.cluster.resize_waits import ResizeWaits, RunningResize
 from anabranch.storage.interface import Create, Delete, MetadataStore, Operation, Set
 
 events = EventLogger("controller")
@@ -144,7 +144,7 @@ class Controller:
                 break
             waiting = reply
             if not await self.wait_until(lambda state, name=waiting.topic: views.idle(state, name), deadline):  # type: ignore[misc]
-                raise ApiError(reply.code, reply.message)
+                raise ApiError(reply.code, " ".join((reply.message, *self.waits.text(reply.topic))))
         if isinstance(reply, Refused):
             raise ApiError(reply.code, reply.message)
         if isinstance(reply, Accepted):
@@ -155,6 +155,14 @@ class Controller:
                 message = f"The resize of topic {accepted.topic!r} to {accepted.count} partitions was canceled."
                 raise ApiError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, message)
         return reply
+
+    async def wait_at_most(self, true: Callable[[ControllerState], bool], timeout_ms: int) -> bool:
+        """As `wait_until`, for a time."""
+        return await self.wait_until(true, self._loop_time() + timeout_ms / 1000)
+
+    def resizes(self, topics: Iterable[str] | None) -> list[RunningResize]:
+        """List the resizes that run, by topic name: of these topics, or of all."""
+        return self.waits.running(self.state, topics)
 
     def _still_going_on(self, accepted: Accepted) -> str:
         waits = self.waits.text(accepted.topic)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
+from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
-from anabranch.machines.controller.nodes import MetadataRecord
-from anabranch.machines.controller.roles import may_undo
+from anabranch.machines.controller.nodes import MetadataRecord, Phase
+from anabranch.machines.controller.roles import counts, may_undo
 from anabranch.machines.controller.state import ControllerState
 from anabranch.machines.controller.views import ResizeWait, resize_waits, topics_of
 from anabranch.runtime.events import EventLogger
@@ -35,6 +36,19 @@ class Waiting(NamedTuple):
     def reason(self) -> str:
         """Why, in words."""
         return REASONS.get(self.wait.error, f"its leader answers {self.wait.error.name}")
+
+
+class RunningResize(NamedTuple):
+    """A resize that runs, and what holds it up."""
+
+    topic: str
+    topic_id: UUID
+    from_count: int
+    to_count: int
+    phase: Phase
+    cancelable: bool
+    waits: list[Waiting]
+    now_ms: int
 
 
 class ResizeWaits:
@@ -76,6 +90,20 @@ class ResizeWaits:
     def of(self, topic: str) -> list[Waiting]:
         """What the resize of a topic waits for, by partition, ascending."""
         return [waiting for _, waiting in sorted(self._known.get(topic, {}).items())]
+
+    def running(self, state: ControllerState, topics: Iterable[str] | None) -> list[RunningResize]:
+        """List the resizes that run, by topic name: of these topics, or of all."""
+        now_ms = self._now_ms()
+        names = state.topics.keys() if topics is None else state.topics.keys() & set(topics)
+        found = []
+        for name in sorted(names - state.deleting):
+            topic = state.topics[name]
+            if topic.resize is not None:
+                old, new = counts(topic)
+                phase, cancelable = topic.resize.phase, may_undo(topic)
+                waits = self.of(name)
+                found.append(RunningResize(name, topic.topic_id, old, new, phase, cancelable, waits, now_ms))
+        return found
 
     def all(self) -> Iterable[tuple[str, Waiting, int]]:
         """Every topic and partition that a resize waits for, and how long it has, in ms."""

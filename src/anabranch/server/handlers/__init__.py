@@ -55,6 +55,7 @@ from anabranch.server.handlers.offset_for_leader_epoch import handle_offset_for_
 from anabranch.server.handlers.offsets import handle_offset_commit, handle_offset_delete, handle_offset_fetch
 from anabranch.server.handlers.partition_leader_epochs import handle_partition_leader_epochs
 from anabranch.server.handlers.produce import handle_produce
+from anabranch.server.handlers.resizes import handle_cancel_topic_resizes, handle_list_topic_resizes
 from anabranch.server.handlers.topics import (
     TIMEOUT_MAX_MS,
     handle_create_partitions,
@@ -174,5 +175,7 @@ ENDPOINTS: dict[int, Endpoint] = {
     ),
     10002: Endpoint(handle_prepare_assignment, _O.READ, _GROUP),
     10003: Endpoint(handle_install_assignment, _O.READ, _GROUP),
+    10004: Endpoint(handle_list_topic_resizes, _O.DESCRIBE, _TOPIC),
+    10005: Endpoint(handle_cancel_topic_resizes, _O.ALTER, _TOPIC),
 }
 """By API key. An API without an endpoint is not in ApiVersions, and a request of it closes its connection."""

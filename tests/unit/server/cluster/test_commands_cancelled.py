@@ -42,10 +42,13 @@ class PromptPeers:
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
+        self.offline: set[int] = set()
+        """Partitions with a log that cannot be opened."""
 
     async def take_roles(self, broker: int, order: SendLeaderAndIsr) -> Mapping[int, ErrorCode]:
         await pause()
-        return {role.partition: ErrorCode.NONE for role in order.roles}
+        partitions = (role.partition for role in order.roles)
+        return {p: ErrorCode.KAFKA_STORAGE_ERROR if p in self.offline else ErrorCode.NONE for p in partitions}
 
     async def stop_replicas(self, broker: int, order: SendStopReplica) -> Mapping[int, ErrorCode]:
         await pause()
@@ -76,9 +79,8 @@ class World:
     def __init__(self) -> None:
         self.tree = MemoryTree()
         self.view = ClusterView()
-        self.controller = Controller(
-            MemoryMetadataStore(self.tree, pause), PromptPeers(self.view), VirtualClock(running_loop())
-        )
+        self.peers = PromptPeers(self.view)
+        self.controller = Controller(MemoryMetadataStore(self.tree, pause), self.peers, VirtualClock(running_loop()))
         self.commands = Commands(
             self.controller,
             self.view,
@@ -93,6 +95,14 @@ class World:
         await self.commands.create_topic(CreateTopic("there", UUID(int=1), 2), TIMEOUT_MS)
         await self.commands.resize_topic(ResizeTopic("there", 4), TIMEOUT_MS)
         return self
+
+    async def hold_up(self) -> None:
+        """Begin a resize that an offline partition holds up."""
+        self.peers.offline = {1}
+        with pytest.raises(ApiError, match="It waits for partition 1 on broker 1, for 1 s: its log cannot be opened"):
+            await self.commands.resize_topic(ResizeTopic("there", 6), 1_000)
+        (running,) = self.commands.resizes(None)
+        assert (running.from_count, running.to_count, running.cancelable) == (4, 6, True)
 
     def folded(self) -> ControllerState:
         """The state that a new term would load."""
@@ -128,17 +138,21 @@ COMMANDS: Mapping[str, Command] = {
     "shrink": lambda it: it.resize_topic(ResizeTopic("there", 2), TIMEOUT_MS),
     "alter configs": lambda it: it.alter_configs(AlterConfigs("there", [_set("retention.ms", "5")]), TIMEOUT_MS),
     "replace configs": lambda it: it.replace_configs(ReplaceConfigs("there", {"segment.ms": "5"}), TIMEOUT_MS),
+    "cancel": lambda it: it.cancel_resize("there"),
     "alter group configs": lambda it: it.alter_group_configs(AlterGroupConfigs("g", [_set(SESSION_TIMEOUT, "50000")])),
 }
 AGAIN = {"create": ErrorCode.TOPIC_ALREADY_EXISTS, "create internal": ErrorCode.TOPIC_ALREADY_EXISTS}
 AGAIN |= {"delete": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "delete by id": ErrorCode.UNKNOWN_TOPIC_ID}
 AGAIN |= {"grow": ErrorCode.INVALID_PARTITIONS, "shrink": ErrorCode.INVALID_PARTITIONS}
+AGAIN |= {"cancel": ErrorCode.NO_REASSIGNMENT_IN_PROGRESS}
 """The answer to a command that is given again after it has been carried out; the others succeed again."""
 
 
 async def cancel_after(turns: int, command: Command, again: ErrorCode | None) -> bool:
     """Cancel the command after so many turns of the loop; return whether its task was still there to be cancelled."""
     world = await World().start()
+    if again is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS:
+        await world.hold_up()
     before = world.folded()
     request = asyncio.ensure_future(command(world.commands))
     for _ in range(turns):
