@@ -243,11 +243,29 @@ class FalseFetcher:
     def _topic_id(self, tp: TopicPartition) -> UUID:
         return self._granted[tp] or self._client.stamp(tp.topic)
 
-    def waits(self) -> tuple[TopicPartition, ...]:
+    is_layered = False
+
+    def needs(self) -> dict[TopicPartition, int]:
+        return {}
+
+    def openings(self) -> tuple[TopicPartition, ...]:
         return ()
+
+    def standing(self, tp: TopicPartition) -> None:
+        return None
+
+    def announce(self, *, enabled: bool) -> None:
+        """Ignore the call: no segment has a gate."""
+
+    def committed(self, tp: TopicPartition, offset: int) -> None:
+        """Ignore the call: no gate depends on it."""
 
     def milestone(self) -> bool:
         return False
+
+    @property
+    def assignment(self) -> tuple[TopicPartition, ...]:
+        return tuple(self._granted)
 
     def view(self, topic: str) -> None:
         return None

@@ -15,7 +15,12 @@ from anabranch.client.admin.groups import GroupDescription, GroupListing, Member
 from anabranch.client.cluster.connection import ConnectError, DisconnectedError
 from anabranch.client.cluster.metadata import ClusterInfo, Node, OffsetAndTimestamp, PartitionInfo, TopicInfo
 from anabranch.client.consumer.consumer import Consumer
-from anabranch.client.consumer.listeners import GroupMetadata, RebalanceListener, SubscriptionPattern
+from anabranch.client.consumer.listeners import (
+    GroupMetadata,
+    PartitionKeyRebalanceListener,
+    RebalanceListener,
+    SubscriptionPattern,
+)
 from anabranch.client.consumer.offsets import OffsetAndMetadata
 from anabranch.client.consumer.record import Record
 from anabranch.client.producer.delivery import ColumnsMetadata, DeliveryError
@@ -60,6 +65,7 @@ __all__ = [
     "PartitionAssignor",
     "PartitionDescription",
     "PartitionInfo",
+    "PartitionKeyRebalanceListener",
     "Producer",
     "RebalanceListener",
     "Record",

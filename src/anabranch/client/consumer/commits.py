@@ -93,7 +93,7 @@ class Commits:
                     if tp not in pending:
                         continue  # Not requested.
                     if code is ErrorCode.NONE:
-                        self._context.committed[tp] = pending.pop(tp).offset
+                        self._context.note_committed(tp, pending.pop(tp).offset)
                         continue
                     if code in OUT_OF_GROUP or (code in EPOCH_STALE and self._context.subscription is None):
                         raise _not_committed(code, self._context.group_id)
@@ -102,24 +102,28 @@ class Commits:
                         raise failure
                     if code in TOPIC_GONE:
                         deadline = min(deadline, began + TOPIC_GONE_TIMEOUT_MS)
+            self._context.host.happened()
             if pending:
                 if self._context.now_ms() > deadline:
                     raise failure
                 await self._context.epoch_or_pause(identity)
 
-    def commit_if_due(self) -> None:
-        """Begin an automatic commit if its interval is over, or a position has passed the end of a layout."""
-        if not self._settings.enable_auto_commit or (
-            self._context.subscription is not None and not self._member.is_member
-        ):
-            return
-        now = self._context.now_ms()
+    def is_due(self) -> bool:
+        """Whether an automatic commit is due: its interval is over, or a position has passed the end of a layout."""
         self._milestone = self._context.fetcher.milestone() or self._milestone
-        if now < self.due_ms and not self._milestone:
-            return
-        if "commit" in self._context.jobs:
-            return
-        self.due_ms = now + self._settings.auto_commit_interval_ms
+        return self.may_begin() and (self._milestone or self._context.now_ms() >= self.due_ms)
+
+    def may_begin(self) -> bool:
+        """Whether an automatic commit can begin."""
+        return (
+            self._settings.enable_auto_commit
+            and (self._context.subscription is None or self._member.is_member)
+            and "commit" not in self._context.jobs
+        )
+
+    def begin(self) -> None:
+        """Begin an automatic commit of the positions after all returned records."""
+        self.due_ms = self._context.now_ms() + self._settings.auto_commit_interval_ms
         self._milestone = False
         processed = self._context.host.consumed()
         self._context.job("commit", lambda: self.commit_processed(processed, self._settings.auto_commit_interval_ms))

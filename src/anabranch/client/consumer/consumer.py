@@ -74,8 +74,9 @@ class Consumer:
     def subscribe(
         self,
         topics: str | Iterable[str] | SubscriptionPattern,
-        *,
         listener: Any = None,
+        partition_key_listener: Any = None,
+        *,
         on_partitions_assigned: Callable[..., Any] | None = None,
         on_partitions_revoked: Callable[..., Any] | None = None,
         on_partitions_lost: Callable[..., Any] | None = None,
@@ -84,7 +85,8 @@ class Consumer:
 
         The consumer joins with the first `poll`, and stays a member if polls come within `max_poll_interval_ms`. The
         listener (an object with any of the three methods, or the functions themselves, plain or async) is called in
-        `poll`, with the assigned, revoked or lost partitions.
+        `poll`, with the assigned, revoked or lost partitions. So is the partition key listener, an object with any of
+        the methods of `PartitionKeyRebalanceListener`, where keys may move between partitions.
         """
         group = self._grouped("subscribe")
         if group.subscription is None and self._fetcher.topics:
@@ -96,7 +98,7 @@ class Consumer:
         if subscription.pattern == "" or (subscription.pattern is None and not subscription.topics):
             raise ValueError("subscribe to at least one topic; to read nothing, unsubscribe")
         functions = (on_partitions_assigned, on_partitions_revoked, on_partitions_lost)
-        group.subscribe(subscription, listener_of(listener, *functions))
+        group.subscribe(subscription, listener_of(listener, *functions), partition_key_listener)
 
     def subscription(self) -> frozenset[str] | SubscriptionPattern | None:
         """Return the topics or the pattern of the subscription; None without a subscription."""

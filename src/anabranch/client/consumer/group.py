@@ -8,14 +8,16 @@ revoked.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.client.cluster.metadata import Cluster
 from anabranch.client.consumer.commits import Commits
+from anabranch.client.consumer.gates import Gates
 from anabranch.client.consumer.group_context import GroupContext, Host
 from anabranch.client.consumer.listeners import GroupMetadata, Invoke, in_callback, invoke_here
 from anabranch.client.consumer.member_driver import MemberDriver
@@ -59,7 +61,9 @@ class Group:
         self._driver = MemberDriver(self._context)
         self._positions = Positions(self._context, self._driver)
         self._commits = Commits(self._context)
+        self._gates = Gates(self._context, self._commits, self._call_key_listener)
         self._listener: Any = None
+        self._key_listener: Any = None
         self._carrying: asyncio.Task[None] | None = None
 
     # -- membership ---------------------------------------------------------------------------------------------------
@@ -69,10 +73,11 @@ class Group:
         """Return the subscription, if any."""
         return self._context.subscription
 
-    def subscribe(self, subscription: Subscription, listener: Any) -> None:
+    def subscribe(self, subscription: Subscription, listener: Any, key_listener: Any = None) -> None:
         """Subscribe as a member of the group."""
         first = self._context.subscription is None
-        self._context.subscription, self._listener = subscription, listener
+        self._context.subscription, self._listener, self._key_listener = subscription, listener, key_listener
+        self._context.fetcher.announce(enabled=hasattr(key_listener, "on_partition_key_assigned"))
         if "drive" in self._context.jobs:
             if first:
                 self._driver.first_seen = None
@@ -133,19 +138,14 @@ class Group:
             raise ApiError(ErrorCode.INVALID_REQUEST, "a rebalance listener must not poll; return first")
 
     async def attend(self) -> None:
-        """Carry out events, commit when due, and look up starting positions."""
-        self._commits.commit_if_due()
+        """Carry out events, commit when due, attend to gates, and look up starting positions."""
         await self._carry_out_events()
         if self._context.error is not None:
             error, self._context.error = self._context.error, None
             raise error
         self.look_for_positions()
-        if (
-            "gates" not in self._context.jobs
-            and self._context.subscription is not None
-            and self._context.fetcher.waits()
-        ):
-            self._context.job("gates", self._positions.watch_gates)
+        if self._gates.is_due():
+            await self._carried(self._gates.attend)
 
     def look_for_positions(self) -> None:
         """Look up the missing starting positions of granted partitions."""
@@ -169,16 +169,27 @@ class Group:
                 event = self._member.take()
                 if event is None:
                     return
-                self._carrying = asyncio.ensure_future(self._carry_out(event))
-            carrying = self._carrying
-            try:
-                await asyncio.shield(carrying)
-            finally:
-                if carrying.done():
-                    self._carrying = None
+                await self._carried(partial(self._carry_out, event))
+            else:
+                await self._carried(None)
+
+    async def _carried(self, work: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+        """Do work that calls listeners; if this call is cancelled, the next one waits for the end of the work."""
+        if self._carrying is None:
+            assert work is not None
+            self._carrying = asyncio.ensure_future(self._in_callback(work))
+        carrying = self._carrying
+        try:
+            await asyncio.shield(carrying)
+        finally:
+            if carrying.done():
+                self._carrying = None
+
+    async def _in_callback(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        in_callback.set(True)
+        await work()
 
     async def _carry_out(self, event: Event) -> None:
-        in_callback.set(True)
         try:
             match event:
                 case Revoke(partitions):
@@ -204,6 +215,7 @@ class Group:
     async def _revoke(self, names: tuple[TopicPartition, ...]) -> None:
         try:
             if self._settings.enable_auto_commit:
+                await self._gates.flush(names)
                 consumed = self._context.host.consumed()
                 processed = {tp: consumed[tp] for tp in names if tp in consumed}
                 await self._commits.commit_processed(processed, self._settings.default_api_timeout_ms)
@@ -214,6 +226,7 @@ class Group:
     def _drop(self, names: tuple[TopicPartition, ...]) -> None:
         self._context.fetcher.withdraw(names)
         self._context.host.dropped(names)
+        self._gates.dropped(names)
         for name in names:
             self._context.committed.pop(name, None)
 
@@ -221,6 +234,11 @@ class Group:
         function = getattr(self._listener, method, None)
         if function is None and method == "on_partitions_lost":
             function = getattr(self._listener, "on_partitions_revoked", None)
+        if function is not None and names:
+            await self.invoke(function, (names,))
+
+    async def _call_key_listener(self, method: str, names: tuple[TopicPartition, ...]) -> None:
+        function = getattr(self._key_listener, method, None)
         if function is not None and names:
             await self.invoke(function, (names,))
 

@@ -76,6 +76,11 @@ class GroupContext:
         self.closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
 
+    def note_committed(self, tp: TopicPartition, offset: int) -> None:
+        """Note a committed offset, read or written: gates of this member may depend on it."""
+        self.committed[tp] = offset
+        self.fetcher.committed(tp, offset)
+
     def identity(self) -> MemberIdentity:
         """Return the identity for commits: the member with its epoch."""
         if self.subscription is None:

@@ -58,13 +58,14 @@ class Handout:
                 return
         rows = left.rows.slice(left.first, room)
         found += records_of(part, rows)
+        records_end = rows.column("offset")[-1].as_py() + 1 if rows.num_rows else -1
         left.first += rows.num_rows
         if left.first == left.rows.num_rows:
-            self._fetcher.handed_out(part, left.part.end)
+            self._fetcher.handed_out(part, left.part.end, records_end)
         else:
             left.position = left.rows.column("offset")[left.first].as_py()
             self._decoded[tp] = left
-            self._fetcher.handed_out(part, left.position)
+            self._fetcher.handed_out(part, left.position, records_end)
 
     async def table_beside(
         self, parts: Sequence[Deliverable], columns: Sequence[str], key_range: tuple[int, int] | None

@@ -40,6 +40,24 @@ class RebalanceListener:
         return self.on_partitions_revoked(partitions)
 
 
+class PartitionKeyRebalanceListener:
+    """Called in `poll` where keys may move between partitions (KIP-253). Methods are optional, plain or `async`.
+
+    For applications with state by key: what one member flushes before its records of a key are committed, another
+    member, or the same one, loads before it is given the key's next records from another partition. Called for topics
+    with `enable.ordered.delivery` only.
+    """
+
+    def on_partition_key_maybe_revoked(self, partitions: Collection[TopicPartition]) -> Awaitable[None] | None:
+        """Flush the state of these partitions' keys: their next records may be given to another member.
+
+        Called before automatic commits, and, where commits are the application's, when gates may wait for one.
+        """
+
+    def on_partition_key_assigned(self, partitions: Collection[TopicPartition]) -> Awaitable[None] | None:
+        """Load the state of keys that were moved into these partitions: all their earlier records are committed."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Functions:
     """A listener made of functions."""
@@ -64,7 +82,7 @@ def listener_of(
 
 
 in_callback: ContextVar[bool] = ContextVar("in_callback", default=False)
-"""Whether the current task, or thread, runs a rebalance listener."""
+"""Whether the current task, or thread, runs a listener."""
 Invoke = Callable[[Callable[..., Any], tuple[Any, ...]], Awaitable[None]]
 
 

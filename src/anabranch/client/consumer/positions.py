@@ -1,4 +1,4 @@
-"""The starting positions of a member's partitions, and the group's positions in partitions that closed gates wait on.
+"""The starting positions of a member's partitions.
 
 Positions come from committed offsets. A failed read is retried, and never taken for a missing offset. A read is dropped
 if the member's epoch has changed meanwhile: a partition may have been lost, read by others, and assigned again.
@@ -6,9 +6,7 @@ if the member's epoch has changed meanwhile: a partition may have been lost, rea
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
@@ -17,10 +15,6 @@ from anabranch.client.consumer.member_driver import MemberDriver
 from anabranch.client.consumer.offsets import MemberIdentity, OffsetAndMetadata
 from anabranch.machines.clients.fetching import EARLIEST, LATEST
 from anabranch.machines.clients.fetching.assigning import appeared_later
-from anabranch.machines.lineage import BEYOND
-
-GATE_INTERVAL_MS = 300
-"""The interval at which members with closed gates read the group's committed offsets."""
 
 
 class Positions:
@@ -54,7 +48,7 @@ class Positions:
                             raise ApiError(result, f"the committed offset of {tp} cannot be read")
                         again = True
                     elif result.offset >= 0:
-                        self._context.committed[tp] = result.offset
+                        self._context.note_committed(tp, result.offset)
                         self._context.fetcher.begin(tp, offset=result.offset)
                     else:
                         without.append(tp)
@@ -97,36 +91,3 @@ class Positions:
                 if tp.topic == topic:
                     later = appeared_later(tp.partition, view, committed, seen)
                     self._context.fetcher.begin(tp, timestamp=EARLIEST if later else LATEST)
-
-    async def watch_gates(self) -> None:
-        """Read the group's committed offsets in the partitions that gates wait on, until those gates are open."""
-        silent: dict[TopicPartition, int] = {}
-        while waits := self._context.fetcher.waits():
-            with suppress(AnabranchError, OSError):
-                found = await self._context.offsets.fetch(
-                    waits,
-                    self._context.topic_ids(waits),
-                    self._context.identity(),
-                    stable=self._settings.read_committed,
-                )
-                reached = {tp: at.offset for tp, at in found.items() if isinstance(at, OffsetAndMetadata)}
-                self._report({tp: offset for tp, offset in reached.items() if offset >= 0})
-                # A partition without a committed offset counts as read up to its log start, and after
-                # `max.poll.interval.ms` without a commit as read to the end (ADR 0018).
-                now = self._context.now_ms()
-                silent = {tp: silent.get(tp, now) for tp, offset in reached.items() if offset < 0}
-                overdue = [tp for tp in silent if now - silent[tp] >= self._settings.max_poll_interval_ms]
-                self._report(dict.fromkeys(overdue, BEYOND))
-                if starts := dict.fromkeys(silent.keys() - overdue, EARLIEST):
-                    self._report({tp: at.offset for tp, at in (await self._context.cluster.offsets(starts)).items()})
-            await asyncio.sleep(GATE_INTERVAL_MS / 1000)
-
-    def _report(self, reached: Mapping[TopicPartition, int]) -> None:
-        """Pass the positions of other members to the fetcher."""
-        positions: dict[str, dict[int, int]] = {}
-        for tp, offset in reached.items():
-            positions.setdefault(tp.topic, {})[tp.partition] = offset
-        for topic, known in positions.items():
-            self._context.fetcher.committed_elsewhere(topic, known)
-        if positions:
-            self._context.host.happened()

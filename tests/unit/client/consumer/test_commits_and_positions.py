@@ -177,13 +177,15 @@ def test_automatic_commits_write_what_changed_when_it_is_time(caplog: pytest.Log
 def test_an_automatic_commit_is_due_by_its_interval_and_at_the_end_of_a_layout() -> None:
     async def scenario() -> None:
         world = World(codes(ErrorCode.NONE), auto_commit_interval_ms=60_000)
-        world.commits.commit_if_due()
+        assert world.commits.is_due()
+        world.commits.begin()
         due_ms = world.commits.due_ms
-        assert "commit" in world.context.jobs and due_ms > 60_000
+        assert "commit" in world.context.jobs and due_ms > 60_000 and not world.commits.may_begin()
         await world.context.jobs["commit"]
         await asyncio.sleep(0)
-        world.commits.commit_if_due()
-        assert world.commits.due_ms == due_ms, "not yet"
+        assert not world.commits.is_due() and world.commits.may_begin(), "not yet"
+        world.fetcher._state.milestone = True
+        assert world.commits.is_due()
         await world.context.close()
 
     run(scenario)

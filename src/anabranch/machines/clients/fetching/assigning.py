@@ -7,6 +7,7 @@ from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
+from anabranch.machines.clients.fetching.gating import progress
 from anabranch.machines.clients.fetching.state import FetchingState, Partition, Topic
 from anabranch.machines.clients.fetching.values import EARLIEST, TopicView
 
@@ -58,7 +59,11 @@ def withdraw(state: FetchingState, partitions: Iterable[TopicPartition]) -> None
     for tp in partitions:
         topic = state.topics.get(tp.topic)
         if topic is not None:
-            topic.partitions.pop(tp.partition, None)
+            partition = topic.partitions.pop(tp.partition, None)
+            if partition is not None and partition.committed is not None:
+                read = progress(partition)
+                assert read is not None
+                topic.elsewhere[tp.partition] = max(read, topic.elsewhere.get(tp.partition, read))
             topic.limits = None
             if not topic.partitions:
                 del state.topics[tp.topic]
@@ -69,7 +74,7 @@ def learn(state: FetchingState, topic: Topic, view: TopicView, now_ms: int) -> N
     known = topic.view
     if known is not None and NO_TOPIC_ID not in (known.topic_id, view.topic_id) and known.topic_id != view.topic_id:
         _begin_recreated(topic)
-    topic.view, topic.limits = view, None
+    topic.view, topic.limits, topic.gated = view, None, {}
     topic.asked = topic.stale = False
     if topic.follow:
         _follow(state, topic, view, first=known is None)
@@ -83,11 +88,13 @@ def learn(state: FetchingState, topic: Topic, view: TopicView, now_ms: int) -> N
 
 def _begin_recreated(topic: Topic) -> None:
     """Reset the positions of a topic that was deleted and created again: none of its records were read."""
-    topic.elsewhere = {}
+    topic.elsewhere, topic.lifted = {}, {}
     for partition in topic.partitions.values():
         if not partition.awaiting and partition.topic_id is None:
             partition.forget()
             partition.position, partition.wanted_timestamp = None, EARLIEST
+            partition.committed = partition.told = partition.start = None
+            partition.handed_end, partition.log_start, partition.high_watermark = 0, -1, -1
 
 
 def _follow(state: FetchingState, topic: Topic, view: TopicView, *, first: bool) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from anabranch.base.ids import TopicPartition
-from anabranch.machines.clients.fetching.state import FetchingState, Partition, Topic
-from anabranch.machines.clients.fetching.values import Deliverable, TopicView
-from anabranch.machines.lineage import BEYOND
+from anabranch.machines.clients.fetching.gating import is_layered, limits, next_announcement, progress
+from anabranch.machines.clients.fetching.state import FetchingState, Partition
+from anabranch.machines.clients.fetching.values import Deliverable
 
 
 def deliverable(state: FetchingState) -> list[Deliverable]:
@@ -16,15 +16,22 @@ def deliverable(state: FetchingState) -> list[Deliverable]:
     for topic in state.topics.values():
         if topic.view is None or not any(partition.held for partition in topic.partitions.values()):
             continue
-        if topic.limits is None:
-            topic.limits = _limits(topic, topic.view)
+        stops = limits(topic)
+        announcing = state.announcing and topic.granted and is_layered(topic)
         for partition in topic.partitions.values():
-            group = _parts(partition, topic.limits.get(partition.number))
+            stop = stops.get(partition.number)
+            group = _parts(partition, _announced(partition, stop) if announcing else stop)
             if group:
                 groups.append(group)
     state.turn += 1
     first = state.turn % len(groups) if groups else 0
     return [part for group in (*groups[first:], *groups[:first]) for part in group]
+
+
+def _announced(partition: Partition, limit: int | None) -> int | None:
+    """Return the limit, not beyond the next segment that must be announced."""
+    start = next_announcement(partition)
+    return start if limit is None or (start is not None and start < limit) else limit
 
 
 def _parts(partition: Partition, limit: int | None) -> list[Deliverable]:
@@ -60,52 +67,23 @@ def all_handed_out(state: FetchingState, parts: Sequence[Deliverable]) -> bool:
     return True
 
 
-def handed_out(state: FetchingState, part: Deliverable, offset: int) -> None:
-    """Move the position from the start of `part` to `offset`."""
+def handed_out(state: FetchingState, part: Deliverable, offset: int, records_end: int | None = None) -> None:
+    """Move the position from the start of `part` to `offset`.
+
+    `records_end`: the offset after the last record of them, -1 without any; by default `offset`.
+    """
     partition = state.partition(TopicPartition(part.topic, part.partition))
     assert partition.position == part.start, (partition.name, partition.position, part.start)
     assert part.start <= offset <= part.end
+    read = progress(partition)
     partition.position = offset
-    view = partition.topic.view
-    if view is not None and view.lineage.current:
-        layouts = {view.lineage.layout_at(part.partition, at) for at in (part.start, offset)}
+    partition.handed_end = max(partition.handed_end, offset if records_end is None else records_end)
+    topic = partition.topic
+    if topic.view is not None and topic.view.lineage.current:
+        layouts = {topic.view.lineage.layout_at(part.partition, at) for at in (part.start, offset)}
         state.milestone = state.milestone or len(layouts) > 1
     while partition.held and partition.held[0].next_offset <= offset:
         partition.held_size -= len(partition.held.popleft().data)
-    limits = partition.topic.limits
-    if limits is not None and any(limit is not None for limit in limits.values()):
-        partition.topic.limits = None
-
-
-def waits(state: FetchingState) -> tuple[TopicPartition, ...]:
-    """Return the partitions of other members that gates of granted partitions wait on."""
-    found: set[TopicPartition] = set()
-    for topic in state.topics.values():
-        view = topic.view
-        if not topic.granted or view is None or not view.ordered or view.lineage.current == 0:
-            continue
-        gates = view.lineage.gates(_positions(topic, view))
-        for number in topic.partitions:
-            names = (TopicPartition(topic.name, wait.partition) for wait in gates.waits(number))
-            found.update(tp for tp in names if tp.partition not in topic.partitions)
-    return tuple(sorted(found))
-
-
-def _limits(topic: Topic, view: TopicView) -> dict[int, int | None]:
-    """Return the offset at which each partition must stop, given the positions of all of them."""
-    if not view.ordered or view.lineage.current == 0:
-        return {}
-    return view.lineage.deliverable(_positions(topic, view))
-
-
-def _positions(topic: Topic, view: TopicView) -> dict[int, int]:
-    """Return the position of each partition: the known ones of other members, BEYOND for unassigned ones."""
-    if topic.granted:
-        positions = dict(topic.elsewhere)
-    else:
-        positions = dict.fromkeys((*view.lineage.cuts, *view.lineage.unknown), BEYOND)
-    for number, partition in topic.partitions.items():
-        positions.pop(number, None)
-        if partition.position is not None:
-            positions[number] = partition.position
-    return positions
+    counts = not topic.granted or progress(partition) != read
+    if counts and topic.limits is not None and any(limit is not None for limit in topic.limits.values()):
+        topic.limits = None

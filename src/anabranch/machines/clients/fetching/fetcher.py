@@ -7,7 +7,7 @@ from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
-from anabranch.machines.clients.fetching import assigning, delivering, receiving, requesting
+from anabranch.machines.clients.fetching import assigning, delivering, gating, receiving, requesting
 from anabranch.machines.clients.fetching.state import FetchingState
 from anabranch.machines.clients.fetching.values import (
     LATEST,
@@ -58,16 +58,82 @@ class Fetcher:
         else:
             self.seek(tp, offset)
 
-    def committed_elsewhere(self, topic: str, positions: Mapping[int, int]) -> None:
-        """Set the group's committed positions in partitions of a granted topic that other members read."""
-        found = self._state.topics.get(topic)
-        if found is not None:
-            found.elsewhere.update(positions)
-            found.limits = None
+    # -- gates of a group's member ------------------------------------------------------------------------------------
 
-    def waits(self) -> tuple[TopicPartition, ...]:
-        """Return the partitions of other members that gates of granted partitions wait on."""
-        return delivering.waits(self._state)
+    def committed(self, tp: TopicPartition, offset: int) -> None:
+        """Note the group's committed offset in an assigned partition."""
+        partition = self._state.find(tp)
+        if partition is not None:
+            partition.committed = offset
+            partition.topic.limits = None
+
+    def told(self, tp: TopicPartition, offset: int) -> None:
+        """Note the group's progress in a partition of a granted topic, as told by the coordinator."""
+        topic = self._state.topics.get(tp.topic)
+        if topic is None:
+            return
+        topic.limits = None
+        partition = topic.partitions.get(tp.partition)
+        if partition is None:
+            topic.elsewhere[tp.partition] = offset
+        else:
+            partition.told = offset
+
+    def lift(self, tp: TopicPartition, offset: int | None) -> None:
+        """Count a partition as read up to an offset, because a gate opens by time; None takes that back."""
+        topic = self._state.topics.get(tp.topic)
+        if topic is not None and topic.lifted.get(tp.partition) != offset:
+            topic.limits = None
+            topic.lifted.pop(tp.partition, None)
+            if offset is not None:
+                topic.lifted[tp.partition] = offset
+
+    def needs(self) -> dict[TopicPartition, int]:
+        """Return what the closed gates of this member wait on: the offset up to which the group must have read."""
+        found: dict[TopicPartition, int] = {}
+        for topic in self._state.topics.values():
+            if topic.granted and gating.is_layered(topic):
+                gating.limits(topic)
+                found.update((TopicPartition(topic.name, number), offset) for number, offset in topic.needs.items())
+        return found
+
+    @property
+    def is_layered(self) -> bool:
+        """Whether gates may concern this member: a granted topic is ordered, and has more than one layout."""
+        return any(topic.granted and gating.is_layered(topic) for topic in self._state.topics.values())
+
+    def standing(self, tp: TopicPartition) -> gating.Standing | None:
+        """Return how far this member is in a granted partition of an ordered topic; None for any other."""
+        partition = self._state.find(tp)
+        if partition is None or not partition.topic.granted:
+            return None
+        view = partition.topic.view
+        if view is None or not view.ordered or not view.elastic:
+            return None
+        ends = gating.ends_of(view.lineage, tp.partition)
+        return gating.Standing(
+            partition.position, gating.progress(partition), partition.flushed, partition.high_watermark, ends
+        )
+
+    def flushed(self, tp: TopicPartition, position: int) -> None:
+        """Note that the application has flushed its state of the records before `position`."""
+        partition = self._state.find(tp)
+        if partition is not None:
+            partition.flushed = position
+
+    def announce(self, *, enabled: bool) -> None:
+        """Choose whether `openings` must be reported before the first record of a segment with a gate is delivered."""
+        self._state.announcing = enabled
+
+    def openings(self) -> tuple[TopicPartition, ...]:
+        """Return the partitions whose next record begins a segment with an open gate, and was not announced."""
+        return gating.openings(self._state)
+
+    def announced(self, tp: TopicPartition) -> None:
+        """Note that the application was told of the segment at the position."""
+        partition = self._state.find(tp)
+        if partition is not None and partition.position is not None:
+            partition.announced = partition.position
 
     def milestone(self) -> bool:
         """Whether a position passed the end of a layout since the last call: other members may wait for its commit."""
@@ -87,7 +153,7 @@ class Fetcher:
         """Set the position to `offset`."""
         partition = self._state.partition(tp)
         partition.forget()
-        partition.position = partition.fetch_offset = offset
+        partition.stand(offset)
 
     def seek_to_timestamp(self, tp: TopicPartition, timestamp: int) -> None:
         """Set the position to the first record at or after a timestamp in ms, or to `EARLIEST` or `LATEST`."""
@@ -185,9 +251,12 @@ class Fetcher:
         """Move the positions past `parts`. Return False, and move none, after a seek meanwhile."""
         return delivering.all_handed_out(self._state, parts)
 
-    def handed_out(self, part: Deliverable, offset: int) -> None:
-        """Move the position from the start of `part` to `offset`."""
-        delivering.handed_out(self._state, part, offset)
+    def handed_out(self, part: Deliverable, offset: int, records_end: int | None = None) -> None:
+        """Move the position from the start of `part` to `offset`.
+
+        `records_end`: the offset after the last record of them, -1 without any; by default `offset`.
+        """
+        delivering.handed_out(self._state, part, offset, records_end)
 
     def refresh_all(self) -> None:
         """Refresh the metadata of every topic, stale or not, to find new partitions."""

@@ -104,9 +104,8 @@ def take_found(
         partition.looking_up = 0
         error, offset = results.get(tp, (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1))
         if error is ErrorCode.NONE and offset >= 0:
-            partition.position = partition.fetch_offset = offset
+            partition.stand(offset)
             partition.failures = 0
-            partition.topic.limits = None
             state.milestone = True
         elif error is ErrorCode.NONE:
             partition.wanted_timestamp = LATEST

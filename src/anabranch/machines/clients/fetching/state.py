@@ -46,11 +46,35 @@ class Partition:
     """The topic's id, if known: another topic of the same name is not read."""
     high_watermark: int = -1
     log_start: int = -1
+    committed: int | None = None
+    """The group's committed offset, as far as this member knows."""
+    told: int | None = None
+    """The group's progress as told by the coordinator: what follows the committed offset without a record counts."""
+    start: int | None = None
+    """The first position: it counts as read up to here while nothing is committed."""
+    handed_end: int = 0
+    """The offset after the last record handed out."""
+    flushed: int = 0
+    """The application has flushed its state of the records before this offset."""
+    announced: int = -1
+    """The application was told of all segments with a gate that begin at this offset or before."""
 
     @property
     def name(self) -> TopicPartition:
         """The partition's name."""
         return TopicPartition(self.topic.name, self.number)
+
+    def stand(self, offset: int) -> None:
+        """Set the position, without a hand-out: skipped records are not read."""
+        if self.start is None or self.handed_end <= self.start:
+            self.start = self.handed_end = self.flushed = offset
+        else:
+            self.start = min(self.start, offset)
+            self.handed_end = max(self.handed_end, offset)
+            self.flushed = min(self.flushed, offset)
+        self.position = self.fetch_offset = offset
+        self.announced = offset - 1
+        self.topic.limits = None
 
     def forget(self) -> None:
         """Drop the fetched records, and ignore responses in flight."""
@@ -83,6 +107,12 @@ class Topic:
     """Whether partitions are granted one by one to a member of a group."""
     elsewhere: dict[int, int] = field(default_factory=dict)
     """For a granted topic, the group's positions in partitions that other members read."""
+    lifted: dict[int, int] = field(default_factory=dict)
+    """For a granted topic, by partition the offset up to which it counts as read because gates open by time."""
+    needs: dict[int, int] = field(default_factory=dict)
+    """What the closed gates at `limits` wait on: partition to the offset that the group must have read up to."""
+    gated: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """By partition, where segments with a gate begin; computed once per view."""
 
 
 @dataclass(slots=True)
@@ -113,6 +143,8 @@ class FetchingState:
     errors: list[ApiError] = field(default_factory=list)
     milestone: bool = False
     """Whether a position has passed the end of a layout."""
+    announcing: bool = False
+    """Whether the application is told before the first record of a segment with a gate."""
 
     def partitions(self) -> Iterator[Partition]:
         """All assigned partitions."""

@@ -143,6 +143,11 @@ class ClassicMember(PolledMember[Phase]):
             else:
                 self._rejoin = True
 
+    def heartbeat_now(self) -> None:
+        """Send the next heartbeat at once: the coordinator has something to reconcile."""
+        if self._phase is Phase.STABLE and not self._failures:
+            self._due_ms = 0
+
     def leave(self, *, stay: bool | None = None) -> None:
         """Leave, once all partitions are revoked; by default a static member sends no LeaveGroup."""
         static = self._settings.group_instance_id is not None

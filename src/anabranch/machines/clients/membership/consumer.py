@@ -158,6 +158,10 @@ class ConsumerMember(PolledMember[Phase]):
             self._phase = Phase.LEAVING
         self._advance()
 
+    def heartbeat_now(self) -> None:
+        """Send the next heartbeat at once: the coordinator has something to reconcile."""
+        self._urgent = True
+
     # -- the member's state -------------------------------------------------------------------------------------------
 
     @property

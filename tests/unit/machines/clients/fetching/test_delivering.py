@@ -94,20 +94,7 @@ def test_the_first_partition_changes_from_call_to_call() -> None:
     assert {delivering.deliverable(state)[0].partition for _ in range(3)} == {0, 1, 2}
 
 
-def test_a_member_waits_on_partitions_of_others_until_their_commits_are_known() -> None:
-    state = FetchingState(FetcherSettings())
-    assigning.grant(state, [(P1, None)])
-    topic = state.topics["t"]
-    assigning.learn(state, topic, TopicView("t", UUID(int=1), GREW, {0: 1, 1: 1}, {}, True), 0)
-    state.partition(P1).position = 0
-    assert delivering.waits(state) == (P0,)
-    topic.elsewhere[0] = 9
-    assert delivering.waits(state) == (P0,)
-    topic.elsewhere[0] = 10
-    assert delivering.waits(state) == ()
-
-
 def test_an_assigned_consumer_waits_for_no_partition_that_it_does_not_read() -> None:
     state = world()
     del state.topics["t"].partitions[0]
-    assert spans(delivering.deliverable(state)) == {1: (0, 20)} and delivering.waits(state) == ()
+    assert spans(delivering.deliverable(state)) == {1: (0, 20)} and state.topics["t"].needs == {}

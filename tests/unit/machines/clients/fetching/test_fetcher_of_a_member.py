@@ -109,15 +109,15 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning_where_ids_are_not
     assert fetcher.drain(0).lookups[0].partitions == {P0: (EARLIEST, 4)}
 
 
-def test_a_gate_waits_for_the_offset_that_another_member_commits() -> None:
+def test_a_gate_waits_for_the_progress_of_another_member() -> None:
     fetcher = member(GROWN, P1)
     fetcher.begin(P1, offset=0)
     feed(fetcher, P1, batch(0, 5, 4))
-    assert fetcher.deliverable() == [] and fetcher.waits() == (P0,)
-    fetcher.committed_elsewhere("t", {0: 9})
-    assert fetcher.deliverable() == [] and fetcher.waits() == (P0,)
-    fetcher.committed_elsewhere("t", {0: 10})
-    assert len(fetcher.deliverable()) == 1 and fetcher.waits() == ()
+    assert fetcher.deliverable() == [] and fetcher.needs() == {P0: 10}
+    fetcher.told(P0, 9)
+    assert fetcher.deliverable() == [] and fetcher.needs() == {P0: 10}
+    fetcher.told(P0, 10)
+    assert len(fetcher.deliverable()) == 1 and fetcher.needs() == {}
 
 
 def test_a_milestone_is_passed_where_others_may_wait() -> None:

@@ -1,0 +1,175 @@
+"""The gates of a consumer: how far each partition goes, what closed gates wait on, and which segments are announced.
+
+What counts as read decides (ordering.md, section 6). In a group that is the committed progress, also in the partitions
+of this member: the committed offset, and what follows without a record for the application (control records, gaps). Of
+other members' partitions the coordinator tells. Where nothing is committed, the first position of the owner counts.
+Without a group, records count as read when the application asks for the next ones, and unassigned partitions are read.
+
+A gate whose segment has committed records was open once, and is not closed again. A gate that opens by time counts
+what it waits on as read up to the offset it needs, and no further: a later gate waits again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from anabranch.base.ids import TopicPartition
+from anabranch.machines.clients.fetching.state import FetchingState, Partition, Topic
+from anabranch.machines.clients.fetching.values import TopicView
+from anabranch.machines.keyspace import interval
+from anabranch.machines.lineage import BEYOND, NO_CUTS, Lineage
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a member is in one of its partitions."""
+
+    position: int | None
+    """The next offset to hand out: the application has all records before."""
+    progress: int | None
+    """Up to where the partition counts as read; None while that is unknown."""
+    flushed: int
+    """The application has flushed its state of the records before this offset."""
+    high_watermark: int
+    ends: Sequence[int]
+    """Where the ended segments end, ascending."""
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether the application has flushed its state of all records handed out."""
+        return self.position is None or self.position <= self.flushed
+
+    def passes(self, since: int, offset: int) -> bool:
+        """Whether a segment ends behind `since`, at `offset` or before."""
+        return any(since < end <= offset for end in self.ends)
+
+
+def is_layered(topic: Topic) -> bool:
+    """Whether the topic has gates: ordered, with more than one layout."""
+    return topic.view is not None and topic.view.ordered and len(topic.view.lineage.counts) > 1
+
+
+def progress(partition: Partition) -> int | None:
+    """Return the offset up to which the member's partition counts as read; None while that is unknown."""
+    base = partition.start if partition.committed is None else partition.committed
+    if base is None:
+        return partition.told
+    base = max(base, partition.log_start, base if partition.told is None else partition.told)
+    if partition.position is None or base < partition.handed_end:
+        return base
+    return max(base, partition.position)
+
+
+def limits(topic: Topic) -> dict[int, int | None]:
+    """Return the offset at which each assigned partition must stop, None for no limit; evaluate the gates if needed."""
+    if topic.limits is None:
+        topic.limits, topic.needs = ({}, {}) if not is_layered(topic) else _evaluate(topic)
+    return topic.limits
+
+
+def _evaluate(topic: Topic) -> tuple[dict[int, int | None], dict[int, int]]:
+    assert topic.view is not None
+    lineage = topic.view.lineage
+    positions = _positions(topic, topic.view)
+    gates = lineage.gates(positions)
+    found: dict[int, int | None] = {}
+    needs: dict[int, int] = {}
+    for number in topic.partitions.keys() & positions.keys():
+        limit = gates.limit(number)
+        committed = topic.partitions[number].committed
+        if limit is not None and committed:
+            limit = _begun(lineage, number, committed, limit)
+        found[number] = limit
+        if topic.granted and limit is not None:
+            for wait in gates.waits(number):
+                needs[wait.partition] = max(wait.offset, needs.get(wait.partition, 0))
+    return found, needs
+
+
+def _positions(topic: Topic, view: TopicView) -> dict[int, int]:
+    if not topic.granted:
+        positions = dict.fromkeys((*view.lineage.cuts, *view.lineage.unknown), BEYOND)
+        for number, partition in topic.partitions.items():
+            positions.pop(number, None)
+            if partition.position is not None:
+                positions[number] = partition.position
+        return positions
+    positions = dict(topic.elsewhere)
+    for number, partition in topic.partitions.items():
+        positions.pop(number, None)
+        read = progress(partition)
+        if read is not None:
+            positions[number] = read
+    for number, offset in topic.lifted.items():
+        positions[number] = max(offset, positions.get(number, offset))
+    return positions
+
+
+def _begun(lineage: Lineage, number: int, committed: int, limit: int) -> int | None:
+    """Return the limit without the gates of segments that have committed records."""
+    ends = ends_of(lineage, number)
+    begun = bisect_left(ends, committed)
+    return None if begun == len(ends) else max(limit, ends[begun])
+
+
+def ends_of(lineage: Lineage, number: int) -> Sequence[int]:
+    """Return where the ended segments of a partition end, ascending."""
+    return lineage.cuts.get(number, NO_CUTS).ends
+
+
+# -- announcements ----------------------------------------------------------------------------------------------------
+
+
+def openings(state: FetchingState) -> tuple[TopicPartition, ...]:
+    """Return the partitions whose next record begins a segment with an open gate, and was not announced."""
+    if not state.announcing:
+        return ()
+    return tuple(
+        partition.name
+        for topic in state.topics.values()
+        if topic.granted and is_layered(topic)
+        for partition in topic.partitions.values()
+        if _is_opening(partition)
+    )
+
+
+def _is_opening(partition: Partition) -> bool:
+    if partition.paused or partition.position is None or not partition.held:
+        return False
+    start = next_announcement(partition)
+    if start is None or partition.position < start:
+        return False
+    limit = limits(partition.topic).get(partition.number)
+    return limit is None or limit > partition.position
+
+
+def next_announcement(partition: Partition) -> int | None:
+    """Return where the next segment begins that must be announced; None without any."""
+    topic = partition.topic
+    assert topic.view is not None
+    starts = topic.gated.get(partition.number)
+    if starts is None:
+        starts = tuple(_gated_starts(topic.view.lineage, partition.number, max(0, partition.log_start)))
+        topic.gated[partition.number] = starts
+    return next((start for start in starts if start > partition.announced), None)
+
+
+def _gated_starts(lineage: Lineage, number: int, log_start: int) -> Iterator[int]:
+    """Where segments begin into which keys were moved, since the segment with records before."""
+    since = lineage.first
+    for segment in lineage.segments(number, log_start):
+        if _receives(lineage, number, since, segment.layout):
+            yield segment.start
+        since = segment.layout
+
+
+def _receives(lineage: Lineage, number: int, since: int, layout: int) -> bool:
+    """Whether a partition holds keys in `layout` that it did not hold in all layouts from `since` on."""
+    counts, count = lineage.counts[since - lineage.first : layout - lineage.first], lineage.count_in(layout)
+    if not counts or number >= count:
+        return False
+    if number >= min(counts):
+        return True
+    return interval(number, max(counts), lineage.initial).size < interval(number, count, lineage.initial).size

@@ -1,0 +1,176 @@
+"""What a group's member reports of its partitions, and asks of others' (ConsumerGroupPosition; ordering.md, 6.2).
+
+A closed gate of a member waits on partitions. Of those of other members the member asks the coordinator, and keeps the
+question open. A partition is claimed if the coordinator wants its position, or a gate of this member waits on it. The
+rule: only a committed position is reported, and before it is, the application flushes its state of the partition, so
+that a member with an open gate loads all of it. Reports are due
+
+    (a) once since the member started, or since its connection to the coordinator was made;
+    (b) when the position grew, and equals the high watermark;
+    (c) when the position passed the end of a segment.
+
+The same conditions make a flush due, measured by the records handed out; with automatic commits, the commit follows.
+What a gate waits on is flushed as soon as the application has all of it. A partition is not reported any longer once a
+position behind all ends was: the coordinator says so if it still wants more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from anabranch.base.ids import TopicPartition
+from anabranch.machines.clients.fetching.gating import Standing
+from anabranch.machines.lineage import UNKNOWN_END
+
+NOTHING = -1
+"""A position that is not known, or not worth a report."""
+StandingOf = Callable[[TopicPartition], Standing | None]
+"""How far this member is in a partition; None if it does not own the partition, or the topic is without order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question for the coordinator."""
+
+    asks: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """The partitions whose progress is needed, and the progress known."""
+    needs: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """For each of them, the offset that the gates of this member wait for."""
+    reports: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """The wanted partitions of this member, with a position to report or `NOTHING`."""
+    final: frozenset[TopicPartition] = frozenset()
+    """Those with a position behind the ends of all ended segments."""
+
+    def adds_to(self, other: Question) -> bool:
+        """Whether this question has an ask or a report that the other has not."""
+        return bool(self.asks.keys() - other.asks.keys()) or any(
+            position != NOTHING and other.reports.get(tp) != position for tp, position in self.reports.items()
+        )
+
+
+class Answer(NamedTuple):
+    """The coordinator's answer for one partition."""
+
+    partition: TopicPartition
+    need_position: bool
+    """Whether this member shall report its position; otherwise `position` is the group's progress."""
+    position: int = NOTHING
+    overdue: bool = False
+    """The gates that wait on the partition may open by time."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """The effect of an answer on the fetcher."""
+
+    told: Mapping[TopicPartition, int]
+    """The group's progress."""
+    lifted: Mapping[TopicPartition, int | None]
+    """Up to where a partition counts as read because its gates open by time; None where they do not."""
+    is_new: bool
+    """Whether the answer, or the reports that it confirms, changed anything: the next question may follow at once."""
+
+
+class PositionReports:
+    """The reports and questions of one member."""
+
+    def __init__(self, *, auto_commit: bool) -> None:
+        self._auto_commit = auto_commit
+        self._wanted: set[TopicPartition] = set()
+        self._reported: dict[TopicPartition, int] = {}
+        self._known: dict[TopicPartition, int] = {}
+
+    def restart(self) -> None:
+        """Report everything again: the connection to the coordinator, or the coordinator, is a new one."""
+        self._reported.clear()
+        self._known.clear()
+
+    def drop(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget partitions that were revoked or lost."""
+        for tp in partitions:
+            self._wanted.discard(tp)
+            for values in (self._reported, self._known):
+                values.pop(tp, None)
+
+    # -- the application's state ---------------------------------------------------------------------------------------
+
+    def flush_due(self, needs: Mapping[TopicPartition, int], standing_of: StandingOf) -> tuple[TopicPartition, ...]:
+        """Return the claimed partitions to flush now, and with automatic commits to commit, in order.
+
+        `needs`: what closed gates of this member wait on (`Fetcher.needs`).
+        """
+        found: list[TopicPartition] = []
+        for tp in sorted(self._wanted | needs.keys()):
+            standing = standing_of(tp)
+            if standing is not None and self._is_due(tp, standing, needs.get(tp)):
+                found.append(tp)
+        return tuple(found)
+
+    def _is_due(self, tp: TopicPartition, standing: Standing, need: int | None) -> bool:
+        position, progress = standing.position, standing.progress
+        if position is None or progress is None:
+            return False
+        since = progress if self._auto_commit else standing.flushed
+        if position > since:
+            if need is not None and since < need <= position:
+                return True
+            if tp in self._wanted and (position == standing.high_watermark or standing.passes(since, position)):
+                return True
+        return standing.flushed < min(progress, position) and self._is_report_due(tp, standing, progress)
+
+    # -- the coordinator ----------------------------------------------------------------------------------------------
+
+    def question(self, needs: Mapping[TopicPartition, int], standing_of: StandingOf) -> Question:
+        """Return the question to keep open now."""
+        asks: dict[TopicPartition, int] = {}
+        for tp, need in needs.items():
+            standing = standing_of(tp)
+            # An own partition is asked for when the application has all of it, and commits by hand: a transaction may
+            # have committed, or nothing that can be read may follow the commit, or the gate may open by time.
+            if standing is None or (not self._auto_commit and (standing.position or 0) >= need):
+                asks[tp] = self._known.get(tp, NOTHING)
+        reports: dict[TopicPartition, int] = {}
+        final: set[TopicPartition] = set()
+        for tp in sorted(self._wanted - asks.keys()):
+            standing = standing_of(tp)
+            if standing is None:
+                continue
+            reports[tp] = self._report(tp, standing)
+            if standing.ends and reports[tp] >= standing.ends[-1]:
+                final.add(tp)
+        return Question(asks, {tp: needs[tp] for tp in asks}, reports, frozenset(final))
+
+    def _report(self, tp: TopicPartition, standing: Standing) -> int:
+        progress = standing.progress
+        if progress is None or not self._is_report_due(tp, standing, progress):
+            return NOTHING
+        unflushed = standing.position is not None and standing.flushed < min(progress, standing.position)
+        return NOTHING if unflushed else progress
+
+    def _is_report_due(self, tp: TopicPartition, standing: Standing, progress: int) -> bool:
+        if tp not in self._wanted:
+            return False
+        reported = self._reported.get(tp)
+        if reported is None:
+            return True
+        return progress > reported and (progress == standing.high_watermark or standing.passes(reported, progress))
+
+    def answered(self, question: Question, answers: Iterable[Answer]) -> News:
+        """Note the coordinator's answer to a question: its reports have arrived."""
+        reported = {tp: position for tp, position in question.reports.items() if position != NOTHING}
+        wanted = frozenset(self._wanted)
+        self._reported.update(reported)
+        self._wanted -= question.final
+        told: dict[TopicPartition, int] = {}
+        lifted: dict[TopicPartition, int | None] = {}
+        for tp, need_position, position, overdue in answers:
+            if need_position:
+                self._wanted.add(tp)
+            elif tp in question.asks:
+                lifted[tp] = question.needs[tp] if overdue and question.needs[tp] < UNKNOWN_END else None
+                if position != NOTHING and position != self._known.get(tp):
+                    self._known[tp] = told[tp] = position
+        news = bool(reported or told) or any(offset is not None for offset in lifted.values())
+        return News(told, lifted, news or not self._wanted <= wanted)

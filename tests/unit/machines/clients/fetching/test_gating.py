@@ -1,0 +1,196 @@
+"""Gates of a member: committed progress counts, time opens a gate no further than it needs, openings are announced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from anabranch.base.ids import TopicPartition
+from anabranch.machines.clients.fetching import Fetcher, FetcherSettings, TopicView
+from anabranch.machines.clients.fetching.values import Fetched
+from anabranch.machines.lineage import Lineage
+
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+GREW = Lineage.of_ends(1, (1, 2), ({0: 10},))
+"""Partition 1 waits for the ten records of partition 0."""
+SHRANK = Lineage.of_ends(1, (1, 2, 1), ({0: 10}, {0: 20, 1: 5}))
+"""Partition 0 holds 10 + 10 records, and then waits for the five of partition 1."""
+
+
+def view(lineage: Lineage, *, ordered: bool = True) -> TopicView:
+    return TopicView("t", UUID(int=1), lineage, {0: 1, 1: 1}, {0: 0, 1: 0}, True, ordered)
+
+
+def member(lineage: Lineage, *, ordered: bool = True, announcing: bool = False, **begins: int) -> Fetcher:
+    """A member that owns partitions from these offsets on, with batches of five records up to offset 30."""
+    fetcher = Fetcher(FetcherSettings())
+    fetcher.announce(enabled=announcing)
+    fetcher.grant((TopicPartition("t", int(name[1:])), None) for name in begins)
+    fetcher.topic_known(view(lineage, ordered=ordered), 0)
+    for name, offset in begins.items():
+        tp = TopicPartition("t", int(name[1:]))
+        fetcher.begin(tp, offset=offset)
+        partition = fetcher._state.partition(tp)
+        partition.held.extend(Fetched(memoryview(b"x"), end) for end in range(5, 35, 5) if end > offset)
+        partition.held_size = len(partition.held)
+    return fetcher
+
+
+def spans(fetcher: Fetcher) -> dict[int, tuple[int, int]]:
+    found: dict[int, tuple[int, int]] = {}
+    for part in fetcher.deliverable():
+        found[part.partition] = (found.get(part.partition, (part.start, 0))[0], part.end)
+    return found
+
+
+def hand_out(fetcher: Fetcher, tp: TopicPartition, offset: int, records_end: int | None = None) -> None:
+    while fetcher.position(tp) != offset:
+        part = next(part for part in fetcher.deliverable() if part.partition == tp.partition)
+        fetcher.handed_out(part, min(part.end, offset), records_end)
+
+
+def test_within_one_member_what_was_handed_out_counts_when_it_is_committed() -> None:
+    fetcher = member(GREW, p0=0, p1=0)
+    hand_out(fetcher, P0, 10)
+    assert 1 not in spans(fetcher) and fetcher.needs() == {P0: 10}
+    fetcher.committed(P0, 9)
+    assert 1 not in spans(fetcher) and fetcher.needs() == {P0: 10}
+    fetcher.committed(P0, 10)
+    assert spans(fetcher)[1] == (0, 30) and fetcher.needs() == {}
+
+
+def test_what_follows_the_commit_without_a_record_counts_as_read() -> None:
+    fetcher = member(GREW, p0=0, p1=0)
+    hand_out(fetcher, P0, 5)
+    hand_out(fetcher, P0, 10, records_end=8)  # offsets 8 and 9 hold markers
+    fetcher.committed(P0, 7)
+    assert fetcher.needs() == {P0: 10}
+    fetcher.committed(P0, 8)
+    assert fetcher.needs() == {}
+
+
+def test_records_that_a_seek_skipped_are_not_read() -> None:
+    fetcher = member(GREW, p0=0, p1=0)
+    fetcher.committed(P0, 0)
+    fetcher.seek(P0, 10)
+    assert fetcher.needs() == {P0: 10}
+
+
+def test_where_nothing_is_committed_the_start_counts_until_records_are_handed_out() -> None:
+    fetcher = member(GREW, p0=10, p1=0)
+    assert fetcher.needs() == {}
+    fetcher = member(GREW, p0=4, p1=0)
+    hand_out(fetcher, P0, 10)
+    assert fetcher.needs() == {P0: 10}
+    standing = fetcher.standing(P0)
+    assert standing is not None
+    assert (standing.position, standing.progress, standing.flushed, tuple(standing.ends)) == (10, 4, 4, (10,))
+
+
+def test_the_log_start_counts_as_read_where_the_rest_was_deleted() -> None:
+    fetcher = member(GREW, p0=0, p1=0)
+    fetcher.committed(P0, 0)
+    fetcher._state.partition(P0).log_start = 10
+    fetcher.told(P1, 0)
+    assert fetcher.needs() == {}
+
+
+def test_the_coordinators_word_opens_a_gate_on_an_own_partition_too() -> None:
+    fetcher = member(GREW, p0=0, p1=0)
+    fetcher.committed(P0, 0)
+    hand_out(fetcher, P0, 10)
+    fetcher.told(P0, 10)
+    assert fetcher.needs() == {} and spans(fetcher)[1] == (0, 30)
+
+
+def test_time_opens_a_gate_no_further_than_it_was_asked_for() -> None:
+    fetcher = member(GREW, p1=0)
+    fetcher.lift(P0, 10)
+    assert fetcher.needs() == {} and spans(fetcher) == {1: (0, 30)}
+    later = Lineage.of_ends(1, (1, 2, 1, 2), ({0: 10}, {0: 12, 1: 20}, {0: 15, 1: 20}))
+    fetcher.topic_known(view(later), 0)
+    assert fetcher.needs()[P0] == 15 and spans(fetcher) == {1: (0, 20)}
+    fetcher.lift(P0, None)
+    assert fetcher.needs()[P0] == 10 and spans(fetcher) == {}
+
+
+def test_a_gate_with_committed_records_behind_it_is_not_closed_again() -> None:
+    fetcher = member(GREW, p0=4, p1=3)
+    fetcher.committed(P0, 4)
+    fetcher.committed(P1, 3)
+    assert spans(fetcher)[1] == (3, 30)
+    fetcher = member(GREW, p0=4, p1=0)
+    fetcher.committed(P1, 0)
+    assert 1 not in spans(fetcher)
+
+
+def test_a_member_pauses_at_the_cut_of_a_shrink_and_keeps_what_it_fetched_beyond() -> None:
+    fetcher = member(SHRANK, p0=0)
+    fetcher.told(P1, 2)
+    hand_out(fetcher, P0, 20)
+    fetcher.committed(P0, 20)
+    assert spans(fetcher) == {} and fetcher.needs() == {P1: 5}
+    fetcher.told(P1, 5)
+    assert spans(fetcher) == {0: (20, 30)}
+
+
+def test_without_order_nothing_waits_and_nothing_is_asked() -> None:
+    fetcher = member(GREW, ordered=False, announcing=True, p0=0, p1=0)
+    assert spans(fetcher) == {0: (0, 30), 1: (0, 30)}
+    assert not fetcher.is_layered and fetcher.needs() == {} and fetcher.openings() == ()
+    assert fetcher.standing(P0) is None
+
+
+def test_a_revoked_partitions_committed_progress_still_counts_and_other_progress_does_not() -> None:
+    fetcher = member(GREW, p0=10, p1=0)
+    fetcher.committed(P0, 10)
+    fetcher.withdraw([P0])
+    assert fetcher.needs() == {}
+    fetcher = member(GREW, p0=10, p1=0)
+    fetcher.withdraw([P0])
+    assert fetcher.needs() == {P0: 10}, "nothing was committed: the next owner may begin elsewhere"
+
+
+def test_a_topic_made_anew_begins_without_progress() -> None:
+    fetcher = member(GREW, p0=10, p1=0)
+    fetcher.committed(P0, 10)
+    fetcher.lift(P0, 10)
+    fetcher.topic_known(replace(view(GREW), topic_id=UUID(int=2)), 0)
+    fetcher.seek(P1, 0)
+    assert fetcher.needs() == {P0: 10} and fetcher.position(P0) is None
+
+
+# -- announcements ----------------------------------------------------------------------------------------------------
+
+
+def test_a_segment_with_an_open_gate_is_announced_before_its_first_record() -> None:
+    fetcher = member(GREW, announcing=True, p1=0)
+    assert fetcher.openings() == (), "the gate is closed"
+    fetcher.told(P0, 10)
+    assert fetcher.openings() == (P1,) and spans(fetcher) == {}
+    fetcher.announced(P1)
+    assert fetcher.openings() == () and spans(fetcher) == {1: (0, 30)}
+
+
+def test_records_of_the_next_segment_come_after_its_announcement_only() -> None:
+    fetcher = member(SHRANK, announcing=True, p0=10)
+    fetcher.told(P1, 5)
+    assert spans(fetcher) == {0: (10, 20)} and fetcher.openings() == ()
+    hand_out(fetcher, P0, 20)
+    assert spans(fetcher) == {} and fetcher.openings() == (P0,)
+    fetcher.announced(P0)
+    assert spans(fetcher) == {0: (20, 30)}
+
+
+def test_a_segment_that_the_group_has_begun_is_not_announced_again() -> None:
+    fetcher = member(GREW, announcing=True, p1=1)
+    fetcher.told(P0, 10)
+    assert fetcher.openings() == () and spans(fetcher) == {1: (1, 30)}
+
+
+@pytest.mark.parametrize("announcing", [False, True])
+def test_partitions_without_moved_keys_are_never_announced(announcing: bool) -> None:
+    fetcher = member(Lineage.of_ends(2, (2, 3), ({0: 10, 1: 10},)), announcing=announcing, p1=0)
+    assert spans(fetcher) == {1: (0, 30)} and fetcher.openings() == ()

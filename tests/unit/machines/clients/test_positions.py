@@ -1,0 +1,190 @@
+"""What a member reports and asks: the three conditions, flushes before reports, and gates that open by time."""
+
+from __future__ import annotations
+
+from anabranch.base.ids import TopicPartition
+from anabranch.machines.clients.fetching.gating import Standing
+from anabranch.machines.clients.positions import NOTHING, Answer, PositionReports, Question
+from anabranch.machines.lineage import UNKNOWN_END
+
+P0, P1, P2 = (TopicPartition("t", number) for number in range(3))
+
+
+class Member:
+    """A member that owns partitions, each with a standing."""
+
+    def __init__(self, *, auto_commit: bool = True, **standings: Standing) -> None:
+        self.reports = PositionReports(auto_commit=auto_commit)
+        self.standings = {TopicPartition("t", int(name[1:])): standing for name, standing in standings.items()}
+        self.needs: dict[TopicPartition, int] = {}
+
+    def due(self) -> tuple[TopicPartition, ...]:
+        return self.reports.flush_due(self.needs, self.standings.get)
+
+    def question(self) -> Question:
+        return self.reports.question(self.needs, self.standings.get)
+
+    def hear(self, *answers: Answer) -> Question:
+        """Ask, have the question answered, and return it."""
+        question = self.question()
+        self.news = self.reports.answered(question, answers)
+        return question
+
+
+def at(
+    position: int,
+    progress: int | None = None,
+    flushed: int | None = None,
+    high: int = 100,
+    ends: tuple[int, ...] = (10,),
+) -> Standing:
+    read = position if progress is None else progress
+    return Standing(position, read, read if flushed is None else flushed, high, ends)
+
+
+WANTED = Answer(P0, need_position=True)
+
+
+def test_nothing_is_reported_that_nobody_wants_and_nothing_asked_that_no_gate_waits_on() -> None:
+    member = Member(p0=at(7, progress=3))
+    assert member.question() == Question() and member.due() == ()
+
+
+def test_a_wanted_partition_is_reported_once_at_first_and_again_with_every_new_connection() -> None:
+    member = Member(p0=at(4))
+    member.hear(WANTED)
+    assert member.hear().reports == {P0: 4}
+    assert member.question().reports == {P0: NOTHING}
+    member.reports.restart()
+    assert member.question().reports == {P0: 4}
+
+
+def test_a_position_is_reported_when_it_grew_and_equals_the_high_watermark() -> None:
+    member = Member(p0=at(4))
+    member.hear(WANTED)
+    member.hear()
+    member.standings[P0] = at(8, high=9)
+    assert member.question().reports == {P0: NOTHING}
+    member.standings[P0] = at(9, high=9)
+    assert member.question().reports == {P0: 9}
+
+
+def test_a_position_is_reported_when_it_passed_the_end_of_a_segment() -> None:
+    member = Member(p0=at(4))
+    member.hear(WANTED)
+    member.hear()
+    member.standings[P0] = at(9)
+    assert member.question().reports == {P0: NOTHING}
+    member.standings[P0] = at(12)
+    assert member.question().reports == {P0: 12}
+
+
+def test_a_position_behind_all_ends_is_the_last_report_until_the_coordinator_wants_more() -> None:
+    member = Member(p0=at(12))
+    member.hear(WANTED)
+    member.hear()
+    assert member.question().reports == {}
+    member.hear(WANTED)
+    assert not member.hear().reports[P0] >= 0, "it was reported: the coordinator waits for a later position"
+    member.standings[P0] = at(25, ends=(10, 20))
+    assert member.question().reports == {P0: 25}
+
+
+def test_where_no_layout_is_known_to_have_ended_a_report_is_not_the_last() -> None:
+    member = Member(p0=at(12, ends=()))
+    member.hear(WANTED)
+    member.hear()
+    assert member.question().reports == {P0: NOTHING}
+
+
+def test_what_is_not_committed_is_not_reported_and_a_commit_is_due_by_the_same_conditions() -> None:
+    member = Member(p0=at(4))
+    member.hear(WANTED)
+    member.hear()
+    member.standings[P0] = at(9, progress=4)
+    assert member.due() == () and member.question().reports == {P0: NOTHING}
+    for standing in (at(12, progress=4), at(9, progress=4, high=9)):
+        member.standings[P0] = standing
+        assert member.due() == (P0,) and member.question().reports == {P0: NOTHING}
+
+
+def test_a_commit_that_came_without_a_flush_is_not_reported_before_one() -> None:
+    for auto_commit in (True, False):
+        member = Member(auto_commit=auto_commit, p0=at(12, progress=12, flushed=3))
+        member.hear(WANTED)
+        assert member.question().reports == {P0: NOTHING} and member.due() == (P0,)
+        member.standings[P0] = at(12, progress=12, flushed=12)
+        assert member.question().reports == {P0: 12} and member.due() == ()
+
+
+def test_with_commits_by_hand_a_flush_is_due_once_and_the_commit_is_the_applications() -> None:
+    member = Member(auto_commit=False, p0=at(12, progress=4, flushed=4))
+    member.hear(WANTED)
+    member.hear()
+    assert member.due() == (P0,)
+    member.standings[P0] = at(12, progress=4, flushed=12)
+    assert member.due() == () and member.question().reports == {P0: NOTHING}
+    member.standings[P0] = at(12, progress=12, flushed=12)
+    assert member.question().reports == {P0: 12}
+
+
+def test_what_a_gate_of_its_own_waits_on_is_due_once_the_application_has_all_of_it() -> None:
+    for auto_commit in (True, False):
+        member = Member(auto_commit=auto_commit, p0=at(9, progress=4))
+        member.needs = {P0: 10}
+        assert member.due() == ()
+        member.standings[P0] = at(10, progress=4)
+        assert member.due() == (P0,)
+        member.standings[P0] = at(10, progress=10)
+        assert member.due() == ()
+
+
+def test_other_members_partitions_are_asked_for_until_they_are_read() -> None:
+    member = Member(p1=at(0))
+    member.needs = {P0: 10}
+    assert member.hear(Answer(P0, need_position=False, position=4)).asks == {P0: NOTHING}
+    assert member.news.told == {P0: 4} and member.news.is_new
+    assert member.hear(Answer(P0, need_position=False, position=4)).asks == {P0: 4}
+    assert not member.news.is_new
+    member.needs = {}
+    assert member.question().asks == {}
+
+
+def test_a_partition_of_its_own_is_asked_for_where_commits_are_made_by_hand() -> None:
+    for auto_commit, position, asked in ((True, 10, False), (False, 9, False), (False, 10, True)):
+        member = Member(auto_commit=auto_commit, p0=at(position, progress=4))
+        member.needs = {P0: 10}
+        assert (P0 in member.question().asks) is asked
+
+
+def test_a_gate_that_opens_by_time_is_lifted_up_to_what_it_needs_and_as_long_as_the_coordinator_says_so() -> None:
+    member = Member()
+    member.needs = {P0: 10}
+    member.hear(Answer(P0, need_position=False, position=4, overdue=True))
+    assert member.news.lifted == {P0: 10}
+    member.needs = {P0: 20}
+    member.hear(Answer(P0, need_position=False, position=4))
+    assert member.news.lifted == {P0: None}
+
+
+def test_a_gate_on_a_log_that_cannot_be_opened_does_not_open_by_time() -> None:
+    member = Member()
+    member.needs = {P0: UNKNOWN_END}
+    member.hear(Answer(P0, need_position=False, position=4, overdue=True))
+    assert member.news.lifted == {P0: None}
+
+
+def test_only_more_asks_and_new_reports_are_worth_another_question() -> None:
+    ask, less, report = Question({P0: 1, P1: 2}), Question({P0: 5}), Question({P0: 1, P1: 2}, reports={P2: 7})
+    assert not less.adds_to(ask) and ask.adds_to(less) and report.adds_to(ask)
+    assert not Question(reports={P2: NOTHING}).adds_to(Question()) and not report.adds_to(report)
+
+
+def test_revoked_partitions_are_forgotten() -> None:
+    member = Member(p0=at(4))
+    member.hear(WANTED)
+    member.hear()
+    member.reports.drop([P0])
+    assert member.question() == Question()
+    member.hear(WANTED)
+    assert member.question().reports == {P0: 4}, "another life of the partition: it was not reported yet"
