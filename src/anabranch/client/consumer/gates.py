@@ -13,7 +13,7 @@ from anabranch.base.errors import AnabranchError, ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.client.consumer.commits import Commits
 from anabranch.client.consumer.group_context import GroupContext
-from anabranch.client.consumer.offsets import MemberIdentity, OffsetAndMetadata
+from anabranch.client.consumer.offsets import MemberIdentity
 from anabranch.machines.clients.positions import Answer, PositionReports, Question
 from anabranch.protocol.messages.consumer_group_position import (
     ConsumerGroupPositionRequest,
@@ -135,10 +135,7 @@ class Gates:
         try:
             connection = await context.coordinator.connection(PURPOSE)
             code = ErrorCode.UNSUPPORTED_VERSION
-            if not connection.serves(ConsumerGroupPositionRequest):
-                if await self._read_committed(question):
-                    context.host.happened()
-            else:
+            if connection.serves(ConsumerGroupPositionRequest):
                 timeout_ms = WAIT_MS + self._settings.request_timeout_ms
                 request = self._request(question, asked_as)
                 response = await context.coordinator.ask(request, PURPOSE, timeout_ms=timeout_ms)
@@ -156,18 +153,6 @@ class Gates:
             else:
                 self._reports.restart()
         await context.epoch_or_pause(asked_as)
-
-    async def _read_committed(self, question: Question) -> bool:
-        """Read committed offsets, of a coordinator that does not serve ConsumerGroupPosition."""
-        asks = list(question.asks)
-        if not asks:
-            return False
-        context = self._context
-        found = await context.offsets.fetch(asks, context.topic_ids(asks), context.identity())
-        for tp, at in found.items():
-            if isinstance(at, OffsetAndMetadata) and at.offset >= 0:
-                self._fetcher.told(tp, at.offset)
-        return True
 
     def _request(self, question: Question, identity: MemberIdentity) -> ConsumerGroupPositionRequest:
         topics: dict[str, list[ConsumerGroupPositionRequestPartition]] = {}
