@@ -95,6 +95,15 @@ def test_a_data_directory_in_use_is_refused_with_a_sentence(tmp_path: Path) -> N
         assert f"is in use by the broker with process id {broker.pid}" in found.stderr
 
 
+def test_an_assignor_that_is_not_installed_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    found = serve(
+        "--data", str(tmp_path / "a"), "--listen", "127.0.0.1:0", "--set", "group.consumer.assignors=uniform,foo"
+    )
+    assert found.returncode == 1
+    assert "group.consumer.assignors names 'foo', but installed are range, uniform." in found.stderr
+    assert not (tmp_path / "a").exists(), "refused before the data directory is made"
+
+
 def test_a_port_in_use_is_refused_with_a_sentence(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -505,6 +505,9 @@ def test_the_metrics_of_the_proposal_are_there(client: GroupClient, broker: Brok
     assert found[f'{prefix}consumer_group_count{{state="stable"}}'] == 1
     assert found[f'{prefix}partition_count{{state="active"}}'] == 50
     assert found[f"{prefix}consumer_group_rebalance_count"] == 1
+    for name in ("consumer_group_rebalance", "offset_commit", "offset_expiration", "offset_deletion"):
+        assert found[f"{prefix}{name}_rate"] == 0, "nothing since the first read"
+        assert f"{prefix}{name}_count" in found
     assert found[f"{prefix}event_queue_size"] == 0
     assert 0 <= found[f"{prefix}thread_idle_ratio_avg"] <= 1
     assert found[f"{prefix}partition_load_time_max_seconds"] >= found[f"{prefix}partition_load_time_avg_seconds"]

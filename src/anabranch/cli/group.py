@@ -26,6 +26,9 @@ MEMBER_COLUMNS = ("member", "client", "epoch", "subscribed", "current", "target"
 OFFSET_COLUMNS = ("topic", "partition", "committed offset", "log end offset", "lag", "member")
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
 Groups = Annotated[list[str], typer.Argument(metavar="GROUP...", help="Names of groups.")]
+SomeGroups = Annotated[
+    list[str] | None, typer.Argument(metavar="[GROUP...]", help="Names of groups; with --type by default all.")
+]
 
 
 def _admin(servers: str) -> Admin:
@@ -62,17 +65,39 @@ def _split(given: list[str] | None) -> list[str]:
 
 
 @app.command()
-def describe(groups: Groups, servers: Servers = DEFAULT_SERVERS, as_json: AsJson = False) -> None:
+def describe(
+    groups: SomeGroups = None,
+    type_: Annotated[
+        list[str] | None, typer.Option("--type", help="Only groups of these types: classic,consumer.")
+    ] = None,
+    servers: Servers = DEFAULT_SERVERS,
+    as_json: AsJson = False,
+) -> None:
     """Show members with their current and target assignments, and the committed offset and lag of each partition."""
+    types = _split(type_)
+    if not groups and not types:
+        raise typer.BadParameter("name at least one group, or give --type for all groups of a type")
     documents: list[dict[str, Any]] = []
     with _admin(servers) as admin:
-        for name, group in admin.describe_groups(groups).items():
+        for name, group in admin.describe_groups(_of_types(admin, groups or [], types)).items():
             offsets = _offsets(admin, name, group)
             documents.append(_document(group, offsets))
             if not as_json:
                 _print(group, offsets)
     if as_json:
         print_json(documents)
+
+
+def _of_types(admin: Admin, groups: list[str], types: list[str]) -> list[str]:
+    """Return the named groups, or all, of these types. Raises `AnabranchError` for a named group of another type."""
+    if not types:
+        return groups
+    found = {group.group_id: group.type for group in admin.list_groups()}
+    wanted = {name.lower() for name in types}
+    for name in groups:
+        if name in found and found[name] not in wanted:
+            raise AnabranchError(f"group '{name}' is of type {found[name]}, not {' or '.join(types)}; leave --type out")
+    return groups or [name for name, kind in found.items() if kind in wanted]
 
 
 def _offsets(admin: Admin, name: str, group: GroupDescription) -> list[dict[str, Any]]:

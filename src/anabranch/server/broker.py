@@ -26,6 +26,7 @@ from anabranch.server.cluster.controller import Controller
 from anabranch.server.cluster.peers import LocalPeers
 from anabranch.server.cluster.view import ClusterView
 from anabranch.server.context import BrokerContext
+from anabranch.server.coordinators.assignor_plug_ins import check_assignors
 from anabranch.server.coordinators.group_metrics import describe as describe_groups
 from anabranch.server.coordinators.groups import Groups, group_configs
 from anabranch.server.coordinators.markers import Markers
@@ -76,6 +77,7 @@ class Broker:
     async def start(self) -> None:
         """Start, and return when ready to serve. Raises `AnabranchError` with the reason if the broker cannot start."""
         settings = self.settings
+        check_assignors(settings)
         directory = self._directory = DataDirectory(settings.log_dirs.absolute(), self._disk)
         self._closing.callback(directory.release)
         new_id = urlsafe_b64encode(self._chance.uuid().bytes).decode().rstrip("=")

@@ -353,7 +353,7 @@ class Settings:
         "group.consumer.assignors",
         _parse_names,
         "uniform,range",
-        "The server-side assignors that members may choose, the default one first.",
+        "The server-side assignors that members may choose, the default one first: `uniform`, `range`, plug-ins.",
         kind="list",
     )
     group_consumer_migration_policy: str = setting(

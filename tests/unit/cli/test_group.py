@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
+from anabranch.base.errors import AnabranchError
 from anabranch.base.ids import TopicPartition
-from anabranch.cli.group import _print, _split
+from anabranch.cli.group import _of_types, _print, _split
 from anabranch.client import GroupDescription, MemberDescription
+from anabranch.client.admin.groups import GroupListing
 
 
 def partitions(*numbers: int) -> frozenset[TopicPartition]:
@@ -58,6 +62,36 @@ def test_a_group_without_members_says_so(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out == (
         "old  (classic, Empty, assignor none)\n  coordinator localhost:9092\n\nNo members.\n\n"
     )
+
+
+class Groups:
+    """An Admin that knows three groups."""
+
+    def list_groups(self) -> list[GroupListing]:
+        return [GroupListing(name, kind, "Empty", "") for name, kind in TYPES.items()]
+
+
+TYPES = {"a": "classic", "b": "consumer", "c": "consumer"}
+
+
+@pytest.mark.parametrize(
+    ("named", "types", "described"),
+    [
+        ([], ["consumer"], ["b", "c"]),
+        ([], ["classic", "Consumer"], ["a", "b", "c"]),
+        ([], ["share"], []),
+        (["c"], ["consumer"], ["c"]),
+        (["a", "missing"], [], ["a", "missing"]),
+        (["missing"], ["classic"], ["missing"]),
+    ],
+)
+def test_groups_are_described_by_name_and_by_type(named: list[str], types: list[str], described: list[str]) -> None:
+    assert _of_types(cast(Any, Groups()), named, types) == described
+
+
+def test_a_named_group_of_another_type_is_refused_with_its_type() -> None:
+    with pytest.raises(AnabranchError, match="group 'a' is of type classic, not consumer; leave --type out"):
+        _of_types(cast(Any, Groups()), ["b", "a"], ["consumer"])
 
 
 def test_an_option_takes_names_with_commas_and_may_be_repeated() -> None:

@@ -250,7 +250,7 @@ class Coordinator(AskedPositions):
     ) -> Outcome[ConsumerGroupHeartbeatResponse, CoordinatorRecord]:
         """Join, stay, leave."""
         try:
-            beats.check_request(request, caller.version, self.settings.assignors)
+            beats.check_request(request, caller.version, self.settings.consumer_assignors)
             if request.member_epoch in (LEFT_FOR_GOOD, LEFT_FOR_A_WHILE):
                 return self._leave(request, caller, now_ms)
             group = self.groups.get(request.group_id)
@@ -529,16 +529,16 @@ class Coordinator(AskedPositions):
         draft.set_timer(("expire",), now_ms + self.settings.offsets_retention_check_interval_ms)
 
     def _expire(self, now_ms: int) -> Outcome[None, CoordinatorRecord]:
-        """Delete expired positions, and groups without any state left."""
+        """Delete expired positions, and empty groups without any."""
         draft: Draft[CoordinatorRecord] = Draft()
-        for group_id in sorted(self.positions.groups()):
+        for group_id in sorted(self.positions.groups() | self.groups.keys()):
             group = self.groups.get(group_id)
             read = self._read_topics(group)
             if read is None:
                 continue
             records, emptied = self.offsets.expired(group, group_id, read, now_ms)
             draft.write(*records)
-            if emptied and group is not None and not group.members:
+            if emptied and group is not None and group.is_empty and not self.positions.has_pending(group_id):
                 self._end(group, draft, now_ms)
         self._expire_later(draft, now_ms)
         return draft.outcome(None)

@@ -6,6 +6,7 @@ stale member is answered with an error, never "no offset": the client would then
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from uuid import UUID
 
@@ -62,6 +63,8 @@ class Offsets:
         self.positions = Positions()
         self.on_commit: Callable[[str, TopicImage, int, int], None] = lambda *_: None
         """Called with group, topic, partition and offset of every commit, which is then written."""
+        self.counts: Counter[str] = Counter()
+        """Offsets so far: `commit` (also of transactions), `expiration`, `deletion` (by OffsetDelete)."""
 
     def commit(
         self, group: Group | None, request: OffsetCommitRequest, version: int, now_ms: int
@@ -159,6 +162,7 @@ class Offsets:
                 )
                 self.on_commit(group_id, topic, part.partition_index, position.offset)
                 draft.write(position_record(group_id, topic.name, part.partition_index, position))
+                self.counts["commit"] += 1
                 yield part.partition_index, ErrorCode.NONE
 
     def fetch(
@@ -255,6 +259,7 @@ class Offsets:
                 index = part.partition_index
                 if busy is ErrorCode.NONE and self.positions.get(request.group_id, topic.name, index) is not None:
                     draft.write(position_record(request.group_id, topic.name, index, None))
+                    self.counts["deletion"] += 1
                 parts.append(OffsetDeleteResponsePartition(partition_index=index, error_code=busy))
             answers.append(OffsetDeleteResponseTopic(name=topic.name, partitions=parts))
         return draft.outcome(OffsetDeleteResponse(topics=answers))
@@ -289,6 +294,7 @@ class Offsets:
                 kept += 1
             else:
                 records.append(position_record(group_id, topic, partition, None))
+        self.counts["expiration"] += len(records)
         return records, not kept
 
 

@@ -8,7 +8,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups import classic
 from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import Assignment, ConsumerGroup, GroupState, Member
-from anabranch.machines.groups.consumer.target import server_assignor
+from anabranch.machines.groups.consumer.target import assignor_name
 from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.positions import Positions
 from anabranch.protocol.messages import consumer_group_describe as described_messages
@@ -66,13 +66,12 @@ def describe_consumer_group(
             group_id=group_id,
             group_state=GroupState.DEAD.value,
         )
-    name = server_assignor((member.described for member in group.members.values()), assignors)
     return DescribedConsumerGroup(
         group_id=group_id,
         group_state=group.state().value,
         group_epoch=group.epoch,
         assignment_epoch=group.target_epoch,
-        assignor_name=name,
+        assignor_name=assignor_name(group, assignors),
         members=[_described(group, member, image) for _, member in sorted(group.members.items())],
     )
 

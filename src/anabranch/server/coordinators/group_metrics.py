@@ -7,13 +7,18 @@ replies that wait for the disk.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable
+from functools import partial
 
 from anabranch.runtime.metrics import Metrics, Sample
 from anabranch.server.coordinators.groups import Groups
 from anabranch.server.coordinators.shard import ShardState
 
 PREFIX = "kafka_server_group_coordinator_metrics_"
+WINDOW_S = 30.0
+"""The window of rates, as long as a sample of Kafka's `Rate`."""
+READS_MAX = 60
 CONSUMER_STATES = ("Empty", "Assigning", "Reconciling", "Stable", "Dead")
 CLASSIC_STATES = ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead")
 PARTITION_STATES = {"loading": ShardState.LOADING, "active": ShardState.ACTIVE, "failed": ShardState.FAILED}
@@ -74,16 +79,19 @@ def describe(groups: Groups, metrics: Metrics) -> None:
         "Requests that wait for other members.",
         lambda: sum(shard.parked for shard in groups),
     )
-    gauge(
-        f"{PREFIX}consumer_group_rebalance_count",
-        "Epochs begun by groups of the consumer protocol since their partition was loaded.",
-        lambda: rebalances("consumer"),
-    )
-    gauge(
-        f"{PREFIX}classic_group_rebalance_count",
-        "Generations begun by groups of the classic protocol since their partition was loaded.",
-        lambda: rebalances("classic"),
-    )
+
+    def offsets(what: str) -> float:
+        return float(sum(shard.machine.offsets.counts[what] for shard in groups if shard.active))
+
+    for name, doc, count in (
+        ("consumer_group_rebalance", "Epochs of groups of the consumer protocol", partial(rebalances, "consumer")),
+        ("classic_group_rebalance", "Generations of groups of the classic protocol", partial(rebalances, "classic")),
+        ("offset_commit", "Committed offsets, those of transactions included,", partial(offsets, "commit")),
+        ("offset_expiration", "Offsets removed as unused for too long", partial(offsets, "expiration")),
+        ("offset_deletion", "Offsets deleted by OffsetDelete", partial(offsets, "deletion")),
+    ):
+        gauge(f"{PREFIX}{name}_count", f"{doc} since their partition was loaded.", count)
+        gauge(f"{PREFIX}{name}_rate", f"{doc} per second, over the last {WINDOW_S:.0f} s.", Rate(count).read)
     gauge(
         f"{PREFIX}partition_load_time_max_seconds",
         "Longest time of the last loading of a partition.",
@@ -96,6 +104,28 @@ def describe(groups: Groups, metrics: Metrics) -> None:
     )
     gauge(f"{PREFIX}thread_idle_ratio_min", "How idle the loop was since metrics were last read.", idle.read)
     gauge(f"{PREFIX}thread_idle_ratio_avg", "The same: the broker has one loop.", lambda: idle.ratio)
+
+
+class Rate:
+    """Events per second of a count, over the last `WINDOW_S` or since the count was first read."""
+
+    def __init__(self, count: Callable[[], float], clock: Callable[[], float] = time.monotonic) -> None:
+        self._count = count
+        self._clock = clock
+        self._reads: deque[tuple[float, float]] = deque(maxlen=READS_MAX + 1)
+        """Times and counts of reads, oldest first: at most one is older than the window."""
+
+    def read(self) -> float:
+        """The rate. A count that fell, because its partition was loaded again, begins a new window."""
+        now, count, reads = self._clock(), self._count(), self._reads
+        if reads and count < reads[-1][1]:
+            reads.clear()
+        while len(reads) > 1 and reads[1][0] <= now - WINDOW_S:
+            reads.popleft()
+        if not reads or now - reads[-1][0] >= WINDOW_S / READS_MAX:
+            reads.append((now, count))
+        then, before = reads[0]
+        return (count - before) / (now - then) if now > then else 0.0
 
 
 class _IdleRatio:

@@ -21,7 +21,7 @@ from anabranch.runtime.events import EventLogger
 from anabranch.runtime.net.acceptor import ConnectionNumbers
 from anabranch.server.cluster.peers import Peers
 from anabranch.server.cluster.view import ClusterUpdate
-from anabranch.server.coordinators.assignor_plug_ins import assignor_plug_ins
+from anabranch.server.coordinators.assignor_plug_ins import OURS, assignor_plug_ins, names_of, report_assignor
 from anabranch.server.coordinators.shard import RecordCodec
 from anabranch.server.coordinators.shard_set import ShardServices, ShardSet, coordinator_partition
 from anabranch.server.settings import Settings
@@ -136,12 +136,14 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
         from anabranch.machines.groups.settings import GroupSettings
 
         settings = self._broker_settings
+        offered = names_of(settings)
+        plug_ins = {} if OURS.issuperset(offered) else assignor_plug_ins()
         return GroupSettings(
             consumer_session_timeout_ms=settings.group_consumer_session_timeout_ms,
             consumer_heartbeat_interval_ms=settings.group_consumer_heartbeat_interval_ms,
             consumer_max_size=settings.group_consumer_max_size,
-            consumer_assignors=tuple(settings.group_consumer_assignors.split(",")),
-            assignors=Assignors(assignor_plug_ins(), collector_paused),
+            consumer_assignors=offered,
+            assignors=Assignors(plug_ins, collector_paused),
             consumer_migration_policy=settings.group_consumer_migration_policy,
             min_session_timeout_ms=settings.group_min_session_timeout_ms,
             max_session_timeout_ms=settings.group_max_session_timeout_ms,
@@ -161,9 +163,12 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
     # -- effects -----------------------------------------------------------------------------------------------------
 
     def _perform(self, effect: Any) -> None:
+        from anabranch.machines.groups.consumer.target import AssignorFailed
         from anabranch.machines.groups.gatekeeper import AskNextRecords
 
-        if isinstance(effect, AskNextRecords):
+        if isinstance(effect, AssignorFailed):
+            report_assignor(effect)
+        elif isinstance(effect, AskNextRecords):
             task = asyncio.get_running_loop().create_task(self._next_records(effect), name=f"next of {effect.topic}")
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)

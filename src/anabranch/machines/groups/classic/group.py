@@ -165,6 +165,11 @@ class ClassicGroup:
         return self.state is ClassicState.EMPTY and not self.is_stored and not self.pending
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the group has no members and expects none."""
+        return self.state is ClassicState.EMPTY and not self.members and not self.pending
+
+    @property
     def is_joined(self) -> bool:
         """Whether every known member has joined."""
         return len(self.joining) == len(self.members) and not self.pending

@@ -57,7 +57,7 @@ def prepare(step: Step, request: ConsumerGroupPrepareAssignmentRequest) -> Consu
     ]
     step.expect_target(computation)
     computation.group_epoch = group.epoch
-    computation.members = frozenset(group.members)
+    computation.members = _subscribed(step)
     computation.partitions = {topic.topic_id: frozenset([*topic.partitions, *topic.retiring]) for topic in topics}
     return ConsumerGroupPrepareAssignmentResponse(
         group_epoch=group.epoch,
@@ -65,6 +65,20 @@ def prepare(step: Step, request: ConsumerGroupPrepareAssignmentRequest) -> Consu
         members=[_member(step, member, computation) for _, member in sorted(group.members.items())],
         topics=[_topic(topic) for topic in topics],
     )
+
+
+def _subscribed(step: Step) -> dict[str, frozenset[UUID]]:
+    """The ids of the topics that each member subscribes to; equal subscriptions share one set."""
+    ids: dict[frozenset[str], frozenset[UUID]] = {}
+    found: dict[str, frozenset[UUID]] = {}
+    for member_id, member in step.group.members.items():
+        names = subscription(member.described, step.image, step.regexes)
+        mine = ids.get(names)
+        if mine is None:
+            known = map(step.image.by_name.get, names)
+            mine = ids[names] = frozenset(topic.topic_id for topic in known if topic is not None)
+        found[member_id] = mine
+    return found
 
 
 def _topic(topic: TopicImage) -> prepare_messages.TopicMetadata:
@@ -147,7 +161,7 @@ def _chosen(step: Step, member_id: str, epoch: int) -> Computation:
 def _checked(
     request: ConsumerGroupInstallAssignmentRequest, computation: Computation
 ) -> list[tuple[str, Assignment, AssignmentMetadata]]:
-    """Every member of the assignment is known, and every partition is there once and given to exactly one."""
+    """Every member is known, and every partition is assigned exactly once, to a member that subscribes to its topic."""
     assert computation.members is not None
     found = []
     free: dict[UUID, set[int]] = {topic_id: set(numbers) for topic_id, numbers in computation.partitions.items()}
@@ -157,6 +171,8 @@ def _checked(
         for entry in member.partitions:
             if entry.topic_id not in free:
                 raise _wrong(f"it names topic {entry.topic_id}, to which nobody subscribes")
+            if entry.topic_id not in computation.members[member.member_id]:
+                raise _wrong(f"member {member.member_id} does not subscribe to topic {entry.topic_id}")
             for partition in entry.partitions:
                 if partition not in free[entry.topic_id]:
                     known = partition in computation.partitions[entry.topic_id]
@@ -171,8 +187,8 @@ def _checked(
     for topic_id, left in free.items():
         if left:
             raise _wrong(f"partition {min(left)} of topic {topic_id} is assigned to nobody")
-    named = {member_id for member_id, _, _ in found}
-    return [*found, *((member_id, (), AssignmentMetadata()) for member_id in sorted(computation.members - named))]
+    unnamed = computation.members.keys() - {member_id for member_id, _, _ in found}
+    return [*found, *((member_id, (), AssignmentMetadata()) for member_id in sorted(unnamed))]
 
 
 def _wrong(reason: str) -> ApiError:

@@ -156,6 +156,11 @@ class ConsumerGroup:
     changes: int = field(default=0, compare=False)
     """Counts the records that were applied: what was decided on an unchanged group holds."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the group has no members."""
+        return not self.members
+
     def state(self) -> GroupState:
         """How far the group is."""
         if not self.members:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from anabranch.base.errors import ApiError, ErrorCode
-from anabranch.machines.groups.assignors.registry import Assignors
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.consumer.group import (
     LEFT_FOR_A_WHILE,
@@ -44,8 +43,8 @@ from anabranch.protocol.messages.consumer_group_heartbeat import (
 JOINING = 0
 
 
-def check_request(request: ConsumerGroupHeartbeatRequest, version: int, assignors: Assignors) -> None:
-    """Raise INVALID_REQUEST for a request that no group could accept."""
+def check_request(request: ConsumerGroupHeartbeatRequest, version: int, assignors: tuple[str, ...]) -> None:
+    """Raise an error for a request that no group could accept; `assignors` are the server-side ones on offer."""
     joining = request.member_epoch == JOINING
     _need(bool(request.group_id), "GroupId is empty.")
     _need(bool(request.member_id) or (joining and version == 0), "MemberId is empty; clients make their own.")
@@ -75,10 +74,10 @@ def check_request(request: ConsumerGroupHeartbeatRequest, version: int, assignor
             offer.minimum_version <= offer.metadata_version <= offer.maximum_version,
             f"Assignor {offer.name}: version {offer.metadata_version} is not in its range.",
         )
-    if request.server_assignor is not None and request.server_assignor not in assignors.names():
+    if request.server_assignor is not None and request.server_assignor not in assignors:
         raise ApiError(
             ErrorCode.UNSUPPORTED_ASSIGNOR,
-            f"There is no server-side assignor '{request.server_assignor}'; there are {', '.join(assignors.names())}.",
+            f"The server-side assignor '{request.server_assignor}' is not offered; choose of {', '.join(assignors)}.",
         )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.consumer.group import (
     LEFT_FOR_A_WHILE,
+    Assignment,
     ConsumerGroup,
     Member,
     current_record,
@@ -19,11 +20,13 @@ from anabranch.machines.groups.consumer.group import (
     target_record,
 )
 from anabranch.machines.groups.consumer.target import (
+    AssignorFailed,
     Computation,
     Offer,
     Targets,
     client_assignor,
     metadata_hash,
+    missing_assignor,
     offers_of,
     server_assignor,
     subscriptions,
@@ -48,6 +51,8 @@ class Live:
     """Ids given with MEMBER_ID_REQUIRED to classic members that did not join yet, oldest first."""
     computation: Computation | None = None
     targets: Targets = field(default_factory=Targets)
+    reported: tuple[str, str] | None = None
+    """The failure of a server-side assignor that was reported last: its name, and the type of its error."""
 
 
 class Step:
@@ -182,12 +187,32 @@ class Step:
             name = server_assignor(
                 (member.described for member in group.members.values()), self.settings.consumer_assignors
             )
-            changes = self.live.targets.plan(name, self.settings.assignors, group, self.image, self.regexes)
+            changes = self._planned(name)
             for member_id, target in changes.items():
                 self.put(target_record(self.group_id, member_id, target))
             for member_id in group.told.keys() - changes.keys():
                 self.put(target_record(self.group_id, member_id, group.target(member_id)))
         self.put(target_epoch_record(self.group_id, self.group.epoch))
+
+    def _planned(self, name: str) -> dict[str, Assignment]:
+        """The targets that change; after a failure of the assignor, reported once, members keep what they may."""
+        live, group = self.live, self.group
+        failure: AssignorFailed | None = None
+        try:
+            changes = live.targets.plan(name, self.settings.assignors, group, self.image, self.regexes)
+        except Exception as error:  # A plug-in's or ours: no other group of the shard is concerned.
+            changes = live.targets.kept(group, self.image, self.regexes)
+            failure = AssignorFailed(self.group_id, name, error)
+        else:
+            said = (member.described for member in group.members.values())
+            missing = missing_assignor(said, self.settings.consumer_assignors)
+            if missing is not None:
+                failure = AssignorFailed(self.group_id, missing, None)
+        about = None if failure is None else (failure.assignor, type(failure.error).__name__)
+        if failure is not None and about != live.reported:
+            self.draft.perform(failure)
+        live.reported = about
+        return changes
 
     def ask(self, offer: Offer) -> bool:
         """Choose the member that computes the target, unless one is chosen; False without a candidate."""

@@ -1,8 +1,9 @@
 """The target assignment: the choice of the assignor, and its input (KIP-848, Assignment).
 
 A client-side assignor is used if every member offers it, in versions that overlap; of several, the one
-earliest in the members' lists. Otherwise the server-side assignor that most members named; members that name none
-vote for the broker's first one.
+earliest in the members' lists. Otherwise the server-side assignor that most members named; members that name none, or
+one that the broker no longer offers, vote for the broker's first one. An assignor that fails concerns its group alone:
+the group keeps its assignment, as far as it is still valid, until its next epoch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from uuid import UUID
 from anabranch.machines.groups.assignors.model import Subscriber
 from anabranch.machines.groups.assignors.registry import Assignors
 from anabranch.machines.groups.consumer.group import Assignment, Assignor, ConsumerGroup, Member, MemberMetadata
-from anabranch.machines.groups.image import Image
+from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.regex import Regexes
 
 if TYPE_CHECKING:
@@ -39,10 +40,27 @@ class Targets:
         """The targets that change, by member, when the assignor `name` decides anew."""
         from anabranch.machines.groups.assignors.planner import Planner
 
-        if self._planner is None:
-            self._planner = Planner(assignors.uninterrupted)
+        planner, self._planner = self._planner or Planner(assignors.uninterrupted), None
         self._look_at(group, image, regexes)
-        return self._planner.plan(assignors.get(name), self._subscribers, image.by_name, group.targets)
+        changes = planner.plan(assignors.get(name), self._subscribers, image.by_name, group.targets)
+        self._planner = planner  # A planner that failed half-way is dropped.
+        return changes
+
+    def kept(self, group: ConsumerGroup, image: Image, regexes: Regexes) -> dict[str, Assignment]:
+        """The targets that change, by member, when every member keeps what it may: existing partitions, subscribed."""
+        self._look_at(group, image, regexes)
+        changes: dict[str, Assignment] = {}
+        for member_id, subscriber in self._subscribers.items():
+            target = tuple(
+                (topic_id, left)
+                for topic_id, numbers in group.target(member_id)
+                if (topic := image.by_id.get(topic_id)) is not None
+                and topic.name in subscriber.topics
+                and (left := _existing(topic, numbers))
+            )
+            if target != group.targets.get(member_id):
+                changes[member_id] = target
+        return changes
 
     def _look_at(self, group: ConsumerGroup, image: Image, regexes: Regexes) -> None:
         """Update the subscribers of changed members; equal subscriptions are one set."""
@@ -63,6 +81,21 @@ class Targets:
             before = subscribers.get(member_id)
             if before is None or before.topics != topics or before.instance_id != said.instance_id:
                 subscribers[member_id] = Subscriber(topics, said.instance_id)
+
+
+def _existing(topic: TopicImage, numbers: Iterable[int]) -> tuple[int, ...]:
+    existing = {*topic.partitions, *topic.retiring}
+    return tuple(number for number in numbers if number in existing)
+
+
+@dataclass(frozen=True, slots=True)
+class AssignorFailed:
+    """An effect: report that a group goes without the server-side assignor that its members chose."""
+
+    group_id: str
+    assignor: str
+    error: Exception | None
+    """The exception of the assignor; None if the broker does not offer it (any more)."""
 
 
 def subscription(said: MemberMetadata, image: Image, regexes: Regexes) -> frozenset[str]:
@@ -140,15 +173,25 @@ def client_assignor(offers: Iterable[tuple[Assignor, ...]]) -> Offer | None:
 
 def server_assignor(said: Iterable[MemberMetadata], offered: tuple[str, ...]) -> str:
     """The server-side assignor to use."""
-    votes = Counter(described.server_assignor or offered[0] for described in said)
-    if not votes:
-        return offered[0]
-    most = max(votes.values())
-    return min((name for name, count in votes.items() if count == most), key=lambda name: _rank(name, offered))
+    votes = Counter(
+        described.server_assignor if described.server_assignor in offered else offered[0] for described in said
+    )
+    return max(offered, key=lambda name: votes[name])  # The first of several.
 
 
-def _rank(name: str, offered: tuple[str, ...]) -> tuple[int, str]:
-    return (offered.index(name) if name in offered else len(offered), name)
+def missing_assignor(said: Iterable[MemberMetadata], offered: tuple[str, ...]) -> str | None:
+    """A server-side assignor that a member named and the broker does not offer (any more)."""
+    named = {described.server_assignor for described in said} - {None, *offered}
+    return min((name for name in named if name is not None), default=None)
+
+
+def assignor_name(group: ConsumerGroup, offered: tuple[str, ...]) -> str:
+    """The name of the assignor that computes the group's targets, for descriptions."""
+    said = [member.described for member in group.members.values()]
+    offer = client_assignor(map(offers_of, said))
+    if offer is not None and any(described.classic is None for described in said):
+        return offer.name
+    return server_assignor(said, offered)
 
 
 @dataclass(slots=True)
@@ -163,7 +206,7 @@ class Computation:
     """Members that were asked before, since the last target, and did not deliver."""
     told: bool = False
     """Whether a heartbeat has asked the member."""
-    members: frozenset[str] | None = None
-    """The members of the group at Prepare."""
+    members: Mapping[str, frozenset[UUID]] | None = None
+    """The members of the group at Prepare, each with the ids of the topics that it subscribes to."""
     partitions: Mapping[UUID, frozenset[int]] = field(default_factory=dict)
     """The partitions at Prepare, by topic id."""

@@ -104,6 +104,26 @@ def test_an_assignment_that_is_wrong_is_refused_and_may_be_handed_in_again(share
     assert install(world, "A", 0, 2, A="foo-0 foo-1", B="foo-2").error_code == ErrorCode.NONE
 
 
+def test_partitions_are_refused_for_a_member_that_does_not_subscribe_to_their_topic() -> None:
+    world = GroupWorld(topics(foo=1, bar=1))
+    world.join("A", client_assignors=[offer()])
+    world.join("B", client_assignors=[offer()], topics=["foo", "bar"])
+    world.beat("A", 0)
+    prepare(world, "A", 0)
+    answer = install(world, "A", 0, 2, A="foo-0 bar-0")
+    assert answer.error_code == ErrorCode.INVALID_ASSIGNMENT
+    assert "member A does not subscribe to topic" in answer.error_message
+    assert world.group.target_epoch == 0
+    assert install(world, "A", 0, 2, A="foo-0", B="bar-0").error_code == ErrorCode.NONE
+
+
+def test_a_group_is_described_with_the_assignor_that_its_members_run() -> None:
+    world = assigning("A", "B")
+    assert world.coordinator.describe_consumer_group(GROUP).assignor_name == offer().name
+    world.join("C")
+    assert world.coordinator.describe_consumer_group(GROUP).assignor_name == "uniform"
+
+
 def test_only_who_was_chosen_may_prepare_and_install() -> None:
     world = assigning("A", "B")
     assert prepare(world, "A", 0, group="other").error_code == ErrorCode.GROUP_ID_NOT_FOUND

@@ -39,7 +39,7 @@ def offer(name: str = "mine", lowest: int = 0, highest: int = 1, version: int = 
         ("A", 0, "", {**SOUND, "subscribed_topic_regex": "a("}, "INVALID_REGULAR_EXPRESSION", "missing )"),
         ("A", 0, "", {**SOUND, "subscribed_topic_regex": "x" * 1_001}, "INVALID_REGULAR_EXPRESSION", "1001 characters"),
         ("A", 0, "", {**SOUND, "subscribed_topic_regex": "(x{99}){99}"}, "INVALID_REGULAR_EXPRESSION", "RE2"),
-        ("A", 0, "", {**SOUND, "server_assignor": "nobody's"}, "UNSUPPORTED_ASSIGNOR", "there are uniform, range"),
+        ("A", 0, "", {**SOUND, "server_assignor": "nobody's"}, "UNSUPPORTED_ASSIGNOR", "choose of uniform, range"),
         (
             "A",
             0,

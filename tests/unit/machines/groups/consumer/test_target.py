@@ -36,9 +36,11 @@ def offer(name: str, lowest: int = 0, highest: int = 1) -> Assignor:
         (["range", None], "uniform"),
         (["range", "range", None], "range"),
         (["range", "uniform"], "uniform"),
+        (["gone", "gone", "range"], "uniform"),
+        (["gone", "range", "range"], "range"),
     ],
 )
-def test_members_vote_for_the_server_assignor_and_those_that_name_none_for_the_brokers_first(
+def test_members_vote_for_an_offered_server_assignor_and_others_for_the_brokers_first(
     named: list[str | None], used: str
 ) -> None:
     assert server_assignor([MemberMetadata(server_assignor=name) for name in named], OFFERED) == used
