@@ -10,7 +10,8 @@ import pytest
 from anabranch.records.batch import headers
 from anabranch.records.compression import Compression
 from anabranch.storage.log import cleaner
-from anabranch.storage.log.cleaner import Cleaned, Cleaning
+from anabranch.storage.log.batch_files import records
+from anabranch.storage.log.cleaner import Cleaned, Cleaning, Member
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.log import LocalLog
 from tests.support.batches import make_keyed_batch
@@ -83,11 +84,13 @@ class History:
             self.appended_at[offset] = self.now_ms
 
     def plan(self) -> None:
-        self.cleaning, self.cleaned = cleaner.plan(self.log, self.now_ms), None
+        member = Member(self.log)
+        due = cleaner.is_due(member, self.now_ms)
+        self.cleaning, self.cleaned = cleaner.plan(member, self.now_ms) if due else None, None
 
     def run(self) -> None:
         if self.cleaning is not None:
-            self.cleaned, self.cleaning = self.cleaning.run(), None
+            self.cleaned, self.cleaning = next(iter(self.cleaning.run()), None), None
 
     def finish(self) -> None:
         if self.cleaned is not None:
@@ -146,7 +149,7 @@ class History:
             view = part.view()
             for position, header in headers(view):
                 assert header.next_offset > offset
-                for record in cleaner._records(header, view[position : position + header.size]):
+                for record in records(header, view[position : position + header.size]):
                     value = None if record.tombstone else self.records[record.offset][1]
                     found[record.offset] = (record.key, value)
                     if record.offset >= log.log_start:
@@ -199,9 +202,9 @@ def test_only_the_newest_are_left_in_the_end(codec: Compression) -> None:
         log.append(make_keyed_batch(rows, compression=codec, producer_id=7, base_sequence=2 * number), 0, number)
     log.flush()
     for now_ms in (2_000, 3_000):
-        cleaning = cleaner.plan(log, now_ms)
-        if cleaning is not None:
-            cleaner.finish(log, cleaning.run())
+        if cleaner.is_due(Member(log), now_ms):
+            for cleaned in cleaner.plan(Member(log), now_ms).run():
+                cleaner.finish(log, cleaned)
         for number in range(40):
             log.append(make_keyed_batch([(b"k%d" % (number % 5), b"%d" % number)], compression=codec), 0, now_ms)
         log.flush()
@@ -212,7 +215,7 @@ def test_only_the_newest_are_left_in_the_end(codec: Compression) -> None:
         view = part.view()
         for position, header in headers(view):
             bases.append(header.base_offset)
-            for record in cleaner._records(header, view[position : position + header.size]):
+            for record in records(header, view[position : position + header.size]):
                 if record.offset < log.finished_segments()[-1].end - 100:
                     assert record.key != b"gone"
                 found[record.key] = record.offset

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from anabranch.base.errors import DecodeError
 from anabranch.records.compression import Bytes
-from anabranch.records.varint import read_varint
+from anabranch.records.varint import encode_varint, read_varint
 
 
 class RecordSpan(NamedTuple):
@@ -88,3 +88,14 @@ def iterate(records: Bytes, count: int, base_offset: int) -> Iterator[RecordSpan
             yield new(RecordSpan, parts)
     except (DecodeError, IndexError) as error:
         raise DecodeError(f"the record batch at offset {base_offset} has a record that is cut off: {error}") from None
+
+
+def moved(record: Bytes, timestamp_delta: int, offset_delta: int) -> bytes:
+    """Write one whole record, from its length on, with other deltas: for a batch with another base."""
+    _, at = read_varint(record, 0)
+    attributes = record[at : at + 1]
+    _, behind = read_varint(record, at + 1)
+    _, behind = read_varint(record, behind)
+    deltas = encode_varint(timestamp_delta) + encode_varint(offset_delta)
+    rest = record[behind:]
+    return b"".join((encode_varint(1 + len(deltas) + len(rest)), attributes, deltas, rest))

@@ -1,12 +1,16 @@
-"""Compaction: of each key's records in finished segments only the newest stays (`cleanup.policy=compact`).
+"""Compaction: removes the records of finished segments that `machines.compaction` lets go (`cleanup.policy=compact`).
 
     plan (in the log's thread) -> run (in another thread or process, it knows only paths) -> finish (in the log's)
 
+A cleaning has a subject, the log that is dirty, and looks into the other logs of its family. The keys of the subject's
+dirty part are searched in all of them (`evidence`); records with a newer one go wherever they lie; tombstones go from
+the subject alone. A log without a family is cleaned by its own records.
+
 Remaining records keep their offsets, and every batch keeps its envelope: base offset, last offset delta, leader epoch,
 producer. A batch without records is dropped, but for the last one of a file, so that each file still ends where the
-next begins, and the last one of a producer that may still be alive. A tombstone stays until it has been clean for
-`delete.retention.ms`. A record without a key is removed. The active segment, and the log above the recovery point, are
-never touched. A crash at any time leaves the old segments or the new one (`recovery`).
+next begins, and the last one of a producer that may still be alive. A record without a key is removed. The active
+segment, and the log above the recovery point, are never touched. A crash at any time leaves the old segments or the new
+one (`recovery`).
 
 Only decided transactions are cleaned. Records of aborted ones are removed. A marker stays until nothing is
 left of its transaction, and then for `delete.retention.ms` more, as a tombstone does: were it dropped earlier, the
@@ -15,115 +19,140 @@ transaction would look open. With the marker of an abort goes its line in the ab
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from anabranch.base.errors import DecodeError
 from anabranch.base.ids import NO_PRODUCER_ID
+from anabranch.machines.compaction import may_hide_older, superseded_by
 from anabranch.machines.partition.aborted import AbortedTransaction
-from anabranch.records.batch import (
-    HEADER_SIZE,
-    BatchHeader,
-    build,
-    check,
-    expanded,
-    parse_end_transaction_marker,
-    parse_header,
-)
+from anabranch.records.batch import BatchHeader, build, parse_end_transaction_marker, parse_header
 from anabranch.records.compression import Compression, compress
-from anabranch.records.rows import iterate
-from anabranch.runtime.disk import Disk, File
-from anabranch.storage.log.errors import OfflineLogError
+from anabranch.storage.log.batch_files import Aborted, KeyedRecord, Source, batches, records, source_of
+from anabranch.storage.log.evidence import Evidence, LogFiles, UnreadableLogError
 from anabranch.storage.log.index import NO_TIMESTAMP
 from anabranch.storage.log.log import RELATIVE_OFFSET_MAX, LocalLog
+from anabranch.storage.log.marks import Mark, clean_to, load_marks, note_clean
 from anabranch.storage.log.recovery import CLEANED_SUFFIX, SWAP_SUFFIX, replace_by_swap
 from anabranch.storage.log.segment import Segment, path_of
 
-CHECKPOINT_FILE = "cleaner-checkpoint"
-KEYS_SIZE_MAX = 128 << 20
-"""Bytes that the keys of one run may take, with what it costs to keep them; the rest waits for the next run."""
-KEY_OVERHEAD = 120
 PRODUCER_IDLE_MAX_MS = 24 * 3600 * 1000
-_READ_SIZE = 4 << 20
 _WRITE_SIZE = 1 << 20
 
 
-class Mark(NamedTuple):
-    """Everything below `offset` was clean at `time_ms`."""
+class CleanedGroup(NamedTuple):
+    """A new segment, by its size, and those that it replaces."""
 
-    offset: int
-    time_ms: int
-
-
-class Source(NamedTuple):
-    """A segment to be cleaned."""
-
-    base_offset: int
-    end: int
+    sources: tuple[Source, ...]
     size: int
+
+    @property
+    def bases(self) -> list[int]:
+        return [source.base_offset for source in self.sources]
+
+
+@dataclass(slots=True)
+class Cleaned:
+    """The result of a run for one log."""
+
+    files: LogFiles
+    index_interval: int
+    now_ms: int
+    clean_to: int
+    groups: list[CleanedGroup] = field(default_factory=list)
+    forgotten: tuple[int, ...] = ()
+    """Offsets of markers of aborted transactions that are no more. The owner of the aborted-transaction index
+    drops their lines, durably, before `finish`: a line without its marker would hide too many records from readers."""
+    postponed: set[int] = field(default_factory=set)
+    """The partitions with tombstones that must stay for `delete.retention.ms` from now on, because records that they
+    hide go only now: `postpone_tombstones` of their logs comes before any `finish`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cleaning:
-    """The plan of a cleaning. Groups of segments become one segment each."""
+    """The plan of a cleaning: of its subject groups of segments become one segment each."""
 
-    directory: Path
-    disk: Disk
-    groups: tuple[tuple[Source, ...], ...]
-    dirty_from: int
-    """Below it every key is there once."""
-    log_start: int
-    drop_tombstones_before: int
+    subject: LogFiles
+    family: Sequence[LogFiles]
+    """The other logs."""
+    complete: bool
+    """Whether all other logs of the family could be taken in."""
     now_ms: int
     index_interval: int
-    aborted: tuple[AbortedTransaction, ...] = ()
+
+    def run(self) -> list[Cleaned]:
+        """Write the new segments beside the old ones, synced; the subject comes first. Blocks for long.
+
+        OSError; UnreadableLogError, which names the log that cannot be read.
+        """
+        try:
+            evidence = Evidence(self.subject, self.family, complete=self.complete)
+            cleaned = [_Rewriting(self, self.subject, evidence).run()]
+            cleaned += [_Rewriting(self, files, evidence).run() for files in self.family]
+        except FileNotFoundError:
+            return []  # Retention was faster.
+        return cleaned
+
+
+class _Rewriting:
+    """One log in a run: its segments are read, and written anew without the records that go."""
+
+    def __init__(self, cleaning: Cleaning, files: LogFiles, evidence: Evidence) -> None:
+        self._files = files
+        self._evidence = evidence
+        self._is_subject = files is cleaning.subject
+        self._end = evidence.end if self._is_subject else files.dirty_from
+        """Below it all keys are in the evidence; aborted records and markers go below it only."""
+        self._drop_before = files.drop_tombstones_before if self._is_subject else 0
+        self._aborted = Aborted(files.aborted)
+        self._present: set[int] = set()
+        """Producers with a remaining batch of a transaction, until its marker."""
+        self._forgotten: list[int] = []
+        self._clean_to = {each.partition: each.dirty_from for each in (cleaning.subject, *cleaning.family)}
+        self._cleaned = Cleaned(files, cleaning.index_interval, cleaning.now_ms, self._end)
 
     def run(self) -> Cleaned:
-        """Write the new segments beside the old ones, synced. Blocks for long; OSError, OfflineLogError."""
+        files, cleaned = self._files, self._cleaned
         try:
-            newest = self._newest()
-            groups = [self._clean(group, newest) for group in self.groups if group[0].base_offset < newest.end]
-        except FileNotFoundError:
-            return Cleaned(self, [], self.dirty_from, ())  # Retention was faster.
+            if self._is_subject:
+                groups: Iterable[tuple[Source, ...]] = (
+                    group for group in files.groups if group[0].base_offset < self._end or self._evidence.of_family
+                )
+            else:
+                groups = ((source,) for group in files.groups for source in group if self._has_superseded(source))
+            for group in groups:
+                written = self._clean(group)
+                if written is not None:
+                    cleaned.groups.append(written)
         except DecodeError as error:
-            raise OfflineLogError(f"{self.directory}: {error}, in a segment that was to be compacted.") from error
-        return Cleaned(self, [group for group in groups if group is not None], newest.end, tuple(newest.forgotten))
+            raise UnreadableLogError(files, error) from error
+        cleaned.forgotten = tuple(self._forgotten)
+        return cleaned
 
-    def _newest(self) -> _Newest:
-        """Find the newest offset of each key in the dirty part."""
-        newest = _Newest(self.aborted)
-        for source in (source for group in self.groups for source in group):
-            if source.end <= self.dirty_from:
-                continue
-            for header, batch in self._batches(source):
-                if header.producer_id != NO_PRODUCER_ID:
-                    newest.of_producer[header.producer_id] = header.base_offset
-                if not header.is_control and not newest.is_aborted(header):
-                    for record in _records(header, batch):
-                        if record.key is not None:
-                            if record.key not in newest.of_key:
-                                newest.size += len(record.key) + KEY_OVERHEAD
-                            newest.of_key[record.key] = record.offset
-                newest.end = header.next_offset
-                if newest.size > KEYS_SIZE_MAX:
-                    return newest
-        return newest
+    def _has_superseded(self, source: Source) -> bool:
+        """Whether a segment of another log than the subject has a record that goes."""
+        files = self._files
+        for header, batch in batches(files.disk, files.directory, source):
+            if not header.is_control and not self._aborted.has(header):
+                layout = files.layout_of(header)
+                if any(self._is_superseded(record, layout) for record in records(header, batch)):
+                    return True
+        return False
 
-    def _clean(self, group: tuple[Source, ...], newest: _Newest) -> CleanedGroup | None:
+    def _clean(self, group: tuple[Source, ...]) -> CleanedGroup | None:
         """Write the new segment of a group; None when nothing can be dropped."""
+        disk, directory = self._files.disk, self._files.directory
         base = group[0].base_offset
-        target = Segment(self.disk, self.directory, base, self.index_interval, suffix=CLEANED_SUFFIX)
+        target = Segment(disk, directory, base, self._cleaned.index_interval, suffix=CLEANED_SUFFIX)
         for path in (target.path, *target.index.paths):
-            self.disk.unlink(path)
+            disk.unlink(path)
         pending = bytearray()
         changed = len(group) > 1
         for source in group:
-            for header, batch in self._batches(source):
+            for header, batch in batches(disk, directory, source):
                 last = source is group[-1] and header.next_offset == source.end
-                kept = self._filter(header, batch, newest, last=last)
+                kept = self._filter(header, batch, last=last)
                 changed |= kept is not batch
                 if kept is None:
                     continue
@@ -135,7 +164,7 @@ class Cleaning:
                 pending += kept
         target.append(pending)
         if not changed:
-            self.disk.discard([target.path, *target.index.paths])
+            disk.discard([target.path, *target.index.paths])
             return None
         for file in (target.file, *target.index.store()):
             file.sync()
@@ -143,51 +172,51 @@ class Cleaning:
         target.release()
         return CleanedGroup(group, target.size)
 
-    def _filter(
-        self, header: BatchHeader, batch: memoryview, newest: _Newest, *, last: bool
-    ) -> memoryview | bytearray | None:
+    def _filter(self, header: BatchHeader, batch: memoryview, *, last: bool) -> memoryview | bytearray | None:
         """The batch with the records that stay: the same one if all do, None if it is not needed at all."""
         if header.is_control:
-            return batch if self._marker_stays(header, batch, newest, last=last) else None
-        kept = self._filter_records(header, batch, newest, last=last)
+            return batch if self._marker_stays(header, batch, last=last) else None
+        kept = self._filter_records(header, batch, last=last)
         if kept is not None and header.is_transactional:
-            newest.present.add(header.producer_id)
+            self._present.add(header.producer_id)
         return kept
 
-    def _marker_stays(self, header: BatchHeader, batch: memoryview, newest: _Newest, *, last: bool) -> bool:
-        present = header.producer_id in newest.present
-        newest.present.discard(header.producer_id)
-        if last or present or header.base_offset >= min(self.drop_tombstones_before, newest.end):
+    def _marker_stays(self, header: BatchHeader, batch: memoryview, *, last: bool) -> bool:
+        present = header.producer_id in self._present
+        self._present.discard(header.producer_id)
+        if last or present or header.base_offset >= min(self._drop_before, self._end):
             return True
-        if self._speaks_for_producer(header, newest) or parse_end_transaction_marker(batch) is None:
+        if self._speaks_for_producer(header) or parse_end_transaction_marker(batch) is None:
             return True
-        if header.base_offset in newest.aborted_at:
-            newest.forgotten.append(header.base_offset)
+        if header.base_offset in self._aborted.markers:
+            self._forgotten.append(header.base_offset)
         return False
 
-    def _speaks_for_producer(self, header: BatchHeader, newest: _Newest) -> bool:
+    def _speaks_for_producer(self, header: BatchHeader) -> bool:
         """Whether the batch is the last that is known of a producer that may still be alive."""
-        if header.producer_id == NO_PRODUCER_ID or header.max_timestamp <= self.now_ms - PRODUCER_IDLE_MAX_MS:
+        oldest_alive = self._cleaned.now_ms - PRODUCER_IDLE_MAX_MS
+        if header.producer_id == NO_PRODUCER_ID or header.max_timestamp <= oldest_alive:
             return False
-        return newest.of_producer.get(header.producer_id, header.base_offset) == header.base_offset
+        if not self._is_subject:
+            return True
+        return self._evidence.of_producer.get(header.producer_id, header.base_offset) == header.base_offset
 
-    def _filter_records(
-        self, header: BatchHeader, batch: memoryview, newest: _Newest, *, last: bool
-    ) -> memoryview | bytearray | None:
-        if header.base_offset >= newest.end:
+    def _filter_records(self, header: BatchHeader, batch: memoryview, *, last: bool) -> memoryview | bytearray | None:
+        if header.base_offset >= self._end and not self._evidence.of_family:
             return batch
-        aborted = newest.is_aborted(header)
+        aborted, layout = self._aborted.has(header), self._files.layout_of(header)
         kept, count, timestamp, dropped = bytearray(), 0, NO_TIMESTAMP, False
-        for record in _records(header, batch):
-            if not aborted and self._stays(record, newest):
+        for record in records(header, batch):
+            goes = record.offset < self._end if aborted else self._goes(record, layout)
+            if goes:
+                dropped = True
+            else:
                 kept += record.data
                 count += 1
                 timestamp = max(timestamp, record.timestamp)
-            else:
-                dropped = True
         if not dropped and (count or last):
             return batch
-        if not count and not last and not self._speaks_for_producer(header, newest):
+        if not count and not last and not self._speaks_for_producer(header):
             return None
         codec = header.compression if count else Compression.NONE
         return build(
@@ -204,153 +233,153 @@ class Cleaning:
             base_sequence=header.base_sequence,
         )
 
-    def _stays(self, record: KeyedRecord, newest: _Newest) -> bool:
-        if record.key is None or record.offset < self.log_start:
+    def _goes(self, record: KeyedRecord, layout: int) -> bool:
+        if record.offset < self._end and (record.key is None or record.offset < self._files.log_start):
+            return True
+        if record.key is None:
             return False
-        if newest.of_key.get(record.key, -1) > record.offset:
+        if self._is_superseded(record, layout):
+            return True
+        if not record.tombstone or not self._is_subject or record.offset >= self._files.dirty_from:
             return False
-        return not record.tombstone or record.offset >= self.drop_tombstones_before
+        return self._tombstone_goes(record, layout)
 
-    def _batches(self, source: Source) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Read and check every batch of a segment."""
-        file = self.disk.open(path_of(self.directory, source.base_offset))
-        position, start, window = 0, 0, memoryview(b"")
-        while position < source.size:
-            need = HEADER_SIZE
-            for _ in range(2):
-                if position + need > start + len(window):
-                    start = position
-                    window = memoryview(_read(file, min(max(_READ_SIZE, need), source.size - position), position))
-                header = parse_header(window, position - start, source.size - position)
-                need = header.size
-            check(window, position - start, header)
-            yield header, window[position - start : position - start + header.size]
-            position += header.size
-
-
-class _Newest:
-    """The input of a run: the newest offset of each key, up to `end`, and of each producer; the aborted batches."""
-
-    def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
-        self.present: set[int] = set()
-        """Producers with a remaining batch of a transaction, until its marker."""
-        self.forgotten: list[int] = []
-        """Markers of aborted transactions that were dropped."""
-        self.aborted_at: set[int] = set()
-        self._aborted: dict[int, list[AbortedTransaction]] = {}
-        for line in aborted:
-            self.aborted_at.add(line.last_offset)
-            self._aborted.setdefault(line.producer_id, []).append(line)
-        self.of_key: dict[bytes, int] = {}
-        self.of_producer: dict[int, int] = {}
-        self.size = 0
-        self.end = 0
-
-    def is_aborted(self, header: BatchHeader) -> bool:
-        """Whether the batch belongs to a transaction that was aborted."""
-        lines = self._aborted.get(header.producer_id)
-        if lines is None or not header.is_transactional:
+    def _is_superseded(self, record: KeyedRecord, layout: int) -> bool:
+        traces = None if record.key is None else self._evidence.traces.get(record.key)
+        newer = None if traces is None else superseded_by(self._files.place(record.offset, layout), traces)
+        if newer is None:
             return False
-        index = bisect_right(lines, header.base_offset, key=lambda line: line.last_offset)
-        return index < len(lines) and lines[index].first_offset <= header.base_offset
+        if newer.partition != self._files.partition and newer.newest < self._clean_to[newer.partition]:
+            self._cleaned.postponed.add(newer.partition)
+        return True
+
+    def _tombstone_goes(self, record: KeyedRecord, layout: int) -> bool:
+        """Whether a tombstone that was clean before this run goes."""
+        if self._evidence.of_family:
+            assert record.key is not None
+            traces = self._evidence.traces.get(record.key)
+            if traces is None or not self._evidence.complete:
+                return False
+            if may_hide_older(self._files.place(record.offset, layout), traces):
+                return False
+        return record.offset < self._drop_before
 
 
-class CleanedGroup(NamedTuple):
-    """A new segment, by its size, and those that it replaces."""
-
-    sources: tuple[Source, ...]
-    size: int
-
-    @property
-    def bases(self) -> list[int]:
-        return [source.base_offset for source in self.sources]
+# -- on the logs -----------------------------------------------------------------------------------------------------
 
 
-class Cleaned(NamedTuple):
-    """The result of a run."""
+class Member(NamedTuple):
+    """A log of a family, as its owner knows it."""
 
-    cleaning: Cleaning
-    groups: list[CleanedGroup]
-    clean_to: int
-    forgotten: tuple[int, ...]
-    """Offsets of markers of aborted transactions that are no more. The owner of the aborted-transaction index
-    drops their lines, durably, before `finish`: a line without its marker would hide too many records from readers."""
+    log: LocalLog
+    partition: int = 0
+    layout_ends: Sequence[int] = ()
+    """The ends of the log's ended segments, ascending."""
+    layouts: Sequence[int] = (0,)
+    """The layouts of the segments: one more than ends."""
+    stable: int | None = None
+    """The last stable offset, None where nothing is transactional."""
+    aborted: Iterable[AbortedTransaction] = ()
+    """The whole index of aborted transactions."""
 
 
-def plan(
-    log: LocalLog, now_ms: int, *, stable: int | None = None, aborted: Iterable[AbortedTransaction] = ()
-) -> Cleaning | None:
-    """Plan a cleaning if it is worth it (`min.cleanable.dirty.ratio`), else None. Blocks for a checkpoint; OSError.
-
-    `stable` is the last stable offset, None where nothing is transactional; `aborted` is the whole index.
-    """
+def is_due(member: Member, now_ms: int) -> bool:
+    """Whether a cleaning is worth it (`min.cleanable.dirty.ratio`). Blocks for a checkpoint; OSError."""
+    log = member.log
     if not log.config.compact:
-        return None
-    marks = _load_marks(log)
-    dirty_from = max([mark.offset for mark in marks], default=0)
-    segments = log.finished_segments()
-    latest = now_ms - log.config.min_compaction_lag_ms
-    while segments and segments[-1].max_timestamp.timestamp > latest > 0:
-        segments.pop()
-    while segments and stable is not None and segments[-1].end > stable:
-        segments.pop()
+        return False
+    dirty_from = clean_to(log)
+    segments = _cleanable(member, now_ms)
     total = sum(segment.size for segment in segments)
     dirty = sum(segment.size for segment in segments if segment.end > dirty_from)
-    if not dirty or dirty < total * log.config.min_cleanable_dirty_ratio:
-        return None
-    old = [mark.offset for mark in marks if mark.time_ms <= now_ms - log.config.delete_retention_ms]
+    return dirty > 0 and dirty >= total * log.config.min_cleanable_dirty_ratio
+
+
+def plan(subject: Member, now_ms: int, family: Sequence[Member] = (), *, complete: bool = True) -> Cleaning:
+    """Plan a cleaning of a log that `is_due`. Blocks for checkpoints; OSError.
+
+    `family`: the other logs that may hold its keys; not `complete` if one of them cannot be read now.
+    """
     return Cleaning(
+        subject=files_of(subject, now_ms),
+        family=[files_of(member, now_ms) for member in family],
+        complete=complete,
+        now_ms=now_ms,
+        index_interval=subject.log.config.index_interval_bytes,
+    )
+
+
+def files_of(member: Member, now_ms: int) -> LogFiles:
+    """Note the files of a log as they are now. Blocks for a checkpoint; OSError."""
+    log = member.log
+    marks = load_marks(log)
+    cleanable = _cleanable(member, now_ms)
+    behind = cleanable[-1].end if cleanable else log.log_start
+    rest = [segment for segment in log.segments if segment.size and segment.end > behind]
+    old = [mark.offset for mark in marks if mark.time_ms <= now_ms - log.config.delete_retention_ms]
+    stable = log.flushed if member.stable is None else min(member.stable, log.flushed)
+    return LogFiles(
+        partition=member.partition,
         directory=log.directory,
         disk=log.disk,
-        groups=tuple(_grouped(segments, log.config.segment_bytes)),
-        dirty_from=dirty_from,
+        groups=tuple(_grouped(cleanable, log.config.segment_bytes)),
+        rest=tuple(source_of(segment) for segment in rest),
+        dirty_from=max([mark.offset for mark in marks], default=0),
         log_start=log.log_start,
+        decided_to=stable,
         drop_tombstones_before=max(old, default=0),
-        now_ms=now_ms,
-        index_interval=log.config.index_interval_bytes,
-        aborted=tuple(aborted),
+        aborted=tuple(member.aborted),
+        layout_ends=member.layout_ends,
+        layouts=member.layouts,
     )
 
 
 def finish(log: LocalLog, cleaned: Cleaned) -> int:
     """Put the new segments in the place of the old ones; answer the bytes that were saved. Blocks shortly; OSError."""
-    cleaning, saved = cleaned.cleaning, 0
-    there = {_source(segment) for segment in log.finished_segments()}
+    saved, end = 0, cleaned.clean_to
+    there = {source_of(segment) for segment in log.finished_segments()}
     for group in cleaned.groups:
-        if there.issuperset(group.sources):  # Else retention was faster; recovery removes the files of the run.
-            _swap(log, cleaning, group)
+        if there.issuperset(group.sources):
+            _swap(log, cleaned, group)
             saved += sum(source.size for source in group.sources) - group.size
-    if cleaned.clean_to <= cleaning.dirty_from:
-        return saved
-    retention_start = cleaning.now_ms - log.config.delete_retention_ms
-    marks = [*_load_marks(log), Mark(cleaned.clean_to, cleaning.now_ms)]
-    old = [mark for mark in marks if mark.time_ms <= retention_start]
-    marks = [*old[-1:], *(mark for mark in marks if mark.time_ms > retention_start)]
-    lines = ["0", str(len(marks)), *(f"{mark.offset} {mark.time_ms}" for mark in marks)]
-    log.disk.replace(log.directory / CHECKPOINT_FILE, ("\n".join(lines) + "\n").encode())
+        else:  # Retention was faster; recovery removes the files of the run.
+            end = min(end, group.sources[0].base_offset)
+    if end > cleaned.files.dirty_from:
+        note_clean(log, Mark(end, cleaned.now_ms))
     return saved
 
 
-def _swap(log: LocalLog, cleaning: Cleaning, group: CleanedGroup) -> None:
-    base, directory, disk = group.bases[0], cleaning.directory, cleaning.disk
+def _cleanable(member: Member, now_ms: int) -> list[Segment]:
+    """The finished segments with decided transactions that are older than `min.compaction.lag.ms`."""
+    segments = member.log.finished_segments()
+    latest = now_ms - member.log.config.min_compaction_lag_ms
+    while segments and segments[-1].max_timestamp.timestamp > latest > 0:
+        segments.pop()
+    while segments and member.stable is not None and segments[-1].end > member.stable:
+        segments.pop()
+    return segments
+
+
+def _swap(log: LocalLog, cleaned: Cleaned, group: CleanedGroup) -> None:
+    base, directory, disk = group.bases[0], cleaned.files.directory, cleaned.files.disk
     path = path_of(directory, base)
     disk.rename(path.with_name(path.name + CLEANED_SUFFIX), path.with_name(path.name + SWAP_SUFFIX))
     disk.sync_directory(directory)
-    log.let_go_of(group.bases)
+    log.segments.let_go_of(group.bases)
     replace_by_swap(disk, directory, base, group.bases)
-    segment = Segment(disk, directory, base, cleaning.index_interval)
+    segment = Segment(disk, directory, base, cleaned.index_interval)
     for old, new in zip(
         Segment(disk, directory, base, 0, suffix=CLEANED_SUFFIX).index.paths, segment.index.paths, strict=True
     ):
         disk.rename(old, new)
-    log.put_in_place(group.bases, segment)
+    log.segments.put_in_place(group.bases, segment)
 
 
 def _grouped(segments: list[Segment], size_max: int) -> Iterator[tuple[Source, ...]]:
     """Neighbours that fit into one segment, as they are now."""
     group: list[Source] = []
     for segment in segments:
-        source = _source(segment)
+        source = source_of(segment)
         size = sum(other.size for other in group) + source.size
         if group and (size > size_max or source.end - group[0].base_offset > RELATIVE_OFFSET_MAX):
             yield tuple(group)
@@ -358,49 +387,3 @@ def _grouped(segments: list[Segment], size_max: int) -> Iterator[tuple[Source, .
         group.append(source)
     if group:
         yield tuple(group)
-
-
-def _source(segment: Segment) -> Source:
-    return Source(segment.base_offset, segment.end, segment.size)
-
-
-def _load_marks(log: LocalLog) -> list[Mark]:
-    """Read the checkpoint of earlier runs; nothing from a damaged one, so that everything is cleaned again."""
-    path = log.directory / CHECKPOINT_FILE
-    if not log.disk.exists(path):
-        return []
-    try:
-        _, _, *lines = log.disk.read(path).decode().splitlines()
-        return [Mark(*map(int, line.split(" "))) for line in lines]
-    except (ValueError, TypeError):
-        return []
-
-
-class KeyedRecord(NamedTuple):
-    """One record, as far as compaction needs it; `data` is all of its bytes."""
-
-    offset: int
-    timestamp: int
-    key: bytes | None
-    tombstone: bool
-    data: memoryview
-
-
-def _records(header: BatchHeader, batch: memoryview) -> Iterator[KeyedRecord]:
-    """Take the records of a batch apart; DecodeError where they are malformed."""
-    records = memoryview(expanded(batch, header))
-    for span in iterate(records, header.record_count, header.base_offset):
-        yield KeyedRecord(
-            header.base_offset + span.offset_delta,
-            header.base_timestamp + span.timestamp_delta,
-            None if span.key_end < 0 else bytes(records[span.key_start : span.key_end]),
-            span.value_end < 0,
-            records[span.start : span.end],
-        )
-
-
-def _read(file: File, size: int, position: int) -> bytes:
-    data = file.read(size, position)
-    if len(data) < size:
-        raise DecodeError(f"{file.path} ends at {position + len(data)}, expected {position + size}")
-    return data

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -564,21 +564,15 @@ class LocalLog:
         point = self._points.recovery_point(self._name) or 0
         return [segment for segment in self._segments[:-1] if segment.sealed and segment.end <= point]
 
-    def let_go_of(self, bases: Sequence[int]) -> None:
-        """Close the files of segments that are about to be replaced; slices keep theirs."""
-        for segment in self._segments:
-            if segment.base_offset in bases:
-                segment.release()
+    def finish_segment(self, before: int) -> None:
+        """Take no more appends into the active segment if records below `before` are in it."""
+        if self._segments[-1].size and self._segments[-1].base_offset < before and self._failure is None:
+            self._roll()
 
-    def put_in_place(self, bases: Sequence[int], segment: Segment) -> None:
-        """Use a compacted segment, whose files are in place, instead of those with these base offsets."""
-        segment.load()
-        segment.sealed = True
-        segment.load_index()
-        segment.release()
-        first = next(index for index, old in enumerate(self._segments) if old.base_offset == bases[0])
-        self._segments[first : first + len(bases)] = [segment]
-        self._segments.forget_open()
+    @property
+    def segments(self) -> Segments:
+        """The segments; only upkeep of this package may change them."""
+        return self._segments
 
     # -- snapshots of producer state -----------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ batch is expected and none is found, the log is damaged: OfflineLogError, with t
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from anabranch.base.errors import DecodeError
 from anabranch.records.batch import BatchHeader
@@ -115,6 +115,22 @@ class Segments(list[Segment]):
         """The largest timestamp of the batches that do not end before `log_start`."""
         found = [segment.max_timestamp for segment in self if segment.max_timestamp.offset >= log_start]
         return max((largest.timestamp for largest in found), default=None)
+
+    def let_go_of(self, bases: Sequence[int]) -> None:
+        """Close the files of segments that are about to be replaced; slices keep theirs."""
+        for segment in self:
+            if segment.base_offset in bases:
+                segment.release()
+
+    def put_in_place(self, bases: Sequence[int], segment: Segment) -> None:
+        """Use a compacted segment, whose files are in place, instead of those with these base offsets."""
+        segment.load()
+        segment.sealed = True
+        segment.load_index()
+        segment.release()
+        first = next(index for index, old in enumerate(self) if old.base_offset == bases[0])
+        self[first : first + len(bases)] = [segment]
+        self.forget_open()
 
     def forget_open(self, segment: Segment | None = None) -> None:
         """Keep no segment open for readers any more, or not this one."""

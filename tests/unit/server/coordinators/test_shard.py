@@ -432,9 +432,10 @@ def test_a_log_means_the_same_before_during_and_after_its_compaction(world: Worl
         loading = world.another()
         task = asyncio.ensure_future(loading.load())
         await asyncio.sleep(0)
-        cleaning = cleaner.plan(log, Clock().now_ms() + 1_000)
-        assert cleaning is not None
-        assert cleaner.finish(log, cleaning.run()) > 0
+        member = cleaner.Member(log)
+        assert cleaner.is_due(member, Clock().now_ms() + 1_000)
+        (cleaned,) = cleaner.plan(member, Clock().now_ms() + 1_000).run()
+        assert cleaner.finish(log, cleaned) > 0
         await task
         assert loading.machine.values == expected == await world.reloaded()
         await world.put("key 1", "new")

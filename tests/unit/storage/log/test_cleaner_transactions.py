@@ -12,6 +12,7 @@ from anabranch.records.batch import TRANSACTIONAL, end_transaction_marker, heade
 from anabranch.records.key_values import decode_pairs
 from anabranch.runtime.disk import Disk
 from anabranch.storage.log import cleaner
+from anabranch.storage.log.cleaner import Member
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.log import LocalLog
 from tests.support.wire import batch
@@ -64,11 +65,11 @@ class Transactional:
     def clean(self) -> None:
         self.log.flush()
         stable = self.table.last_stable_offset(self.log.high_watermark)
-        cleaning = cleaner.plan(self.log, self.now_ms, stable=stable, aborted=self.table.aborted)
-        if cleaning is not None:
-            cleaned = cleaning.run()
-            self.table.aborted.forget(cleaned.forgotten)
-            cleaner.finish(self.log, cleaned)
+        member = Member(self.log, stable=stable, aborted=self.table.aborted)
+        if cleaner.is_due(member, self.now_ms):
+            for cleaned in cleaner.plan(member, self.now_ms).run():
+                self.table.aborted.forget(cleaned.forgotten)
+                cleaner.finish(self.log, cleaned)
 
     def check(self) -> None:
         folded, markers = ProducerTable(), 0
