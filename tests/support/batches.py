@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import crc32c
 
-from anabranch.records.batch import build
+from anabranch.records.batch import TRANSACTIONAL, build
 from anabranch.records.compression import Compression, compress
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
@@ -48,6 +48,7 @@ def make_keyed_batch(
     compression: Compression = Compression.NONE,
     producer_id: int = -1,
     base_sequence: int = -1,
+    transactional: bool = False,
 ) -> bytearray:
     """Make one batch of (key, value) records, each a millisecond after the one before it."""
     data = bytearray()
@@ -59,7 +60,7 @@ def make_keyed_batch(
         record_count=len(records),
         base_timestamp=timestamp,
         max_timestamp=timestamp + len(records) - 1,
-        attributes=compression,
+        attributes=compression | (TRANSACTIONAL if transactional else 0),
         producer_id=producer_id,
         producer_epoch=0 if producer_id >= 0 else -1,
         base_sequence=base_sequence,

@@ -10,9 +10,11 @@ from uuid import UUID
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendStopReplica
+from anabranch.machines.lineage import Lineage
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import Disk, File
 from anabranch.runtime.metrics import Metrics
+from anabranch.server.partitions.compaction import Compaction, TopicShape
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.server.partitions.topic_settings import topic_settings
@@ -75,19 +77,25 @@ class LocalReplicas:
         self.clock = SetClock()
         self.configs = {name.replace("_", "."): value for name, value in configs.items()}
         self._directory = DataDirectory(path / "data", self.disk)
+        self.metrics = Metrics()
         self.replicas = Replicas(
             self._directory,
             disk=self.disk,
             clock=self.clock,
-            metrics=Metrics(),
+            metrics=self.metrics,
             settings_of=lambda topic: topic_settings(self.configs, {}, durability),
         )
+        self.counts: list[int] = []
+        self.emptied: list[str] = []
+        """The topics of which the upkeep said that a retiring partition is empty."""
+        self.compaction = Compaction(self.replicas, self._shape_of, self.clock, self.metrics, self.emptied.append)
 
     def resize(self, count: int, *, survivors: bool = True) -> None:
         """Give every partition its role in the next layout; without `survivors` stop after retiring ones are closed."""
         before, self.count = self.count, count
         self.layout += 1
         self.epoch += 1
+        self.counts.append(count)
         self._take(range(count, before), retiring=True)
         if survivors:
             self._take(range(count), retiring=False)
@@ -97,6 +105,21 @@ class LocalReplicas:
         order = SendLeaderAndIsr(1, 1, 1, TOPIC, TOPIC_ID, self.initial, self.count, roles)
         errors = self.runner.run(self.replicas.take_roles(order))
         assert all(error is ErrorCode.NONE for error in errors.values()), errors
+
+    def lineage(self) -> Lineage:
+        """The layouts so far; with each of them one leader epoch ended."""
+        ends = [
+            {
+                each.name.partition: each.log.end_offset_for_epoch(layout + 1)[1]
+                for each in self.replicas
+                if each.log.end_offset_for_epoch(layout + 1)[1] >= 0
+            }
+            for layout in range(self.layout)
+        ]
+        return Lineage.of_ends(self.initial, self.counts or [1], ends if self.counts else ())
+
+    def _shape_of(self, topic: str) -> TopicShape:
+        return TopicShape(self.lineage(), [each.name.partition for each in self.replicas])
 
     def remove(self, number: int) -> None:
         """Delete a retiring partition, as the reaper has it done."""

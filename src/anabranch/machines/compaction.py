@@ -26,6 +26,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from anabranch.machines.controller.leadership import Leadership
+from anabranch.machines.lineage import Lineage
 from anabranch.machines.placement import ancestor
 
 NONE_SEEN = -1
@@ -134,26 +135,22 @@ def share_keys(one: int, one_count: int, other: int, other_count: int, initial: 
 
 
 def family_of(
-    partition: int,
-    dirty: Collection[int],
-    layouts_of: Mapping[int, Sequence[int]],
-    counts: Sequence[int],
-    initial: int,
+    partition: int, dirty: Collection[int], layouts_of: Mapping[int, Sequence[int]], lineage: Lineage
 ) -> tuple[int, ...]:
     """Find the other partitions that a cleaning of `partition` must look into, ascending.
 
     They may hold a record of a key with a record in a `dirty` layout of `partition`, or one that a tombstone in
-    `partition` hides. `layouts_of`: for every partition the layouts of its segments with records; `counts`: the count
-    of each layout. A partition may also hold keys by the count before, of producers that had not heard of the new one.
+    `partition` hides. `layouts_of`: for every partition the layouts of its segments with records. A partition may also
+    hold keys by the count before, of producers that had not heard of the new one.
     """
-    own = _placed_by(partition, layouts_of[partition], counts)
+    own = _placed_by(partition, layouts_of[partition], lineage)
     found: list[int] = []
     for other in sorted(layouts_of):
-        if other == partition or (other - partition) % initial:
+        if other == partition or (other - partition) % lineage.initial:
             continue
-        theirs = _placed_by(other, layouts_of[other], counts)
+        theirs = _placed_by(other, layouts_of[other], lineage)
         if len(own) * len(theirs) > PAIRS_MAX or any(
-            (layout in dirty or earlier <= layout) and share_keys(partition, count, other, other_count, initial)
+            (layout in dirty or earlier <= layout) and share_keys(partition, count, other, other_count, lineage.initial)
             for layout, count in own
             for earlier, other_count in theirs
         ):
@@ -161,11 +158,8 @@ def family_of(
     return tuple(found)
 
 
-def _placed_by(partition: int, layouts: Iterable[int], counts: Sequence[int]) -> list[tuple[int, int]]:
+def _placed_by(partition: int, layouts: Iterable[int], lineage: Lineage) -> list[tuple[int, int]]:
     """The layouts of a partition's records, each with the counts by which producers may have placed them."""
-    return [
-        (layout, counts[said])
-        for layout in layouts
-        for said in (layout, layout - 1)
-        if said >= 0 and partition < counts[said]
-    ]
+    said = ((layout, at - lineage.first) for layout in layouts for at in (layout, layout - 1))
+    placed = ((layout, lineage.counts[index]) for layout, index in said if index >= 0)
+    return [(layout, count) for layout, count in placed if partition < count]

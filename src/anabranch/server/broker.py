@@ -23,7 +23,8 @@ from anabranch.runtime.metrics import Labels, Metrics, MetricsServer
 from anabranch.runtime.net.acceptor import ConnectionNumbers
 from anabranch.server.cluster.commands import Commands
 from anabranch.server.cluster.controller import Controller
-from anabranch.server.cluster.peers import LocalPeers
+from anabranch.server.cluster.images import lineage_now
+from anabranch.server.cluster.peers import LocalPeers, Peers
 from anabranch.server.cluster.view import ClusterView
 from anabranch.server.context import BrokerContext
 from anabranch.server.coordinators.assignor_plug_ins import check_assignors
@@ -34,6 +35,7 @@ from anabranch.server.coordinators.producer_ids import ProducerIds
 from anabranch.server.coordinators.shard_set import ShardServices
 from anabranch.server.coordinators.transactions import Transactions
 from anabranch.server.network.listener import Listener
+from anabranch.server.partitions.compaction import Compaction, TopicShape
 from anabranch.server.partitions.fetch_sessions import FetchSessions
 from anabranch.server.partitions.fetching import Fetches
 from anabranch.server.partitions.replicas import Replicas
@@ -156,6 +158,9 @@ class Broker:
             markers=markers,
             coordinators={0: groups, 1: transactions},
         )
+        self._compaction = Compaction(
+            replicas, partial(_shape_of, view, peers), clock, metrics, emptied=commands.inspect_retiring
+        )
         self._describe_in_metrics()
         describe_groups(groups, metrics)
         self._listener = Listener(self.context, asyncio.get_running_loop(), connections)
@@ -234,6 +239,7 @@ class Broker:
 
     async def _keep_up(self) -> None:
         await self.context.replicas.maintain(self.settings.producer_id_expiration_ms)
+        await self._compaction.run()
         await self._controller.inspect_all_retiring()
 
     # -- metrics -----------------------------------------------------------------------------------------------------
@@ -300,3 +306,9 @@ class Broker:
 def _settings_of(view: ClusterView, broker_settings: Mapping[str, str], durability: str, topic: str) -> TopicSettings:
     """Return the settings of a topic from its current configs."""
     return topic_settings(view.configs(topic), broker_settings, durability)
+
+
+def _shape_of(view: ClusterView, peers: Peers, topic: str) -> TopicShape | None:
+    """Return a topic's lineage and partitions; None if it does not exist."""
+    found = view.topic(topic)
+    return None if found is None else TopicShape(lineage_now(found, peers), found.topic.partitions.keys())

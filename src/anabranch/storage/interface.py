@@ -208,8 +208,8 @@ class PartitionLog(Protocol):
     def delete_before(self, offset: int) -> Awaitable[None] | None:
         """Move the log start to `offset`, durably; None when that is done. OSError, OffsetOutOfRangeError."""
 
-    def retain(self, now_ms: int) -> int:
-        """Delete records past their retention; return the bytes deleted. Blocks; OSError."""
+    def retain(self, now_ms: int, before: int | None = None) -> int:
+        """Delete records past their retention, none from `before` on; return the bytes deleted. Blocks; OSError."""
 
     # Kept beside the records: the state of their producers.
 

@@ -62,7 +62,7 @@ class Images:
         visible = topic.visible_partitions
         lineage, complete = None, len(visible) >= count
         if ordered and len(layouts) > 1:
-            lineage = self._lineage(topic)
+            lineage = lineage_now(topic, self._peers)
             complete = complete and not lineage.unknown
         image = TopicImage(
             topic_id=topic.topic_id,
@@ -76,15 +76,17 @@ class Images:
         )
         return image, complete
 
-    def _lineage(self, topic: TopicSnapshot) -> Lineage:
-        node = topic.topic
-        cuts: dict[int, Cuts] = {}
-        unknown: dict[int, int] = {}
-        for partition in topic.visible_partitions:
-            found = self._peers.cuts(node, partition)
-            if found is None:
-                if partition in node.ended:  # Its children wait: a partition whose end is not known is not read.
-                    unknown[partition] = node.ended[partition][0].layout
-            elif found.ends:
-                cuts[partition] = found
-        return lineage_of(node.initial_partition_count, topic.layouts, cuts, unknown)
+
+def lineage_now(topic: TopicSnapshot, peers: Peers) -> Lineage:
+    """Make the lineage of a topic from its published layouts and the ends of its logs."""
+    node = topic.topic
+    cuts: dict[int, Cuts] = {}
+    unknown: dict[int, int] = {}
+    for partition in topic.visible_partitions:
+        found = peers.cuts(node, partition)
+        if found is None:
+            if partition in node.ended:  # Its children wait: a partition whose end is not known is not read.
+                unknown[partition] = node.ended[partition][0].layout
+        elif found.ends:
+            cuts[partition] = found
+    return lineage_of(node.initial_partition_count, topic.layouts, cuts, unknown)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
@@ -29,12 +30,13 @@ from anabranch.server.partitions.removed import RemovedPartition, RemovedPartiti
 from anabranch.server.partitions.topic_settings import TopicSettings
 from anabranch.storage.directory import DataDirectory
 from anabranch.storage.interface import OfflineLogError, PartitionLog
-from anabranch.storage.log import cleaner
 from anabranch.storage.log.group_commit import GroupCommit
 from anabranch.storage.log.log import LocalLog
+from anabranch.storage.log.marks import clean_to
 
 events = EventLogger("replicas")
 RECOVERY_THREADS = 4
+T = TypeVar("T")
 SNAPSHOT_INTERVAL_RECORDS = 200_000
 """Records after which the producers of a partition are kept anew, so that a restart reads few batches."""
 
@@ -365,20 +367,19 @@ class Replicas:
             partition.log.commit()
 
     async def maintain(self, producer_idle_max_ms: int) -> None:
-        """Delete records past their retention, forget idle producers, save the others, compact."""
+        """Delete records past their retention, forget idle producers, save the others."""
         now_ms = self._clock.now_ms()
         for partition in self:
             if partition.offline_reason is not None or partition.leadership is None:
                 continue
             partition.table.expire(now_ms, producer_idle_max_ms)
             try:
-                if partition.log.retain(now_ms):
+                if partition.log.retain(now_ms, _retained_before(partition)):
                     partition.changed()
                 partition.table.aborted.forget_before(partition.log.log_start)
                 if partition.log.end - partition.snapshot_end >= SNAPSHOT_INTERVAL_RECORDS:
                     partition.snapshot()
                     partition.log.checkpoint()
-                await self._compact(partition, now_ms)
             except (OSError, OfflineLogError) as error:
                 events.warning("retention or producer snapshot failed", partition=partition.name, reason=error)
             await asyncio.sleep(0)
@@ -387,21 +388,9 @@ class Replicas:
         except OSError as error:
             events.warning("producers of removed partitions not forgotten", reason=error)
 
-    async def _compact(self, partition: Partition, now_ms: int) -> None:
-        log = partition.log
-        if not partition.settings.log.compact or not isinstance(log, LocalLog):
-            return
-        cleaning = cleaner.plan(log, now_ms, stable=partition.last_stable_offset, aborted=partition.table.aborted)
-        if cleaning is not None:
-            loop = asyncio.get_running_loop()
-            cleaned = await loop.run_in_executor(self._threads, cleaning.run)
-            if partition.unavailable() is not ErrorCode.NONE:
-                return  # The replica was stopped meanwhile; the checkpoint of its log must stay forgotten.
-            if cleaned.forgotten:
-                partition.forget_aborted(cleaned.forgotten)
-            partition.before_delete(log.high_watermark)
-            saved = cleaner.finish(log, cleaned)
-            events.info("compacted", partition=partition.name, bytes_saved=saved)
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Do work on the files of logs in one of the threads for logs."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def close(self) -> bool:
         """Sync and close every log; whether all of them could be."""
@@ -421,3 +410,14 @@ class Replicas:
             events.error("checkpoints not saved", reason=error)
             return False
         return sound
+
+
+def _retained_before(partition: Partition) -> int | None:
+    """Where retention of a log must stop: in a compacted topic that was resized a record goes after its older ones.
+
+    Those may lie in other partitions; below the cleaner's mark they are gone.
+    """
+    log, role = partition.log, partition.leadership
+    if not partition.settings.log.compact or role is None or not role.layout or not isinstance(log, LocalLog):
+        return None
+    return clean_to(log)

@@ -80,6 +80,8 @@ class Cleaning:
     """Whether all other logs of the family could be taken in."""
     now_ms: int
     index_interval: int
+    for_retention: bool = False
+    """Whether retention deletes records of the subject, too: only those in front of which nothing older is left."""
 
     def run(self) -> list[Cleaned]:
         """Write the new segments beside the old ones, synced; the subject comes first. Blocks for long.
@@ -110,7 +112,9 @@ class _Rewriting:
         """Producers with a remaining batch of a transaction, until its marker."""
         self._forgotten: list[int] = []
         self._clean_to = {each.partition: each.dirty_from for each in (cleaning.subject, *cleaning.family)}
-        self._cleaned = Cleaned(files, cleaning.index_interval, cleaning.now_ms, self._end)
+        sure = evidence.complete and not (cleaning.for_retention and evidence.leaves_older())
+        clean_to = self._end if sure else files.dirty_from
+        self._cleaned = Cleaned(files, cleaning.index_interval, cleaning.now_ms, clean_to)
 
     def run(self) -> Cleaned:
         files, cleaned = self._files, self._cleaned
@@ -306,6 +310,7 @@ def plan(subject: Member, now_ms: int, family: Sequence[Member] = (), *, complet
         complete=complete,
         now_ms=now_ms,
         index_interval=subject.log.config.index_interval_bytes,
+        for_retention=subject.log.config.delete,
     )
 
 

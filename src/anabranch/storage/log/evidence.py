@@ -57,6 +57,11 @@ class LogFiles:
         return Place(self.partition, layout, offset)
 
     @property
+    def cleanable_to(self) -> int:
+        """The offset behind the segments that may be written anew."""
+        return self.groups[-1][-1].end if self.groups else self.log_start
+
+    @property
     def cleanable(self) -> Iterator[Source]:
         """The segments that may be written anew."""
         return (source for group in self.groups for source in group)
@@ -84,11 +89,22 @@ class Evidence:
         self.end = subject.dirty_from
         """The dirty part is in the evidence up to here."""
         self._size = 0
+        self._cleanable_to = {files.partition: files.cleanable_to for files in (subject, *family)}
         self._read_dirty(subject)
         if family:
             self._add_tombstones(subject)
             self.traces = dict.fromkeys(self.traces, ())
             trace_keys(self.traces, (subject, *family))
+
+    def leaves_older(self) -> bool:
+        """Whether older records of the keys that matter are left where nothing can be removed now, in other logs."""
+        for traces in self.traces.values():
+            newest = max((trace.newest_layout for trace in traces), default=-1)
+            for trace in traces:
+                fixed = trace.undecided or trace.newest >= self._cleanable_to[trace.partition]
+                if fixed and trace.oldest_layout < newest:
+                    return True
+        return False
 
     def _read_dirty(self, subject: LogFiles) -> None:
         aborted = Aborted(subject.aborted)

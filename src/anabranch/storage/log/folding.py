@@ -3,7 +3,7 @@
     Folding(...)            a range of the log, from its start on, with as many keys as fit into memory
     .prepare()              in a thread: read what the family has of these keys, up to the ends at the time of the plan
     .next_chunk()           in a thread: the next records to append, until None
-    .look(slices)           in a thread, or for little in the loop: batches that the survivor was given since
+    .look(batches)          in a thread, or for little in the loop: what the survivor was given since
     .batch_of(chunk)        the batch to append, without the keys that the survivor was given since
     .done_to                behind the last chunk: all records below it are folded or superseded, none is undecided
 
@@ -101,18 +101,19 @@ class Folding:
         """Read the next records to append; None behind the last. Blocks; OSError, UnreadableLogError."""
         return next(self._chunks, None)
 
-    def look(self, written: Iterable[Slice]) -> None:
-        """Take in batches that the survivor was given since; DecodeError where they are malformed."""
-        for piece in written:
-            view = piece.view()
-            for position, header in headers(view):
-                if header.is_control:
-                    continue
-                found = self._undecided if header.is_transactional else self._written
-                for record in records(header, view[position : position + header.size]):
-                    if record.key in self._traces:
-                        assert record.key is not None
-                        found.add(record.key)
+    def look(self, written: Slice) -> int:
+        """Take in batches that the survivor was given since; return the offset behind them. DecodeError."""
+        behind, view = -1, written.view()
+        for position, header in headers(view):
+            behind = header.next_offset
+            if header.is_control:
+                continue
+            found = self._undecided if header.is_transactional else self._written
+            for record in records(header, view[position : position + header.size]):
+                if record.key in self._traces:
+                    assert record.key is not None
+                    found.add(record.key)
+        return behind
 
     def batch_of(self, chunk: Chunk) -> bytearray | None:
         """Make the batch to append, of the records whose keys the survivor was not given since; None without any."""
@@ -184,14 +185,11 @@ class Folding:
             yield from batches(files.disk, files.directory, source)
 
 
-def is_little(slices: Sequence[Slice]) -> bool:
+def is_little(written: Slice) -> bool:
     """Whether an event loop can look at batches itself: few records, none compressed. DecodeError."""
     count = 0
-    for piece in slices:
-        if len(piece) > CHUNK_SIZE_MAX:
+    for _, header in headers(written.view()):
+        count += header.record_count
+        if header.attributes & COMPRESSION_MASK or count > LOOKED_AT_ONCE_MAX:
             return False
-        for _, header in headers(piece.view()):
-            count += header.record_count
-            if header.attributes & COMPRESSION_MASK or count > LOOKED_AT_ONCE_MAX:
-                return False
     return True

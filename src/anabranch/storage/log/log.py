@@ -500,14 +500,15 @@ class LocalLog:
         self._late_indexes = [other for other in self._late_indexes if other is not segment]
         self._disk.discard(segment.remove())
 
-    def retain(self, now_ms: int) -> int:
+    def retain(self, now_ms: int, before: int | None = None) -> int:
         """Drop whole segments that are past `retention.ms` or above `retention.bytes`; answer the bytes dropped.
 
         Called every now and then, it also notes how far the log need not be checked again after a crash.
         """
         if self._failure is not None:
             return 0
-        start = retained_from(self._segments, self._config, self.log_start, self.high_watermark, now_ms)
+        limit = self.high_watermark if before is None else min(before, self.high_watermark)
+        start = retained_from(self._segments, self._config, self.log_start, limit, now_ms)
         if start > self.log_start:
             before = self.size
             self._move_log_start(start)

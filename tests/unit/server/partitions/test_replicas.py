@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +15,7 @@ from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendSt
 from anabranch.machines.controller.reaper import LogRange
 from anabranch.records.batch import TRANSACTIONAL, parse_header
 from anabranch.server.partitions.partition import Partition
-from anabranch.storage.checkpoints import Checkpoints
-from anabranch.storage.log.cleaner import Cleaned, Cleaning
-from tests.support.batches import make_batch, make_keyed_batch
+from tests.support.batches import make_batch
 from tests.support.replicas import NOW_MS, TOPIC, TOPIC_ID, LocalReplicas
 
 OK = ErrorCode.NONE
@@ -184,54 +181,3 @@ def test_upkeep_deletes_what_is_past_its_retention_and_forgets_idle_producers(lo
     local.clock.ms += 5_001
     local.runner.run(local.replicas.maintain(5_000))
     assert local[0].table.known(7) is None
-
-
-def compacted(path: Path) -> LocalReplicas:
-    return LocalReplicas(path, cleanup_policy="compact", segment_bytes="150", min_cleanable_dirty_ratio="0")
-
-
-def test_a_replica_that_is_stopped_while_it_is_compacted_leaves_no_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    local = compacted(tmp_path)
-    take(local)
-    for _ in range(5):
-        data = make_keyed_batch([(b"key", b"value")])
-        local[0].append(data, parse_header(data), NOW_MS)
-    local.sync(0)
-    cleaned, go_on, run = threading.Event(), threading.Event(), Cleaning.run
-
-    def run_and_wait(cleaning: Cleaning) -> Cleaned:
-        result = run(cleaning)
-        cleaned.set()
-        assert go_on.wait(10)
-        return result
-
-    monkeypatch.setattr(Cleaning, "run", run_and_wait)
-
-    async def story() -> None:
-        upkeep = asyncio.create_task(local.replicas.maintain(5_000))
-        assert await asyncio.to_thread(cleaned.wait, 10)
-        assert await local.replicas.stop(replace(STOP, topic_deleted=True)) == {0: OK}
-        assert await local.replicas.take_roles(replace(ORDER, topic_id=UUID(int=2))) == {0: OK}
-        go_on.set()
-        await upkeep
-
-    local.runner.run(story())
-    assert local[0].log.end == 0
-    assert Checkpoints(local.disk, tmp_path / "data").recovery_point(f"{TOPIC}-0") is None
-    local.close()
-
-
-def test_records_that_cannot_be_compacted_do_not_end_the_upkeep_of_other_partitions(tmp_path: Path) -> None:
-    local = compacted(tmp_path)
-    local.resize(2)
-    for number, payload in enumerate((b"no record", b"")):
-        for _ in range(5):
-            data = make_batch(payload=payload) if payload else make_keyed_batch([(b"key", b"value")])
-            local[number].append(data, parse_header(data), NOW_MS)
-        local.sync(number)
-    size = local[1].log.size
-    local.runner.run(local.replicas.maintain(5_000))
-    assert local[1].log.size < size
-    local.close()
