@@ -212,9 +212,7 @@ class Coordinator(AskedPositions):
                 group = self.groups.get(group_id)
                 if not isinstance(group, ClassicGroup):
                     return Outcome(None)
-                outcome = classic.decide_timer(group, key, now_ms)
-                self._drop_vacant(group)
-                return outcome
+                return self._moved(group, classic.decide_timer(group, key, now_ms), now_ms)
             case ("compute", str(group_id)):
                 group = self.groups.get(group_id)
                 if not isinstance(group, ConsumerGroup):
@@ -283,6 +281,7 @@ class Coordinator(AskedPositions):
         if not group.is_stored:
             del self.groups[group.group_id]
         draft.add(step.draft)
+        self.settling.subscribed(step.group, draft, now_ms)
         self.rebalances["consumer"] += 1
         return draft.outcome(response)
 
@@ -423,9 +422,8 @@ class Coordinator(AskedPositions):
             group = self.groups[request.group_id] = ClassicGroup(request.group_id)
         generation = group.generation
         outcome = classic.decide_join(group, request, caller, ticket, self._classic_settings, now_ms)
-        self._drop_vacant(group)
         self.rebalances["classic"] += group.generation != generation
-        return outcome
+        return self._moved(group, outcome, now_ms)
 
     def sync_group(
         self, request: SyncGroupRequest, caller: Caller, ticket: Hashable, now_ms: int
@@ -433,7 +431,7 @@ class Coordinator(AskedPositions):
         """Hand in a generation's assignment, or ask for it."""
         group = self.groups.get(request.group_id)
         if isinstance(group, ClassicGroup):
-            return classic.decide_sync(group, request, caller, ticket, now_ms)
+            return self._moved(group, classic.decide_sync(group, request, caller, ticket, now_ms), now_ms)
         try:
             step = self._step(self._known(group, request.group_id, request.member_id), now_ms)
             response = migration.sync(step, request, caller)
@@ -462,9 +460,7 @@ class Coordinator(AskedPositions):
         """Let members go."""
         group = self.groups.get(request.group_id)
         if isinstance(group, ClassicGroup):
-            outcome = classic.decide_leave(group, request, caller.version, now_ms)
-            self._drop_vacant(group)
-            return outcome
+            return self._moved(group, classic.decide_leave(group, request, caller.version, now_ms), now_ms)
         if group is None:
             return Outcome(migration.none_left(request, caller.version))
         response, gone = migration.leaving(group, request, caller.version)
@@ -472,6 +468,18 @@ class Coordinator(AskedPositions):
         if gone:
             self._remove(self._step(group, now_ms), gone, draft, forget=False)
         return draft.outcome(response)
+
+    def _moved(
+        self, group: ClassicGroup, outcome: Outcome[Reply, CoordinatorRecord], now_ms: int
+    ) -> Outcome[Reply, CoordinatorRecord]:
+        """Add to a decision about a classic group what follows for its positions."""
+        self._drop_vacant(group)
+        draft: Draft[CoordinatorRecord] = Draft()
+        draft.add(outcome)
+        if outcome.records:
+            self.settling.subscribed(group, draft, now_ms)
+        self.keeper.ring(draft, group.group_id, now_ms, members_moved=True)
+        return draft.outcome(outcome.reply)
 
     def _known(self, group: Group | None, group_id: str, member_id: str) -> ConsumerGroup:
         if not isinstance(group, ConsumerGroup):
@@ -515,6 +523,7 @@ class Coordinator(AskedPositions):
         """Forget positions, but not of topics that members read."""
         del now_ms
         group = self.groups.get(request.group_id)
+        self.keeper.positions_gone(request.group_id)
         return self.offsets.delete(group, request, self._read_topics(group))
 
     def _read_topics(self, group: Group | None) -> frozenset[str] | None:
@@ -538,16 +547,19 @@ class Coordinator(AskedPositions):
                 continue
             records, emptied = self.offsets.expired(group, group_id, read, now_ms)
             draft.write(*records)
-            if emptied and group is not None and group.is_empty and not self.positions.has_pending(group_id):
-                self._end(group, draft, now_ms)
+            if records:
+                self.keeper.positions_gone(group_id)
+            if emptied and (group is None or group.is_empty) and not self.positions.has_pending(group_id):
+                self._end(group, group_id, draft, now_ms)
         self._expire_later(draft, now_ms)
         return draft.outcome(None)
 
-    def _end(self, group: Group, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
+    def _end(self, group: Group | None, group_id: str, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
         """An empty group is no more."""
+        draft.write(*self.starts.all_of(group_id))
         if isinstance(group, ConsumerGroup):
             draft.write(*migration.end_records(group))
-        elif group.state is classic.ClassicState.EMPTY:
+        elif group is not None and group.state is classic.ClassicState.EMPTY:
             draft.add(classic.decide_delete(group, now_ms))
 
     # -- looking, deleting ---------------------------------------------------------------------------------------------
@@ -565,8 +577,7 @@ class Coordinator(AskedPositions):
             return Outcome(ErrorCode.NON_EMPTY_GROUP)
         draft: Draft[CoordinatorRecord] = Draft()
         draft.write(*self.offsets.all_of(group_id))
-        if group is not None:
-            self._end(group, draft, now_ms)
+        self._end(group, group_id, draft, now_ms)
         return draft.outcome(ErrorCode.NONE)
 
     def list_groups(self) -> Iterator[ListedGroup]:
@@ -584,7 +595,4 @@ class Coordinator(AskedPositions):
 
     def states(self) -> Counter[tuple[str, str]]:
         """The number of groups, by protocol and state."""
-        return Counter(
-            ("consumer", group.state().value) if isinstance(group, ConsumerGroup) else ("classic", group.state.value)
-            for group in self.groups.values()
-        )
+        return views.states(self.groups)

@@ -115,11 +115,6 @@ class GroupGates:
     owners: tuple[object, dict[At, str]] = (None, {})
     """Of a classic group: the owner of each partition, and the generation."""
 
-    @property
-    def is_quiet(self) -> bool:
-        """Whether nobody waits for anything."""
-        return not (self.wanted or self.inner or self.unsure or self.questions.parked)
-
     def outdate(self, topic_ids: Iterable[UUID]) -> None:
         """Evaluate these topics anew when their gates are needed."""
         for topic_id in topic_ids:
@@ -193,10 +188,15 @@ class Gatekeeper:
         """The soft state of a group, if it has any."""
         return self._of.get(group_id)
 
-    def ring(self, draft: Draft[CoordinatorRecord], group_id: str, now_ms: int) -> None:
-        """Have the group looked at after this decision, if there is anything to look at."""
+    def ring(self, draft: Draft[CoordinatorRecord], group_id: str, now_ms: int, *, members_moved: bool = False) -> None:
+        """Have the group looked at after this decision, if the decision changes anything that gates depend on.
+
+        `members_moved`: a classic group may have begun a rebalance, which is no record.
+        """
         gates = self._of.get(group_id)
-        if gates is not None and (gates.is_due or gates.touched or not gates.is_quiet):
+        if gates is None:
+            return
+        if draft.records or gates.is_due or gates.touched or (members_moved and gates.questions.parked):
             draft.set_timer(("gates", group_id), now_ms)
 
     def drop(self, group_id: str) -> None:
@@ -317,7 +317,7 @@ class Gatekeeper:
             known = frozenset(had.get(topic_id, ()))
             for number in numbers:
                 if topic is not None and number not in known:
-                    yield from self._handed_out(group.group_id, gates, topic, number, after, now_ms)
+                    yield from self._handed_out(group, gates, topic, number, after, now_ms)
         for topic_id, numbers in after.revoking:
             for number in numbers:
                 topic = self.offsets.image.by_id.get(topic_id)
@@ -325,8 +325,9 @@ class Gatekeeper:
                     yield from self._taken_away(group.group_id, gates, topic, number, now_ms)
 
     def _handed_out(
-        self, group_id: str, gates: GroupGates, topic: TopicImage, number: int, owner: Member, now_ms: int
+        self, group: ConsumerGroup, gates: GroupGates, topic: TopicImage, number: int, owner: Member, now_ms: int
     ) -> Iterator[CoordinatorRecord | GateOpenedByTime]:
+        group_id = group.group_id
         at = topic.topic_id, number
         was = self.offsets.current(group_id, topic.name, number)
         timeout_ms = owner.described.rebalance_timeout_ms
@@ -340,7 +341,7 @@ class Gatekeeper:
             layout = topic.lineage.layout_at(number, made.positions[number])
         position: Position | None = None
         if was is None:
-            offset = self._first_offset(group_id, gates, topic, number, None if waited is None else waited[0])
+            offset = self._first_offset(group, gates, topic, number, None if waited is None else waited[0])
             if offset is not None:
                 position = Position(offset, committed_at_ms=now_ms, topic_id=topic.topic_id, opened=layout)
         elif layout > was.opened and was.offset <= segment_start(topic, number, layout):
@@ -352,23 +353,31 @@ class Gatekeeper:
             yield GateOpenedByTime(group_id, topic.name, number, *cause)
 
     def _first_offset(
-        self, group_id: str, gates: GroupGates, topic: TopicImage, number: int, waited_from: int | None
+        self, group: ConsumerGroup, gates: GroupGates, topic: TopicImage, number: int, waited_from: int | None
     ) -> int | None:
         """The position to write for a partition without a committed offset; None leaves it to the client."""
         log_start = topic.log_start(number)
         if not topic.was_resized:
             return None
-        if not self.starts.existed(group_id, topic, number):
+        if not self._existed(group, topic, number):
             return log_start
         if waited_from is None:
             return None
-        noted = self.starts.noted_end(group_id, topic, number)
+        noted = self.starts.noted_end(group.group_id, topic, number)
         noted = waited_from if noted < 0 else noted
         if topic.topic_id in gates.standing.from_end:
             return max(log_start, noted)
         # Whether the group reads from the end is not known. Where nothing was written while the partition waited the
         # client's own reset loses nothing either way.
         return None if topic.log_end(number) <= noted else log_start
+
+    def _existed(self, group: ConsumerGroup, topic: TopicImage, number: int) -> bool:
+        """Whether a partition existed when the group began in its topic, which may be with this decision."""
+        begins = self.starts.get(group.group_id, topic.topic_id) is None and not (
+            (group.members and topic.name in subscriptions(group, self.offsets.image, self._regexes))
+            or self.offsets.of_topic(group.group_id, topic)
+        )
+        return begins or self.starts.existed(group.group_id, topic, number)
 
     def _taken_away(
         self, group_id: str, gates: GroupGates, topic: TopicImage, number: int, now_ms: int

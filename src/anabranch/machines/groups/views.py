@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from anabranch.base.errors import ErrorCode
@@ -36,6 +37,14 @@ def list_groups(groups: Mapping[str, Group], positions: Positions) -> Iterator[L
             )
     for group_id in sorted(positions.groups() - groups.keys()):
         yield ListedGroup(group_id=group_id, group_state=classic.ClassicState.EMPTY.value, group_type="classic")
+
+
+def states(groups: Mapping[str, Group]) -> Counter[tuple[str, str]]:
+    """The number of groups, by protocol and state."""
+    return Counter(
+        ("consumer", group.state().value) if isinstance(group, ConsumerGroup) else ("classic", group.state.value)
+        for group in groups.values()
+    )
 
 
 def describe_group(group: Group | None, group_id: str, positions: Positions) -> DescribedGroup:

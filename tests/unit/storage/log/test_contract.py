@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.records.batch import headers
+from anabranch.records.batch import HEADER_SIZE, build, end_transaction_marker, headers
+from anabranch.records.key_values import encode_pairs
+from anabranch.records.rows import iterate
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.syncs import Syncs
 from anabranch.storage.interface import OffsetOutOfRangeError, PartitionLog, fetched
@@ -298,5 +300,97 @@ def test_snapshots_are_read_newest_first_and_only_those_of_records_that_are_ther
         world.log.write_snapshot(b"only", only=True)
         assert list(world.log.snapshots()) == [(4, b"only")]
         assert [header.base_offset for header in world.log.headers_from(2)] == [2]
+
+    play(story)
+
+
+# -- the next record -------------------------------------------------------------------------------------------------
+
+
+MARKER = 0x30
+"""The attributes of a control batch, which is transactional."""
+TRANSACTIONAL = 0x10
+
+
+async def next_of(world: World, offset: int, void: Callable[[int, int], bool] = lambda *_: False) -> int:
+    return await fetched(world.log.next_record(offset, void))
+
+
+def marker(producer_id: int = 7) -> bytearray:
+    return end_transaction_marker(producer_id, 0, commit=False, coordinator_epoch=0, timestamp_ms=1_000)
+
+
+def test_the_next_record_is_the_one_asked_about_where_there_is_one(play: Play) -> None:
+    async def story(world: World) -> None:
+        assert await next_of(world, 0) == 0
+        world.append(20)
+        assert [await next_of(world, offset) for offset in (0, 7, 39, 40, 50)] == [0, 7, 39, 40, 50]
+
+    play(story)
+
+
+def test_markers_and_void_records_are_no_records_to_a_reader(play: Play) -> None:
+    async def story(world: World) -> None:
+        world.append(2)
+        world.log.append(make_batch(3, producer_id=7, attributes=TRANSACTIONAL), 0, 0)
+        world.log.append(marker(), 0, 0)
+        void = lambda producer_id, offset: producer_id == 7 and 4 <= offset < 7  # noqa: E731
+        assert await next_of(world, 3, void) == 3
+        assert await next_of(world, 4) == 4, "an open transaction may yet be committed"
+        assert [await next_of(world, offset, void) for offset in (4, 5, 7)] == [8, 8, 8]
+        world.append(1)
+        assert [await next_of(world, offset, void) for offset in (4, 7, 8)] == [8, 8, 8]
+        for _ in range(300):
+            world.log.append(make_batch(1, producer_id=9, attributes=TRANSACTIONAL), 0, 0)
+        end = world.log.end
+        world.log.append(marker(9), 0, 0)
+        assert await next_of(world, 10, lambda producer_id, _: producer_id == 9) == end + 1
+
+    play(story)
+
+
+def test_deleted_records_are_none_left_to_read(play: Play) -> None:
+    async def story(world: World) -> None:
+        world.append(20)
+        world.log.flush()
+        await fetched(world.log.delete_before(13))
+        assert [await next_of(world, offset) for offset in (0, 12, 13)] == [13, 13, 13]
+        await fetched(world.log.delete_before(40))
+        assert await next_of(world, 5) == 40
+
+    play(story)
+
+
+def test_a_record_that_was_compacted_away_is_skipped(play: Play) -> None:
+    async def story(world: World) -> None:
+        world.append(1, records=1)
+        whole = memoryview(encode_pairs([(b"k", b"v")] * 4, 1_000))[HEADER_SIZE:]
+        first, *_, last = iterate(whole, 4, 0)
+        kept = build(
+            bytes(whole[: first.end]) + bytes(whole[last.start :]),
+            record_count=2,
+            base_timestamp=1_000,
+            max_timestamp=1_000,
+            last_offset_delta=3,
+        )
+        world.log.append(kept, 0, 0)
+        assert [await next_of(world, offset) for offset in (1, 2, 3, 4, 5)] == [1, 4, 4, 4, 5]
+
+    play(story)
+
+
+def test_an_answer_looks_at_a_bounded_part_of_the_log(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anabranch.storage.next_record.PIECE_SIZE", 200)
+    monkeypatch.setattr("anabranch.storage.next_record.SCAN_MAX", 1_000)
+
+    async def story(world: World) -> None:
+        for _ in range(100):
+            world.log.append(marker(), 0, 0)
+        first = await next_of(world, 0)
+        assert 0 < first < 100
+        offset, asked = first, 1
+        while offset < 100:
+            offset, asked = await next_of(world, offset), asked + 1
+        assert offset == 100 and asked > 3
 
     play(story)

@@ -1,0 +1,269 @@
+"""Where stock consumers begin: positions that the coordinator writes before it hands a partition out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from anabranch.base.errors import ErrorCode
+from anabranch.machines.groups.image import Image, TopicImage
+from anabranch.machines.groups.settling import GROUPS_AT_A_TIME
+from anabranch.machines.lineage import Lineage
+from anabranch.protocol.messages.sync_group import SyncGroupRequestAssignment
+from tests.support.groups import GROUP, GroupWorld, assignment, subscription, topic_id
+from tests.unit.machines.groups.test_positions_asked import Asking, settle
+
+FOO = topic_id("foo")
+TIMEOUT_MS = 60_000
+
+
+class Topic:
+    """Topic foo, whose logs a test moves."""
+
+    def __init__(self, count: int = 1, *, ordered: bool = True) -> None:
+        self.ordered = ordered
+        self.counts = [count]
+        self.cuts: list[Mapping[int, int]] = []
+        self.starts: dict[int, int] = {}
+        self.ends: dict[int, int] = {}
+        self.version = 1
+
+    def resize(self, count: int) -> Image:
+        self.cuts.append({number: self.ends.get(number, 0) for number in range(self.size)})
+        self.counts.append(count)
+        return self.image()
+
+    @property
+    def size(self) -> int:
+        return max(self.counts)
+
+    def image(self) -> Image:
+        self.version += 1
+        resized = len(self.counts) > 1
+        lineage = Lineage.of_ends(self.counts[0], self.counts, self.cuts) if resized and self.ordered else None
+        now = self.counts[-1]
+        made = TopicImage(
+            FOO,
+            "foo",
+            tuple(range(now)),
+            tuple(range(now, self.size)),
+            lineage,
+            lambda number: self.starts.get(number, 0),
+            lambda number: self.ends.get(number, 0),
+            self.counts[0] if resized else 0,
+        )
+        return Image(self.version, {"foo": made})
+
+
+def committed(world: GroupWorld) -> dict[int, int]:
+    return {partition: at.offset for (_, partition), at in sorted(world.coordinator.positions.entries(GROUP))}
+
+
+def assigned(world: GroupWorld, member: str = "A") -> str:
+    return world.named(world.group.members[member].assigned)
+
+
+def test_a_group_that_is_there_at_a_resize_begins_new_partitions_at_their_log_start() -> None:
+    topic = Topic()
+    world = Asking(topic.image())
+    world.join("A")
+    topic.ends[0] = 5
+    topic.starts[2] = 40
+    world.set_topics(topic.resize(3))
+    assert committed(world) == {1: 0, 2: 40}
+    world.check()
+
+
+def test_an_empty_group_with_commits_begins_new_partitions_at_their_log_start_too() -> None:
+    topic = Topic(ordered=False)
+    world = Asking(topic.image())
+    world.commit("", -1, 0, 3)
+    world.set_topics(topic.resize(2))
+    assert committed(world) == {0: 3, 1: 0}
+
+
+def test_many_groups_are_settled_one_after_the_other() -> None:
+    topic = Topic()
+    world = Asking(topic.image())
+    groups = [f"g{number:03}" for number in range(2 * GROUPS_AT_A_TIME)]
+    for group in groups:
+        world.join("A", group=group)
+    world.set_topics(topic.resize(2))
+    positions = world.coordinator.positions
+    assert sum(positions.get(group, "foo", 1) is not None for group in groups) == GROUPS_AT_A_TIME
+    world.advance(100)
+    assert all(positions.get(group, "foo", 1) is not None for group in groups)
+
+
+def test_a_resize_while_no_coordinator_decided_is_made_up_for() -> None:
+    topic = Topic()
+    world = Asking(topic.image())
+    world.join("A")
+    world.image = topic.resize(2)
+    world.reload()
+    assert committed(world) == {1: 0}
+
+
+def test_partitions_that_existed_when_the_group_began_are_left_to_the_client() -> None:
+    """Fault 7: a `latest` group that is formed after a resize reads no history."""
+    topic = Topic()
+    topic.resize(3)
+    topic.ends = {0: 0, 1: 7, 2: 9}
+    world = Asking(topic.image())
+    epoch = settle(world, "A", world.join("A").member_epoch)
+    assert assigned(world) == "foo-0 foo-1 foo-2" and committed(world) == {}
+    topic.ends[0] = 4
+    world.set_topics(topic.resize(4))
+    settle(world, "A", epoch)
+    assert committed(world) == {3: 0}
+    world.reload()
+    assert committed(world) == {3: 0}, "what existed is written down with the group"
+    world.check()
+
+
+def test_a_latest_group_formed_after_a_resize_gets_what_was_written_while_it_waited_and_no_history() -> None:
+    topic = Topic()
+    topic.ends[0] = 5
+    topic.resize(2)
+    topic.ends = {0: 6, 1: 7}
+    world = Asking(topic.image())
+    epoch = settle(world, "A", world.join("A").member_epoch)
+    assert assigned(world) == "foo-0"
+    topic.ends[1] = 12
+    for _ in range(TIMEOUT_MS // 20_000 + 1):
+        world.advance(20_000)
+        world.beat("A", epoch)
+    assert assigned(world) == "foo-0 foo-1"
+    assert committed(world) == {1: 7}, "the log end when the group began"
+
+
+def test_after_a_restart_nobody_waits_again() -> None:
+    topic = Topic()
+    topic.ends[0] = 5
+    topic.resize(2)
+    world = Asking(topic.image())
+    epoch = settle(world, "A", world.join("A").member_epoch)
+    for _ in range(TIMEOUT_MS // 20_000 + 1):
+        world.advance(20_000)
+        world.beat("A", epoch)
+    assert assigned(world) == "foo-0 foo-1" and committed(world) == {1: 0}
+    world.leave("A")
+    world.reload()
+    settle(world, "B", world.join("B").member_epoch)
+    assert assigned(world, "B") == "foo-0 foo-1"
+    world.check()
+
+
+def test_the_mark_of_an_open_gate_outlives_a_commit_at_the_same_offset() -> None:
+    test_after_a_restart_nobody_waits_again()
+    topic = Topic()
+    topic.ends[0] = 5
+    topic.resize(2)
+    world = Asking(topic.image())
+    epoch = settle(world, "A", world.join("A").member_epoch)
+    for _ in range(TIMEOUT_MS // 20_000 + 1):
+        world.advance(20_000)
+        world.beat("A", epoch)
+    world.commit("A", epoch, 1, 0)
+    world.leave("A")
+    settle(world, "B", world.join("B").member_epoch)
+    assert assigned(world, "B") == "foo-0 foo-1"
+
+
+def test_an_earliest_group_formed_after_a_resize_begins_at_the_log_start() -> None:
+    topic = Topic()
+    topic.ends[0] = 5
+    topic.resize(2)
+    topic.ends = {0: 6, 1: 7}
+    world = Asking(topic.image())
+    epoch = settle(world, "A", world.join("A").member_epoch)
+    topic.ends[1] = 12
+    world.commit("A", epoch, 0, 5)
+    settle(world, "A", epoch)
+    assert assigned(world) == "foo-0 foo-1" and committed(world) == {0: 5, 1: 0}
+
+
+def test_a_partition_that_re_opens_is_taken_away_at_its_end_and_handed_out_again_when_its_gate_opens() -> None:
+    """Fault 8: the order of keys was broken where somebody still owned a retiring partition."""
+    topic = Topic()
+    world = Asking(topic.image())
+    epoch = world.join("A").member_epoch
+    topic.ends = {0: 5, 1: 0}
+    world.commit("A", epoch, 0, 5)
+    world.set_topics(topic.resize(2))
+    epoch = settle(world, "A", epoch)
+    topic.ends = {0: 5, 1: 3}
+    world.commit("A", epoch, 1, 3)
+    world.set_topics(topic.resize(1))
+    epoch = settle(world, "A", epoch)
+    topic.ends[0] = 8
+    assert assigned(world) == "foo-0 foo-1"
+    world.set_topics(topic.resize(2))
+    answer = world.beat("A", epoch)
+    assert world.told(answer) == "foo-0"
+    epoch = settle(world, "A", world.group.members["A"].epoch)
+    assert assigned(world) == "foo-0", "the records between, in foo-0, are not read"
+    world.commit("A", epoch, 0, 8)
+    epoch = settle(world, "A", epoch)
+    assert assigned(world) == "foo-0 foo-1" and committed(world) == {0: 8, 1: 3}
+    world.check()
+
+
+def test_a_partition_taken_away_without_a_commit_keeps_its_position() -> None:
+    """Fault 8: a `latest` client would begin behind what was written while the gate was closed."""
+    topic = Topic(2)
+    topic.resize(3)
+    topic.ends = {2: 4}
+    topic.resize(2)
+    world = Asking(topic.image())
+    epoch = settle(world, "A", world.join("A").member_epoch)
+    for _ in range(TIMEOUT_MS // 20_000 + 1):
+        world.advance(20_000)
+        world.beat("A", epoch)
+    epoch = settle(world, "A", epoch)
+    assert "foo-2" in assigned(world) and committed(world) == {0: 0}
+    topic.ends[0] = 9
+    world.set_topics(topic.resize(3))
+    topic.ends[2] = 11
+    settle(world, "A", epoch)
+    assert assigned(world) == "foo-0 foo-1" and committed(world) == {0: 0, 2: 4}
+
+
+def test_a_removed_partition_that_is_made_again_appeared_later() -> None:
+    topic = Topic()
+    topic.resize(3)
+    world = Asking(topic.image())
+    epoch = settle(world, "A", world.join("A").member_epoch)
+    assert committed(world) == {}
+    topic.counts, topic.cuts = [1, 3, 2], [*topic.cuts, {0: 0, 1: 0}]
+    gone = topic.image().by_name["foo"]
+    world.set_topics(Image(topic.version, {"foo": replace(gone, retiring=())}))
+    topic.starts[2] = topic.ends[2] = 20
+    world.set_topics(topic.resize(3))
+    settle(world, "A", epoch)
+    assert committed(world) == {2: 20}
+
+
+def test_a_group_that_is_deleted_leaves_nothing() -> None:
+    topic = Topic()
+    topic.resize(2)
+    world = Asking(topic.image())
+    world.join("A")
+    world.leave("A")
+    assert world.coordinator.starts.get(GROUP, FOO) is not None
+    assert world.submit(lambda machine: machine.delete_group(GROUP, world.now_ms)) is ErrorCode.NONE
+    assert world.coordinator.starts.get(GROUP, FOO) is None
+    world.check()
+
+
+def test_a_classic_group_begins_new_partitions_at_their_log_start() -> None:
+    topic = Topic()
+    world = Asking(topic.image())
+    joining = world.join_classic("", {"range": subscription("foo")}, version=3)
+    world.advance(3_001)
+    joined = world.answers[joining] if not hasattr(joining, "member_id") else joining
+    handed = SyncGroupRequestAssignment(member_id=joined.member_id, assignment=assignment("foo-0"))
+    world.sync_classic(joined.member_id, joined.generation_id, [handed])
+    world.set_topics(topic.resize(2))
+    assert committed(world) == {1: 0}
+    world.check()
