@@ -194,9 +194,54 @@ def test_topics_are_listed_configured_and_deleted(anabranch: Commands) -> None:
     assert b"partitions" in anabranch.run("topic", "list")[0] or anabranch.json("topic", "list") == []
 
 
+def test_a_key_is_explained_through_resizes_and_deletions(anabranch: Commands) -> None:
+    rows = "".join(json.dumps({"key": f"k{number % 9}", "value": f"{number}"}) + "\n" for number in range(90)).encode()
+    anabranch.set_up("topic", "create", "told", "--partitions", 1)
+    for count in (1, 2, 4, 3):
+        if count > 1:
+            anabranch.set_up("topic", "resize", "told", "--partitions", count)
+        anabranch.set_up("produce", "told", "--from", "-", "--format", "json", "--key", "key", stdin=rows)
+    found = anabranch.json("explain", "told", "k3")
+    assert [stay["partition_count"] for stay in found["layouts"]] == [1, 2, 4, 3]
+    assert found["layouts"][-1]["partition"] == found["partition"]
+    assert [stay["state"] for stay in found["layouts"]][-1] == "current"
+    assert [stay["last_epoch"] is not None for stay in found["layouts"]] == [True] * 4
+    assert found["interval"][0] <= found["spread"] <= found["interval"][1]
+    assert anabranch.json("explain", "told", b"k3".hex(), "--hex") == found
+    out, _ = anabranch.run("consume", "told", "--format", "json", "--until-end")
+    there = [row for row in map(json.loads, out.splitlines()) if row["key"] == "k3"]
+    assert len(there) == 40
+    for row in there:
+        assert any(
+            stay["partition"] == row["partition"] and stay["start"] <= row["offset"] < stay["end"]
+            for stay in found["layouts"]
+        ), (row, found)
+    out, _ = anabranch.run("explain", "told", "k3")
+    assert out.decode().startswith(f"told, key b'k3': partition {found['partition']}\n")
+    assert "current" in out.decode()
+
+
+def test_a_topic_with_many_layouts_is_described_in_few_lines(anabranch: Commands) -> None:
+    anabranch.set_up("topic", "create", "restless", "--partitions", 1)
+    for turn in range(31):
+        anabranch.set_up("produce", "restless", "--from", "-", "--format", "csv", stdin=b"value\n" + b"x\n" * 40)
+        if turn < 30:
+            anabranch.set_up("topic", "resize", "restless", "--partitions", 2 - turn % 2)
+    out, _ = anabranch.run("topic", "describe", "restless")
+    assert "(31 with records, the newest is number 30)" in out.decode()
+    assert "before)" in out.decode()
+    assert max(map(len, out.decode().splitlines())) <= 200
+    assert len(out.decode().splitlines()) < 15
+    (described,) = anabranch.json("topic", "describe", "restless")
+    assert described["layout_numbers"] == list(range(31))
+    assert sum(it["segment_count"] for it in described["partitions"]) >= 31
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
+        (("explain", "nowhere", "k"), 1, "nowhere"),
+        (("explain", "mistakes", "6g", "--hex"), 2, "hexadecimal"),
         (("topic", "resize", "mistakes", "--partitions", "1"), 1, "2"),
         (("topic", "resize", "mistakes", "--partitions", "0"), 2, "--partitions"),
         (("topic", "describe", "nowhere"), 1, "nowhere"),

@@ -12,6 +12,7 @@ from anabranch.base.errors import AnabranchError
 from anabranch.cli import group, topic
 from anabranch.cli.consume import consume
 from anabranch.cli.demo import demo
+from anabranch.cli.explain import explain
 from anabranch.cli.plan import verify_plan
 from anabranch.cli.produce import produce
 from anabranch.cli.serve import serve
@@ -25,6 +26,7 @@ app.add_typer(topic.app, name="topic")
 app.add_typer(group.app, name="group")
 app.command()(produce)
 app.command()(consume)
+app.command()(explain)
 app.command()(demo)
 app.command(name="verify-plan")(verify_plan)
 

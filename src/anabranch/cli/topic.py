@@ -10,12 +10,22 @@ import typer
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.cli.output import DEFAULT_SERVERS, AsJson, Servers, note, print_json, print_table, progress
+from anabranch.machines.lineage import UNKNOWN_END
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from anabranch.client import ResizeDescription, TopicDescription
     from anabranch.client.sync import Admin
+    from anabranch.machines.controller.layouts import Layout
+    from anabranch.machines.lineage import GateWait
 
 app = typer.Typer(no_args_is_help=True, help="Create, resize, describe, list, delete and configure topics.")
+
+LAYOUTS_SHOWN_MAX = 12
+SEGMENTS_SHOWN_MAX = 4
+WAITS_SHOWN_MAX = 6
+"""How much of a long history people are shown of one topic or partition; a program gets more."""
 
 Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
 Names = Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Names of topics.")]
@@ -113,7 +123,7 @@ def describe(topics: Names, servers: Servers = DEFAULT_SERVERS, as_json: AsJson 
         return
     for name, found in described.items():
         own = [f"{entry.name}={entry.value}" for entry in configs[name].values() if not entry.is_default]
-        layouts = " → ".join(map(str, found.lineage.counts))
+        layouts = _counts(found.info.layouts)
         typer.echo(f"{name}  (id {found.info.topic_id})")
         typer.echo(f"  partitions {found.lineage.count}, at creation {found.lineage.initial}, layouts {layouts}")
         for line in resize_lines(found.resize):
@@ -122,14 +132,16 @@ def describe(topics: Names, servers: Servers = DEFAULT_SERVERS, as_json: AsJson 
         typer.echo(f"  settings {', '.join(own) if own else 'all at their defaults'}\n")
         rows = []
         for partition in found.partitions:
-            segments = [
-                f"{s.layout}: {s.start}..{'' if s.end is None else s.end}"
-                for s in partition.segments
-                if s.end is None or s.end > s.start
-            ]
-            waits = ", ".join(f"{wait.partition} to {wait.offset}" for wait in partition.waits)
-            state = "retiring" if partition.info.retiring else "live"
-            span = f"{partition.offsets.start}..{partition.offsets.end}" if partition.offsets.end >= 0 else "offline"
+            shown = partition.segments[-SEGMENTS_SHOWN_MAX:]
+            segments = [f"{s.layout}: {s.start}..{'' if s.end is None else s.end}" for s in shown]
+            if partition.segment_count > len(shown):
+                segments.insert(0, f"({partition.segment_count - len(shown)} before)")
+            waits = ", ".join(_wait(wait) for wait in partition.waits[:WAITS_SHOWN_MAX])
+            if len(partition.waits) > WAITS_SHOWN_MAX:
+                waits += f" and {len(partition.waits) - WAITS_SHOWN_MAX} more"
+            offline = partition.offsets.end < 0
+            state = "offline" if offline else "retiring" if partition.info.retiring else "live"
+            span = "" if offline else f"{partition.offsets.start}..{partition.offsets.end}"
             info = partition.info
             rows.append(
                 (info.partition, state, info.leader, info.leader_epoch, span, "  ".join(segments), waits or "nothing")
@@ -155,13 +167,26 @@ def resize_lines(resize: ResizeDescription | None) -> list[str]:
     return lines
 
 
+def _counts(layouts: Sequence[Layout]) -> str:
+    """The counts of the newest layouts, and how many there are if that is not all."""
+    shown = " → ".join(str(layout.count) for layout in layouts[-LAYOUTS_SHOWN_MAX:])
+    if len(layouts) <= LAYOUTS_SHOWN_MAX:
+        return shown
+    return f"… → {shown} ({len(layouts)} with records, the newest is number {layouts[-1].number})"
+
+
+def _wait(wait: GateWait) -> str:
+    return f"{wait.partition}, which is offline" if wait.offset == UNKNOWN_END else f"{wait.partition} to {wait.offset}"
+
+
 def _as_json(found: TopicDescription, configs: dict[str, Any]) -> dict[str, Any]:
     return {
         "topic": found.info.name,
         "topic_id": str(found.info.topic_id),
         "initial_partition_count": found.lineage.initial,
         "partition_count": found.lineage.count,
-        "layouts": list(found.lineage.counts),
+        "layouts": [layout.count for layout in found.info.layouts],
+        "layout_numbers": [layout.number for layout in found.info.layouts],
         "ordered": found.ordered,
         "resize": None if found.resize is None else dataclasses.asdict(found.resize),
         "configs": {name: entry.value for name, entry in configs.items() if not entry.is_default},
@@ -171,12 +196,14 @@ def _as_json(found: TopicDescription, configs: dict[str, Any]) -> dict[str, Any]
                 "retiring": partition.info.retiring,
                 "leader": partition.info.leader,
                 "leader_epoch": partition.info.leader_epoch,
+                "offline": partition.offsets.end < 0,
                 "log_start": partition.offsets.start,
                 "log_end": partition.offsets.end,
                 "segments": [
                     {"layout": segment.layout, "start": segment.start, "end": segment.end}
                     for segment in partition.segments
                 ],
+                "segment_count": partition.segment_count,
                 "waits": [wait._asdict() for wait in partition.waits],
             }
             for partition in found.partitions

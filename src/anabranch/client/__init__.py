@@ -36,6 +36,7 @@ from anabranch.machines.clients.membership.assignors import (
     TopicIdPartition,
     TopicSpec,
 )
+from anabranch.machines.key_history import KeyHistory, Stay
 
 __all__ = [
     "Admin",
@@ -55,6 +56,7 @@ __all__ = [
     "GroupDescription",
     "GroupListing",
     "GroupMetadata",
+    "KeyHistory",
     "MemberAssignment",
     "MemberDescription",
     "MemberSpec",
@@ -72,6 +74,7 @@ __all__ = [
     "RecordMetadata",
     "ResizeDescription",
     "ResizeWait",
+    "Stay",
     "SubscriptionPattern",
     "TopicDescription",
     "TopicIdPartition",

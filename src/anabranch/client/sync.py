@@ -322,6 +322,7 @@ class Admin(_Synchronous[aio.Admin]):
     topics = _awaited(aio.Admin.topics)
     describe_topics = _awaited(aio.Admin.describe_topics)
     lineage = _awaited(aio.Admin.lineage)
+    explain = _awaited(aio.Admin.explain)
     resize = _awaited(aio.Admin.resize)
     resizes = _awaited(aio.Admin.resizes)
     cancel_resize = _awaited(aio.Admin.cancel_resize)

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 from anabranch.base.errors import DecodeError
+from anabranch.codec.types import Blob
 from anabranch.machines.controller.layouts import Layout, Runs
-from anabranch.machines.lineage import Cuts, Lineage
+from anabranch.machines.lineage import Cuts, Lineage, Segment
 
 CODE = "q"
 FEW = 64
@@ -76,6 +77,15 @@ def cuts_after(known: Cuts, runs: Runs, newest: int, epochs: Iterable[tuple[int,
     return joined(known, Cuts(layouts, ends))
 
 
+def newest_segments(lineage: Lineage, partition: int, log_start: int, most: int) -> tuple[tuple[Segment, ...], int]:
+    """The last `most` segments of a partition from `log_start` on, as `Lineage.segments`, and the count of all."""
+    layouts, ends = behind(lineage.cuts.get(partition, NO_CUTS), log_start)
+    newest = range(max(0, len(ends) + 1 - most), len(ends))
+    ended = (Segment(partition, layouts[at], ends[at - 1] if at else log_start, ends[at]) for at in newest)
+    growing = Segment(partition, lineage.current, ends[-1] if ends else log_start, None)
+    return (*ended, growing), len(ends) + 1
+
+
 def lineage_of(
     initial: int, layouts: Sequence[Layout], cuts: Mapping[int, Cuts], unknown: Mapping[int, int]
 ) -> Lineage:
@@ -95,7 +105,7 @@ def encode_cuts(cuts: Cuts) -> tuple[bytes, bytes]:
     return _encoded(cuts.layouts), _encoded(cuts.ends)
 
 
-def decode_cuts(layouts: bytes | memoryview, ends: bytes | memoryview) -> Cuts:
+def decode_cuts(layouts: Blob, ends: Blob) -> Cuts:
     """Read the form of `encode_cuts`; DecodeError where it is not ascending cuts."""
     numbers, offsets = _decoded(layouts), _decoded(ends)
     if len(numbers) != len(offsets):
@@ -112,7 +122,7 @@ def _encoded(numbers: Sequence[int]) -> bytes:
     return copied.tobytes()
 
 
-def _decoded(data: bytes | memoryview) -> array[int]:
+def _decoded(data: Blob) -> array[int]:
     numbers: array[int] = array(CODE)
     try:
         numbers.frombytes(data)

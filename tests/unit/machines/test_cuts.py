@@ -20,6 +20,7 @@ from anabranch.machines.cuts import (
     encode_cuts,
     joined,
     lineage_of,
+    newest_segments,
     since,
 )
 from anabranch.machines.lineage import Cuts
@@ -170,3 +171,12 @@ def test_any_bytes_are_cuts_or_an_error(layouts: bytes, ends: bytes) -> None:
     except DecodeError:
         return
     assert encode_cuts(found) == (layouts, ends)
+
+
+def test_the_newest_segments_are_those_that_a_lineage_ends_with() -> None:
+    lineage = lineage_of(1, [Layout(n, 1 + n % 2) for n in range(9)], {0: cuts((1, 10), (4, 20), (5, 25), (7, 26))}, {})
+    for log_start in (0, 5, 10, 21, 26, 40):
+        whole = tuple(lineage.segments(0, log_start))
+        for most in range(1, 7):
+            assert newest_segments(lineage, 0, log_start, most) == (whole[-most:], len(whole))
+    assert newest_segments(lineage, 1, 3, 5) == (tuple(lineage.segments(1, 3)), 1)

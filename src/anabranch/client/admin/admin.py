@@ -21,6 +21,8 @@ from anabranch.client.cluster.metadata import (
 )
 from anabranch.client.settings import AdminSettings, as_keywords, configured_by
 from anabranch.machines.clients.fetching import EARLIEST, LATEST
+from anabranch.machines.cuts import newest_segments
+from anabranch.machines.key_history import KeyHistory, Log, history_of, homes
 from anabranch.machines.lineage import GateWait, Lineage, Segment
 from anabranch.protocol.messages.cancel_topic_resizes import CancelTopicResizesRequest
 from anabranch.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
@@ -43,6 +45,7 @@ BROKER_RESOURCE = 4
 RESOURCES = {"topic": TOPIC_RESOURCE, "broker": BROKER_RESOURCE, "group": 32}
 SET, DELETE = 0, 1
 POLL_INTERVAL_S = 0.05
+SEGMENTS_DESCRIBED_MAX = 100
 
 
 class ConfigEntry(NamedTuple):
@@ -77,7 +80,11 @@ class PartitionDescription:
 
     info: PartitionInfo
     offsets: OffsetSpan
+    """-1 and -1 while its log cannot be opened."""
     segments: tuple[Segment, ...]
+    """The newest SEGMENTS_DESCRIBED_MAX of those with records, oldest first, and the one that grows."""
+    segment_count: int
+    """How many there are in all."""
     waits: tuple[GateWait, ...]
 
 
@@ -220,24 +227,43 @@ class Admin(GroupAdmin):
 
     async def _describe(self, name: str) -> TopicDescription:
         info, view = await self._cluster.topic(name), await self._cluster.view(name)
+        lineage = view.lineage
         numbers = [TopicPartition(name, number) for number in view.leaders if number in info.partitions]
         starts = await self._cluster.offsets(dict.fromkeys(numbers, EARLIEST), skip_offline=True)
         ends = await self._cluster.offsets(dict.fromkeys(starts, LATEST), skip_offline=True)
-        positions = {tp.partition: start.offset for tp, start in starts.items()}
+        spans = {tp.partition: OffsetSpan(starts[tp].offset, end.offset) for tp, end in ends.items()}
+        gates = lineage.gates({partition: span.start for partition, span in spans.items()})
         resizes = await self.resizes([name])
+        partitions = []
+        for _, number in numbers:
+            span = spans.get(number)
+            if span is None:
+                partitions.append(PartitionDescription(info.partitions[number], OFFLINE, (), 0, ()))
+                continue
+            segments, count = newest_segments(lineage, number, span.start, SEGMENTS_DESCRIBED_MAX)
+            waits = gates.waits(number) if view.ordered else ()
+            partitions.append(PartitionDescription(info.partitions[number], span, segments, count, waits))
+        return TopicDescription(info, lineage, view.ordered, tuple(partitions), resizes.get(name))
 
-        def described(tp: TopicPartition) -> PartitionDescription:
-            if tp not in ends:
-                return PartitionDescription(info.partitions[tp.partition], OFFLINE, (), ())
-            return PartitionDescription(
-                info.partitions[tp.partition],
-                OffsetSpan(starts[tp].offset, ends[tp].offset),
-                tuple(view.lineage.segments(tp.partition, starts[tp].offset)),
-                view.lineage.waits(tp.partition, positions) if view.ordered else (),
-            )
+    async def explain(self, topic: str, key: bytes) -> KeyHistory:
+        """Return where the records of a key lie: in each layout that is left, the partition and the offsets.
 
-        partitions = tuple(described(tp) for tp in numbers)
-        return TopicDescription(info, view.lineage, view.ordered, partitions, resizes.get(name))
+        Raises ApiError: the topic does not exist, or its broker knows nothing of layouts.
+        """
+        info, lineage = await self._cluster.info_and_lineage(topic)
+        if not info.elastic:
+            text = f"the broker of topic {topic} knows nothing of layouts: its keys are placed by their producers alone"
+            raise ApiError(ErrorCode.UNSUPPORTED_VERSION, text)
+        asked = sorted({*homes(key, lineage.initial, info.layouts)} & info.partitions.keys() - lineage.unknown.keys())
+        epochs = await self._cluster.ended_epochs(info, asked)
+        numbers = [TopicPartition(topic, partition) for partition in asked]
+        starts = await self._cluster.offsets(dict.fromkeys(numbers, EARLIEST), skip_offline=True)
+        ends = await self._cluster.offsets(dict.fromkeys(starts, LATEST), skip_offline=True)
+        logs = {
+            tp.partition: Log(starts[tp].offset, end.offset, info.partitions[tp.partition].leader_epoch)
+            for tp, end in ends.items()
+        }
+        return history_of(key, lineage, info.layouts, logs, epochs)
 
     async def lineage(self, topic: str) -> Lineage:
         """Return the lineage of a topic: its layouts and the offsets at which they end."""

@@ -15,6 +15,7 @@ from uuid import UUID
 
 from anabranch.base.errors import ApiError, DecodeError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
+from anabranch.machines.controller.layouts import EpochRun, Runs
 from anabranch.machines.cuts import NO_CUTS, behind, decode_cuts, joined, lineage_of
 from anabranch.machines.lineage import Cuts, Lineage
 from anabranch.protocol.messages.partition_leader_epochs_for_partitions import (
@@ -121,6 +122,24 @@ class Lineages:
                         _take(reading, result)
             if not answered:
                 raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, f"broker {leader} returns no cuts of {name}")
+
+    async def epochs(self, info: TopicInfo, partitions: Iterable[int]) -> dict[int, Runs]:
+        """Return the leader epochs that ended with each layout, of a few partitions; of those that have a leader."""
+        found: dict[int, Runs] = {}
+        for leader, led in _by_leader(info).items():
+            asked = [partition for partition in partitions if partition in led]
+            if leader < 0 or not asked:
+                continue
+            topic = PartitionLeaderEpochsForPartitionsRequestTopic(
+                topic=info.name, partitions=asked, first_layout=info.layouts[-1].number
+            )
+            request = PartitionLeaderEpochsForPartitionsRequest(topics=[topic], cuts=True, epochs=True)
+            response: PartitionLeaderEpochsForPartitionsResponse = await self._ask(request, node_id=leader)
+            for answered in response.topics:
+                for result in answered.partitions:
+                    runs = (EpochRun(it.layout, it.leader_epoch, it.count) for it in result.ended_epochs)
+                    found[result.partition] = tuple(runs)
+        return found
 
 
 def _take(reading: _Reading, result: PartitionLeaderEpochsForPartitionsResponsePartition) -> None:

@@ -18,7 +18,7 @@ from anabranch.base.ids import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
 from anabranch.client.cluster.connection import ConnectError, Connection, ConnectionSettings, DisconnectedError, Lane
 from anabranch.client.cluster.lineages import Lineages
 from anabranch.machines.clients.fetching import TopicView
-from anabranch.machines.controller.layouts import Layout
+from anabranch.machines.controller.layouts import Layout, Runs
 from anabranch.machines.lineage import Lineage
 from anabranch.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from anabranch.protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
@@ -319,17 +319,21 @@ class Cluster:
 
         Raises ApiError: the broker's refusal, or a sentence that says why the lineage cannot be read.
         """
+        info, lineage = await self.info_and_lineage(name)
+        ordered = not info.elastic or await self._ordered(name)
+        return TopicView(name, info.topic_id, lineage, info.leaders, info.epochs, info.elastic, ordered)
+
+    async def info_and_lineage(self, name: str) -> tuple[TopicInfo, Lineage]:
+        """Return a topic and its lineage, both of one moment; errors as those of `view`."""
         reason = ""
         for attempt in range(ATTEMPTS_MAX):
             if attempt:
                 await asyncio.sleep(RETRY_BACKOFF_MS / 1000)
             info = await self.topic(name)
             if not info.elastic:
-                lineage = Lineage.flat(max(1, info.partition_count))
-                return TopicView(name, info.topic_id, lineage, info.leaders, info.epochs, False)
-            ordered = await self._ordered(name)
+                return info, Lineage.flat(max(1, info.partition_count))
             try:
-                lineage = await self._lineages.read(info)
+                return info, await self._lineages.read(info)
             except ApiError as refused:
                 if not refused.retriable:
                     raise
@@ -337,13 +341,15 @@ class Cluster:
             except DecodeError as error:
                 reason = str(error)
                 break
-            else:
-                return TopicView(name, info.topic_id, lineage, info.leaders, info.epochs, True, ordered)
         raise ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the lineage of topic {name} cannot be read: {reason}")
 
     async def lineage(self, name: str) -> Lineage:
         """Return the current lineage of a topic."""
-        return (await self.view(name)).lineage
+        return (await self.info_and_lineage(name))[1]
+
+    async def ended_epochs(self, info: TopicInfo, partitions: Iterable[int]) -> dict[int, Runs]:
+        """Return the leader epochs that ended with each layout of a topic, of a few of its partitions."""
+        return await self._lineages.epochs(info, partitions)
 
     async def _ordered(self, name: str) -> bool:
         resource = DescribeConfigsResource(

@@ -52,7 +52,7 @@ def with_ended(ended: EndedEpochs, layout: int, epochs: Mapping[int, int]) -> En
     for partition, epoch in epochs.items():
         runs = added.get(partition, ())
         if runs and runs[-1].last_layout >= layout:
-            runs = _cut(runs, layout)
+            runs = below(runs, layout)
         if runs and (layout, epoch) == (runs[-1].last_layout + 1, runs[-1].last_epoch + 1):
             added[partition] = (*runs[:-1], runs[-1]._replace(length=runs[-1].length + 1))
         else:
@@ -60,8 +60,8 @@ def with_ended(ended: EndedEpochs, layout: int, epochs: Mapping[int, int]) -> En
     return added
 
 
-def _cut(runs: Runs, layout: int) -> Runs:
-    """The part of `runs` below `layout`."""
+def below(runs: Runs, layout: int) -> Runs:
+    """The part of `runs` for the layouts below number `layout`."""
     below = (run._replace(length=min(run.length, layout - run.layout)) for run in runs)
     return tuple(run for run in below if run.length > 0)
 
@@ -99,7 +99,7 @@ def kept(layouts: Sequence[Layout], held: Collection[int], newest: int) -> tuple
 
 def without(ended: EndedEpochs, layout: int) -> EndedEpochs:
     """The ended epochs without those of `layout`, the last that any partition has ended: it rules again."""
-    left = {partition: _cut(runs, layout) for partition, runs in ended.items()}
+    left = {partition: below(runs, layout) for partition, runs in ended.items()}
     return {partition: runs for partition, runs in left.items() if runs}
 
 

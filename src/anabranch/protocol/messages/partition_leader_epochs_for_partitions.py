@@ -28,13 +28,15 @@ class PartitionLeaderEpochsForPartitionsRequestTopic:
 class PartitionLeaderEpochsForPartitionsRequest:
     """Ask which leader epochs ended when partitions were created, and when they began to retire.
 
-    Ours: with `cuts`, ask the leader for the partitions' own cuts and for nothing else.
+    Ours: with `cuts`, ask the leader for the partitions' own cuts and for nothing else; with `epochs`, beside them for
+    the leader epochs that ended with the layouts.
     """
 
     topics: Sequence[PartitionLeaderEpochsForPartitionsRequestTopic] = array(
         PartitionLeaderEpochsForPartitionsRequestTopic
     )
     cuts: bool = boolean(tag=10000)
+    epochs: bool = boolean(tag=10001)
 
 
 @struct()
@@ -44,6 +46,15 @@ class LayoutLeaderEpoch:
     layout: int = int32()
     partition: int = int32()
     leader_epoch: int = int32()
+
+
+@struct()
+class LayoutLeaderEpochs:
+    """A partition's leader epochs from `leader_epoch` on, one of which ended with each of `count` layouts (ours)."""
+
+    layout: int = int32()
+    leader_epoch: int = int32()
+    count: int = int32()
 
 
 @struct()
@@ -62,6 +73,7 @@ class PartitionLeaderEpochsForPartitionsResponsePartition:
     cut_layouts: Blob = bytes_(tag=10000)
     cut_ends: Blob = bytes_(tag=10001)
     log_start: int = int64(tag=10002, default=-1)
+    ended_epochs: Sequence[LayoutLeaderEpochs] = array(LayoutLeaderEpochs, tag=10003)
 
 
 @struct()

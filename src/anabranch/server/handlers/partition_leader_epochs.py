@@ -10,11 +10,13 @@ import asyncio
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.limits import PARTITIONS_PER_TOPIC_MAX
+from anabranch.machines.controller.layouts import below as below_layout
 from anabranch.machines.controller.nodes import Topic
 from anabranch.machines.controller.views import leader_epochs
 from anabranch.machines.cuts import encode_cuts, since
 from anabranch.protocol.messages.partition_leader_epochs_for_partitions import (
     LayoutLeaderEpoch,
+    LayoutLeaderEpochs,
     PartitionLeaderEpochsForPartitionsRequest,
     PartitionLeaderEpochsForPartitionsRequestTopic,
     PartitionLeaderEpochsForPartitionsResponse,
@@ -36,7 +38,7 @@ async def handle_partition_leader_epochs(
     broker: BrokerContext, request: PartitionLeaderEpochsForPartitionsRequest, call: RequestContext
 ) -> PartitionLeaderEpochsForPartitionsResponse:
     """Answer for each partition: its cuts, or the epochs of the proposal's maps."""
-    answer = _Answer(broker, cuts=request.cuts)
+    answer = _Answer(broker, cuts=request.cuts, epochs=request.epochs)
     for topic in request.topics:
         if answer.full:
             break
@@ -47,10 +49,10 @@ async def handle_partition_leader_epochs(
 class _Answer:
     """One answer in the making."""
 
-    def __init__(self, broker: BrokerContext, *, cuts: bool) -> None:
+    def __init__(self, broker: BrokerContext, *, cuts: bool, epochs: bool) -> None:
         self.topics: list[PartitionLeaderEpochsForPartitionsResponseTopic] = []
         self._broker = broker
-        self._cuts = cuts
+        self._cuts, self._epochs = cuts, epochs
         self._left = CUTS_PER_ANSWER_MAX
         self._epochs_left = EPOCHS_PER_ANSWER_MAX
         self._until_yield = CUTS_AT_A_TIME
@@ -110,8 +112,17 @@ class _Answer:
         self._left -= COST_PER_PARTITION + len(cuts.ends)
         self._until_yield -= COST_PER_PARTITION
         layouts, ends = encode_cuts(cuts)
+        runs = topic.ended.get(number, ()) if self._epochs else ()
+        self._spend(COST_PER_PARTITION * len(runs))
         return PartitionLeaderEpochsForPartitionsResponsePartition(
-            partition=number, cut_layouts=layouts, cut_ends=ends, log_start=partition.log.log_start
+            partition=number,
+            cut_layouts=layouts,
+            cut_ends=ends,
+            log_start=partition.log.log_start,
+            ended_epochs=[
+                LayoutLeaderEpochs(layout=run.layout, leader_epoch=run.epoch, count=run.length)
+                for run in below_layout(runs, topic.newest)
+            ],
         )
 
     def _epochs_of(self, topic: Topic, number: int) -> PartitionLeaderEpochsForPartitionsResponsePartition:
