@@ -1,0 +1,229 @@
+"""Stock consumers in groups of the consumer protocol whose topic is resized: what they are handed, and when."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from anabranch.client import sync
+from tests.support.broker import BrokerProcess, running
+
+TOPIC = "rivers"
+SETTINGS = {
+    "group.consumer.heartbeat.interval.ms": 200,
+    "group.consumer.min.heartbeat.interval.ms": 100,
+    "group.consumer.session.timeout.ms": 6_000,
+    "group.consumer.min.session.timeout.ms": 1_000,
+}
+POLL_INTERVAL_MS = 300_000
+"""The default of every stock consumer: whoever waits for it has waited too long."""
+SOON_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with running(tmp_path_factory.mktemp("stock"), **SETTINGS) as found:
+        yield found
+
+
+class World:
+    """A topic of one test, and what its consumers were handed."""
+
+    def __init__(self, process: BrokerProcess, name: str) -> None:
+        self.address = f"127.0.0.1:{process.port}"
+        self.topic = f"{TOPIC}-{name}"
+        self.admin = sync.Admin(self.address)
+
+    def resize(self, count: int) -> None:
+        self.admin.resize(self.topic, count)
+
+    def write(self, partition: int, *values: str, producer: Producer | None = None) -> None:
+        # A new producer, as one that exists does not know new partitions for a while.
+        writer = producer or Producer({"bootstrap.servers": self.address, "linger.ms": 0, "log_level": 0})
+        for value in values:
+            writer.produce(self.topic, value, partition=partition)
+        assert writer.flush(10) == 0
+
+    def transaction(self, partition: int, *values: str, commit: bool = True) -> None:
+        writer = Producer({"bootstrap.servers": self.address, "transactional.id": self.topic, "log_level": 0})
+        writer.init_transactions(10)
+        writer.begin_transaction()
+        self.write(partition, *values, producer=writer)
+        (writer.commit_transaction if commit else writer.abort_transaction)(10)
+
+    @contextmanager
+    def consumer(self, *, reset: str = "earliest", poll_interval_ms: int = POLL_INTERVAL_MS) -> Iterator[Reading]:
+        made = Reading(self, reset, poll_interval_ms)
+        try:
+            yield made
+        finally:
+            made.consumer.close()
+
+
+class Reading:
+    """One stock consumer that commits by hand, `offset + 1` of what it was handed, when the test says so."""
+
+    def __init__(self, world: World, reset: str, poll_interval_ms: int) -> None:
+        self.world = world
+        self.values: list[str] = []
+        self.owned: set[int] = set()
+        self._uncommitted: dict[int, int] = {}
+        self.consumer = Consumer(
+            {
+                "bootstrap.servers": world.address,
+                "group.id": f"g-{world.topic}",
+                "group.protocol": "consumer",
+                "auto.offset.reset": reset,
+                "enable.auto.commit": False,
+                "max.poll.interval.ms": poll_interval_ms,
+                "topic.metadata.refresh.interval.ms": 200,
+                "fetch.wait.max.ms": 100,
+                "log_level": 0,
+            }
+        )
+        self.consumer.subscribe([world.topic], on_assign=self._given, on_revoke=self._taken, on_lost=self._taken)
+
+    def _given(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+        self.owned |= {each.partition for each in partitions}
+
+    def _taken(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+        self.owned -= {each.partition for each in partitions}
+
+    def poll(self) -> None:
+        for message in self.consumer.consume(100, 0.05):
+            if message.error() is None:
+                self.values.append(message.value().decode())
+                self._uncommitted[message.partition()] = message.offset() + 1
+
+    def until(self, true: Callable[[], bool], within_s: float = SOON_S) -> None:
+        deadline = time.monotonic() + within_s
+        while not true():
+            assert time.monotonic() < deadline, (self.owned, self.values)
+            self.poll()
+
+    def has(self, *values: str, within_s: float = SOON_S) -> None:
+        self.until(lambda: set(values) <= set(self.values), within_s)
+
+    def holds(self, *partitions: int, within_s: float = SOON_S) -> None:
+        self.until(lambda: self.owned == set(partitions), within_s)
+
+    def commit(self) -> None:
+        found = [TopicPartition(self.world.topic, number, offset) for number, offset in self._uncommitted.items()]
+        self.consumer.commit(offsets=found, asynchronous=False)
+        self._uncommitted.clear()
+
+
+@pytest.fixture
+def world(process: BrokerProcess, request: pytest.FixtureRequest) -> Iterator[World]:
+    made = World(process, request.node.name[5:35].replace("_", "-"))
+    made.admin.create_topics(made.topic, partitions=1)
+    yield made
+    made.admin.close()
+
+
+def test_a_marker_at_the_cut_is_no_record_that_the_group_has_left_to_read(world: World) -> None:
+    """Fault 2: a commit is `record.offset + 1`, and the marker behind the record kept the gate closed for ever."""
+    world.transaction(0, "a")
+    with world.consumer() as reader:
+        reader.has("a")
+        world.resize(2)
+        world.write(1, "b")
+        reader.commit()
+        reader.has("b")
+
+
+def test_an_aborted_transaction_at_the_cut_is_nothing_to_read(world: World) -> None:
+    world.write(0, "a")
+    world.transaction(0, "void", commit=False)
+    with world.consumer() as reader:
+        reader.has("a")
+        world.resize(2)
+        world.write(1, "b")
+        reader.commit()
+        reader.has("b")
+        assert "void" not in reader.values
+
+
+def test_records_deleted_behind_the_commit_are_nothing_to_read(world: World) -> None:
+    """Fault 2: the unread tail of a parent was deleted, and no commit could pass it."""
+    world.write(0, "a", "b", "c")
+    with world.consumer() as reader:
+        reader.has("a", "b", "c")
+        reader._uncommitted[0] = 1
+        reader.commit()
+        world.resize(2)
+        world.write(1, "d")
+        time.sleep(0.5)
+        reader.poll()
+        assert reader.owned == {0} and "d" not in reader.values
+        world.admin.delete_records({(world.topic, 0): 3})
+        reader.has("d")
+
+
+def test_a_latest_group_formed_after_a_resize_reads_no_history_and_waits_once(world: World) -> None:
+    """Fault 7; and fault 8: what is written while a partition waits is handed out."""
+    world.write(0, "old")
+    world.resize(2)
+    world.write(1, "history")
+    with world.consumer(reset="latest", poll_interval_ms=6_000) as reader:
+        reader.holds(0)
+        world.write(1, "while it waited")
+        reader.holds(0, 1)
+        reader.has("while it waited")
+        assert reader.values == ["while it waited"]
+    with world.consumer(reset="latest") as reader:
+        reader.holds(0, 1)
+
+
+def test_a_latest_group_loses_nothing_of_partitions_that_appear_later(world: World) -> None:
+    with world.consumer(reset="latest") as reader:
+        reader.holds(0)
+        time.sleep(1.0)
+        world.write(0, "a")
+        reader.has("a")
+        world.resize(3)
+        world.write(1, "b")
+        world.write(2, "c")
+        time.sleep(0.5)
+        reader.poll()
+        assert reader.values == ["a"]
+        reader.commit()
+        reader.has("b", "c")
+
+
+def test_a_group_that_was_empty_at_the_resize_loses_nothing_either(world: World) -> None:
+    world.write(0, "a")
+    with world.consumer() as reader:
+        reader.has("a")
+        reader.commit()
+    world.resize(2)
+    world.write(1, "b")
+    with world.consumer(reset="latest") as reader:
+        reader.has("b")
+
+
+def test_a_partition_that_re_opens_is_taken_away_until_the_records_between_are_read(world: World) -> None:
+    """Fault 8: the owner of a retiring partition read on when it re-opened."""
+    world.resize(2)
+    with world.consumer() as reader:
+        reader.holds(0, 1)
+        world.write(1, "a")
+        reader.has("a")
+        reader.commit()
+        world.resize(1)
+        world.write(0, "b")
+        reader.has("b")
+        world.resize(2)
+        reader.holds(0)
+        world.write(1, "c")
+        time.sleep(0.5)
+        reader.poll()
+        assert reader.values == ["a", "b"]
+        reader.commit()
+        reader.holds(0, 1)
+        reader.has("c")
