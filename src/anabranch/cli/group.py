@@ -23,6 +23,7 @@ app = typer.Typer(
 
 EARLIEST, LATEST = -2, -1
 MEMBER_COLUMNS = ("member", "client", "epoch", "subscribed", "current", "target", "pending", "revoking")
+WAIT_COLUMNS = ("waiting partition", "since", "waits on", "owner", "records left", "records/s")
 OFFSET_COLUMNS = ("topic", "partition", "committed offset", "log end offset", "lag", "member")
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
 Groups = Annotated[list[str], typer.Argument(metavar="GROUP...", help="Names of groups.")]
@@ -73,7 +74,7 @@ def describe(
     servers: Servers = DEFAULT_SERVERS,
     as_json: AsJson = False,
 ) -> None:
-    """Show members with their current and target assignments, and the committed offset and lag of each partition."""
+    """Show members with their current and target assignments, committed offsets and lag, and partitions that wait."""
     types = _split(type_)
     if not groups and not types:
         raise typer.BadParameter("name at least one group, or give --type for all groups of a type")
@@ -163,6 +164,24 @@ def _document(group: GroupDescription, offsets: list[dict[str, Any]]) -> dict[st
             for member in group.members
         ],
         "offsets": offsets,
+        "waiting": [
+            {
+                "topic": one.partition.topic,
+                "partition": one.partition.partition,
+                "waits_ms": one.waits_ms,
+                "waits_on": [
+                    {
+                        "partition": wait.partition.partition,
+                        "owner": wait.member_id or None,
+                        "records_left": wait.records_left,
+                        "records_per_second": round(wait.records_per_second, 1),
+                    }
+                    for wait in one.waits_on
+                ],
+            }
+            for one in group.waiting
+        ],
+        "waiting_omitted": group.waiting_omitted,
     }
 
 
@@ -186,7 +205,29 @@ def _print(group: GroupDescription, offsets: list[dict[str, Any]]) -> None:
             for row in offsets
         ]
         print_table(OFFSET_COLUMNS, table)
+    if group.waiting:
+        typer.echo()
+        print_table(WAIT_COLUMNS, _waits(group))
+    if group.waiting_omitted:
+        note(f"{group.waiting_omitted} more partitions wait.")
     typer.echo()
+
+
+def _waits(group: GroupDescription) -> list[tuple[object, ...]]:
+    """One row for each partition that is waited on."""
+    names = {member.member_id: _name(member) for member in group.members}
+    return [
+        (
+            str(one.partition) if place == 0 else "",
+            f"{one.waits_ms / 1000:.1f} s" if place == 0 else "",
+            str(wait.partition),
+            names.get(wait.member_id, "nobody"),
+            "log offline" if wait.records_left is None else wait.records_left,
+            f"{wait.records_per_second:.1f}",
+        )
+        for one in group.waiting
+        for place, wait in enumerate(one.waits_on)
+    ]
 
 
 def _name(member: MemberDescription) -> str:

@@ -11,7 +11,7 @@ from anabranch.client.admin.admin import (
     ResizeWait,
     TopicDescription,
 )
-from anabranch.client.admin.groups import GroupDescription, GroupListing, MemberDescription
+from anabranch.client.admin.groups import GroupDescription, GroupListing, MemberDescription, WaitedOn, WaitingPartition
 from anabranch.client.cluster.connection import ConnectError, DisconnectedError
 from anabranch.client.cluster.metadata import ClusterInfo, Node, OffsetAndTimestamp, PartitionInfo, TopicInfo
 from anabranch.client.consumer.consumer import Consumer
@@ -81,4 +81,6 @@ __all__ = [
     "TopicInfo",
     "TopicPartition",
     "TopicSpec",
+    "WaitedOn",
+    "WaitingPartition",
 ]

@@ -8,8 +8,8 @@ import pytest
 
 from anabranch.base.errors import AnabranchError
 from anabranch.base.ids import TopicPartition
-from anabranch.cli.group import _of_types, _print, _split
-from anabranch.client import GroupDescription, MemberDescription
+from anabranch.cli.group import _document, _of_types, _print, _split
+from anabranch.client import GroupDescription, MemberDescription, WaitedOn, WaitingPartition
 from anabranch.client.admin.groups import GroupListing
 
 
@@ -97,3 +97,36 @@ def test_a_named_group_of_another_type_is_refused_with_its_type() -> None:
 def test_an_option_takes_names_with_commas_and_may_be_repeated() -> None:
     assert _split(["classic,consumer", " stable , "]) == ["classic", "consumer", "stable"]
     assert _split(None) == []
+
+
+def test_waiting_partitions_are_shown_with_what_they_wait_on(capsys: pytest.CaptureFixture[str]) -> None:
+    flights = [TopicPartition("flights", number) for number in range(3)]
+    waits = (WaitedOn(flights[0], "m1", 40, 12.34), WaitedOn(flights[1], "", None, 0.0))
+    group = GroupDescription(
+        "billing",
+        "consumer",
+        "Reconciling",
+        "uniform",
+        8,
+        8,
+        (member("m1", partitions(0), partitions(0)),),
+        "localhost:9092",
+        (WaitingPartition(flights[2], 1_500, waits),),
+    )
+    _print(group, [])
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()][-4:-1] == [
+        "waiting partition  since  waits on   owner   records left  records/s",
+        "flights-2          1.5 s  flights-0  m1      40            12.3",
+        "                          flights-1  nobody  log offline   0.0",
+    ]
+    assert _document(group, [])["waiting"] == [
+        {
+            "topic": "flights",
+            "partition": 2,
+            "waits_ms": 1_500,
+            "waits_on": [
+                {"partition": 0, "owner": "m1", "records_left": 40, "records_per_second": 12.3},
+                {"partition": 1, "owner": None, "records_left": None, "records_per_second": 0.0},
+            ],
+        }
+    ]

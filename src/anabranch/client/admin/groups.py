@@ -15,9 +15,11 @@ from anabranch.client.cluster.coordinator import Coordinator
 from anabranch.client.cluster.metadata import Cluster
 from anabranch.client.consumer.offsets import OffsetAndMetadata, Offsets, OffsetsByPartition, offsets_of
 from anabranch.machines.clients.membership.strategies import assignment_of, subscribed_topics
+from anabranch.machines.lineage import UNKNOWN_END
 from anabranch.protocol.messages.consumer_group_describe import Assignment as DescribedAssignment
 from anabranch.protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
 from anabranch.protocol.messages.consumer_group_describe import DescribedGroup as DescribedConsumerGroup
+from anabranch.protocol.messages.consumer_group_describe import WaitingPartition as DescribedWaitingPartition
 from anabranch.protocol.messages.delete_groups import DeleteGroupsRequest
 from anabranch.protocol.messages.describe_groups import DescribedGroup as DescribedClassicGroup
 from anabranch.protocol.messages.describe_groups import DescribeGroupsRequest
@@ -75,6 +77,27 @@ class MemberDescription:
         return self.assigned - self.target
 
 
+class WaitedOn(NamedTuple):
+    """A partition whose position the gate of another partition waits for."""
+
+    partition: TopicPartition
+    member_id: str
+    """Its owner; empty without one."""
+    records_left: int | None
+    """How far the group's position is from opening the gate, in offsets; None while the partition's log is offline."""
+    records_per_second: float
+    """How fast the position moves."""
+
+
+class WaitingPartition(NamedTuple):
+    """A partition that is handed out to no member until the group has read others."""
+
+    partition: TopicPartition
+    waits_ms: int
+    """For how long it has waited, as far as the coordinator knows."""
+    waits_on: tuple[WaitedOn, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
     """A group and its members."""
@@ -88,6 +111,10 @@ class GroupDescription:
     members: tuple[MemberDescription, ...]
     coordinator: str
     """The coordinator's address."""
+    waiting: tuple[WaitingPartition, ...] = ()
+    """The partitions that wait at gates; at most 1,000 are listed. Only brokers with gates tell."""
+    waiting_omitted: int = 0
+    """How many more partitions wait."""
 
 
 class GroupAdmin:
@@ -263,6 +290,25 @@ def _consumer_group(group: DescribedConsumerGroup, coordinator: str) -> GroupDes
         group.assignment_epoch,
         members,
         coordinator,
+        tuple(map(_waiting, group.waiting_partitions)),
+        group.waiting_partitions_omitted,
+    )
+
+
+def _waiting(found: DescribedWaitingPartition) -> WaitingPartition:
+    name = found.topic_name
+    return WaitingPartition(
+        TopicPartition(name, found.partition),
+        found.waits_ms,
+        tuple(
+            WaitedOn(
+                TopicPartition(name, one.partition),
+                one.member_id,
+                None if one.offset >= UNKNOWN_END else max(0, one.offset - one.position),
+                one.records_per_second,
+            )
+            for one in found.waits_on
+        ),
     )
 
 

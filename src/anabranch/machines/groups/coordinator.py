@@ -43,6 +43,7 @@ from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.groups.settling import Settling
 from anabranch.machines.groups.starts import Starts
+from anabranch.machines.groups.waiting import with_waiting
 from anabranch.machines.outcome import Draft, Outcome, Parked
 from anabranch.protocol.messages.consumer_group_describe import DescribedGroup as DescribedConsumerGroup
 from anabranch.protocol.messages.consumer_group_heartbeat import (
@@ -588,10 +589,11 @@ class Coordinator(AskedPositions):
         """A classic group."""
         return views.describe_group(self.groups.get(group_id), group_id, self.positions)
 
-    def describe_consumer_group(self, group_id: str) -> DescribedConsumerGroup:
-        """A group of the consumer protocol and its members: current and target assignments."""
+    def describe_consumer_group(self, group_id: str, now_ms: int = 0) -> DescribedConsumerGroup:
+        """A group of the consumer protocol and its members: current and target assignments, and what waits."""
         group = self.groups.get(group_id)
-        return views.describe_consumer_group(group, group_id, self.image, self.settings.consumer_assignors)
+        found = views.describe_consumer_group(group, group_id, self.image, self.settings.consumer_assignors)
+        return with_waiting(found, self.keeper, group, now_ms)
 
     def states(self) -> Counter[tuple[str, str]]:
         """The number of groups, by protocol and state."""

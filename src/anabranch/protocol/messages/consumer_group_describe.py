@@ -1,11 +1,11 @@
-"""ConsumerGroupDescribe (API 69). v1 adds `member_type`."""
+"""ConsumerGroupDescribe (API 69). v1 adds `member_type`. Ours: the partitions that wait at gates."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from uuid import UUID
 
-from anabranch.codec import array, boolean, int8, int16, int32, message, nested, string, struct, uuid
+from anabranch.codec import array, boolean, float64, int8, int16, int32, int64, message, nested, string, struct, uuid
 
 
 @message(api_key=69, versions="0-1", flexible="0+")
@@ -50,6 +50,33 @@ class Member:
 
 
 @struct()
+class WaitedOnPartition:
+    """A partition whose position a gate waits for."""
+
+    partition: int = int32()
+    member_id: str = string()
+    """Its owner; empty without one."""
+    position: int = int64()
+    """What counts as read."""
+    offset: int = int64()
+    """The position at which the gate opens."""
+    records_per_second: float = float64()
+    """How fast the position moves, in offsets, since the coordinator watches it."""
+
+
+@struct()
+class WaitingPartition:
+    """Ours: a partition that is withheld until the group has read others."""
+
+    topic_id: UUID = uuid()
+    topic_name: str = string()
+    partition: int = int32()
+    waits_ms: int = int64()
+    """The time since which it waits, as the coordinator knows."""
+    waits_on: Sequence[WaitedOnPartition] = array(WaitedOnPartition)
+
+
+@struct()
 class DescribedGroup:
     """A group of the consumer protocol and its members."""
 
@@ -62,6 +89,9 @@ class DescribedGroup:
     assignor_name: str = string()
     members: Sequence[Member] = array(Member)
     authorized_operations: int = int32(default=-2147483648)
+    waiting_partitions: Sequence[WaitingPartition] = array(WaitingPartition, tag=10000)
+    waiting_partitions_omitted: int = int32(tag=10001)
+    """How many more partitions wait than are listed."""
 
 
 @message(api_key=69, versions="0-1", flexible="0+")

@@ -46,7 +46,7 @@ def handle_consumer_group_describe(
         return _read(
             broker,
             group_id,
-            lambda groups, now_ms: groups.describe_consumer_group(group_id),
+            lambda groups, now_ms: groups.describe_consumer_group(group_id, now_ms),
             lambda code, message: refuse(group_id, code, message),
         )
 

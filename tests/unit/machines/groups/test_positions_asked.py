@@ -233,3 +233,17 @@ def test_only_members_at_their_epoch_are_answered_and_only_about_their_subscript
         answer = world.ask(member, epoch)
         assert isinstance(answer, ConsumerGroupPositionResponse) and answer.error_code == error
     assert (7, False, -1, False) in world.told_of(world.ask("A", a, needs=[(7, 4)], wait_ms=0))
+
+
+def test_a_waiting_partition_is_described_with_its_owner_the_way_and_the_rate() -> None:
+    world = Asking(flat())
+    a, _ = two_members(world)
+    world.advance(1_000)
+    world.commit("A", a, 0, 2)
+    world.advance(1_000)
+    (waiting,) = world.coordinator.describe_consumer_group(GROUP, world.now_ms).waiting_partitions
+    assert (waiting.topic_name, waiting.partition, waiting.waits_ms) == ("foo", 1, 2_000)
+    (on,) = waiting.waits_on
+    assert (on.partition, on.member_id, on.position, on.offset, on.records_per_second) == (0, "A", 2, 5, 1.0)
+    world.commit("A", a, 0, 5)
+    assert not world.coordinator.describe_consumer_group(GROUP, world.now_ms).waiting_partitions
