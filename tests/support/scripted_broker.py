@@ -79,6 +79,8 @@ class ScriptedBroker:
         self.topics = dict(topics or {})
         self.initial: dict[str, int] = {}
         """The partition count at creation of each elastic topic."""
+        self.retiring: dict[str, int] = {}
+        """How many of a topic's partitions, the highest ones, are retiring."""
         self.reachable = True
         self.asked: list[Asked] = []
         self.links: list[Link] = []
@@ -169,14 +171,17 @@ class ScriptedBroker:
         count = self.topics.get(name)
         if count is None:
             return MetadataResponseTopic(name=name, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        live = count - self.retiring.get(name, 0)
         return MetadataResponseTopic(
             name=name,
             topic_id=topic_id(name),
             is_internal=name.startswith("__"),
             initial_partition_count=self.initial.get(name, -1),
-            undeleted_partition_count=count if name in self.initial else -1,
+            undeleted_partition_count=live if name in self.initial else -1,
             partitions=[
-                MetadataResponsePartition(partition_index=number, leader_id=NODE, leader_epoch=0)
+                MetadataResponsePartition(
+                    partition_index=number, leader_id=NODE, leader_epoch=0, retiring=number >= live
+                )
                 for number in range(count)
             ],
         )

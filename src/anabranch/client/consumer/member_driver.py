@@ -158,4 +158,5 @@ def _version(connection: Connection, request: Any) -> int:
 
 
 def _facts(info: TopicInfo) -> TopicFacts:
-    return TopicFacts(info.name, info.topic_id, len(info.partitions))
+    retiring = sum(partition.retiring for partition in info.partitions.values())
+    return TopicFacts(info.name, info.topic_id, len(info.partitions), retiring)

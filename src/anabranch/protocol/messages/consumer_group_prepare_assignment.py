@@ -49,11 +49,12 @@ class Member:
 
 @struct()
 class TopicMetadata:
-    """A topic that some member subscribes to."""
+    """A topic that some member subscribes to; its retiring partitions count among `num_partitions`."""
 
     topic_id: UUID = uuid()
     topic_name: str = string()
     num_partitions: int = int32()
+    retiring_partitions: Sequence[int] = array(int32, tag=10000)
 
 
 @message(api_key=10002, versions="0", flexible="0+")

@@ -19,6 +19,7 @@ from anabranch.client.consumer.member_driver import TOPICS_INTERVAL_MS, MemberDr
 from anabranch.client.settings import ConsumerSettings
 from anabranch.machines.clients.fetching import Fetcher, FetcherSettings
 from anabranch.machines.clients.membership.steps import Assign, Failed, Lost, Owned, Subscription
+from anabranch.machines.clients.membership.strategies import assignment_of
 from anabranch.protocol.messages.consumer_group_heartbeat import (
     Assignment,
     ConsumerGroupHeartbeatRequest,
@@ -26,7 +27,7 @@ from anabranch.protocol.messages.consumer_group_heartbeat import (
     TopicPartitions,
 )
 from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
-from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
+from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse, JoinGroupResponseMember
 from anabranch.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
 from anabranch.protocol.messages.metadata import MetadataRequest
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
@@ -360,13 +361,14 @@ def test_a_local_assignor_that_raises_is_logged_and_the_group_computes_again(
     play(story)
 
 
-def test_a_classic_member_that_is_alone_leads_and_syncs() -> None:
+def test_a_classic_leader_learns_the_partitions_and_which_are_retiring_and_syncs() -> None:
     async def story() -> None:
-        world = World(group_protocol="classic")
+        world = World({"t": 4}, group_protocol="classic")
+        world.broker.initial["t"] = 1
+        world.broker.retiring["t"] = 2
+        others: list[list[int]] = []
 
         def join(request: JoinGroupRequest) -> JoinGroupResponse:
-            from anabranch.protocol.messages.join_group import JoinGroupResponseMember
-
             chosen = request.protocols[0]
             return JoinGroupResponse(
                 generation_id=1,
@@ -374,11 +376,12 @@ def test_a_classic_member_that_is_alone_leads_and_syncs() -> None:
                 protocol_name=chosen.name,
                 leader="m",
                 member_id="m",
-                members=[JoinGroupResponseMember(member_id="m", metadata=bytes(chosen.metadata))],
+                members=[JoinGroupResponseMember(member_id=m, metadata=bytes(chosen.metadata)) for m in ("m", "n")],
             )
 
         def sync(request: SyncGroupRequest) -> SyncGroupResponse:
-            (mine,) = request.assignments
+            mine, other = sorted(request.assignments, key=lambda one: one.member_id)
+            others.append(sorted(tp.partition for tp in assignment_of(other.assignment)))
             return SyncGroupResponse(
                 protocol_type="consumer", protocol_name=request.protocol_name, assignment=bytes(mine.assignment)
             )
@@ -387,7 +390,8 @@ def test_a_classic_member_that_is_alone_leads_and_syncs() -> None:
         world.broker.on(SyncGroupRequest, sync)
         world.begin()
         event = await world.event()
-        assert event == Assign(frozenset({Owned("t", 0), Owned("t", 1)}))
+        assert event == Assign(frozenset({Owned("t", 0), Owned("t", 2)}))
+        assert others == [[1, 3]]
         await world.end()
 
     play(story)

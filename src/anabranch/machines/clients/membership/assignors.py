@@ -60,6 +60,8 @@ class TopicSpec:
 
     name: str
     partition_count: int
+    retiring: frozenset[int] = frozenset()
+    """Partitions that only empty, and are then removed: a list of their own, to be balanced apart from the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,10 @@ def spec_of(response: ConsumerGroupPrepareAssignmentResponse) -> AssignmentSpec:
             )
             for member in response.members
         },
-        {topic.topic_id: TopicSpec(topic.topic_name, topic.num_partitions) for topic in response.topics},
+        {
+            topic.topic_id: TopicSpec(topic.topic_name, topic.num_partitions, frozenset(topic.retiring_partitions))
+            for topic in response.topics
+        },
     )
 
 

@@ -37,8 +37,10 @@ from anabranch.machines.clients.membership.steps import (
 )
 from anabranch.machines.clients.membership.strategies import (
     NO_GENERATION,
+    NONE,
     STICKY,
     STRATEGIES,
+    PartitionCounts,
     Subscriber,
     assign,
     assignment_bytes,
@@ -113,8 +115,8 @@ class ClassicMember(PolledMember[Phase]):
         self._failures = 0
         self._strategy = ""
         self._subscribers: list[Subscriber] = []
-        self._counts: dict[str, int] = {}
-        self._used: dict[str, int] = {}
+        self._counts: dict[str, PartitionCounts] = {}
+        self._used: dict[str, PartitionCounts] = {}
         """The partition counts used in the leader's last assignment."""
         self._leads = False
         self._watched: frozenset[str] = frozenset()
@@ -194,17 +196,19 @@ class ClassicMember(PolledMember[Phase]):
     def on_topics(self, topics: Iterable[TopicFacts]) -> None:
         """Handle the partition counts of topics."""
         for topic in topics:
-            self._counts[topic.name] = topic.partition_count
+            self._counts[topic.name] = PartitionCounts(topic.partition_count, topic.retiring_count)
             self._unknown -= {topic.name}
         if self._unknown or not self._leads:
             return
         if self._phase is Phase.LEADING:
             self._phase, self._due_ms = Phase.SYNCING, 0
         elif not self._used:  # This leader took over a generation assigned earlier.
-            self._used = {name: self._counts.get(name, 0) for name in self._watched}
+            self._used = {name: self._counts.get(name, NONE) for name in self._watched}
             self._check_taken_over()
             self._advance()
-        elif self._phase is Phase.STABLE and any(self._counts.get(name, 0) != n for name, n in self._used.items()):
+        elif self._phase is Phase.STABLE and any(
+            self._counts.get(name, NONE) != used for name, used in self._used.items()
+        ):
             self._phase, self._due_ms = Phase.UNJOINED, 0
 
     def on_response(self, ticket: int, response: Any, now_ms: int) -> None:
@@ -482,7 +486,7 @@ class ClassicMember(PolledMember[Phase]):
         if (
             self._leads
             and self._used
-            and any(one.partition >= self._used.get(one.topic, 0) for one in self._target or ())
+            and any(one.partition >= self._used.get(one.topic, NONE).total for one in self._target or ())
         ):
             self._rejoin = True
 
@@ -494,7 +498,7 @@ class ClassicMember(PolledMember[Phase]):
     def _send_sync(self, now_ms: int) -> Send:
         given: dict[str, list[TopicPartition]] = {}
         if self._leads and self._subscribers:
-            self._used = {topic: self._counts.get(topic, 0) for one in self._subscribers for topic in one.topics}
+            self._used = {topic: self._counts.get(topic, NONE) for one in self._subscribers for topic in one.topics}
             given = assign(self._strategy, self._subscribers, self._used)
         return self._send(
             SyncGroupRequest(

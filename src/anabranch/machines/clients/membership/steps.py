@@ -117,6 +117,8 @@ class TopicFacts(NamedTuple):
     name: str
     topic_id: UUID
     partition_count: int
+    retiring_count: int = 0
+    """How many of the partitions, the highest ones, are retiring."""
 
 
 @dataclass(frozen=True, slots=True)

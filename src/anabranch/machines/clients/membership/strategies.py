@@ -1,8 +1,9 @@
 """The assignors that a classic group's leader runs: range, roundrobin, sticky and cooperative-sticky.
 
-Range and roundrobin give the same assignments as the Java client, so that leaders of either kind agree. The sticky ones
-keep current owners as far as balance allows; cooperative-sticky gives a partition to a new owner only in the rebalance
-after its old owner has revoked it.
+Live and retiring partitions are two lists, each balanced by itself: retiring partitions get no more records, and a
+member with many of them would soon have nothing to read. Without retiring partitions, range and roundrobin give the
+same assignments as the Java client, so that leaders of either kind agree. The sticky ones keep current owners as far as
+balance allows; cooperative-sticky gives a partition to a new owner only in the rebalance after its revocation.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from anabranch.base.errors import DecodeError
 from anabranch.base.ids import TopicPartition
@@ -71,6 +72,24 @@ class Subscriber:
 Assignment = dict[str, list[TopicPartition]]
 
 
+class PartitionCounts(NamedTuple):
+    """The partitions of a topic; the highest ones are retiring, since partitions are removed from the top."""
+
+    total: int = 0
+    retiring: int = 0
+
+    @property
+    def lists(self) -> tuple[range, range]:
+        """The live partitions, and the retiring ones."""
+        live = self.total - self.retiring
+        return range(live), range(live, self.total)
+
+
+Counts = Mapping[str, PartitionCounts]
+"""By topic."""
+NONE = PartitionCounts()
+
+
 def strategies_of(named: str | Iterable[str]) -> tuple[str, ...]:
     """Parse `partition.assignment.strategy`: a list, or names separated by commas; Java class names are accepted."""
     names = named.split(",") if isinstance(named, str) else list(named)
@@ -92,7 +111,7 @@ def is_cooperative(strategies: Sequence[str]) -> bool:
     return all(strategy == COOPERATIVE_STICKY for strategy in strategies)
 
 
-def assign(strategy: str, members: Sequence[Subscriber], counts: Mapping[str, int]) -> Assignment:
+def assign(strategy: str, members: Sequence[Subscriber], counts: Counts) -> Assignment:
     """Assign every partition of every subscribed topic to a member that subscribes to the topic."""
     members = sorted(members, key=lambda member: member.order)
     match strategy:
@@ -107,78 +126,106 @@ def assign(strategy: str, members: Sequence[Subscriber], counts: Mapping[str, in
             return _cooperative(members, counts)
 
 
-def _range(members: Sequence[Subscriber], counts: Mapping[str, int]) -> Assignment:
+def _range(members: Sequence[Subscriber], counts: Counts) -> Assignment:
     given: Assignment = {member.member_id: [] for member in members}
     for topic in sorted(counts):
         takers = [member for member in members if topic in member.topics]
         if not takers:
             continue
-        share, extra = divmod(counts[topic], len(takers))
-        first = 0
-        for index, member in enumerate(takers):
-            size = share + (index < extra)
-            given[member.member_id] += [TopicPartition(topic, number) for number in range(first, first + size)]
-            first += size
+        for numbers in counts[topic].lists:
+            share, extra = divmod(len(numbers), len(takers))
+            first = 0
+            for index, member in enumerate(takers):
+                size = share + (index < extra)
+                given[member.member_id] += [TopicPartition(topic, number) for number in numbers[first : first + size]]
+                first += size
     return given
 
 
-def _round_robin(members: Sequence[Subscriber], counts: Mapping[str, int]) -> Assignment:
+def _round_robin(members: Sequence[Subscriber], counts: Counts) -> Assignment:
     given: Assignment = {member.member_id: [] for member in members}
     turn = 0
-    for topic in sorted(counts):
-        if not any(topic in member.topics for member in members):
-            continue
-        for number in range(counts[topic]):
-            while topic not in members[turn % len(members)].topics:
-                turn += 1
-            given[members[turn % len(members)].member_id].append(TopicPartition(topic, number))
+    for tp in (tp for listed in _lists(members, counts) for tp in listed):
+        while tp.topic not in members[turn % len(members)].topics:
             turn += 1
+        given[members[turn % len(members)].member_id].append(tp)
+        turn += 1
     return given
+
+
+def _lists(members: Sequence[Subscriber], counts: Counts) -> tuple[list[TopicPartition], list[TopicPartition]]:
+    """The live and the retiring partitions of all subscribed topics, in order."""
+    live: list[TopicPartition] = []
+    retiring: list[TopicPartition] = []
+    for topic in sorted(counts):
+        if any(topic in member.topics for member in members):
+            for found, numbers in zip((live, retiring), counts[topic].lists, strict=True):
+                found += [TopicPartition(topic, number) for number in numbers]
+    return live, retiring
 
 
 @dataclass(slots=True)
 class _Share:
     member: Subscriber
+    other: int
+    """The member's partitions of the list that was balanced before; fewer go first where members tie."""
     partitions: set[TopicPartition] = field(default_factory=set)
 
 
-def _sticky(members: Sequence[Subscriber], counts: Mapping[str, int]) -> tuple[Assignment, dict[TopicPartition, str]]:
+def _sticky(members: Sequence[Subscriber], counts: Counts) -> tuple[Assignment, dict[TopicPartition, str]]:
     """Return the assignment, and the owner of each partition until now."""
     owners = _owners(members, counts)
-    shares = {member.member_id: _Share(member) for member in members}
-    for tp, owner in owners.items():
-        shares[owner].partitions.add(tp)
     takers = {topic: [m.member_id for m in members if topic in m.topics] for topic in counts}
-    every = [TopicPartition(topic, n) for topic in sorted(counts) if takers[topic] for n in range(counts[topic])]
-    if len({member.topics for member in members}) == 1:
-        _shed(shares, len(every))
+    given: dict[str, set[TopicPartition]] = {member.member_id: set() for member in members}
+    for listed in _lists(members, counts):
+        shares = {member.member_id: _Share(member, len(given[member.member_id])) for member in members}
+        _balance(shares, takers, listed, owners)
+        for member_id, share in shares.items():
+            given[member_id] |= share.partitions
+    return {member_id: sorted(partitions) for member_id, partitions in given.items()}, owners
+
+
+def _balance(
+    shares: Mapping[str, _Share],
+    takers: Mapping[str, Sequence[str]],
+    listed: Sequence[TopicPartition],
+    owners: Mapping[TopicPartition, str],
+) -> None:
+    """Share the listed partitions out: owners keep theirs as far as balance allows."""
+    for tp in listed:
+        if tp in owners:
+            shares[owners[tp]].partitions.add(tp)
+    if len({share.member.topics for share in shares.values()}) == 1:
+        _shed(shares, len(listed))
     kept = {tp for share in shares.values() for tp in share.partitions}
-    heaps = {topic: [(len(shares[m].partitions), at, m) for at, m in enumerate(ids)] for topic, ids in takers.items()}
-    by_takers: dict[tuple[str, ...], list[tuple[int, int, str]]] = {}
+    heaps = {
+        topic: [(len(shares[m].partitions), shares[m].other, at, m) for at, m in enumerate(ids)]
+        for topic, ids in takers.items()
+    }
+    by_takers: dict[tuple[str, ...], list[tuple[int, int, int, str]]] = {}
     for topic, ids in takers.items():
         heap = by_takers.setdefault(tuple(ids), heaps[topic])
         heapq.heapify(heap)
         heaps[topic] = heap
-    for tp in sorted((tp for tp in every if tp not in kept), key=lambda tp: (len(takers[tp.topic]), tp)):
+    for tp in sorted((tp for tp in listed if tp not in kept), key=lambda tp: (len(takers[tp.topic]), tp)):
         heap = heaps[tp.topic]
         while True:
-            size, at, member_id = heap[0]
+            size, other, at, member_id = heap[0]
             actual = len(shares[member_id].partitions)
             if actual == size:
                 break
-            heapq.heapreplace(heap, (actual, at, member_id))
+            heapq.heapreplace(heap, (actual, other, at, member_id))
         shares[member_id].partitions.add(tp)
-        heapq.heapreplace(heap, (size + 1, at, member_id))
+        heapq.heapreplace(heap, (size + 1, other, at, member_id))
     _even_out(shares, takers)
-    return {member_id: sorted(share.partitions) for member_id, share in shares.items()}, owners
 
 
-def _owners(members: Sequence[Subscriber], counts: Mapping[str, int]) -> dict[TopicPartition, str]:
+def _owners(members: Sequence[Subscriber], counts: Counts) -> dict[TopicPartition, str]:
     """Return the owner of each existing, still subscribed partition; of two claims the later generation's counts."""
     claims: dict[TopicPartition, tuple[int, str | None]] = {}
     for member in members:
         for tp in member.owned:
-            if tp.topic not in member.topics or not 0 <= tp.partition < counts.get(tp.topic, 0):
+            if tp.topic not in member.topics or not 0 <= tp.partition < counts.get(tp.topic, NONE).total:
                 continue
             rival = claims.get(tp)
             if rival is None or member.generation > rival[0]:
@@ -191,7 +238,7 @@ def _owners(members: Sequence[Subscriber], counts: Mapping[str, int]) -> dict[To
 def _shed(shares: Mapping[str, _Share], total: int) -> None:
     """With equal subscriptions, limit every member's partitions to an even share."""
     low, extra = divmod(total, len(shares))
-    for share in sorted(shares.values(), key=lambda share: (-len(share.partitions), share.member.order)):
+    for share in sorted(shares.values(), key=lambda share: (-len(share.partitions), share.other, share.member.order)):
         allowed = low + 1 if extra > 0 and len(share.partitions) > low else low
         extra -= allowed > low
         for tp in sorted(share.partitions)[allowed:]:
@@ -212,7 +259,7 @@ def _even_out(shares: Mapping[str, _Share], takers: Mapping[str, Sequence[str]])
                     moved = True
 
 
-def _cooperative(members: Sequence[Subscriber], counts: Mapping[str, int]) -> Assignment:
+def _cooperative(members: Sequence[Subscriber], counts: Counts) -> Assignment:
     """The sticky assignment, without partitions that another member has yet to revoke."""
     given, owners = _sticky(members, counts)
     claimed = {tp for member in members for tp in member.owned}

@@ -82,7 +82,12 @@ def _subscribed(step: Step) -> dict[str, frozenset[UUID]]:
 
 
 def _topic(topic: TopicImage) -> prepare_messages.TopicMetadata:
-    return prepare_messages.TopicMetadata(topic_id=topic.topic_id, topic_name=topic.name, num_partitions=topic.size)
+    return prepare_messages.TopicMetadata(
+        topic_id=topic.topic_id,
+        topic_name=topic.name,
+        num_partitions=topic.size,
+        retiring_partitions=list(topic.retiring),
+    )
 
 
 def _member(step: Step, member: Member, computation: Computation) -> prepare_messages.Member:

@@ -63,11 +63,11 @@ def test_the_group_is_read_as_the_coordinator_describes_it() -> None:
                 assignor=Assignor(reason=3, metadata_version=1, metadata_bytes=memoryview(b"x")),
             )
         ],
-        topics=[TopicMetadata(topic_id=FLIGHTS, topic_name="flights", num_partitions=4)],
+        topics=[TopicMetadata(topic_id=FLIGHTS, topic_name="flights", num_partitions=4, retiring_partitions=[2, 3])],
     )
     owned = frozenset({TopicIdPartition(FLIGHTS, 0), TopicIdPartition(FLIGHTS, 2)})
     member = MemberSpec(frozenset({FLIGHTS}), owned, "i", "r", AssignorMetadata(1, b"x", 3))
-    assert spec_of(response) == AssignmentSpec(7, {"m": member}, {FLIGHTS: TopicSpec("flights", 4)})
+    assert spec_of(response) == AssignmentSpec(7, {"m": member}, {FLIGHTS: TopicSpec("flights", 4, frozenset({2, 3}))})
 
 
 def test_an_assignment_is_installed_with_members_topics_and_partitions_in_order() -> None:

@@ -150,6 +150,27 @@ def test_the_leader_hears_how_many_partitions_there_are_and_assigns() -> None:
     world.sends(JoinGroupRequest)
 
 
+def test_the_leader_assigns_again_when_partitions_begin_to_retire_and_balances_them_apart() -> None:
+    world = World()
+    said = subscription_bytes("range", frozenset({"flights"}), frozenset(), -1, None)
+    both = [JoinGroupResponseMember(member_id=m, metadata=said) for m in ("m1", "m2")]
+
+    def assigned(facts: TopicFacts) -> dict[str, list[int]]:
+        world.member.on_topics([facts])
+        given = world.syncs(0).assignments
+        return {one.member_id: sorted(tp.partition for tp in assignment_of(one.assignment)) for one in given}
+
+    world.joins(1, leader=True, members=both)
+    assert assigned(TopicFacts("flights", NO_TOPIC_ID, 4)) == {"m1": [0, 1], "m2": [2, 3]}
+    world.carry_out(Assign(owned(0)))
+    world.now += 300_000
+    world.beats()
+    world.member.on_topics([TopicFacts("flights", NO_TOPIC_ID, 4, retiring_count=2)])
+    world.carry_out(Revoke(owned(0)))
+    world.joins(2, leader=True, members=both)
+    assert assigned(TopicFacts("flights", NO_TOPIC_ID, 4, retiring_count=2)) == {"m1": [0, 2], "m2": [1, 3]}
+
+
 def test_an_eager_member_lets_go_of_all_before_it_joins_and_beats_until_then() -> None:
     world = World().stable(0, 1)
     world.beats(ErrorCode.REBALANCE_IN_PROGRESS)

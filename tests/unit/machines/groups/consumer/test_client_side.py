@@ -8,6 +8,7 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.caller import Caller
+from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.protocol.messages.consumer_group_heartbeat import Assignor
 from anabranch.protocol.messages.consumer_group_install_assignment import (
     ConsumerGroupInstallAssignmentRequest,
@@ -15,7 +16,7 @@ from anabranch.protocol.messages.consumer_group_install_assignment import (
     TopicPartition,
 )
 from anabranch.protocol.messages.consumer_group_prepare_assignment import ConsumerGroupPrepareAssignmentRequest
-from tests.support.groups import GROUP, GroupWorld, partitions, topics
+from tests.support.groups import GROUP, GroupWorld, partitions, topic_id, topics
 from tests.unit.machines.groups.consumer.test_heartbeat import offer
 from tests.unit.machines.groups.test_migration import stable_classic
 
@@ -115,6 +116,14 @@ def test_partitions_are_refused_for_a_member_that_does_not_subscribe_to_their_to
     assert "member A does not subscribe to topic" in answer.error_message
     assert world.group.target_epoch == 0
     assert install(world, "A", 0, 2, A="foo-0", B="bar-0").error_code == ErrorCode.NONE
+
+
+def test_the_assignor_learns_which_partitions_are_retiring() -> None:
+    image = Image(1, {"foo": TopicImage(topic_id("foo"), "foo", (0, 1), (2, 3))})
+    world = GroupWorld(image)
+    world.join("A", client_assignors=[offer()])
+    (topic,) = prepare(world, "A", 0).topics
+    assert (topic.num_partitions, topic.retiring_partitions) == (4, [2, 3])
 
 
 def test_a_group_is_described_with_the_assignor_that_its_members_run() -> None:
