@@ -79,13 +79,17 @@ class Positions:
             return
         for topic in {tp.topic for tp in partitions}:
             view = await self._context.cluster.view(topic)
-            every = [TopicPartition(topic, number) for number in sorted(view.leaders)]
-            found = await self._committed(every, identity)
-            if self._context.identity() != identity:
-                return
-            committed = {
-                tp.partition for tp, at in found.items() if isinstance(at, OffsetAndMetadata) and at.offset >= 0
-            }
+            committed: set[int] = set()
+            if not view.elastic or self._context.subscription is None:
+                every = [TopicPartition(topic, number) for number in sorted(view.leaders)]
+                found = await self._committed(every, identity)
+                if self._context.identity() != identity:
+                    return
+                committed = {
+                    tp.partition for tp, at in found.items() if isinstance(at, OffsetAndMetadata) and at.offset >= 0
+                }
+            # Of a subscribed group our coordinator has committed where it begins in later partitions: without a
+            # commit, only partitions that this member has seen appear are later ones.
             seen = None if self._driver.first_seen is None else self._driver.first_seen.get(topic, frozenset())
             for tp in partitions:
                 if tp.topic == topic:

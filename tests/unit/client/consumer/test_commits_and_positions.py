@@ -20,6 +20,7 @@ from anabranch.client.consumer.offsets import MemberIdentity, OffsetAndMetadata
 from anabranch.client.consumer.positions import Positions
 from anabranch.client.settings import ConsumerSettings
 from anabranch.machines.clients.fetching import Fetcher, FetcherSettings, TopicView
+from anabranch.machines.clients.membership.steps import Subscription
 from anabranch.machines.lineage import Lineage
 from anabranch.runtime.chance import Chance
 from anabranch.runtime.clock import Clock
@@ -96,7 +97,8 @@ class World:
         self.context = GroupContext(chosen, topics, self.fetcher, Host(), SteppingClock(), Chance(1))
         self.context.offsets = cast(Any, self.coordinator)
         self.commits = Commits(self.context)
-        self.positions = Positions(self.context, MemberDriver(self.context))
+        self.driver = MemberDriver(self.context)
+        self.positions = Positions(self.context, self.driver)
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -272,6 +274,21 @@ def test_a_partition_that_appeared_after_the_group_began_is_read_from_its_beginn
         world = granted(found, found)
         await world.positions.find()
         assert world.fetcher.positions() == {P0: 4} and starts(world) == {1: -2}
+
+    run(scenario)
+
+
+def test_where_the_coordinator_writes_down_where_groups_begin_the_reset_holds_for_what_it_did_not_write() -> None:
+    async def scenario() -> None:
+        world = granted({P0: OffsetAndMetadata(4), P1: OffsetAndMetadata(-1)})
+        world.context.subscription = Subscription(frozenset({"t"}))
+        await world.positions.find()
+        assert starts(world) == {1: -1}, "resized before the group existed"
+        world = granted({P0: OffsetAndMetadata(4), P1: OffsetAndMetadata(-1)})
+        world.context.subscription = Subscription(frozenset({"t"}))
+        world.driver.first_seen = {"t": frozenset({0})}
+        await world.positions.find()
+        assert starts(world) == {1: -2}, "this member has seen it appear"
 
     run(scenario)
 
