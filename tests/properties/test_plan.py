@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from anabranch.machines.keyspace import spread
 from anabranch.machines.lineage import Lineage, Position
 from anabranch.machines.placement import place
 from anabranch.spark.plan import (
@@ -88,11 +89,6 @@ class Topic:
         return TopicSnapshot(TOPIC, "id", lineage, starts, {p: log.end for p, log in self.logs.items()}, ordered)
 
 
-def range_hash(key: int) -> int:
-    """Any hash that is spread over the key ranges and has nothing to do with placement."""
-    return (key * 0x9E3779B97F4A7C15 ^ key >> 7) * 0xD6E8FEB86659FD93 % (1 << 63)
-
-
 class Query:
     """A streaming query: it keeps offsets as text, as Spark's checkpoint does, and what each key brought."""
 
@@ -147,7 +143,7 @@ class Query:
                 layout = read.layouts[sum(cut <= offset for cut in read.cuts)]
                 sequence = layout << 48 | offset
                 assert sequence == lineage.sequence(read.partition, offset)
-                if low <= range_hash(key) <= high:
+                if low <= spread(key, self.topic.initial) <= high:
                     yield key, sent, sequence
 
     def verdict(self) -> tuple[bool, bool]:

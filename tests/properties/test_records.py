@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anabranch.base.errors import DecodeError
+from anabranch.machines.keyspace import SPACE, SPACE_END, interval, keyless_spread, spread
 from anabranch.records.arrow import decode as decoding
 from anabranch.records.arrow import encode as encoding
 from anabranch.records.arrow.decode import COLUMN_TYPES, decode, decode_all
@@ -19,8 +20,9 @@ from anabranch.records.arrow.encode import encode_partitioned, encode_records, h
 from anabranch.records.arrow.warm import warm
 from anabranch.records.batch import expanded, headers
 from anabranch.records.compression import Compression
-from anabranch.records.hashing import murmur2, placement_hash, range_hash
+from anabranch.records.hashing import murmur2, placement_hash
 from anabranch.records.rows import iterate
+from anabranch.records.shares import KeyShare
 from tests.properties import record_model as model
 from tests.properties.record_model import Batch, Row
 from tests.support.fence import FencedShelf, fenced_copy
@@ -120,14 +122,19 @@ def test_bounds_keep_exactly_what_lies_between(batches: list[Batch], data: st.Da
     rows = [row for batch in batches for row in model.seen(batch)]
     around = st.sampled_from([0, *(row.offset + step for row in rows for step in (0, 1))])
     start, end = data.draw(around), data.draw(st.none() | around)
-    low, high = sorted((data.draw(st.integers(0, (1 << 63) - 1)), data.draw(st.integers(0, (1 << 63) - 1))))
-    decoded = decode(log, columns=ROW_COLUMNS, start_offset=start, end_offset=end, key_range=(low, high))
+    initial, growth = data.draw(st.integers(1, 1000)), data.draw(st.integers(0, 5000))
+    held = interval(data.draw(st.integers(0, initial + growth - 1)), initial + growth, initial)
+    places = [
+        keyless_spread(row.offset, held) if row.key is None else spread(murmur2(row.key), initial) for row in rows
+    ]
+    bounds = st.integers(0, SPACE_END) | st.sampled_from([0, SPACE_END, *places])
+    low, high = sorted((data.draw(bounds), data.draw(bounds)))
+    share = KeyShare((low, high), initial, held)
+    decoded = decode(log, columns=ROW_COLUMNS, start_offset=start, end_offset=end, share=share)
     expected = [
         row
-        for row in rows
-        if row.offset >= start
-        and (end is None or row.offset < end)
-        and low <= range_hash(row.offset if row.key is None else murmur2(row.key)) <= high
+        for row, at in zip(rows, places, strict=True)
+        if row.offset >= start and (end is None or row.offset < end) and low <= at <= high
     ]
     assert as_rows(decoded.records) == expected
     last = batches[-1].last_offset + 1 if batches else start
@@ -292,12 +299,10 @@ def test_batches_of_records_that_are_alike_are_decoded_too(seed: int) -> None:
     rows = [row for batch in batches for row in model.seen(batch)]
     assert as_rows(decode(log, columns=ROW_COLUMNS).records) == rows
     start, end = sorted(choice.choice(rows).offset for _ in range(2))
-    middle = choice.randrange(1 << 63)
+    middle, initial = choice.randrange(1, 1 << 63), choice.randint(1, 9)
     found = [
-        decode(
-            log, columns=ROW_COLUMNS, start_offset=start, end_offset=end, key_range=key_range, decoded_size_max=1 << 30
-        )
-        for key_range in ((0, middle - 1), (middle, (1 << 63) - 1))
+        decode(log, columns=ROW_COLUMNS, start_offset=start, end_offset=end, share=share, decoded_size_max=1 << 30)
+        for share in (KeyShare((0, middle - 1), initial, SPACE), KeyShare((middle, SPACE_END), initial, SPACE))
     ]
     assert sorted((row for part in found for row in as_rows(part.records)), key=lambda row: row.offset) == [
         row for row in rows if start <= row.offset < end

@@ -218,6 +218,11 @@ class Lineage:
                 start = end
         yield Segment(partition, self.current, start, None)
 
+    def held(self, partition: int, layout: int) -> Interval:
+        """The keys of a partition in a layout; all where the partition was retiring, and took none by itself."""
+        count = self.count_in(layout)
+        return interval(partition, count, self.initial) if partition < count else SPACE
+
     def gates(self, positions: Mapping[int, Position]) -> Gates:
         """Decide gates for a reader that stands at `positions` (every existing partition that it reads)."""
         return Gates(self, positions)

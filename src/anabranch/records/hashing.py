@@ -1,14 +1,12 @@
-"""The two hashes of a key (wire.md, section 4), in plain Python: the reference that the kernels are tested against.
+"""The hashes of a key in plain Python: the reference that the kernels are tested against.
 
-Placement takes `murmur2(key) & 0x7fffffff`, as Kafka's Java client does. Key ranges take that 32-bit hash through
-MurmurHash3's 64-bit finaliser, which spreads it evenly over [0, 2**63 - 1]; a record without a key counts as its
-offset. `docs/hashing.md` has test vectors of both.
+Placement takes `murmur2(key) & 0x7fffffff`, as Kafka's Java client does. `machines.keyspace` makes of it, and of
+MurmurHash3's 64-bit finaliser, the place of a key in the key space. `docs/hashing.md` has test vectors.
 """
 
 from __future__ import annotations
 
 PLACEMENT_HASH_MAX = 0x7FFF_FFFF
-RANGE_HASH_MAX = 0x7FFF_FFFF_FFFF_FFFF
 
 _MASK_32 = 0xFFFF_FFFF
 _MASK_64 = 0xFFFF_FFFF_FFFF_FFFF
@@ -42,8 +40,3 @@ def fmix64(value: int) -> int:
     value = (value ^ value >> 33) * 0xFF51_AFD7_ED55_8CCD & _MASK_64
     value = (value ^ value >> 33) * 0xC4CE_B9FE_1A85_EC53 & _MASK_64
     return value ^ value >> 33
-
-
-def range_hash(murmur: int) -> int:
-    """Where in the key range a record lies, from its key's murmur2, or from its offset when it has no key."""
-    return fmix64(murmur) & RANGE_HASH_MAX

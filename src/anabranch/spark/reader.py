@@ -20,15 +20,18 @@ from anabranch.base.errors import DecodeError
 from anabranch.base.ids import TopicPartition
 from anabranch.base.limits import SEQUENCE_OFFSET_BITS
 from anabranch.client.consumer.range_reader import (
+    FetchedRange,
     OffsetRange,
     OffsetsGoneError,
     RangeReader,
     RangeReaderSettings,
     decode_range,
+    next_offset_of,
 )
 from anabranch.records.arrow.memory import as_column, as_numbers
+from anabranch.records.shares import KeyShare
 from anabranch.spark.options import Options
-from anabranch.spark.plan import WHOLE, DataLossError, Loss, Read, Task
+from anabranch.spark.plan import WHOLE, DataLossError, KeyRange, Loss, Read, Task
 from anabranch.spark.snapshot import connection_settings
 
 ARROW_TYPES: dict[str, pa.DataType] = {
@@ -63,26 +66,38 @@ def read_task(task: Task, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
     """Yield a task's records, every key of its range in order, in batches of about `DECODED_SIZE_MAX` bytes."""
     make = _Columns(settings.columns)
     options = settings.options
-    keys = None if task.key_range == WHOLE else task.key_range
     check_crc = bool(options.client.get("kafka.check.crcs", True))
     for fetched in _reader(options).read(task.reads):
         read = fetched.range
         tp = TopicPartition(read.topic, read.partition)
         try:
-            for records in decode_range(
-                tp,
-                fetched.data,
-                fetched.start,
-                read.end,
-                columns=make.decoded,
-                key_range=keys,
-                check_crc=check_crc,
-                decoded_size_max=DECODED_SIZE_MAX,
-            ):
-                if records.num_rows:
-                    yield make.batch(records, read)
+            for start, end, share in _shares(task.key_range, fetched):
+                for records in decode_range(
+                    tp,
+                    fetched.data,
+                    start,
+                    end,
+                    columns=make.decoded,
+                    share=share,
+                    check_crc=check_crc,
+                    decoded_size_max=DECODED_SIZE_MAX,
+                ):
+                    if records.num_rows:
+                        yield make.batch(records, read)
         except DecodeError as error:
             raise DecodeError(f"{tp}: {error}") from error
+
+
+def _shares(keys: KeyRange, fetched: FetchedRange[Read]) -> Iterator[tuple[int, int, KeyShare | None]]:
+    """The fetched offsets with the records wanted of them: all, or those of a key range, layout after layout."""
+    read = fetched.range
+    if keys == WHOLE:
+        yield fetched.start, read.end, None
+        return
+    fetched_end = next_offset_of(fetched.data) if len(read.layouts) > 1 else None
+    for low, high, _, held in read.spans():
+        if high > fetched.start and (fetched_end is None or low < fetched_end):
+            yield max(low, fetched.start), high, KeyShare(keys, read.initial, held)
 
 
 # -- columns -----------------------------------------------------------------------------------------------------------

@@ -5,9 +5,10 @@ import json
 import pytest
 
 from anabranch.base.ids import TopicPartition
+from anabranch.machines.keyspace import interval
 from anabranch.machines.lineage import Lineage
 from anabranch.spark.plan import (
-    KEY_RANGE_MAX,
+    WHOLE,
     DataLossError,
     KeyRange,
     Loss,
@@ -142,12 +143,34 @@ def test_a_limit_below_the_number_of_partitions_goes_round() -> None:
 def test_a_micro_batch_is_one_task_per_partition_unless_more_are_asked_for() -> None:
     looks = {"t": flat({0: 10, 1: 0, 2: 30})}
     tasks = plan_tasks(looks, {}, {"t": {0: 10, 1: 0, 2: 30}}, Splitting())
-    assert [task.reads for task in tasks] == [(Read("t", 0, 0, 10),), (Read("t", 2, 0, 30),)]
+    assert [task.reads for task in tasks] == [(Read("t", 0, 0, 10, initial=3),), (Read("t", 2, 0, 30, initial=3),)]
     by_key = plan_tasks(looks, {}, {"t": {0: 10, 1: 0, 2: 30}}, Splitting(min_partitions=4))
     assert [(task.reads[0].partition, task.key_range) for task in by_key] == [
-        (0, KeyRange(0, KEY_RANGE_MAX)),
-        *((2, keys) for keys in key_ranges(3)),
+        (0, WHOLE),
+        *((2, keys) for keys in key_ranges(tasks[1].reads, 3)),
     ]
+
+
+def test_key_ranges_are_cut_where_the_keys_of_a_partition_are() -> None:
+    """Partition 3 of 1 → 2 → 4 holds the last quarter of the keys, and held nothing before."""
+    look = TopicSnapshot("t", "id", GROWN, dict.fromkeys(range(4), 0), {0: 0, 1: 0, 2: 0, 3: 40})
+    quarter = (WHOLE.end + 1) // 4
+    tasks = plan_tasks({"t": look}, {}, {"t": {3: 40}}, Splitting(min_partitions=2))
+    assert [task.key_range for task in tasks] == [
+        KeyRange(0, 3 * quarter + quarter // 2 - 1),
+        KeyRange(3 * quarter + quarter // 2, WHOLE.end),
+    ]
+
+
+def test_key_ranges_over_two_layouts_weigh_the_records_of_each() -> None:
+    """Partition 0 held all keys for 30 records, then the lower half for 10: three quarters of 40 lie below the half."""
+    lineage = Lineage.of_ends(1, (1, 2), ({0: 30},))
+    look = TopicSnapshot("t", "id", lineage, {0: 0, 1: 0}, {0: 40, 1: 0})
+    (low, high) = (task.key_range for task in plan_tasks({"t": look}, {}, {"t": {0: 40}}, Splitting(min_partitions=2)))
+    whole = WHOLE.end + 1
+    below = 30 * high.start / whole + 10 * high.start / (whole // 2)
+    assert abs(below - 20) < 1e-6
+    assert (low.start, high.end) == (0, WHOLE.end)
 
 
 def test_splits_by_offset_cover_the_partition_and_keep_their_layouts() -> None:
@@ -156,9 +179,9 @@ def test_splits_by_offset_cover_the_partition_and_keep_their_layouts() -> None:
     splitting = Splitting(max_records_per_partition=3, by_key=False)
     reads = [task.reads[0] for task in plan_tasks({"t": look}, {}, {"t": {0: 9}}, splitting)]
     assert reads == [
-        Read("t", 0, 0, 3, (), (0,)),
-        Read("t", 0, 3, 6, (4,), (0, 1)),
-        Read("t", 0, 6, 9, (), (2,)),
+        Read("t", 0, 0, 3, (), (0,), (WHOLE,)),
+        Read("t", 0, 3, 6, (4,), (0, 1), (WHOLE, interval(0, 2, 1))),
+        Read("t", 0, 6, 9, (), (2,), (WHOLE,)),
     ]
 
 
@@ -167,9 +190,9 @@ def test_a_batch_query_reads_a_family_in_layout_order() -> None:
     look = TopicSnapshot("t", "id", lineage, {0: 0, 1: 0}, {0: 9, 1: 5})
     (task,) = plan_tasks({"t": look}, {}, {"t": look.ends}, Splitting(), whole=True)
     assert task.reads == (
-        Read("t", 0, 0, 6, (4,), (0, 1)),
-        Read("t", 1, 0, 5, (), (1,)),
-        Read("t", 0, 6, 9, (), (2,)),
+        Read("t", 0, 0, 6, (4,), (0, 1), (WHOLE, interval(0, 2, 1))),
+        Read("t", 1, 0, 5, (), (1,), (interval(1, 2, 1),)),
+        Read("t", 0, 6, 9, (), (2,), (WHOLE,)),
     )
     line = plan_to_json({"t": look}, {}, {"t": look.ends}, [task], by_key=True, whole=True)
     assert verify(line) == []

@@ -207,7 +207,7 @@ class Consumer:
 
         `max_bytes` bounds the fetched bytes in one table, to whole fetches. The columns are: topic, partition, offset,
         timestamp, timestamp_type, key, value, headers, key_hash, leader_epoch, and sequence, which grows with every
-        record of a key. With `key_range`, only keys with a range hash within it (both ends inclusive) are returned.
+        record of a key. With `key_range`, only keys in this part of the key space (both ends inclusive) are returned.
         """
         while True:
             parts = await self.gather(timeout_s, max_bytes)

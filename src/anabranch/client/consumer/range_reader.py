@@ -23,6 +23,7 @@ from anabranch.client.cluster.connection import ConnectionSettings
 from anabranch.client.cluster.metadata import Cluster, TopicInfo
 from anabranch.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from anabranch.records.batch import HEADER_SIZE, parse_header
+from anabranch.records.shares import KeyShare
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -254,15 +255,15 @@ def decode_range(
     end: int,
     *,
     columns: Sequence[str],
-    key_range: tuple[int, int] | None = None,
+    share: KeyShare | None = None,
     aborted: Sequence[tuple[int, int]] = (),
     check_crc: bool = True,
     decoded_size_max: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Decode the records at offsets `start` to `end`, `end` exclusive, of fetched batches; in one or more pieces.
 
-    With `key_range`, only keys with a range hash within it, both ends inclusive. `decoded_size_max` bounds the
-    bytes of a piece. Raises `DecodeError`, with the partition in a note.
+    With a `share`, only its records; the offsets are then of the layout that the share is of. `decoded_size_max`
+    bounds the bytes of a piece. Raises `DecodeError`, with the partition in a note.
     """
     from anabranch.records.arrow.decode import DECODED_SIZE_MAX, decode_all
 
@@ -273,7 +274,7 @@ def decode_range(
             columns=columns,
             start_offset=start,
             end_offset=end,
-            key_range=key_range,
+            share=share,
             aborted=aborted,
             check_crc=check_crc,
             decoded_size_max=DECODED_SIZE_MAX if decoded_size_max is None else decoded_size_max,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -17,6 +17,7 @@ from anabranch.machines.clients.fetching import Deliverable
 from anabranch.machines.lineage import Lineage, sequence_cuts
 from anabranch.records.arrow.decode import COLUMN_TYPES
 from anabranch.records.arrow.memory import as_column, as_numbers
+from anabranch.records.shares import KeyShare
 
 TYPES = {
     "topic": pa.dictionary(pa.int32(), pa.string()),
@@ -57,21 +58,38 @@ def table_of(
         wanted = [column for column in columns if column not in ("topic", "partition", "sequence")]
         if "sequence" in columns or not wanted:
             wanted.append("offset")
-        for records in decode_range(
-            TopicPartition(part.topic, part.partition),
-            part.fetched.data,
-            part.start,
-            part.end,
-            columns=tuple(dict.fromkeys(wanted)),
-            key_range=key_range,
-            aborted=part.fetched.aborted,
-            check_crc=check_crcs,
-        ):
-            count = records.num_rows
-            if count:
-                arrays = [_column(name, part, records, count, lineages) for name in columns]
-                batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+        for start, end, share in _shares(part, key_range, lineages):
+            for records in decode_range(
+                TopicPartition(part.topic, part.partition),
+                part.fetched.data,
+                start,
+                end,
+                columns=tuple(dict.fromkeys(wanted)),
+                share=share,
+                aborted=part.fetched.aborted,
+                check_crc=check_crcs,
+            ):
+                count = records.num_rows
+                if count:
+                    arrays = [_column(name, part, records, count, lineages) for name in columns]
+                    batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
     return pa.Table.from_batches(batches, schema)
+
+
+def _shares(
+    part: Deliverable, key_range: tuple[int, int] | None, lineages: Mapping[str, Lineage]
+) -> Iterator[tuple[int, int, KeyShare | None]]:
+    """The offsets of a part with the records wanted of them: all, or those of a key range, layout after layout."""
+    if key_range is None:
+        yield part.start, part.end, None
+        return
+    lineage = lineages[part.topic]
+    for segment in lineage.segments(part.partition, part.start):
+        if segment.start >= part.end:
+            return
+        end = part.end if segment.end is None else min(part.end, segment.end)
+        share = KeyShare(key_range, lineage.initial, lineage.held(part.partition, segment.layout))
+        yield segment.start, end, share
 
 
 def _column(name: str, part: Deliverable, decoded: Any, count: int, lineages: Mapping[str, Lineage]) -> Any:

@@ -24,7 +24,7 @@ from anabranch.codec import (
 
 @struct()
 class KeyRange:
-    """Keys whose range hash lies between two bounds, both inclusive (ours)."""
+    """Keys whose place in the key space (docs/hashing.md) lies between two bounds, both inclusive (ours)."""
 
     start: int = int64()
     end: int = int64()

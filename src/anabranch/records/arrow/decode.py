@@ -51,6 +51,7 @@ from anabranch.records.kernels.plan import (
     next_batches,
     read_headers,
 )
+from anabranch.records.shares import KeyShare
 
 COLUMN_TYPES: dict[str, pa.DataType] = {
     "offset": pa.int64(),
@@ -91,7 +92,7 @@ def decode(
     columns: Sequence[str] = COLUMNS_DEFAULT,
     start_offset: int = 0,
     end_offset: int | None = None,
-    key_range: tuple[int, int] | None = None,
+    share: KeyShare | None = None,
     aborted: Sequence[tuple[int, int]] = (),
     check_crc: bool = True,
     size_max: int = EXPANDED_SIZE_MAX,
@@ -99,8 +100,8 @@ def decode(
 ) -> Decoded:
     """Turn concatenated batches into one Arrow record batch with the `columns` asked for, in their order.
 
-    Kept are records with `start_offset <= offset < end_offset` whose place in the key range (wire.md, section 4) lies
-    in `key_range`, both ends included. An incomplete last batch is ignored, control batches are passed over. With
+    Kept are records with `start_offset <= offset < end_offset` of the `share`; None keeps those of all keys. An
+    incomplete last batch is ignored, control batches are passed over. With
     `aborted` (producer id and first offset of every aborted transaction, as in a fetch response) so are the records
     of those. `size_max` bounds each batch's records while they are not compressed. Anything malformed in what is
     looked at raises DecodeError naming the offset of its batch.
@@ -111,7 +112,7 @@ def decode(
             columns=columns,
             start_offset=start_offset,
             end_offset=end_offset,
-            key_range=key_range,
+            share=share,
             aborted=aborted,
             check_crc=check_crc,
             size_max=size_max,
@@ -126,7 +127,7 @@ def decode_all(
     columns: Sequence[str] = COLUMNS_DEFAULT,
     start_offset: int = 0,
     end_offset: int | None = None,
-    key_range: tuple[int, int] | None = None,
+    share: KeyShare | None = None,
     aborted: Sequence[tuple[int, int]] = (),
     check_crc: bool = True,
     size_max: int = EXPANDED_SIZE_MAX,
@@ -160,7 +161,7 @@ def decode_all(
             raise DecodeError(f"the record batch at offset {following} comes after one with offset {start_offset}")
         # Not kept in a variable: while the next piece is made, this one must be able to go.
         yield Decoded(
-            _gather(table, first, ready, shape, (start_offset, end), key_range, check_crc=checks), following, complete
+            _gather(table, first, ready, shape, (start_offset, end), share, check_crc=checks), following, complete
         )
         if complete:
             return
@@ -333,7 +334,7 @@ def _gather(
     end: int,
     shape: _Shape,
     offsets: tuple[int, int],
-    key_range: tuple[int, int] | None,
+    share: KeyShare | None,
     *,
     check_crc: bool,
 ) -> pa.RecordBatch:
@@ -352,9 +353,11 @@ def _gather(
     base = (slab.address + shape.message_size + ALIGNMENT - 1) & -ALIGNMENT
     plan[fields.CHECKED_BY] = _TABLES_AT if check_crc else 0
     plan[fields.FROM_OFFSET], plan[fields.TO_OFFSET] = offsets
-    if key_range is not None:
+    if share is not None:
         plan[fields.RANGED] = 1
-        plan[fields.RANGE_START], plan[fields.RANGE_END] = key_range
+        plan[fields.RANGE_START], plan[fields.RANGE_END] = share.keys
+        plan[fields.INITIAL] = share.initial
+        plan[fields.KEYLESS_START], plan[fields.KEYLESS_MASK] = share.held[0], share.held[1] - share.held[0]
     rows = decode_records(table, first, end, plan, base, size, shape.message, answer)
     if rows < 0:
         offset = table[answer[fields.AT_BATCH], fields.BASE_OFFSET]

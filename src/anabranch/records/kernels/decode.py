@@ -14,7 +14,7 @@ from anabranch.records.batch import HEADER_SIZE, LOG_APPEND_TIME
 from anabranch.records.compression import COMPRESSION_MASK
 from anabranch.records.kernels.compiled import called, inlined, kernel
 from anabranch.records.kernels.crc32c import CRC_FROM, take_crc
-from anabranch.records.kernels.hashing import murmur2, range_hash
+from anabranch.records.kernels.hashing import mixed, murmur2, spread
 from anabranch.records.kernels.memory import (
     COPIED_INLINE,
     SLACK,
@@ -55,8 +55,11 @@ from anabranch.records.kernels.plan import (
     FROM_OFFSET,
     HEADER_COUNT,
     HEADER_SIZES,
+    INITIAL,
     KEY_NULLS,
     KEY_SIZE,
+    KEYLESS_MASK,
+    KEYLESS_START,
     LAST_OFFSET_DELTA,
     LEADER_EPOCH,
     LIMIT,
@@ -335,6 +338,9 @@ def decode_records(
     ranged = plan[RANGED] != 0
     range_start = plan[RANGE_START]
     range_end = plan[RANGE_END]
+    initial = max(plan[INITIAL], 1)
+    keyless_start = plan[KEYLESS_START]
+    keyless_mask = plan[KEYLESS_MASK]
     to_offsets = plan[TO_OFFSETS]
     to_timestamps = plan[TO_TIMESTAMPS]
     to_headers_at = plan[TO_HEADERS_AT]
@@ -483,8 +489,10 @@ def decode_records(
                     if offset_delta < least_delta or offset_delta > most_delta:
                         continue
                     if ranged:
-                        place = murmur2(key_at, key_length) if key_length >= 0 else base_offset + offset_delta
-                        place = range_hash(place)
+                        if key_length >= 0:
+                            place = spread(murmur2(key_at, key_length), initial, range_start, range_end)
+                        else:
+                            place = keyless_start + (mixed(base_offset + offset_delta) & keyless_mask)
                         if place < range_start or place > range_end:
                             continue
                 put64(keys + 8 * rows, key_length)

@@ -1,4 +1,4 @@
-"""The two hashes of a key within kernels; `records.hashing` is the reference that these are tested against."""
+"""The placement and the spread of a key within kernels, tested against `records.hashing` and `machines.keyspace`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from anabranch.records.kernels.compiled import inlined, kernel
 from anabranch.records.kernels.memory import (
     DATA_AT,
-    INT64_MAX,
     MASK_32,
     OFFSETS_AT,
     OFFSETS_WIDE,
@@ -17,6 +16,7 @@ from anabranch.records.kernels.memory import (
     bounds,
     is_valid,
     put32,
+    reverse_bits,
     u8,
     u32,
 )
@@ -50,18 +50,29 @@ def murmur2(at: int, size: int) -> int:
 
 
 @inlined
-def range_hash(murmur: int) -> int:
-    """Where in the key range a murmur2, or an offset, lies (`hashing.range_hash`).
+def spread(murmur: int, initial: int, start: int, end: int) -> int:
+    """Where a key lies in the key space, by its murmur2 (`machines.keyspace.spread`).
+
+    The low bits are left out where they do not decide whether that is between `start` and `end`: hardly ever.
+    """
+    value = reverse_bits((murmur & _LOW_31) // initial << 1)
+    if value ^ start <= MASK_32 or value ^ end <= MASK_32:
+        value |= mixed(murmur) & MASK_32
+    return value
+
+
+@inlined
+def mixed(number: int) -> int:
+    """Spread the bits of a number (`records.hashing.fmix64`).
 
     In signed numbers throughout: Numba compares a signed one with an unsigned one as floats.
     """
-    value = murmur
+    value = number
     value ^= (value >> 33) & _LOW_31
     value *= _MIX_1
     value ^= (value >> 33) & _LOW_31
     value *= _MIX_2
-    value ^= (value >> 33) & _LOW_31
-    return value & INT64_MAX
+    return value ^ (value >> 33) & _LOW_31
 
 
 @kernel

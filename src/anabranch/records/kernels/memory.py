@@ -121,6 +121,13 @@ def _count_ones(_: Any, value: Any) -> Any:
     return types.int64(types.int64), generate
 
 
+def _reverse_bits(_: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitreverse(arguments[0])
+
+    return types.int64(types.int64), generate
+
+
 def _mover(size: int) -> Callable[[int, int], None]:
     """Make a function that copies `size` bytes at once, to a target from a source."""
 
@@ -188,6 +195,8 @@ prefetch_to_write = _prefetcher(write=True)
 squeeze = cast(Callable[[int, int], int], intrinsic(_squeeze_bits))
 """The bits of a number that the mask chooses, side by side; the mask is whole bytes side by side but for their 8th."""
 count_ones = cast(Callable[[int], int], intrinsic(_count_ones))
+reverse_bits = cast(Callable[[int], int], intrinsic(_reverse_bits))
+"""The bits of a number in the opposite order, the lowest one in the place of the sign."""
 leading_zeros = cast(Callable[[int], int], intrinsic(_count_leading_zeros))
 
 

@@ -32,8 +32,8 @@ BATCH_FIELDS = 14
 FROM_OFFSET, TO_OFFSET, RANGED, RANGE_START, RANGE_END = 0, 1, 2, 3, 4
 TO_OFFSETS, TO_TIMESTAMPS, TO_TIMESTAMP_TYPES, TO_LEADER_EPOCHS, TO_HASHES = 5, 6, 7, 8, 9
 TO_KEY_ENDS, TO_KEY_DATA, TO_KEY_VALIDITY, TO_VALUE_ENDS, TO_VALUE_DATA, TO_VALUE_VALIDITY = 10, 11, 12, 13, 14, 15
-TO_HEADERS_AT, CHECKED_BY, RECORDS_MAX = 16, 17, 18
-DECODE_FIELDS = 19
+TO_HEADERS_AT, CHECKED_BY, RECORDS_MAX, INITIAL, KEYLESS_START, KEYLESS_MASK = 16, 17, 18, 19, 20, 21
+DECODE_FIELDS = 22
 
 # A row of a layout, one for each buffer: the field of the plan, bits for each record, bytes beside, and whether the
 # buffer is the data of values, of a size that only the records tell.

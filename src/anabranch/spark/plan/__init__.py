@@ -27,10 +27,9 @@ from anabranch.spark.plan.offsets import (
 )
 from anabranch.spark.plan.proof import verify
 from anabranch.spark.plan.record import PLAN_VERSION, plan_to_json
-from anabranch.spark.plan.tasks import KEY_RANGE_MAX, WHOLE, KeyRange, Read, Splitting, Task, key_ranges, plan_tasks
+from anabranch.spark.plan.tasks import WHOLE, KeyRange, Read, Splitting, Task, key_ranges, plan_tasks
 
 __all__ = [
-    "KEY_RANGE_MAX",
     "PLAN_VERSION",
     "WHOLE",
     "DataLossError",

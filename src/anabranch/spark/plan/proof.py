@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from anabranch.machines.placement import level_size, place
 from anabranch.spark.plan.record import PLAN_VERSION
-from anabranch.spark.plan.tasks import KEY_RANGE_MAX, KeyRange
+from anabranch.spark.plan.tasks import WHOLE, KeyRange
 
 
 class _Piece(NamedTuple):
@@ -105,7 +105,7 @@ def _verify_cover(
         for first, last in pairwise(bounds):
             ranges = sorted(piece.keys for piece in mine if piece.start <= first and last <= piece.end)
             follow = [keys.end + 1 for keys in ranges]
-            if [keys.start for keys in ranges] != [0, *follow[:-1]] or follow[-1:] != [KEY_RANGE_MAX + 1]:
+            if [keys.start for keys in ranges] != [0, *follow[:-1]] or follow[-1:] != [WHOLE.end + 1]:
                 yield f"{topic}-{partition}: offsets {first} to {last} are not read once, by one task for each key"
 
 

@@ -1,28 +1,25 @@
-"""Tasks of a batch: cut by key range, which keeps the order of keys, or by offset."""
+"""Tasks of a batch: cut by key range, which keeps the order of keys, or by offset.
+
+Keys of a partition lie in its interval of the key space (keyspace.md). So key ranges are cut inside the intervals of
+the partitions and layouts that are read, where their records are; the first one begins at the start of the space and
+the last one ends at its end, so that keys which another partitioner placed are read exactly once, too.
+"""
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
 
+from anabranch.machines.keyspace import SPACE, Interval, balanced_cuts
 from anabranch.machines.lineage import Lineage, sequence_cuts
 from anabranch.spark.plan.offsets import TopicSnapshot
 
-KEY_RANGE_MAX = (1 << 63) - 1
-
-
-class KeyRange(NamedTuple):
-    """Keys by range hash (wire.md, section 4), both ends inclusive."""
-
-    start: int
-    end: int
-
-
-WHOLE = KeyRange(0, KEY_RANGE_MAX)
+KeyRange = Interval
+"""Keys by their place in the key space, both ends inclusive."""
+WHOLE = SPACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +33,21 @@ class Read:
     cuts: tuple[int, ...] = ()
     """The ends of the closed segments within the range, ascending (`sequence_cuts`)."""
     layouts: tuple[int, ...] = (0,)
+    held: tuple[Interval, ...] = (SPACE,)
+    """For each of `layouts`, the partition's interval of the key space."""
+    initial: int = 1
+    """The topic's partition count at creation."""
 
     @property
     def count(self) -> int:
         """The number of offsets in the range."""
         return self.end - self.start
+
+    def spans(self) -> Iterator[tuple[int, int, int, Interval]]:
+        """Cut the range by layout: the first offset, the end, the layout, and the partition's interval in it."""
+        bounds = (self.start, *self.cuts, self.end)
+        for (low, high), layout, held in zip(pairwise(bounds), self.layouts, self.held, strict=True):
+            yield low, high, layout, held
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +99,16 @@ def plan_tasks(
         if pieces == 1:
             tasks.append(Task(unit))
         elif splitting.by_key:
-            tasks += (Task(unit, keys) for keys in key_ranges(pieces))
+            tasks += (Task(unit, keys) for keys in key_ranges(unit, pieces))
         else:
             (read,) = unit
             tasks += (Task((part,)) for part in _by_offset(read, pieces))
     return tasks
 
 
-def key_ranges(pieces: int) -> list[KeyRange]:
-    """Cut the key space into ranges of nearly equal size."""
-    bounds = [(KEY_RANGE_MAX + 1) * i // pieces for i in range(pieces + 1)]
-    return [KeyRange(low, high - 1) for low, high in pairwise(bounds)]
+def key_ranges(reads: Sequence[Read], pieces: int) -> list[KeyRange]:
+    """Cut the key space into at most `pieces` ranges that hold nearly equal numbers of the reads' records."""
+    return balanced_cuts(((held, high - low) for read in reads for low, high, _, held in read.spans()), pieces)
 
 
 def _reads(snapshot: TopicSnapshot, start: Mapping[int, int], end: Mapping[int, int]) -> Iterator[Read]:
@@ -110,8 +116,10 @@ def _reads(snapshot: TopicSnapshot, start: Mapping[int, int], end: Mapping[int, 
         first = snapshot.starts.get(partition, 0)
         begin = max(first, start.get(partition, first))
         if begin < end[partition]:
-            cuts, layouts = _cuts_between(snapshot.lineage, partition, begin, end[partition])
-            yield Read(snapshot.topic, partition, begin, end[partition], cuts, layouts)
+            lineage = snapshot.lineage
+            cuts, layouts = _cuts_between(lineage, partition, begin, end[partition])
+            held = tuple(lineage.held(partition, layout) for layout in layouts)
+            yield Read(snapshot.topic, partition, begin, end[partition], cuts, layouts, held, lineage.initial)
 
 
 def _cuts_between(lineage: Lineage, partition: int, start: int, end: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -132,9 +140,8 @@ def _families(lineage: Lineage, reads: Sequence[Read]) -> Iterator[tuple[Read, .
 
 
 def _by_segment(read: Read) -> Iterator[Read]:
-    bounds = (read.start, *read.cuts, read.end)
-    for (low, high), layout in zip(pairwise(bounds), read.layouts, strict=True):
-        yield Read(read.topic, read.partition, low, high, (), (layout,))
+    for low, high, layout, held in read.spans():
+        yield Read(read.topic, read.partition, low, high, (), (layout,), (held,), read.initial)
 
 
 def _joined(segments: Iterable[Read]) -> Iterator[Read]:
@@ -142,8 +149,12 @@ def _joined(segments: Iterable[Read]) -> Iterator[Read]:
     last: Read | None = None
     for read in segments:
         if last is not None and last.partition == read.partition and last.end == read.start:
-            last = Read(
-                last.topic, last.partition, last.start, read.end, (*last.cuts, last.end), (*last.layouts, *read.layouts)
+            last = replace(
+                last,
+                end=read.end,
+                cuts=(*last.cuts, last.end),
+                layouts=(*last.layouts, *read.layouts),
+                held=(*last.held, *read.held),
             )
             continue
         if last is not None:
@@ -157,7 +168,8 @@ def _by_offset(read: Read, pieces: int) -> Iterator[Read]:
     bounds = [read.start + read.count * i // pieces for i in range(pieces + 1)]
     for low, high in pairwise(bounds):
         first, last = bisect_right(read.cuts, low), bisect_right(read.cuts, high - 1)
-        yield Read(read.topic, read.partition, low, high, read.cuts[first:last], read.layouts[first : last + 1])
+        layouts, held = read.layouts[first : last + 1], read.held[first : last + 1]
+        yield replace(read, start=low, end=high, cuts=read.cuts[first:last], layouts=layouts, held=held)
 
 
 def _pieces(counts: Sequence[int], splitting: Splitting) -> list[int]:

@@ -1,0 +1,94 @@
+"""Key ranges of Spark's tasks over real record batches: every record in exactly one piece, and even pieces."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from anabranch.base.ids import TopicPartition
+from anabranch.client.consumer.range_reader import FetchedRange, decode_range
+from anabranch.machines.lineage import Lineage
+from anabranch.machines.placement import place
+from anabranch.records.arrow.encode import encode_records
+from anabranch.records.batch import stamp
+from anabranch.records.hashing import placement_hash
+from anabranch.spark.plan import Read, Splitting, Task, TopicSnapshot, plan_tasks
+from anabranch.spark.reader import _shares
+
+INITIAL, PARTITION = 3, 4
+COUNTS = (8, 5, 40)
+EACH = 4_000
+"""Records of the partition in each layout."""
+LINEAGE = Lineage.of_cuts(INITIAL, COUNTS, {PARTITION: [(0, EACH), (1, 2 * EACH)]})
+
+
+def own_keys() -> Iterator[bytes | None]:
+    """Keys of the partition, layout after layout."""
+    for count in COUNTS:
+        mine = (
+            key for key in map(b"%d".__mod__, range(10**9)) if place(placement_hash(key), INITIAL, count) == PARTITION
+        )
+        for _ in range(EACH):
+            yield next(mine)
+
+
+def foreign_keys() -> Iterator[bytes | None]:
+    """Keys that another partitioner placed without regard to linear hashing."""
+    yield from (b"foreign-%d" % number for number in range(3 * EACH))
+
+
+def no_keys() -> Iterator[bytes | None]:
+    yield from [None] * (3 * EACH)
+
+
+def log_of(keys: Iterator[bytes | None]) -> memoryview:
+    """A log of batches of 500 records."""
+    rows, data = list(keys), bytearray()
+    for base in range(0, len(rows), 500):
+        batch = encode_records([(key, b"v", 0, ()) for key in rows[base : base + 500]])
+        stamp(batch, 0, base, 0)
+        data += batch
+    return memoryview(bytes(data))
+
+
+def tasks_of(start: int, end: int, pieces: int) -> list[Task]:
+    look = TopicSnapshot("t", "id", LINEAGE, {PARTITION: 0}, {PARTITION: 3 * EACH})
+    return plan_tasks({"t": look}, {"t": {PARTITION: start}}, {"t": {PARTITION: end}}, Splitting(min_partitions=pieces))
+
+
+def offsets_of(task: Task, data: memoryview) -> list[int]:
+    found: list[int] = []
+    tp = TopicPartition("t", PARTITION)
+    for read in task.reads:
+        fetched: FetchedRange[Read] = FetchedRange(read, read.start, data)
+        for start, end, share in _shares(task.key_range, fetched):
+            for batch in decode_range(
+                TopicPartition("t", PARTITION), data, start, end, columns=("offset",), share=share
+            ):
+                found += batch.column("offset").to_pylist()
+    return found
+
+
+@pytest.mark.parametrize("keys", [own_keys, foreign_keys, no_keys])
+@pytest.mark.parametrize(("start", "end"), [(0, 3 * EACH), (0, EACH), (EACH + 123, 3 * EACH - 7), (2 * EACH, 3 * EACH)])
+@pytest.mark.parametrize("pieces", [2, 7])
+def test_pieces_cover_every_record_once_and_are_even(keys, start: int, end: int, pieces: int) -> None:  # type: ignore[no-untyped-def]
+    data = log_of(keys())
+    tasks = tasks_of(start, end, pieces)
+    read = [offsets_of(task, data) for task in tasks]
+    assert len(tasks) == pieces
+    assert Counter(offset for part in read for offset in part) == Counter(range(start, end))
+    if keys is not foreign_keys:
+        sizes = [len(part) for part in read]
+        assert min(sizes) > 0.8 * (end - start) / pieces
+        assert max(sizes) < 1.2 * (end - start) / pieces
+
+
+def test_a_fetch_of_a_few_layouts_is_not_searched_for_the_others() -> None:
+    data = log_of(own_keys())
+    first_half = data[: len(data) // 2]
+    (task, *_) = tasks_of(0, 3 * EACH, 2)
+    fetched: FetchedRange[Read] = FetchedRange(task.reads[0], 0, first_half)
+    assert [(start, end) for start, end, _ in _shares(task.key_range, fetched)] == [(0, EACH), (EACH, 2 * EACH)]
