@@ -276,6 +276,8 @@ def test_the_limits_the_waits_and_the_gates_agree(seed: int) -> None:
         assert (limit is None) == (not lineage.waits(p, positions))
         for wait in lineage.waits(p, positions):
             assert positions[wait.partition] < wait.offset
+        reached = positions | {wait.partition: wait.offset for wait in gates.waits(p)}
+        assert not closed or lineage.may_deliver(p, closed[0].layout, reached)
     whole = {p: log.end for p, log in topic.logs.items()}
     assert all(limit is None for limit in lineage.deliverable(whole).values())
 

@@ -9,6 +9,9 @@ import pytest
 
 from anabranch.base.ids import TopicPartition
 from anabranch.client.consumer.range_reader import FetchedRange, decode_range
+from anabranch.client.consumer.tables import table_of
+from anabranch.machines.clients.fetching import Deliverable, Fetched
+from anabranch.machines.keyspace import cuts
 from anabranch.machines.lineage import Lineage
 from anabranch.machines.placement import place
 from anabranch.records.arrow.encode import encode_records
@@ -64,9 +67,7 @@ def offsets_of(task: Task, data: memoryview) -> list[int]:
     for read in task.reads:
         fetched: FetchedRange[Read] = FetchedRange(read, read.start, data)
         for start, end, share in _shares(task.key_range, fetched):
-            for batch in decode_range(
-                TopicPartition("t", PARTITION), data, start, end, columns=("offset",), share=share
-            ):
+            for batch in decode_range(tp, data, start, end, columns=("offset",), share=share):
                 found += batch.column("offset").to_pylist()
     return found
 
@@ -84,6 +85,17 @@ def test_pieces_cover_every_record_once_and_are_even(keys, start: int, end: int,
         sizes = [len(part) for part in read]
         assert min(sizes) > 0.8 * (end - start) / pieces
         assert max(sizes) < 1.2 * (end - start) / pieces
+
+
+@pytest.mark.parametrize("keys", [own_keys, foreign_keys, no_keys])
+def test_tables_of_a_consumer_by_key_range_cover_every_record_once(keys) -> None:  # type: ignore[no-untyped-def]
+    part = Deliverable("t", PARTITION, Fetched(log_of(keys()), 3 * EACH), 100, 3 * EACH)
+    tables = [
+        table_of([part], ("offset", "sequence"), share, {"t": LINEAGE}, check_crcs=True)
+        for share in cuts(LINEAGE.held(PARTITION, 0), 3)
+    ]
+    found = sorted((row["offset"], row["sequence"]) for table in tables for row in table.to_pylist())
+    assert found == [(offset, LINEAGE.sequence(PARTITION, offset)) for offset in range(100, 3 * EACH)]
 
 
 def test_a_fetch_of_a_few_layouts_is_not_searched_for_the_others() -> None:
