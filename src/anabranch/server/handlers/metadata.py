@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Sequence
+from functools import lru_cache
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, NO_TOPIC_ID
+from anabranch.base.limits import LAYOUTS_PER_TOPIC_MAX
 from anabranch.machines.controller.topics import INTERNAL_TOPICS, CreateTopic
 from anabranch.machines.controller.views import TopicView
 from anabranch.protocol.messages.metadata import (
@@ -139,11 +141,16 @@ def _described(view: TopicView, lineage: bool) -> MetadataResponseTopic:
     )
 
 
+@lru_cache(maxsize=LAYOUTS_PER_TOPIC_MAX)
+def _layout(count: int, number: int) -> TopicLayout:
+    """A layout as every description of a topic says it, which is made anew by every change of the topic."""
+    return TopicLayout(count=count, number=number)
+
+
 def _layouts(view: TopicView) -> list[TopicLayout]:
     found: list[TopicLayout] = []
     following = 0
     for layout in view.layouts:
-        number = -1 if layout.number == following else layout.number
-        found.append(TopicLayout(count=layout.count, number=number))
+        found.append(_layout(layout.count, -1 if layout.number == following else layout.number))
         following = layout.number + 1
     return found

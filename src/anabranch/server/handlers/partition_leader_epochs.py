@@ -26,8 +26,8 @@ from anabranch.protocol.messages.partition_leader_epochs_for_partitions import (
 from anabranch.server.context import BrokerContext, RequestContext
 from anabranch.server.partitions.cutting import CUTS_AT_A_TIME, cuts_of
 
-CUTS_PER_ANSWER_MAX = 100_000
-"""Cuts and partitions of one answer, about 1.6 MB; it holds all cuts of its last partition."""
+CUTS_PER_ANSWER_MAX = 50_000
+"""Cuts and partitions of one answer, about 0.8 MB; it holds all cuts of its last partition."""
 EPOCHS_PER_ANSWER_MAX = 5_000
 """Epochs of one answer by the proposal's maps; a partition with more than are left is refused."""
 COST_PER_PARTITION = 10
