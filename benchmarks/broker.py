@@ -25,9 +25,11 @@ from benchmarks.peers.artifacts import KAFKA_LOCK, fetch, java
 from benchmarks.peers.java import JavaMachine
 from benchmarks.peers.kafka import ApacheKafka
 from benchmarks.peers.process import ServerProcess
+from benchmarks.resizing import Load, grow_under_load
 
 Pair = Mapping[str, ServerProcess]
 RECORD_SIZE = 1024
+WAIT_MAX_MS = 250.0
 GB = 1e9
 REPORT = re.compile(
     r"(?P<records>\d+) records sent, (?P<rate>[\d.]+) records/sec .*?"
@@ -369,6 +371,31 @@ def _resize_under_load(server: ServerProcess, producers: int, seconds: float) ->
     }
 
 
+def resize_under_load(scale: Scale) -> list[Result]:
+    """The longest wait of any producer while a topic grows from 8 to 64 partitions under 50 MB/s."""
+    producers, rate, seconds = scale.choose((4, 50e6, 10.0), (2, 2e6, 5.0))
+    figures = ("longest_wait_ms", "longest_calm_wait_ms", "resize_ms", "bytes_per_s", "lost")
+
+    def once() -> Mapping[str, float]:
+        with Anabranch(settings={"durability": "os"}) as server:
+            return grow_under_load(server, Load(producers, rate, interval_s=0.1), 8, 64, seconds)
+
+    return compare(
+        "broker.resize_under_load",
+        what=f"{producers} async producers, {rate / 1e6:g} MB/s in all, a table every 100 ms each, while a topic "
+        "grows from 8 to 64 partitions; from the time a table is due to its acknowledgment",
+        sides={"anabranch": once, "limit": lambda: dict.fromkeys(figures, 0.0) | {"longest_wait_ms": WAIT_MAX_MS}},
+        bars=[
+            Bar("longest_wait_ms", "ms", "less", 1.0),
+            Bar("longest_calm_wait_ms", "ms", "less"),
+            Bar("resize_ms", "ms", "less"),
+            Bar("bytes_per_s", "B/s", "more"),
+            Bar("lost", "records", "less"),
+        ],
+        scale=scale,
+    )
+
+
 BENCHMARKS = {
     "produce": produce,
     "produce_librdkafka": produce_librdkafka,
@@ -378,4 +405,5 @@ BENCHMARKS = {
     "durable": durable,
     "start": start,
     "resize": resize,
+    "resize_under_load": resize_under_load,
 }

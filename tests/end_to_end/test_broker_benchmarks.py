@@ -16,6 +16,7 @@ from benchmarks.broker import (
     produce,
     produce_librdkafka,
     resize,
+    resize_under_load,
 )
 from benchmarks.coordinator import heartbeats
 from benchmarks.harness import Result, Scale
@@ -51,3 +52,9 @@ def test_a_resize_under_load_loses_doubles_and_disorders_nothing() -> None:
     found = {result.bar.figure: result.medians["anabranch"] for result in resize(SMALL)}
     assert found["longest_wait_ms"] > 0
     assert (found["lost"], found["doubled"], found["out_of_order"]) == (0, 0, 0)
+
+
+def test_a_growth_under_load_is_measured_and_loses_nothing() -> None:
+    found = {result.bar.figure: result.medians["anabranch"] for result in resize_under_load(SMALL)}
+    assert found["longest_wait_ms"] > 0 and found["bytes_per_s"] > 1e6
+    assert found["lost"] == 0

@@ -104,6 +104,7 @@ class Replicas:
         missing = [role for role in order.roles if self.get(order.topic, role.partition) is None]
         if missing:
             await self._open_all(order, missing)
+        await self._sync_ahead(order)
         errors: dict[int, ErrorCode] = {}
         ended: list[Partition] = []
         for role in order.roles:
@@ -123,6 +124,23 @@ class Replicas:
         if ended:
             await self._sync_ends(ended, errors)
         return errors
+
+    async def _sync_ahead(self, order: SendLeaderAndIsr) -> None:
+        """Sync the partitions whose segments are about to end, while they still take appends.
+
+        Producers are refused from the change of roles until the resize ends; then little is left to sync. A sync that
+        fails here fails again after the change of roles, where it counts.
+        """
+        behind: list[Partition] = []
+        for role in order.roles:
+            partition = self.get(order.topic, role.partition)
+            if partition is None or partition.offline_reason is not None:
+                continue
+            taken = take_role(partition.leadership, order, role, partition.log.epochs.latest)
+            if taken.final_end and partition.log.flushed < partition.log.end:
+                behind.append(partition)
+        if behind:
+            await asyncio.gather(*(self.commit(partition) for partition in behind), return_exceptions=True)
 
     async def _sync_ends(self, ended: Sequence[Partition], errors: dict[int, ErrorCode]) -> None:
         """Sync the partitions whose segments have ended, before the controller relies on their ends."""

@@ -61,6 +61,27 @@ def test_a_newer_role_ends_the_segment_durably_and_an_older_one_is_fenced(local:
     assert local[0].leader_epoch == 3
 
 
+def test_a_log_is_synced_before_its_producers_are_refused(
+    local: LocalReplicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take(local)
+    append(local[0])
+    log = local[0].log
+    begun = log.start_epoch
+    unsynced: list[int] = []
+
+    def start_epoch(epoch: int) -> None:
+        unsynced.append(log.end - log.flushed)
+        begun(epoch)
+
+    monkeypatch.setattr(log, "start_epoch", start_epoch)
+    assert take(local, ORDER, replace(ROLE, leader_epoch=3, layout=2)) == {0: OK}
+    assert unsynced == [0]
+    append(local[0], 1)
+    assert take(local, ORDER, replace(ROLE, leader_epoch=3, layout=2)) == {0: OK}
+    assert unsynced == [0], "the role is not new"
+
+
 def test_another_topic_of_the_same_name_takes_no_role_of_this_one(local: LocalReplicas) -> None:
     take(local)
     assert take(local, replace(ORDER, topic_id=UUID(int=9))) == {0: ErrorCode.INCONSISTENT_TOPIC_ID}

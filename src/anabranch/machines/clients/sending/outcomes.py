@@ -63,7 +63,7 @@ def judge(state: SendingState, batch: Batch, result: ProduceResult, now_ms: int)
         _deliver(state, batch, partition, result)
     elif code is ErrorCode.INVALID_PARTITION_METADATA:
         take_back(batch, partition)
-        topic.moving = topic.needs_metadata = True
+        topic.moving = topic.needs_metadata = topic.refused = True
     elif code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and state.settings.enable_idempotence:
         _judge_gap(state, batch, partition, result, now_ms)
     elif code in FENCED:

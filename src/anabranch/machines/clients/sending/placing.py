@@ -28,6 +28,10 @@ from anabranch.machines.clients.sending.values import (
 
 ENCODING_MAX = 2
 """The maximum number of a topic's chunks encoded at the same time, each in a thread."""
+LOOK_BACKOFF_MS = 10
+"""The first delay before metadata is requested again that did not show another count; each next one is half longer."""
+LOOKS_MAX = 9
+"""Metadata requests before records are sent by the old count again: the resize may have been canceled."""
 
 
 def learn(state: SendingState, topic: Topic, placement: Placement, leaders: Mapping[int, int], now_ms: int) -> None:
@@ -98,11 +102,19 @@ def _move(state: SendingState, topic: Topic, now_ms: int) -> None:
     topic.moving, replaced = False, topic.replaced
     moved, topic.target = topic.target, None
     if moved == topic.placement:
+        if topic.refused and topic.looks < LOOKS_MAX:
+            topic.moving = topic.needs_metadata = True
+            backoff_ms = LOOK_BACKOFF_MS * 3**topic.looks // 2**topic.looks
+            topic.ask_at_ms = now_ms + min(backoff_ms, state.settings.retry_backoff_ms)
+            topic.looks += 1
+            return
+        topic.refused, topic.looks = False, 0
         for partition in topic.partitions.values():
             if partition.fresh:
                 state.back_off(partition, now_ms)
         return
     topic.placement = moved
+    topic.refused, topic.looks = False, 0
     topic.backlog.extendleft(encoding.chunk for encoding in reversed(topic.encoding))
     topic.encoding.clear()
     batches = sorted((batch for part in topic.partitions.values() for batch in part.fresh), key=order_of)

@@ -93,6 +93,10 @@ class Topic:
     moving: bool = False
     target: Placement | None = None
     """The placement to switch to, once known."""
+    refused: bool = False
+    """A leader has refused the partition count: a resize runs, whose count metadata shows when it ends."""
+    looks: int = 0
+    """How often metadata has not shown it since."""
     needs_metadata: bool = True
     asked: bool = False
     ask_at_ms: int = 0

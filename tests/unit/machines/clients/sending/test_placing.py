@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import NO_SEQUENCE
 from anabranch.machines.clients.sending.outcomes import take_back
-from anabranch.machines.clients.sending.placing import ENCODING_MAX, advance, learn, take_encoded
+from anabranch.machines.clients.sending.placing import (
+    ENCODING_MAX,
+    LOOK_BACKOFF_MS,
+    LOOKS_MAX,
+    advance,
+    learn,
+    take_encoded,
+)
 from anabranch.machines.clients.sending.state import Chunk, Partition, SendingState, Topic
 from anabranch.machines.clients.sending.values import (
     Batch,
@@ -88,6 +96,27 @@ def test_a_topic_that_was_created_again_takes_the_unacknowledged_batches_in_orde
     assert [chunk.rows for chunk in topic.backlog] == [["2"], ["3"]]
     for partition in (zero, one):
         assert (partition.next_sequence, partition.acked_sequence, partition.rolling_back) == (0, NO_SEQUENCE, False)
+
+
+def test_a_refused_count_is_looked_for_in_metadata_soon_and_often_and_then_sent_again() -> None:
+    """A resize shows its count when it ends; one that is canceled never does."""
+    state, topic = topic_with()
+    batch = fresh(topic, 0, 0, Rows(["a"]))
+    topic.moving = topic.needs_metadata = topic.refused = True
+    now, asked = 0, []
+    while topic.moving:
+        work = ProducerWork()
+        advance(state, topic, now, work)
+        if work.refresh:
+            asked.append(now)
+            learn(state, topic, TWO, LEADERS, now)
+        else:
+            now += 1
+    assert len(asked) == LOOKS_MAX + 1
+    gaps = [later - earlier for earlier, later in pairwise(asked)]
+    assert gaps[0] == LOOK_BACKOFF_MS and gaps == sorted(gaps) and gaps[-1] == state.settings.retry_backoff_ms
+    assert list(topic.partitions[0].fresh) == [batch] and topic.partitions[0].retry_at_ms > now
+    assert (topic.refused, topic.looks) == (False, 0)
 
 
 def test_only_ids_tell_that_a_topic_was_created_again() -> None:
