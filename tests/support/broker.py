@@ -31,6 +31,8 @@ class BrokerProcess:
             "durability": durability,
             **{name.replace("_", "."): value for name, value in settings.items()},
         }
+        self.import_paths: list[Path] = []
+        """Directories with further distributions, as of plug-ins."""
         self.port = 0
         self.metrics_port = 0
         self.lines: list[dict[str, Any]] = []
@@ -51,7 +53,7 @@ class BrokerProcess:
             stdout=subprocess.DEVNULL,
             text=True,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", *self.import_paths)))},
         )
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
         self._reader.start()

@@ -37,8 +37,14 @@ def raises(spec: Any) -> Any:
     raise ZeroDivisionError("a bug of the plug-in")
 
 
+def spoils(spec: Any) -> Any:
+    spec.owner.fill(min(1, spec.members - 1))
+    raise ZeroDivisionError("after a change of its input")
+
+
 FAULTS = {
     "raises": raises,
+    "spoils its input": spoils,
     "a list": lambda spec: [0] * len(spec.owner),
     "too short": lambda spec: np.zeros(1, np.int32),
     "no member": lambda spec: np.full(len(spec.owner), spec.members, np.int32),
