@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller.effects import Decision, SendLeaderAndIsr, SendStopReplica
+from anabranch.machines.controller.folding import HeldLayouts
 from anabranch.machines.controller.nodes import BrokerNode, Topic
 from anabranch.machines.controller.reaper import LogRange
 from anabranch.machines.controller.resize import decide_leader_and_isr_answered
@@ -31,6 +32,7 @@ from anabranch.runtime.metrics import Metrics
 from anabranch.server.cluster.controller import Controller
 from anabranch.server.cluster.peers import Peers
 from anabranch.server.cluster.view import ClusterUpdate
+from anabranch.server.partitions.cutting import held_layouts
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.server.partitions.topic_settings import topic_settings
@@ -254,6 +256,11 @@ class Wire(Peers):
         await asyncio.sleep(self.cluster.delay_s())
         return self.cluster.report(topic)
 
+    async def held_layouts(self, topic: str) -> HeldLayouts | None:
+        """Return the leaders' report on the layouts that their logs hold, possibly an old one."""
+        await asyncio.sleep(self.cluster.delay_s())
+        return self.cluster.report_layouts(topic)
+
     def cuts(self, topic: Topic, partition: int) -> Cuts | None:
         raise NotImplementedError
 
@@ -331,6 +338,7 @@ class Cluster:
         self.process: Process | None = None
         self.wire: Wire | None = None
         self.reports: list[dict[int, LogRange]] = []
+        self.held: list[HeldLayouts] = []
         self.crashes = 0
         self.wire_lost: bool | None = None
         """Whether the messages of a dead controller are lost; None: at random."""
@@ -453,6 +461,23 @@ class Cluster:
     def report(self, topic: str) -> Mapping[int, LogRange]:
         """Deliver one of the pending reports."""
         return self.reports.pop(self.chance.randrange(len(self.reports))) if self.reports else {}
+
+    async def note_layouts(self, name: str) -> None:
+        """Send the leaders' reports on the layouts that their logs hold; they may arrive much later."""
+        topic = None if self.state is None else self.state.topics.get(name)
+        if topic is None:
+            return
+        led = {}
+        for machine in self.machines.values():
+            found = ((partition, machine.partition(name, partition)) for partition in topic.partitions)
+            led.update({partition: it for partition, it in found if machine.up and it is not None and it.leadership})
+        report = await held_layouts(topic, led.get)
+        if report is not None:
+            self.held.append(report)
+
+    def report_layouts(self, name: str) -> HeldLayouts | None:
+        """Deliver one of the pending reports, or none."""
+        return self.held.pop(self.chance.randrange(len(self.held))) if self.held else None
 
 
 class _Syncs(VirtualSyncs):

@@ -22,7 +22,8 @@ from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.controller.nodes import PutNode, Topic
 from anabranch.machines.controller.state import ControllerState, apply
 from anabranch.machines.controller.views import TopicView
-from anabranch.machines.lineage import Lineage
+from anabranch.machines.cuts import lineage_of
+from anabranch.machines.lineage import Cuts, Lineage
 from anabranch.machines.partition.producers import ProducerTable
 from anabranch.machines.placement import place
 from anabranch.records.batch import headers
@@ -87,7 +88,7 @@ class Rules:
 
     @property
     def layouts_made(self) -> int:
-        return 0 if self.topic is None else len(self.topic.layouts) - 1
+        return 0 if self.topic is None else self.topic.layouts[-1].number
 
     @property
     def machines(self) -> list[Machine]:
@@ -151,21 +152,21 @@ class Rules:
 
     def lineage(self, view: TopicView) -> Lineage | None:
         """Return the lineage as a client does: layouts from metadata, offsets from the leaders, epochs checked."""
-        ends: list[dict[int, int]] = [{} for _ in view.layouts[:-1]]
         topic = self.topic
         assert topic is not None
+        ends: dict[int, dict[int, int]] = {}
         for seen in view.partitions:
             partition = self.led(view, seen.partition)
             if partition is None or partition.leader_epoch != seen.leader_epoch:
                 return None
-            for layout, known in enumerate(view.layouts[:-1]):
+            ends[seen.partition] = {}
+            for known in view.layouts[:-1]:
                 epoch = ended_epoch(topic.ended.get(seen.partition, ()), known.number)
                 if epoch is not None:
-                    _, end = partition.log.end_offset_for_epoch(epoch)
-                    ends[layout][seen.partition] = end
+                    ends[seen.partition][known.number] = partition.log.end_offset_for_epoch(epoch)[1]
         self._check_ends(view, ends)
-        counts = tuple(layout.count for layout in view.layouts)
-        return Lineage.of_ends(view.initial_partition_count, counts, tuple(ends))
+        cuts = {number: Cuts.of(known.items()) for number, known in ends.items()}
+        return lineage_of(view.initial_partition_count, view.layouts, cuts, {})
 
     # Invariants.
 
@@ -248,10 +249,10 @@ class Rules:
                     f"{record} at {offset} of {found.name} is not where layout {layout} places it"
                 )
 
-    def _check_ends(self, view: TopicView, ends: list[dict[int, int]]) -> None:
+    def _check_ends(self, view: TopicView, ends: dict[int, dict[int, int]]) -> None:
         """Check that known ends never move."""
-        for layout, known in enumerate(ends):
-            for number, end in known.items():
+        for number, known in ends.items():
+            for layout, end in known.items():
                 before = self._ends.setdefault((layout, number), end)
                 found = self.led(view, number)
                 assert found is not None
@@ -272,7 +273,7 @@ class Rules:
         """Check that an append under a layout came after the roles of all leaders of earlier turns (ordering.md, 4)."""
         topic = self.topic
         assert topic is not None
-        if layout == 0 or topic.resize is None or layout != len(topic.layouts) - 1:
+        if layout == 0 or topic.resize is None or layout != topic.layouts[-1].number:
             return
         old, new = topic.layouts[-2].count, topic.layouts[-1].count
         earlier = range(new, old) if new < old and number < new else range(old) if number >= old else ()

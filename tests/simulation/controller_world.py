@@ -160,6 +160,16 @@ class World(Rules):
         self.cluster.note_report(TOPIC)
         await self.cluster.begin(self.reap())
 
+    async def fold(self) -> None:
+        """Have a leaders' report on the layouts that their logs hold inspected."""
+        if self.cluster.controller is not None and self.cluster.process is not None:
+            await self.cluster.process.perform(self.cluster.controller.inspect_layouts(TOPIC))
+
+    async def try_fold(self) -> None:
+        """As `fold`, upon a report made now or before; the controller may die meanwhile."""
+        await self.cluster.note_layouts(TOPIC)
+        await self.cluster.begin(self.fold())
+
     async def pause(self, seconds: float) -> None:
         """Let time pass."""
         await asyncio.sleep(seconds)
@@ -490,4 +500,6 @@ _STEPS: tuple[tuple[int, Callable[[World], Coroutine[Any, Any, object] | None]],
     (10, World.retain),
     (4, lambda world: world.cluster.note_report(TOPIC)),
     (5, World.reap),
+    (4, lambda world: world.cluster.note_layouts(TOPIC)),
+    (5, World.fold),
 )

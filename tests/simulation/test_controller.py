@@ -327,6 +327,25 @@ async def reaped(world: World) -> None:
     await resized(5)(world)
 
 
+async def folded(world: World) -> None:
+    """Resize without records, and fold the layouts that have none."""
+    await resized(5, 3, 4)(world)
+    for _ in range(4):
+        await world.elect()
+        await world.register()
+        await world.try_fold()
+        await settle(world)
+    await resized(5)(world)
+
+
+def test_a_controller_may_die_at_any_point_of_a_folding() -> None:
+    wanted = shape(scripted(folded))
+    tree = json.loads(wanted["tree"][f"/brokers/topics/{TOPIC}"])  # type: ignore[arg-type]
+    assert tree["layouts"] == [[3, 4], [4, 5]], "numbers stay"
+    for crash, world in points(folded):
+        assert shape(world) == wanted, str(crash)
+
+
 def test_a_controller_may_die_at_any_point_of_a_removal_and_return() -> None:
     wanted = shape(scripted(reaped))
     tree = json.loads(wanted["tree"][f"/brokers/topics/{TOPIC}"])  # type: ignore[arg-type]

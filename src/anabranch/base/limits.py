@@ -26,8 +26,14 @@ TAGGED_FIELDS_MAX = 1_000
 TOPIC_NAME_LENGTH_MAX = 249
 PARTITIONS_PER_TOPIC_MAX = 100_000
 LAYOUTS_PER_TOPIC_MAX = 32_767
-"""A layout's number has 15 bits in a record's `sequence` (spark.md, section 1)."""
+"""Layouts of which a topic's logs hold records; those without records are folded away (ADR 0032)."""
 SEQUENCE_OFFSET_BITS = 48
+"""Bits of a record's offset in its `sequence` (spark.md, section 1), below those of its layout's number."""
+LATE_LAYOUT = 1 << 14
+"""From this layout on a `sequence` has 62 bits below a leading one: 18 of the layouts since, LATE_OFFSET_BITS of the
+offset. So it has room for LAYOUT_NUMBER_MAX resizes, and still grows with every record of a key (ADR 0032)."""
+LATE_OFFSET_BITS = 44
+LAYOUT_NUMBER_MAX = LATE_LAYOUT + (1 << 62 - LATE_OFFSET_BITS) - 1
 
 FETCH_SESSIONS_MAX = 1_000
 PRODUCER_BATCHES_REMEMBERED = 5

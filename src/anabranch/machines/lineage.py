@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Self
 
-from anabranch.base.limits import SEQUENCE_OFFSET_BITS
+from anabranch.base.limits import LATE_LAYOUT, LATE_OFFSET_BITS, SEQUENCE_OFFSET_BITS
 from anabranch.machines.keyspace import SPACE, Interval, interval
 from anabranch.machines.placement import level_size
 
@@ -245,7 +245,7 @@ class Lineage:
 
     def sequence(self, partition: int, offset: int) -> int:
         """A number that grows with every record of a key, across resizes (spark.md, section 1)."""
-        return self.layout_at(partition, offset) << SEQUENCE_OFFSET_BITS | offset
+        return sequence_base(self.layout_at(partition, offset)) + offset
 
     # -- relatives -----------------------------------------------------------------------------------------------------
 
@@ -415,6 +415,16 @@ class Gates:
         """The reader's lowest position of any of `keys`; 0 if the position is not known."""
         position = self._positions.get(partition, 0)
         return position.lowest(keys) if isinstance(position, Frontier) else position
+
+
+def sequence_base(layout: int) -> int:
+    """The `sequence` of offset 0 in a layout; that of another offset is as much larger.
+
+    The layout's number stands above 48 bits of the offset; from LATE_LAYOUT on, behind a leading one, above 44 of them.
+    """
+    if layout < LATE_LAYOUT:
+        return layout << SEQUENCE_OFFSET_BITS
+    return 1 << 62 | (layout - LATE_LAYOUT) << LATE_OFFSET_BITS
 
 
 def sequence_cuts(lineage: Lineage, partition: int) -> tuple[Sequence[int], Sequence[int]]:

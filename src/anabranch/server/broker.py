@@ -96,6 +96,9 @@ class Broker:
         await controller.start(
             settings.node_id, settings.broker_rack or None, (f"PLAINTEXT://{self.address}",), unclean=lost
         )
+        for topic in context.view.topics():
+            if len(topic.layouts) > 1:  # The cuts of its logs are made before anyone waits for them.
+                await self._peers.held_layouts(topic.name)
         await self._serve_metrics()
         self._listener.accept()
         for coordinators in context.coordinators.values():
@@ -120,7 +123,7 @@ class Broker:
             metrics=metrics,
             settings_of=partial(_settings_of, view, static, settings.durability),
         )
-        peers = LocalPeers(replicas, view)
+        peers = self._peers = LocalPeers(replicas, view)
         controller = self._controller = Controller(store, peers, clock)
         commands = Commands(
             controller,
@@ -241,6 +244,7 @@ class Broker:
         await self.context.replicas.maintain(self.settings.producer_id_expiration_ms)
         await self._compaction.run()
         await self._controller.inspect_all_retiring()
+        await self._controller.inspect_all_layouts()
 
     # -- metrics -----------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from anabranch.base.errors import DecodeError
 from anabranch.base.ids import TopicPartition
-from anabranch.base.limits import SEQUENCE_OFFSET_BITS
 from anabranch.client.consumer.range_reader import (
     FetchedRange,
     OffsetRange,
@@ -28,6 +27,7 @@ from anabranch.client.consumer.range_reader import (
     decode_range,
     next_offset_of,
 )
+from anabranch.machines.lineage import sequence_base
 from anabranch.records.arrow.memory import as_column, as_numbers
 from anabranch.records.shares import KeyShare
 from anabranch.spark.options import Options
@@ -152,13 +152,13 @@ def _repeated_int(number: int, count: int) -> pa.Array:
 
 
 def _sequence(offsets: pa.Array, read: Read) -> pa.Array:
-    """Return `layout << 48 | offset`, as `Lineage.sequence` defines it for one record."""
+    """Return what `Lineage.sequence` defines for one record."""
     if len(read.layouts) == 1:
         (layout,) = read.layouts
-        return offsets if layout == 0 else as_column(as_numbers(offsets) | (layout << SEQUENCE_OFFSET_BITS))
+        return offsets if layout == 0 else as_column(as_numbers(offsets) + sequence_base(layout))
     numbers = as_numbers(offsets)
     at = np.searchsorted(np.asarray(read.cuts, np.int64), numbers, side="right")
-    return as_column((np.asarray(read.layouts, np.int64) << SEQUENCE_OFFSET_BITS)[at] | numbers)
+    return as_column(np.asarray([*map(sequence_base, read.layouts)], np.int64)[at] + numbers)
 
 
 # -- fetching ----------------------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.base.limits import SEQUENCE_OFFSET_BITS
-from anabranch.machines.lineage import BEYOND, GateWait, Lineage, Segment, sequence_cuts
+from anabranch.base.limits import LATE_LAYOUT, LATE_OFFSET_BITS, LAYOUT_NUMBER_MAX, SEQUENCE_OFFSET_BITS
+from anabranch.machines.lineage import BEYOND, GateWait, Lineage, Segment, sequence_base, sequence_cuts
 
 GROWN_TWICE = Lineage.of_ends(initial=1, counts=(1, 2, 4), ends=({0: 3}, {0: 3, 1: 0}))
 """Three records in partition 0, then 1 → 2, nothing written, then 2 → 4."""
@@ -56,6 +56,18 @@ def test_the_layout_of_an_offset_and_the_sequence_grow_together() -> None:
     layouts = [SHRUNK.layout_at(0, offset) for offset in (0, 4, 5, 6)]
     assert layouts == [0, 0, 1, 1]
     assert SHRUNK.sequence(0, 5) == 1 << SEQUENCE_OFFSET_BITS | 5
+
+
+def test_the_sequence_grows_with_layout_and_offset_up_to_the_last_layout_there_can_be() -> None:
+    numbers = (0, 1, LATE_LAYOUT - 1, LATE_LAYOUT, LATE_LAYOUT + 1, 32_766, 32_767, 40_000, LAYOUT_NUMBER_MAX)
+    offsets = (0, 1, (1 << LATE_OFFSET_BITS) - 1)
+    sequences = [sequence_base(layout) + offset for layout in numbers for offset in offsets]
+    assert sequences == sorted(set(sequences))
+    assert sequences[-1] == (1 << 63) - 1
+    assert sequence_base(3) + 7 == 3 << SEQUENCE_OFFSET_BITS | 7
+    lineage = Lineage.of_cuts(1, (1, 2), {0: [(40_000, 5)]}, first=40_000)
+    assert lineage.sequence(0, 4) == sequence_base(40_000) + 4
+    assert lineage.sequence(0, 5) == sequence_base(40_001) + 5
     assert SHRUNK.sequence(1, 6) < SHRUNK.sequence(0, 5)
     ends, layouts = sequence_cuts(SHRUNK, 0)
     assert (list(ends), list(layouts)) == ([5], [0, 1])

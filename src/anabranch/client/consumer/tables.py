@@ -10,11 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from anabranch.base.ids import TopicPartition
-from anabranch.base.limits import SEQUENCE_OFFSET_BITS
 from anabranch.client.consumer.range_reader import decode_range
 from anabranch.client.consumer.record import Record
 from anabranch.machines.clients.fetching import Deliverable
-from anabranch.machines.lineage import Lineage, sequence_cuts
+from anabranch.machines.lineage import Lineage, sequence_base, sequence_cuts
 from anabranch.records.arrow.decode import COLUMN_TYPES
 from anabranch.records.arrow.memory import as_column, as_numbers
 from anabranch.records.shares import KeyShare
@@ -114,11 +113,11 @@ def _partition(part: Deliverable, _decoded: Any, count: int, _lineages: Mapping[
 
 
 def _sequence(part: Deliverable, decoded: Any, _count: int, lineages: Mapping[str, Lineage]) -> Any:
-    """Return `layout << 48 | offset`, as `Lineage.sequence` defines it for one record."""
+    """Return what `Lineage.sequence` defines for one record."""
     ends, layouts = sequence_cuts(lineages[part.topic], part.partition)
     offsets = as_numbers(decoded.column("offset"))
     at = np.searchsorted(np.asarray(ends, np.int64), offsets, side="right")
-    return as_column(np.asarray(layouts, np.int64)[at] << SEQUENCE_OFFSET_BITS | offsets)
+    return as_column(np.asarray([*map(sequence_base, layouts)], np.int64)[at] + offsets)
 
 
 _MADE: dict[str, Callable[[Deliverable, Any, int, Mapping[str, Lineage]], Any]] = {

@@ -88,7 +88,17 @@ class InspectRetiring:
     topics: tuple[str, ...]
 
 
-Effect = SendLeaderAndIsr | SendStopReplica | PublishMetadata | ApplyConfigs | InspectRetiring
+@dataclass(frozen=True, slots=True)
+class InspectLayouts:
+    """These topics have had many resizes: submit `decide_fold_layouts` with the layouts that their logs hold.
+
+    The shell does so besides on its own, periodically.
+    """
+
+    topics: tuple[str, ...]
+
+
+Effect = SendLeaderAndIsr | SendStopReplica | PublishMetadata | ApplyConfigs | InspectRetiring | InspectLayouts
 
 Reply = TypeVar("Reply", covariant=True)
 Given = TypeVar("Given")

@@ -14,6 +14,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller import nodes
 from anabranch.machines.controller.effects import (
     Decision,
+    InspectLayouts,
     InspectRetiring,
     PublishMetadata,
     SendLeaderAndIsr,
@@ -39,6 +40,8 @@ Given = TypeVar("Given")
 
 RETRY_BACKOFF_MS = 500
 """How long after a failed answer the controller asks again."""
+RESIZES_UNTIL_INSPECTION = 64
+"""How often a topic is resized before its layouts are looked at, without waiting for the next round of upkeep."""
 
 
 class Plan:
@@ -264,6 +267,8 @@ class Plan:
         self.draft.write(nodes.put_topic(self.topic))
         self.publish()
         self.inspect_retiring()
+        if self.topic.newest % RESIZES_UNTIL_INSPECTION == 0:
+            self.draft.perform(InspectLayouts((self.topic.name,)))
 
     def inspect_retiring(self) -> None:
         """Have the retiring partitions looked at, if there are any: they may be empty."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from anabranch.base.errors import ErrorCode
-from anabranch.base.limits import LAYOUTS_PER_TOPIC_MAX, PARTITIONS_PER_TOPIC_MAX
+from anabranch.base.limits import LAYOUT_NUMBER_MAX, LAYOUTS_PER_TOPIC_MAX, PARTITIONS_PER_TOPIC_MAX
 from anabranch.machines.controller.effects import (
     Accepted,
     CommandReply,
@@ -179,8 +179,14 @@ def _refuse_change(topic: Topic, count: int) -> Refused | None:
     if len(topic.layouts) >= LAYOUTS_PER_TOPIC_MAX:
         return Refused(
             ErrorCode.INVALID_PARTITIONS,
-            f"Topic {topic.name!r} has been resized {LAYOUTS_PER_TOPIC_MAX - 1} times, which is the most that its "
-            "lineage can hold. Copy it to a new topic.",
+            f"Topic {topic.name!r} holds records of {len(topic.layouts)} layouts, which is the most that a lineage can "
+            "hold. It can be resized again when retention or DeleteRecords has removed all records of some of them.",
+        )
+    if topic.layouts[-1].number >= LAYOUT_NUMBER_MAX:
+        return Refused(
+            ErrorCode.INVALID_PARTITIONS,
+            f"Topic {topic.name!r} has been resized {LAYOUT_NUMBER_MAX} times, which is the most that the sequence of "
+            "its records can tell apart. Copy it to a new topic.",
         )
     return None
 

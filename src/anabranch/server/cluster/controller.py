@@ -19,6 +19,7 @@ from anabranch.machines.controller.effects import (
     CommandReply,
     Decision,
     Effect,
+    InspectLayouts,
     InspectRetiring,
     PublishMetadata,
     Refused,
@@ -27,6 +28,7 @@ from anabranch.machines.controller.effects import (
     Validated,
     WaitForResize,
 )
+from anabranch.machines.controller.folding import decide_fold_layouts
 from anabranch.machines.controller.nodes import BrokerNode, DeleteNode, MetadataRecord, PutNode, Topic
 from anabranch.machines.controller.reaper import decide_reap
 from anabranch.machines.controller.resize import decide_leader_and_isr_answered, decide_retry
@@ -236,6 +238,9 @@ class Controller:
                 case InspectRetiring(topics):
                     for topic in topics:
                         await self.inspect_retiring(topic)
+                case InspectLayouts(topics):
+                    for topic in topics:
+                        await self.inspect_layouts(topic)
         except OSError as error:
             events.error("controller step failed, it will be tried again", effect=type(effect).__name__, reason=error)
             self._again(effect)
@@ -266,6 +271,17 @@ class Controller:
         found = self.state.topics.get(topic)
         if found is not None and _has_retiring(found):
             self._effects.put_nowait(InspectRetiring((topic,)))
+
+    async def inspect_layouts(self, topic: str) -> None:
+        """Fold away the layouts of a topic that have no records."""
+        report = await self._peers.held_layouts(topic)
+        if report is not None:
+            await self.submit(lambda state: decide_fold_layouts(state, topic, report))
+
+    async def inspect_all_layouts(self) -> None:
+        """Inspect the layouts of every topic that has more than one."""
+        for topic in sorted(topic.name for topic in self.state.topics.values() if len(topic.layouts) > 1):
+            await self.inspect_layouts(topic)
 
     async def inspect_all_retiring(self) -> None:
         """Inspect the retiring partitions of every topic: the reaper's round."""

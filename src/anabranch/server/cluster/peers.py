@@ -8,16 +8,18 @@ offsets are requested and cached, and missing in the response until they arrive.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Protocol
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller.effects import SendLeaderAndIsr, SendStopReplica
+from anabranch.machines.controller.folding import HeldLayouts
 from anabranch.machines.controller.nodes import Topic
 from anabranch.machines.controller.reaper import LogRange
 from anabranch.machines.lineage import Cuts
 from anabranch.protocol.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from anabranch.server.cluster.view import ClusterUpdate, ClusterView
-from anabranch.server.partitions.cutting import cuts_of
+from anabranch.server.partitions.cutting import cuts_of, held_layouts
 from anabranch.server.partitions.offsets import next_record
 from anabranch.server.partitions.replicas import Replicas
 
@@ -36,6 +38,9 @@ class Peers(Protocol):
 
     async def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
         """The log starts and ends of a topic's retiring partitions that have no open transaction."""
+
+    async def held_layouts(self, topic: str) -> HeldLayouts | None:
+        """The layouts that a topic's logs hold records of; None while the logs of some partitions are not known."""
 
     def cuts(self, topic: Topic, partition: int) -> Cuts | None:
         """The cuts of a partition for the published layouts of its topic; None while its leader does not know them."""
@@ -88,6 +93,11 @@ class LocalPeers:
     async def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
         """As `Peers.retiring_ranges`."""
         return self._replicas.retiring_ranges(topic)
+
+    async def held_layouts(self, topic: str) -> HeldLayouts | None:
+        """As `Peers.held_layouts`."""
+        found = self._view.topic(topic)
+        return None if found is None else await held_layouts(found.topic, partial(self._replicas.get, topic))
 
     def cuts(self, topic: Topic, partition: int) -> Cuts | None:
         """As `Peers.cuts`; None while the log of the partition cannot be opened."""

@@ -1,14 +1,15 @@
 """The cuts of partitions as their leaders know them: made once after a start, and extended by every resize.
 
 Making those of a log that went through 1,000 layouts takes a millisecond, extending them a microsecond. So they are
-made while nothing else waits (`cut_all`), and later only extended.
+made at the start (`held_layouts`), and later only extended.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable
 
+from anabranch.machines.controller.folding import HeldLayouts
 from anabranch.machines.controller.nodes import Topic
 from anabranch.machines.cuts import behind, below, cuts_after
 from anabranch.machines.lineage import Cuts
@@ -37,12 +38,20 @@ def cuts_of(partition: Partition | None, topic: Topic) -> Cuts | None:
     return behind(below(known.cuts, newest), partition.log.log_start)
 
 
-async def cut_all(partitions: Iterable[tuple[Partition | None, Topic]]) -> None:
-    """Make the cuts of partitions, giving way to other work."""
+async def held_layouts(topic: Topic, partition_of: Callable[[int], Partition | None]) -> HeldLayouts | None:
+    """The ended layouts of which a topic's logs hold records; None while the cuts of some partition are not known.
+
+    Gives way to other work.
+    """
+    held: set[int] = set()
     made = 0
-    for partition, topic in partitions:
-        cuts = cuts_of(partition, topic)
-        made += 1 if cuts is None else 1 + len(cuts.ends)
+    for number in topic.partitions:
+        cuts = cuts_of(partition_of(number), topic)
+        if cuts is None:
+            return None
+        held.update(cuts.layouts)
+        made += 1 + len(cuts.layouts)
         if made >= CUTS_AT_A_TIME:
             made = 0
             await asyncio.sleep(0)
+    return HeldLayouts(topic.topic_id, topic.newest, frozenset(held), frozenset(topic.partitions))

@@ -202,7 +202,7 @@ def test_a_topic_whose_lineage_is_full_is_not_resized_any_more(monkeypatch: pyte
     cluster.run()
     reply = cluster.resize(4)
     assert isinstance(reply, Refused)
-    assert "has been resized 1 times, which is the most" in reply.message
+    assert "holds records of 2 layouts, which is the most" in reply.message
 
 
 def test_validating_changes_nothing() -> None:

@@ -191,6 +191,9 @@ class ForgetfulPeers:
     async def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
         return {}
 
+    async def held_layouts(self, topic: str) -> None:
+        return None
+
     def cuts(self, topic: Topic, partition: int) -> None:
         return None
 
