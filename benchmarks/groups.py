@@ -1,6 +1,6 @@
 """The group coordinator: how long it is kept from its heartbeats, and how soon a group has settled.
 
-Sections: assignors, convergence. A bound is a side that always takes as long.
+Sections: assignors, convergence, gates. A bound is a side that always takes as long.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ import heapq
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
+from typing import Any
 from uuid import UUID
 
 from anabranch.machines.clients.membership.consumer import ConsumerMember
@@ -21,9 +23,20 @@ from anabranch.machines.groups.assignors.planner import Planner
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.consumer.group import ConsumerGroup, GroupState
 from anabranch.machines.groups.coordinator import Coordinator
+from anabranch.machines.groups.gatekeeper import AskNextRecords
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.settings import GroupSettings
-from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatResponse
+from anabranch.machines.lineage import Lineage
+from anabranch.machines.outcome import Outcome, SetTimer
+from anabranch.protocol.messages.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
+from anabranch.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
 from anabranch.runtime.collector import collector_paused
 from benchmarks.harness import Bar, Result, Round, Scale, compare
 
@@ -88,9 +101,9 @@ def _assign(name: str, subscribe: Subscribe, sizes: tuple[int, int, int]) -> Map
     chosen = Assignors().get(name)
 
     def milliseconds(planner: Planner) -> float:
-        began = time.thread_time()
+        began = time.perf_counter()
         changes = planner.plan(chosen, members, group.topics, target)
-        taken = time.thread_time() - began
+        taken = time.perf_counter() - began
         target.update(changes)
         return taken * 1_000
 
@@ -278,4 +291,123 @@ def convergence(scale: Scale) -> list[Result]:
     )
 
 
-BENCHMARKS = {"uniform": uniform, "range": range_, "mixed": mixed, "own": own, "convergence": convergence}
+# Gates: heartbeats of a member whose partitions wait.
+
+HEARTBEAT_MS_MAX = 1.0
+LOOK_MS_MAX = 10.0
+UNREAD = 10
+
+
+class _Gated:
+    """A group of one member in a topic that has doubled: all of its new partitions wait for the old ones."""
+
+    def __init__(self, partitions: int) -> None:
+        old = partitions // 2
+        self.old = old
+        self.now_ms = 1_000_000
+        self.timers: dict[Hashable, int] = {}
+        self.look_ms = 0.0
+        self.topic_id = UUID(int=1)
+        self.coordinator = Coordinator(GroupSettings(), Image(1, {"t": self._topic(range(old), None)}))
+        self._beat(0, rebalance_timeout_ms=300_000, subscribed_topic_names=["t"], topic_partitions=[])
+        cuts = dict.fromkeys(range(old), UNREAD)
+        image = Image(2, {"t": self._topic(range(partitions), Lineage.of_ends(old, (old, partitions), (cuts,)))})
+        self._decide(lambda machine: machine.topics_changed(image, self.now_ms))
+        self.epoch = self._beat(1)
+        self._beat(self.epoch)
+
+    def _topic(self, partitions: Sequence[int], lineage: Lineage | None) -> TopicImage:
+        return TopicImage(self.topic_id, "t", partitions, lineage=lineage, log_end=lambda number: 2 * UNREAD)
+
+    def _decide(self, decide: Callable[[Coordinator], Outcome[Any, Any]]) -> Any:
+        outcome = decide(self.coordinator)
+        for record in outcome.records:
+            self.coordinator.apply(record)
+        for timer in outcome.timers:
+            if isinstance(timer, SetTimer):
+                self.timers[timer.key] = timer.at_ms
+            else:
+                self.timers.pop(timer.key, None)
+        for effect in outcome.effects:
+            assert isinstance(effect, AskNextRecords)
+            given = (effect.group_id, effect.topic_id, effect.offsets, effect.offsets, self.now_ms)
+            self._decide(methodcaller("next_records", *given))
+        return outcome.reply
+
+    def _beat(self, epoch: int, **said: Any) -> int:
+        request = ConsumerGroupHeartbeatRequest(group_id="g", member_id="m", member_epoch=epoch, **said)
+        reply = self._decide(
+            lambda machine: machine.consumer_group_heartbeat(request, Caller("c", "/h", 1, "", 1), self.now_ms)
+        )
+        assert not reply.error_code, reply
+        return int(reply.member_epoch)
+
+    def look(self) -> None:
+        """Let the group's timers ring that are due."""
+        key = ("gates", "g")
+        for _ in range(1_000):
+            if self.timers.get(key, self.now_ms + 1) > self.now_ms:
+                return
+            del self.timers[key]
+            began = time.thread_time()
+            self._decide(lambda machine: machine.on_timer(key, self.now_ms))
+            self.look_ms = max(self.look_ms, (time.thread_time() - began) * 1_000)
+
+    def commit(self, partition: int, offset: int) -> None:
+        part = OffsetCommitRequestPartition(partition_index=partition, committed_offset=offset)
+        request = OffsetCommitRequest(
+            group_id="g",
+            member_id="m",
+            generation_id_or_member_epoch=self.epoch,
+            topics=[OffsetCommitRequestTopic(name="t", partitions=[part])],
+        )
+        self._decide(lambda machine: machine.offset_commit(request, Caller(version=9), self.now_ms))
+
+    def heartbeats(self, count: int) -> Mapping[str, float]:
+        """Beat and commit again and again, a second apart: the slowest heartbeat and the slowest look."""
+        slowest = 0.0
+        for _ in range(3):
+            self.now_ms += 1_000
+            self.look()
+            self._beat(self.epoch)
+        self.look_ms = 0.0
+        for number in range(count):
+            self.now_ms += 1_000
+            self.commit(number % self.old, 1 + number // self.old % (UNREAD - 1))
+            self.look()
+            began = time.thread_time()
+            self._beat(self.epoch)
+            slowest = max(slowest, (time.thread_time() - began) * 1_000)
+        return {"heartbeat": slowest, "look": self.look_ms}
+
+
+def gates(scale: Scale) -> list[Result]:
+    """How long a heartbeat takes whose member waits at closed gates, and the coordinator's look at them."""
+    partitions, beats = scale.choose((5_000, 200), (20, 5))
+
+    def measured() -> Mapping[str, float]:
+        with collector_paused():
+            return _Gated(partitions).heartbeats(beats)
+
+    return compare(
+        "coordinator.gates",
+        what=f"one member of the consumer protocol owns {partitions // 2:,} partitions, each with {UNREAD} unread "
+        f"records before the cut, and waits for as many behind closed gates; it commits in one and beats, "
+        f"{beats} times. CPU milliseconds of the slowest heartbeat, and of the slowest look at what has changed",
+        sides={
+            "anabranch": measured,
+            "allowed": lambda: {"heartbeat": HEARTBEAT_MS_MAX, "look": LOOK_MS_MAX},
+        },
+        bars=[Bar("heartbeat", "ms", "less", 1.0), Bar("look", "ms", "less", 1.0)],
+        scale=scale,
+    )
+
+
+BENCHMARKS = {
+    "uniform": uniform,
+    "range": range_,
+    "mixed": mixed,
+    "own": own,
+    "convergence": convergence,
+    "gates": gates,
+}

@@ -13,7 +13,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.client.consumer.member_driver import MemberDriver
 from anabranch.machines.clients.membership import strategies
 from anabranch.machines.clients.membership.consumer import ConsumerMember
-from anabranch.machines.groups import gatekeeper, gates, migration, offsets, standing
+from anabranch.machines.groups import gates, migration, offsets, standing
 from anabranch.machines.groups.consumer import heartbeat
 from anabranch.machines.groups.consumer.group import NOTHING, ConsumerGroup, Member
 from anabranch.machines.groups.consumer.step import Step
@@ -87,7 +87,7 @@ def moving_on() -> AbstractContextManager[object]:
 
 def overtaking() -> AbstractContextManager[object]:
     """Partitions are assigned although earlier records of their keys are unread."""
-    return mock.patch.object(gatekeeper, "evaluate", return_value=gates.OPEN)
+    return mock.patch.object(gates, "judge", return_value=gates.OPEN)
 
 
 def uncooperative() -> AbstractContextManager[object]:

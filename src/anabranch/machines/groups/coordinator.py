@@ -269,6 +269,7 @@ class Coordinator(AskedPositions):
     ) -> Outcome[ConsumerGroupHeartbeatResponse, CoordinatorRecord]:
         begun = migration.upgrade(group, self.settings, self.image)
         live = Live()
+        self.keeper.converted(group.group_id)
         step = self._step(ConsumerGroup(group.group_id), now_ms, begun=begun, live=live)
         response = beats.heartbeat(step, request, caller)
         for member in step.group.classic_members:
@@ -479,7 +480,8 @@ class Coordinator(AskedPositions):
         draft.add(outcome)
         if outcome.records:
             self.settling.subscribed(group, draft, now_ms)
-        self.keeper.ring(draft, group.group_id, now_ms, members_moved=True)
+        if not getattr(outcome.reply, "error_code", 0):
+            self.keeper.ring(draft, group.group_id, now_ms, members_moved=True)
         return draft.outcome(outcome.reply)
 
     def _known(self, group: Group | None, group_id: str, member_id: str) -> ConsumerGroup:
@@ -497,11 +499,8 @@ class Coordinator(AskedPositions):
         self, request: OffsetCommitRequest, caller: Caller, now_ms: int
     ) -> Outcome[OffsetCommitResponse, CoordinatorRecord]:
         """Make a group's progress durable."""
-        draft = Draft[CoordinatorRecord]()
         outcome = self.offsets.commit(self.groups.get(request.group_id), request, caller.version, now_ms)
-        draft.add(outcome)
-        self.keeper.ring(draft, request.group_id, now_ms)
-        return draft.outcome(outcome.reply)
+        return self.keeper.rung(outcome, request.group_id, now_ms)
 
     def txn_offset_commit(
         self, request: TxnOffsetCommitRequest, caller: Caller, now_ms: int

@@ -10,32 +10,34 @@ the decision of a timer, so that it sees what the decision that rang for it has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from anabranch.machines.groups import classic, embedded
 from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import ConsumerGroup, Member
 from anabranch.machines.groups.consumer.target import subscriptions
-from anabranch.machines.groups.gates import OPEN, Evaluation, evaluate, segment_start, was_reopened
+from anabranch.machines.groups.gates import OPEN, Evaluated, Stand, segment_start, was_reopened
+from anabranch.machines.groups.group_gates import GroupGates
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.positions import Position, position_record
-from anabranch.machines.groups.questions import Questions
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.standing import At, Standing
 from anabranch.machines.groups.starts import Starts
-from anabranch.machines.outcome import Draft
+from anabranch.machines.outcome import Draft, Outcome
 
 Group = ConsumerGroup | ClassicGroup
+Reply = TypeVar("Reply")
 LOOK_MS = 500
 """Between two looks at positions that a gate or a member waits for: log starts and transactions tell of no change."""
-LOOKED_AT_MAX = 500
+LOOKED_AT_MAX = 100
 """Watched partitions that one look compares; the others follow in the next, `LOOK_ON_MS` later."""
-LOOK_ON_MS = 20
+LOOK_ON_MS = 2
+DECIDED_AT_ONCE = 150
+"""Partitions whose gates one decision decides; the others follow in the next looks."""
 
 
 class AskNextRecords(NamedTuple):
@@ -58,91 +60,38 @@ class GateOpenedByTime(NamedTuple):
     records_left: int
 
 
-@dataclass(slots=True)
-class Evaluated:
-    """The newest evaluation of one topic, and its input."""
-
-    topic: TopicImage
-    found: Evaluation = OPEN
-    raws: dict[int, int] = field(default_factory=dict)
-    positions: dict[int, int] = field(default_factory=dict)
-    is_outdated: bool = False
-
-    def crosses(self, partition: int, position: int) -> bool:
-        """Whether a position lies in another segment than the one that was evaluated."""
-        lineage, before = self.topic.lineage, self.positions.get(partition)
-        if before is None or lineage is None:
-            return True
-        return lineage.layout_at(partition, position) != lineage.layout_at(partition, before)
-
-
-@dataclass(slots=True)
-class GroupGates:
-    """The soft state of one group."""
-
-    standing: Standing = field(default_factory=Standing)
-    questions: Questions = field(default_factory=Questions)
-    evaluated: dict[UUID, Evaluated] = field(default_factory=dict)
-    version: int = 0
-    """Counts evaluations with another result."""
-    is_due: bool = True
-    """Whether a look is due."""
-    touched: dict[At, None] = field(default_factory=dict)
-    """Watched partitions whose position may have changed."""
-    unsure: dict[At, None] = field(default_factory=dict)
-    """Partitions that are withheld until the leader has said where their next record is."""
-    asked_ms: dict[At, int] = field(default_factory=dict)
-    """The time of the newest question to the leader of a partition."""
-    waited: dict[At, tuple[int, int]] = field(default_factory=dict)
-    """Partitions that waited and were not handed out since: their log end when they began to, and the time."""
-    by_time: dict[At, tuple[int, int]] = field(default_factory=dict)
-    """Partitions whose gate opened by time: the partition that it waited on, and the offsets left there."""
-    idle: dict[str, tuple[object, ...]] = field(default_factory=dict)
-    """Members whose last reconciliation changed nothing: what it was based on."""
-    names: tuple[object, frozenset[str]] = (None, frozenset())
-    """The topics that the group subscribes to, and what that was computed from."""
-    wanted: dict[At, int] = field(default_factory=dict)
-    """Partitions that a gate or a member waits for: the largest offset that a gate waits for, or -1."""
-    wanted_of: dict[str, list[At]] = field(default_factory=dict)
-    """By owner."""
-    inner: dict[At, None] = field(default_factory=dict)
-    """Further partitions to look at: unsure ones, stalled ones, and those that may be taken away."""
-    based_on: object = None
-    """What `wanted` was computed from."""
-    swept: object = None
-    """The state in which all questions were last compared with the members' targets."""
-    cursor: int = 0
-    owners: tuple[object, dict[At, str]] = (None, {})
-    """Of a classic group: the owner of each partition, and the generation."""
-
-    def outdate(self, topic_ids: Iterable[UUID]) -> None:
-        """Evaluate these topics anew when their gates are needed."""
-        for topic_id in topic_ids:
-            known = self.evaluated.get(topic_id)
-            if known is not None:
-                known.is_outdated = self.is_due = True
-
-
 class Gate:
     """The gates of one group as a decision about the group sees them."""
 
-    __slots__ = ("_group", "_keeper", "_now_ms")
+    __slots__ = ("_group", "_keeper", "_left", "_now_ms")
 
     def __init__(self, keeper: Gatekeeper, group: ConsumerGroup, now_ms: int) -> None:
         self._keeper = keeper
+        self._left = DECIDED_AT_ONCE
         self._group = group
         self._now_ms = now_ms
 
     def __call__(self, topic_id: UUID, partition: int) -> bool:
         """Whether a partition that nobody owns must not be handed out."""
         gates = self._keeper.of(self._group.group_id)
-        return self._keeper.withholds(self._group, gates, (topic_id, partition), self._now_ms)
+        made = gates.evaluated.get(topic_id)
+        self._left -= made is None or partition in made.left
+        at = topic_id, partition
+        return self._keeper.withholds(self._group, gates, at, self._now_ms, may_decide=self._left > 0)
+
+    def closed(self, topic_id: UUID) -> Set[int]:
+        """Partitions of a topic that are known to be closed: a heartbeat need not ask for each of thousands."""
+        gates = self._keeper.known(self._group.group_id)
+        made = None if gates is None else gates.evaluated.get(topic_id)
+        if made is None or made.is_outdated or made.topic is not self._keeper.offsets.image.by_id.get(topic_id):
+            return frozenset()
+        return made.closed.keys() - made.left.keys() if made.left else made.closed.keys()
 
     @property
     def takes(self) -> Callable[[UUID, int], bool] | None:
         """Whether an owned partition must be taken away; None where none is."""
         gates = self._keeper.known(self._group.group_id)
-        if gates is None or not any(made.found.reopened for made in gates.evaluated.values()):
+        if gates is None or not gates.taking:
             return None
         return lambda topic_id, partition: self._keeper.takes(gates, (topic_id, partition))
 
@@ -194,14 +143,33 @@ class Gatekeeper:
         `members_moved`: a classic group may have begun a rebalance, which is no record.
         """
         gates = self._of.get(group_id)
-        if gates is None:
+        if gates is None or gates.is_rung:
             return
-        if draft.records or gates.is_due or gates.touched or (members_moved and gates.questions.parked):
+        group = self.groups.get(group_id)
+        moved = members_moved and gates.questions.parked and (group is None or gates.swept[1:2] != (changes(group),))
+        if draft.records or gates.is_due or gates.touched or moved:
+            gates.is_rung = True
             draft.set_timer(("gates", group_id), now_ms)
+
+    def rung(
+        self, outcome: Outcome[Reply, CoordinatorRecord], group_id: str, now_ms: int
+    ) -> Outcome[Reply, CoordinatorRecord]:
+        """The outcome, with the look that it calls for."""
+        draft: Draft[CoordinatorRecord] = Draft()
+        draft.add(outcome)
+        self.ring(draft, group_id, now_ms)
+        return draft.outcome(outcome.reply)
 
     def drop(self, group_id: str) -> None:
         """Forget the soft state of a group."""
         self._of.pop(group_id, None)
+
+    def converted(self, group_id: str) -> None:
+        """Forget what is known of the owners of a group that goes on under the other protocol."""
+        gates = self._of.get(group_id)
+        if gates is not None:
+            gates.standing = Standing()
+            gates.outdate(list(gates.evaluated))
 
     def owner(self, group: Group, gates: GroupGates) -> Callable[[At], tuple[str, int]]:
         """The function that finds the owner of a partition and its rebalance timeout."""
@@ -238,43 +206,45 @@ class Gatekeeper:
 
     # -- evaluating ----------------------------------------------------------------------------------------------------
 
-    def evaluation(self, group: Group, gates: GroupGates, topic: TopicImage, now_ms: int) -> Evaluated:
-        """The gates of a topic; evaluated where the last evaluation is of another topic image or outdated."""
-        known = gates.evaluated.get(topic.topic_id)
-        if known is not None and known.topic is topic and not known.is_outdated:
-            return known
-        standing, owner = gates.standing, self.owner(group, gates)
-        committed = self.offsets.of_topic(group.group_id, topic)
-        made = Evaluated(topic)
-        for number in topic.readable:
-            was = committed.get(number)
-            raw = standing.raw(topic, number, None if was is None else was.offset, owner, now_ms)
-            made.raws[number] = raw
-            made.positions[number] = standing.progress(topic, number, raw)
-        counted = made.positions
-        stalls = {number: stall for (topic_id, number), stall in standing.stalls.items() if topic_id == topic.topic_id}
-        if stalls:
-            counted = dict(made.positions)
-            for number, stall in stalls.items():
-                if number in counted and (stall.owner, stall.raw) == (
-                    owner((topic.topic_id, number))[0],
-                    made.raws[number],
-                ):
-                    counted[number] = max(counted[number], stall.reached)
-        made.found = evaluate(topic, made.positions, counted, committed)
-        if known is None or (known.found.closed, known.found.ahead) != (made.found.closed, made.found.ahead):
-            gates.version += 1
-        gates.evaluated[topic.topic_id] = made
-        gates.is_due = True
-        for number in made.found.closed:
-            at = topic.topic_id, number
-            gates.by_time.pop(at, None)
-            if at not in gates.waited:
-                gates.waited[at] = topic.log_end(number), now_ms
+    def evaluation(self, gates: GroupGates, topic: TopicImage) -> Evaluated:
+        """The gates of a topic as far as they are decided; none are of a topic image that was never looked at."""
+        made = gates.evaluated.get(topic.topic_id)
+        if made is None or made.topic is not topic:
+            made = gates.evaluated[topic.topic_id] = Evaluated(topic)
+        elif made.is_outdated:
+            made.outdate()
+        if made.left:
+            gates.is_due = True
         return made
 
-    def withholds(self, group: Group, gates: GroupGates, at: At, now_ms: int) -> bool:
-        """Whether a partition that nobody owns must not be handed out.
+    def decide(self, group: Group, gates: GroupGates, made: Evaluated, partitions: Iterable[int], now_ms: int) -> None:
+        """Decide the gates of some partitions of a topic."""
+        numbers = list(partitions)
+        if made.decide(numbers, self._stand_in(group, gates, made.topic, now_ms)):
+            gates.version += 1
+        for number in numbers:
+            at = made.topic.topic_id, number
+            if number in made.closed:
+                gates.by_time.pop(at, None)
+                if at not in gates.waited:
+                    gates.waited[at] = made.topic.log_end(number), now_ms
+
+    def _stand_in(self, group: Group, gates: GroupGates, topic: TopicImage, now_ms: int) -> Callable[[int], Stand]:
+        standing, owner = gates.standing, self.owner(group, gates)
+
+        def stand(number: int) -> Stand:
+            was = self.offsets.current(group.group_id, topic.name, number)
+            raw = standing.raw(topic, number, None if was is None else was.offset, owner, now_ms)
+            position = counted = standing.progress(topic, number, raw)
+            stall = standing.stalls.get((topic.topic_id, number))
+            if stall is not None and (stall.owner, stall.raw) == (owner((topic.topic_id, number))[0], raw):
+                counted = max(position, stall.reached)
+            return Stand(raw, position, counted, was)
+
+        return stand
+
+    def withholds(self, group: Group, gates: GroupGates, at: At, now_ms: int, *, may_decide: bool = True) -> bool:
+        """Whether a partition that nobody owns must not be handed out; True while that is not decided.
 
         A missing partition waits, too: a target that a member computed may be older than the metadata.
         """
@@ -283,10 +253,14 @@ class Gatekeeper:
             return True
         if not topic.is_gated:
             return False
-        made = self.evaluation(group, gates, topic, now_ms)
-        if at[1] in made.found.closed:
+        made = self.evaluation(gates, topic)
+        if at[1] in made.left:
+            if not may_decide:
+                return True
+            self.decide(group, gates, made, [at[1]], now_ms)
+        if at[1] in made.closed:
             return True
-        if at[1] not in made.found.ahead or self._is_sure(gates, made, at[1]):
+        if at[1] not in made.verdicts or self._is_sure(gates, made, at[1]):
             return False
         if at not in gates.unsure:
             gates.unsure[at] = None
@@ -296,13 +270,13 @@ class Gatekeeper:
     def _is_sure(self, gates: GroupGates, made: Evaluated, partition: int) -> bool:
         """Whether the leader has said where the next record of a partition is."""
         at = made.topic.topic_id, partition
-        first = max(made.raws[partition], made.topic.log_start(partition))
+        first = max(made.stands[partition].raw, made.topic.log_start(partition))
         return gates.standing.next_record(at, first) is not None
 
     def takes(self, gates: GroupGates, at: At) -> bool:
         """Whether an owned partition must be taken away: it re-opened behind a closed gate."""
         made = gates.evaluated.get(at[0])
-        return made is not None and at[1] in made.found.reopened
+        return made is not None and at[1] not in made.left and made.verdicts.get(at[1], OPEN).is_reopened
 
     # -- handing out ---------------------------------------------------------------------------------------------------
 
@@ -331,14 +305,15 @@ class Gatekeeper:
         at = topic.topic_id, number
         was = self.offsets.current(group_id, topic.name, number)
         timeout_ms = owner.described.rebalance_timeout_ms
+        gates.standing.tenures.pop(at, None)
         if was is None:
             gates.standing.begin_tenure(topic, number, owner.member_id, timeout_ms, now_ms)
         waited = gates.waited.pop(at, None)
         gates.unsure.pop(at, None)
         made = gates.evaluated.get(topic.topic_id)
         layout = -1
-        if waited is not None and made is not None and topic.lineage is not None and number in made.positions:
-            layout = topic.lineage.layout_at(number, made.positions[number])
+        if waited is not None and made is not None and topic.lineage is not None and number in made.stands:
+            layout = topic.lineage.layout_at(number, made.stands[number].position)
         position: Position | None = None
         if was is None:
             offset = self._first_offset(group, gates, topic, number, None if waited is None else waited[0])
@@ -386,7 +361,7 @@ class Gatekeeper:
         made = gates.evaluated[topic.topic_id]
         gates.waited.setdefault((topic.topic_id, number), (topic.log_end(number), now_ms))
         if self.offsets.current(group_id, topic.name, number) is None:
-            position = Position(made.positions[number], committed_at_ms=now_ms, topic_id=topic.topic_id)
+            position = Position(made.stands[number].position, committed_at_ms=now_ms, topic_id=topic.topic_id)
             yield position_record(group_id, topic.name, number, position)
 
     def forget(self, group_id: str, member_id: str, *, but: Iterable[At] = ()) -> None:
@@ -409,10 +384,10 @@ class Gatekeeper:
         gates.standing.tenures.pop(at, None)
         if gates.standing.stalls.pop(at, None) is not None:
             gates.outdate([topic.topic_id])
-        if at in gates.standing.watches:
-            gates.touched[at] = None
         made = gates.evaluated.get(topic.topic_id)
-        if made is not None and offset < made.raws.get(partition, -1):
+        if at in gates.standing.watches or (made is not None and partition in made.verdicts):
+            gates.touched[at] = None
+        if made is not None and made.is_behind(partition, offset):
             gates.outdate([topic.topic_id])
 
     def positions_gone(self, group_id: str) -> None:
@@ -434,46 +409,49 @@ class Gatekeeper:
             if at in gates.unsure:
                 del gates.unsure[at]
                 gates.version += 1
-            made = gates.evaluated.get(topic_id)
-            if made is not None and number in made.raws:
-                position = gates.standing.progress(made.topic, number, made.raws[number])
-                if at in gates.inner or made.crosses(number, position):
-                    gates.outdate([topic_id])
 
     # -- the work of a look --------------------------------------------------------------------------------------------
 
     def refresh(self, group: Group, gates: GroupGates, now_ms: int) -> None:
-        """Evaluate the topics that the group subscribes to where that is due, and find out what is waited for."""
+        """Decide gates of the topics that the group subscribes to, and find out what is waited for."""
         by_id = self.offsets.image.by_id
         for topic_id in [topic_id for topic_id in gates.evaluated if topic_id not in by_id]:
             del gates.evaluated[topic_id]
         if isinstance(group, ConsumerGroup):
+            room = DECIDED_AT_ONCE
             for name in self.topics_of(group, gates):
                 topic = self.offsets.image.by_name.get(name)
                 if topic is not None and topic.is_gated:
-                    self.evaluation(group, gates, topic, now_ms)
+                    made = self.evaluation(gates, topic)
+                    some = list(made.left)[:room]
+                    room -= len(some)
+                    self.decide(group, gates, made, some, now_ms)
         basis = (gates.version, changes(group), gates.questions.changes, len(gates.unsure), len(gates.standing.stalls))
         if basis != gates.based_on:
             gates.based_on = basis
             self._find_wanted(group, gates)
+        gates.is_due = any(made.left for made in gates.evaluated.values())
 
     def _find_wanted(self, group: Group, gates: GroupGates) -> None:
         owner = self.owner(group, gates)
         wanted: dict[At, int] = dict.fromkeys(gates.questions.askers, -1)
         inner: dict[At, None] = dict.fromkeys((*gates.unsure, *gates.standing.stalls))
         holders = group.holders if isinstance(group, ConsumerGroup) else {}
+        gates.taking = False
         for topic_id, made in gates.evaluated.items():
-            found, lineage = made.found, made.topic.lineage
-            withheld = {p for p in found.closed if p in found.reopened or (topic_id, p) not in holders}
-            for number, behind in found.waiting.items():
-                if not withheld.isdisjoint(behind):
-                    wanted[topic_id, number] = found.needs[number]
-            for number, limit in found.ahead.items():
-                assert lineage is not None
-                layout = lineage.layout_at(number, limit)
+            lineage = made.topic.lineage
+            assert lineage is not None
+            for number, verdict in made.verdicts.items():
                 at = topic_id, number
-                if at in holders and was_reopened(lineage, number, layout, limit):
-                    inner[at] = None
+                if not verdict.is_closed:
+                    layout = lineage.layout_at(number, verdict.ahead)
+                    if at in holders and was_reopened(lineage, number, layout, verdict.ahead):
+                        inner[at] = None
+                elif verdict.is_reopened or at not in holders:
+                    gates.taking |= verdict.is_reopened
+                    for wait in verdict.waits:
+                        on = topic_id, wait.partition
+                        wanted[on] = max(wanted.get(on, -1), wait.offset)
         gates.wanted, gates.inner = wanted, inner
         gates.wanted_of = {}
         for at in wanted:
@@ -493,9 +471,15 @@ class Gatekeeper:
         moved: set[At] = set()
         asks: dict[UUID, dict[int, int]] = {}
         touched, gates.touched = gates.touched, {}
-        for at in dict.fromkeys((*(at for at in touched if at in gates.wanted or at in gates.inner), *some)):
+        for at in dict.fromkeys((*touched, *some)):
             topic = self.offsets.image.by_id.get(at[0])
-            if topic is not None and topic.has(at[1]):
+            if topic is None or not topic.has(at[1]):
+                continue
+            made = gates.evaluated.get(at[0])
+            if at in touched and made is not None and at[1] in made.verdicts:
+                made.moved(at[1], self._stand_in(group, gates, topic, now_ms)(at[1]))
+                gates.is_due = True
+            if at in gates.wanted or at in gates.inner:
                 if self._compare_one(group, gates, topic, at, owner, now_ms):
                     moved.add(at)
                 self._ask(gates, topic, at, asks, now_ms, at_once=at in touched)
@@ -522,17 +506,29 @@ class Gatekeeper:
         if stalled and at not in standing.stalls:
             gates.outdate([at[0]])
         made = gates.evaluated.get(at[0])
-        if moved and made is not None and (raw < made.raws.get(number, -1) or made.crosses(number, position)):
-            gates.outdate([at[0]])
+        if moved and made is not None:
+            self._take(group, gates, made, number, raw, position, now_ms)
         need = gates.wanted.get(at, -1)
         if at not in gates.wanted or not standing.is_overdue(at, timeout_ms, topic.log_end(number), now_ms):
             return moved
         if standing.stall(at, max(need, position)):
-            gates.outdate([at[0]])
-            for behind in () if made is None else made.found.waiting.get(number, ()):
-                gates.by_time[at[0], behind] = number, max(0, need - position)
+            if made is not None:
+                for behind in made.waiting.get(number, ()):
+                    gates.by_time[at[0], behind] = number, max(0, need - position)
+                made.moved(number, self._stand_in(group, gates, topic, now_ms)(number))
+                gates.is_due = True
             return True
         return moved
+
+    def _take(
+        self, group: Group, gates: GroupGates, made: Evaluated, number: int, raw: int, position: int, now_ms: int
+    ) -> None:
+        """Have the gates decided anew that a moved position may have opened or closed."""
+        if made.is_behind(number, raw):
+            gates.outdate([made.topic.topic_id])
+        elif made.crosses(number, position):
+            made.moved(number, self._stand_in(group, gates, made.topic, now_ms)(number))
+            gates.is_due = True
 
     def _ask(
         self,

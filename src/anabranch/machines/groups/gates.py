@@ -1,8 +1,8 @@
 """Gates of a group in one topic: the partitions that wait for records of other partitions (ordering.md, 6.1 and 8).
 
-`evaluate` is a function of positions that count as progress (`machines.progress`). A partition is closed when its next
-record lies behind a closed gate, unless that gate was open once: the committed offset is above the segment's start, or
-the coordinator has handed the partition out at this gate before (`Position.opened`; ADR 0033).
+`judge` decides one partition by positions that count as progress (`machines.progress`). A partition is closed when its
+next record lies behind a closed gate, unless that gate was open once: the committed offset is above the segment's
+start, or the coordinator has handed the partition out at this gate before (`Position.opened`; ADR 0033).
 
 A closed partition is withheld from every member. An owned one stays with its owner, as stock consumers cannot be
 stopped within a partition (ADR 0018), except where the gate is of a layout that re-opened the partition: that one is
@@ -11,72 +11,134 @@ taken away.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from itertools import pairwise
+from typing import NamedTuple
 
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.positions import Position
-from anabranch.machines.lineage import GateWait, Lineage
+from anabranch.machines.lineage import Gates, GateWait, Lineage
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """The gates of one topic for one set of positions."""
+class Stand(NamedTuple):
+    """Where a group stands in one partition."""
 
-    closed: Mapping[int, tuple[GateWait, ...]] = field(default_factory=dict)
-    """By closed partition: the offsets that positions of other partitions must reach."""
-    needs: Mapping[int, int] = field(default_factory=dict)
-    """By partition that a gate waits on: the largest offset that is waited for."""
-    waiting: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """By partition that gates wait on: the closed partitions behind them."""
-    ahead: Mapping[int, int] = field(default_factory=dict)
-    """By open partition with a closed gate further on: the offset of that gate."""
-    reopened: frozenset[int] = frozenset()
-    """The closed partitions whose gate is of a layout that re-opened them."""
+    raw: int
+    """The committed offset, or what stands for one; -1 for the log start."""
+    position: int
+    """What it counts for."""
+    counted: int
+    """What it counts for in the gates of others: more where they open by time."""
+    committed: Position | None
 
 
-OPEN = Evaluation()
+class Verdict(NamedTuple):
+    """The gates of one partition."""
+
+    is_closed: bool = False
+    """Whether its next record lies behind a closed gate."""
+    ahead: int = -1
+    """The offset of the first closed gate of an open partition; -1 without one."""
+    waits: tuple[GateWait, ...] = ()
+    """What the first closed gate waits on."""
+    is_reopened: bool = False
+    """Whether the closed gate is of a layout that re-opened the partition."""
 
 
-def evaluate(
-    topic: TopicImage, positions: Mapping[int, int], counted: Mapping[int, int], committed: Mapping[int, Position]
-) -> Evaluation:
-    """Decide which partitions are closed at `positions`, which are progress.
+OPEN = Verdict()
 
-    `counted` are the positions that other partitions' gates count with: larger where a gate opens by time.
-    """
+
+def judge(topic: TopicImage, gates: Gates, partition: int, stand: Stand) -> Verdict:
+    """Decide the gates of one partition."""
     lineage = topic.lineage
-    if lineage is None or not lineage.current:
+    limit = gates.limit(partition)
+    if limit is None or lineage is None:
         return OPEN
-    gates = lineage.gates(counted)
-    closed: dict[int, tuple[GateWait, ...]] = {}
-    ahead: dict[int, int] = {}
-    reopened: set[int] = set()
-    for partition, position in positions.items():
-        limit = gates.limit(partition)
-        if limit is None:
-            continue
-        limit = max(limit, position)
-        layout = lineage.layout_at(partition, position)
-        if gates.may_deliver(partition, layout):
-            ahead[partition] = limit
-            continue
-        start = segment_start(topic, partition, layout)
-        was = committed.get(partition)
-        if was is not None and (was.offset > start or was.opened >= layout):
-            continue
-        closed[partition] = gates.waits(partition)
-        if was_reopened(lineage, partition, layout, start):
-            reopened.add(partition)
-    needs: dict[int, int] = {}
-    waiting: dict[int, list[int]] = {}
-    for partition, waits in closed.items():
-        for wait in waits:
-            needs[wait.partition] = max(needs.get(wait.partition, 0), wait.offset)
-            waiting.setdefault(wait.partition, []).append(partition)
-    behind = {number: tuple(those) for number, those in waiting.items()}
-    return Evaluation(closed, needs, behind, ahead, frozenset(reopened))
+    layout = lineage.layout_at(partition, stand.position)
+    if gates.may_deliver(partition, layout):
+        return Verdict(ahead=max(limit, stand.position), waits=gates.waits(partition))
+    start, was = segment_start(topic, partition, layout), stand.committed
+    if was is not None and (was.offset > start or was.opened >= layout):
+        return OPEN
+    return Verdict(True, -1, gates.waits(partition), was_reopened(lineage, partition, layout, start))
+
+
+class Evaluated:
+    """The gates of one topic, decided partition by partition: all of a large topic take longer than the loop may."""
+
+    __slots__ = ("_gates", "closed", "counted", "is_outdated", "left", "stands", "topic", "verdicts", "waiting")
+
+    def __init__(self, topic: TopicImage) -> None:
+        self.topic = topic
+        self.stands: dict[int, Stand] = {}
+        self.counted: dict[int, int] = {}
+        self.verdicts: dict[int, Verdict] = {}
+        """Of partitions that are closed, or have a closed gate ahead."""
+        self.closed: dict[int, None] = {}
+        self.waiting: dict[int, dict[int, None]] = {}
+        """By partition that gates wait on: the partitions behind them."""
+        self.left: dict[int, None] = dict.fromkeys(topic.readable)
+        """The partitions whose gates are to be decided."""
+        self.is_outdated = False
+        self._gates: Gates | None = None
+
+    def outdate(self) -> None:
+        """Decide everything anew: a position may lie behind what it was."""
+        self.stands.clear()
+        self.counted.clear()
+        self.left = dict.fromkeys(self.topic.readable)
+        self.is_outdated = False
+        self._gates = None
+
+    def moved(self, partition: int, stand: Stand) -> None:
+        """Take a position that is not behind the one before: the partition, and those that waited on it, are left."""
+        self.stands[partition], self.counted[partition] = stand, stand.counted
+        self._gates = None
+        self.left[partition] = None
+        self.left.update(self.waiting.get(partition, {}))
+
+    def decide(self, partitions: Iterable[int], stand_in: Callable[[int], Stand]) -> bool:
+        """Decide the gates of some partitions; whether any verdict is another than before."""
+        lineage, changed = self.topic.lineage, False
+        assert lineage is not None
+        if self._gates is None:
+            self._gates = lineage.gates(self.counted)
+        for partition in partitions:
+            for number in (partition, *lineage.relatives(partition)):
+                if number not in self.stands and self.topic.has(number):
+                    self.stands[number] = stand = stand_in(number)
+                    self.counted[number] = stand.counted
+            self.left.pop(partition, None)
+            changed |= self._put(partition, judge(self.topic, self._gates, partition, self.stands[partition]))
+        return changed
+
+    def _put(self, partition: int, verdict: Verdict) -> bool:
+        before = self.verdicts.pop(partition, OPEN)
+        for wait in before.waits:
+            behind = self.waiting[wait.partition]
+            behind.pop(partition, None)
+            if not behind:
+                del self.waiting[wait.partition]
+        self.closed.pop(partition, None)
+        if verdict.is_closed:
+            self.closed[partition] = None
+        if verdict is not OPEN:
+            self.verdicts[partition] = verdict
+        for wait in verdict.waits:
+            self.waiting.setdefault(wait.partition, {})[partition] = None
+        return verdict != before
+
+    def crosses(self, partition: int, position: int) -> bool:
+        """Whether a position lies in another segment than the one that the gates were decided with."""
+        before = self.stands.get(partition)
+        assert self.topic.lineage is not None
+        layout_at = self.topic.lineage.layout_at
+        return before is not None and layout_at(partition, position) != layout_at(partition, before.position)
+
+    def is_behind(self, partition: int, raw: int) -> bool:
+        """Whether a position lies before the one that the gates were decided with."""
+        before = self.stands.get(partition)
+        return before is not None and raw < before.raw
 
 
 def segment_start(topic: TopicImage, partition: int, layout: int) -> int:

@@ -349,7 +349,7 @@ def heartbeat(step: Step, request: HeartbeatRequest) -> HeartbeatResponse:
     waits = (
         member.epoch < step.group.target_epoch
         or member.state is MemberState.UNREVOKED_PARTITIONS
-        or reconcile(step.group, member, None, step.gate, step.gate.takes) is not member
+        or reconcile(step.group, member, None, step.gate, step.gate.takes, step.gate.closed) is not member
     )
     if not waits:
         return HeartbeatResponse()

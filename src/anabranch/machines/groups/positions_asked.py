@@ -21,9 +21,9 @@ from anabranch.machines.groups.gatekeeper import (
     Gate,
     Gatekeeper,
     Group,
-    GroupGates,
     changes,
 )
+from anabranch.machines.groups.group_gates import GroupGates
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.questions import Question, named, refused, wait_ms
 from anabranch.machines.groups.records import CoordinatorRecord
@@ -105,7 +105,7 @@ def decide_look(keeper: Gatekeeper, group_id: str, now_ms: int) -> Outcome[None,
             _end(gates, draft, member_id, refused(ErrorCode.UNKNOWN_MEMBER_ID))
         keeper.drop(group_id)
         return draft.outcome(None)
-    gates.is_due = False
+    gates.is_due = gates.is_rung = False
     keeper.refresh(group, gates, now_ms)
     wanted_before = gates.based_on
     moved, asks, more = keeper.compare(group, gates, now_ms)
@@ -239,7 +239,7 @@ def _report(
         gates.standing.reports[at] = report
         gates.touched[at] = None
         made = gates.evaluated.get(at[0])
-        if made is not None and (position < made.raws.get(at[1], -1) or made.crosses(at[1], position)):
+        if made is not None and made.is_behind(at[1], position):
             gates.outdate([at[0]])
 
 
@@ -265,7 +265,7 @@ def _answer(
 def _has_work(keeper: Gatekeeper, group: ConsumerGroup, member_id: str, now_ms: int) -> bool:
     """Whether a heartbeat of the member would change its assignment."""
     member, gate = group.members[member_id], Gate(keeper, group, now_ms)
-    return reconcile(group, member, None, gate, gate.takes) is not member
+    return reconcile(group, member, None, gate, gate.takes, gate.closed) is not member
 
 
 def _position(keeper: Gatekeeper, group: Group, gates: GroupGates, at: At, now_ms: int) -> tuple[int, bool]:

@@ -1,11 +1,11 @@
-"""Gates as a coordinator evaluates them: progress, gates that were open once, and partitions that re-opened."""
+"""Gates as a coordinator decides them: progress, gates that were open once, and partitions that re-opened."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from anabranch.machines.groups.gates import Evaluation, evaluate, segment_start, was_reopened
+from anabranch.machines.groups.gates import OPEN, Evaluated, Stand, Verdict, segment_start, was_reopened
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.positions import Position
 from anabranch.machines.lineage import GateWait, Lineage
@@ -16,52 +16,82 @@ GREW = TopicImage(FOO, "foo", (0, 1), lineage=Lineage.of_ends(1, (1, 2), ({0: 5}
 CAME_BACK = TopicImage(
     FOO, "foo", (0, 1), lineage=Lineage.of_ends(1, (1, 2, 1, 2), ({0: 5}, {0: 8, 1: 3}, {0: 9, 1: 3}))
 )
-"""Partition 1 was added, retired and re-opened; offsets 8 and 9 of partition 0 came in between."""
+"""Partition 1 was added, retired and re-opened; offset 8 of partition 0 came in between."""
 
 
-def closed(topic: TopicImage, positions: Mapping[int, int], committed: Mapping[int, Position] = {}) -> Evaluation:
-    return evaluate(topic, positions, positions, committed)
+def evaluated(
+    topic: TopicImage,
+    positions: Mapping[int, int],
+    committed: Mapping[int, Position] | None = None,
+    counted: Mapping[int, int] | None = None,
+) -> Evaluated:
+    made = Evaluated(topic)
+
+    def stand(number: int) -> Stand:
+        position = positions[number]
+        return Stand(position, position, (counted or positions)[number], (committed or {}).get(number))
+
+    made.decide(list(made.left), stand)
+    assert not made.left
+    return made
+
+
+def closed(
+    topic: TopicImage, positions: Mapping[int, int], committed: Mapping[int, Position] | None = None
+) -> dict[int, Verdict]:
+    made = evaluated(topic, positions, committed)
+    return {number: made.verdicts[number] for number in made.closed}
 
 
 def test_a_child_waits_until_its_parent_has_reached_the_cut() -> None:
-    found = closed(GREW, {0: 4, 1: 0})
-    assert found.closed == {1: (GateWait(0, 5),)}
-    assert found.needs == {0: 5} and found.waiting == {0: (1,)}
-    assert not closed(GREW, {0: 5, 1: 0}).closed
+    found = evaluated(GREW, {0: 4, 1: 0})
+    assert found.verdicts == {1: Verdict(True, -1, (GateWait(0, 5),))}
+    assert found.waiting == {0: {1: None}}
+    assert not closed(GREW, {0: 5, 1: 0})
 
 
 def test_a_committed_offset_above_the_start_of_the_segment_says_that_the_gate_was_open() -> None:
-    assert 1 in closed(GREW, {0: 0, 1: 0}, {1: Position(0)}).closed
-    assert not closed(GREW, {0: 0, 1: 1}, {1: Position(1)}).closed
+    assert 1 in closed(GREW, {0: 0, 1: 0}, {1: Position(0)})
+    assert not closed(GREW, {0: 0, 1: 1}, {1: Position(1)})
 
 
 def test_records_deleted_after_the_commit_do_not_make_it_a_proof() -> None:
     deleted = replace(GREW, log_start=lambda partition: 7 * partition)
     assert segment_start(deleted, 1, 1) == 7
-    assert 1 in closed(deleted, {0: 0, 1: 7}, {1: Position(7)}).closed
+    assert 1 in closed(deleted, {0: 0, 1: 7}, {1: Position(7)})
 
 
 def test_a_partition_handed_out_at_its_gate_is_not_closed_again() -> None:
-    assert 1 in closed(GREW, {0: 0, 1: 0}, {1: Position(0, opened=0)}).closed
-    assert not closed(GREW, {0: 0, 1: 0}, {1: Position(0, opened=1)}).closed
+    assert 1 in closed(GREW, {0: 0, 1: 0}, {1: Position(0, opened=0)})
+    assert not closed(GREW, {0: 0, 1: 0}, {1: Position(0, opened=1)})
 
 
-def test_a_gate_that_opens_by_time_counts_for_others_and_not_for_the_partition_itself() -> None:
-    found = evaluate(GREW, {0: 2, 1: 0}, {0: 5, 1: 0}, {})
-    assert not found.closed
+def test_a_gate_that_opens_by_time_counts_for_others() -> None:
+    assert not evaluated(GREW, {0: 2, 1: 0}, counted={0: 5, 1: 0}).verdicts
 
 
 def test_a_partition_that_came_back_is_taken_away_at_its_cut_and_not_before() -> None:
     lineage = CAME_BACK.lineage
     assert lineage is not None and was_reopened(lineage, 1, 3, 3)
     at_cut = closed(CAME_BACK, {0: 8, 1: 3}, {1: Position(3)})
-    assert at_cut.closed == {1: (GateWait(0, 9),)} and at_cut.reopened == {1}
-    before = closed(CAME_BACK, {0: 8, 1: 2}, {1: Position(2)})
-    assert 1 not in before.closed and before.ahead == {1: 3}
-    assert not closed(CAME_BACK, {0: 9, 1: 3}, {1: Position(3)}).closed
+    assert at_cut == {1: Verdict(True, -1, (GateWait(0, 9),), True)}
+    before = evaluated(CAME_BACK, {0: 8, 1: 2}, {1: Position(2)})
+    assert before.verdicts[1] == Verdict(ahead=3, waits=(GateWait(0, 9),))
+    assert not closed(CAME_BACK, {0: 9, 1: 3}, {1: Position(3)})
+
+
+def test_a_moved_position_has_only_those_decided_anew_that_waited_on_it() -> None:
+    topic = TopicImage(FOO, "foo", (0, 1, 2, 3), lineage=Lineage.of_ends(2, (2, 4), ({0: 5, 1: 5},)))
+    made = evaluated(topic, {0: 4, 1: 4, 2: 0, 3: 0})
+    assert set(made.closed) == {2, 3}
+    assert made.crosses(0, 5) and not made.crosses(0, 3)
+    made.moved(0, Stand(5, 5, 5, None))
+    assert set(made.left) == {0, 2}
+    assert made.decide(list(made.left), lambda _: Stand(-1, 0, 0, None))
+    assert set(made.closed) == {3} and made.verdicts.get(2, OPEN) is OPEN
 
 
 def test_a_partition_that_was_never_resized_has_no_gates() -> None:
     flat = TopicImage(FOO, "foo", (0, 1), lineage=Lineage.flat(2))
-    assert closed(flat, {0: 0, 1: 0}) == Evaluation()
-    assert closed(replace(flat, lineage=None), {0: 0, 1: 0}) == Evaluation()
+    assert not closed(flat, {0: 0, 1: 0}) and not flat.is_gated
+    assert not replace(flat, lineage=None).is_gated

@@ -16,7 +16,7 @@ revoke although they are in its target: they re-opened behind a closed gate, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from uuid import UUID
 
@@ -34,8 +34,23 @@ Waits = Callable[[UUID, int], bool]
 """Whether a partition waits at a gate."""
 
 
+Closed = Callable[[UUID], Set[int]]
+"""The partitions of a topic that are known to wait: to be left out at once, where they are many."""
+
+
+def no_partition(topic_id: UUID) -> Set[int]:
+    """The `Closed` of a group without gates."""
+    del topic_id
+    return frozenset()
+
+
 def reconcile(
-    group: ConsumerGroup, member: Member, owned: Assignment | None, waits: Waits, takes: Waits | None = None
+    group: ConsumerGroup,
+    member: Member,
+    owned: Assignment | None,
+    waits: Waits,
+    takes: Waits | None = None,
+    closed: Closed = no_partition,
 ) -> Member:
     """The member after one step; itself without a step. `owned` are the partitions it reports, None if not reported."""
     target_epoch = group.target_epoch
@@ -60,7 +75,9 @@ def reconcile(
     missing = False
     for topic_id, numbers in wanted.items():
         mine = kept.setdefault(topic_id, set())
-        for partition in numbers - mine:
+        free = numbers - mine - closed(topic_id)
+        missing |= len(free) + len(mine) < len(numbers)
+        for partition in free:
             holder = group.holders.get((topic_id, partition), member.member_id)
             if holder == member.member_id and not waits(topic_id, partition):
                 mine.add(partition)

@@ -1,0 +1,62 @@
+"""The soft state of one group's gates and questions: safe to lose, since every evaluation begins with what holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from anabranch.machines.groups.gates import Evaluated
+from anabranch.machines.groups.questions import Questions
+from anabranch.machines.groups.standing import At, Standing
+
+
+@dataclass(slots=True)
+class GroupGates:
+    """The soft state of one group."""
+
+    standing: Standing = field(default_factory=Standing)
+    questions: Questions = field(default_factory=Questions)
+    evaluated: dict[UUID, Evaluated] = field(default_factory=dict)
+    version: int = 0
+    """Counts evaluations with another result."""
+    is_due: bool = True
+    """Whether a look is due."""
+    is_rung: bool = False
+    """Whether a look is timed for now."""
+    touched: dict[At, None] = field(default_factory=dict)
+    """Watched partitions whose position may have changed."""
+    unsure: dict[At, None] = field(default_factory=dict)
+    """Partitions that are withheld until the leader has said where their next record is."""
+    asked_ms: dict[At, int] = field(default_factory=dict)
+    """The time of the newest question to the leader of a partition."""
+    waited: dict[At, tuple[int, int]] = field(default_factory=dict)
+    """Partitions that waited and were not handed out since: their log end when they began to, and the time."""
+    by_time: dict[At, tuple[int, int]] = field(default_factory=dict)
+    """Partitions whose gate opened by time: the partition that it waited on, and the offsets left there."""
+    idle: dict[str, tuple[object, ...]] = field(default_factory=dict)
+    """Members whose last reconciliation changed nothing: what it was based on."""
+    names: tuple[object, frozenset[str]] = (None, frozenset())
+    """The topics that the group subscribes to, and what that was computed from."""
+    wanted: dict[At, int] = field(default_factory=dict)
+    """Partitions that a gate or a member waits for: the largest offset that a gate waits for, or -1."""
+    wanted_of: dict[str, list[At]] = field(default_factory=dict)
+    """By owner."""
+    inner: dict[At, None] = field(default_factory=dict)
+    """Further partitions to look at: unsure ones, stalled ones, and those that may be taken away."""
+    based_on: object = None
+    """What `wanted` was computed from."""
+    swept: tuple[object, ...] = ()
+    """The state in which all questions were last compared with the members' targets."""
+    taking: bool = False
+    """Whether a partition may have to be taken away from its owner."""
+    cursor: int = 0
+    owners: tuple[object, dict[At, str]] = (None, {})
+    """Of a classic group: the owner of each partition, and the generation."""
+
+    def outdate(self, topic_ids: Iterable[UUID]) -> None:
+        """Evaluate these topics anew when their gates are needed."""
+        for topic_id in topic_ids:
+            known = self.evaluated.get(topic_id)
+            if known is not None:
+                known.is_outdated = self.is_due = True
