@@ -7,10 +7,11 @@ has: `produce` without callbacks, `consume` of 10,000 messages at a time; neithe
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import cycle, islice
-from time import perf_counter
+from time import perf_counter, process_time
 
 import confluent_kafka
 import pyarrow as pa
@@ -25,6 +26,8 @@ KEYS = [b"key%05d" % number for number in range(100_000)]
 VALUE = b"v" * 92
 TIMEOUT_S = 60
 PER_S = "records_per_second"
+PER_CPU_S = "records_per_cpu_second"
+_groups = itertools.count()
 
 
 @contextmanager
@@ -114,6 +117,19 @@ def poll(address: str, count: int) -> Mapping[str, float]:
         return rate(read, began)
 
 
+def poll_in_group(address: str, count: int, ordering: str) -> Mapping[str, float]:
+    group = f"{TOPIC}-{next(_groups)}"
+    with Consumer(address, group_id=group, auto_offset_reset="earliest", ordering=ordering) as consumer:
+        consumer.subscribe(TOPIC)
+        read = 0
+        while not consumer.assignment():
+            read += consumer.poll_arrow(0.01).num_rows
+        began, worked = perf_counter(), process_time()
+        while read < count:
+            read += consumer.poll_arrow(TIMEOUT_S).num_rows
+        return {**rate(read, began), PER_CPU_S: read / (process_time() - worked)}
+
+
 def confluent_consume(address: str, count: int) -> Mapping[str, float]:
     settings = {"bootstrap.servers": address, "group.id": TOPIC, "enable.auto.commit": False}
     consumer = confluent_kafka.Consumer(settings)
@@ -182,4 +198,22 @@ def consume(scale: Scale) -> Iterator[Result]:
         )
 
 
-BENCHMARKS = {"produce": produce, "consume": consume}
+def consume_ordered(scale: Scale) -> Iterator[Result]:
+    """A member of a group with ordered delivery against one without, on a topic that is not resized."""
+    records = scale.choose(4_000_000, 20_000)
+    with Anabranch(settings={"durability": "os"}) as broker, topic(broker.address):
+        address = broker.address
+        fill(address, records)
+        yield from compare(
+            "client.consume_ordered",
+            what=f"{records} records as tables, in a group; the other side has ordering=none",
+            sides={
+                "ordered": lambda: poll_in_group(address, records, "key"),
+                "unordered": lambda: poll_in_group(address, records, "none"),
+            },
+            bars=[Bar(PER_S, "records/s", "more", 0.97), Bar(PER_CPU_S, "records/CPU s", "more", 0.97)],
+            scale=scale,
+        )
+
+
+BENCHMARKS = {"produce": produce, "consume": consume, "consume_ordered": consume_ordered}

@@ -1,6 +1,6 @@
 """The group coordinator: how long it is kept from its heartbeats, and how soon a group has settled.
 
-Sections: assignors, convergence, gates. A bound is a side that always takes as long.
+Sections: assignors, convergence, gates; those at a real broker are in `gates`. A bound is a side that always takes as long.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from anabranch.protocol.messages.offset_commit import (
     OffsetCommitRequestTopic,
 )
 from anabranch.runtime.collector import collector_paused
+from benchmarks.gates import resize_gates
 from benchmarks.harness import Bar, Result, Round, Scale, compare
 
 # Assignors: from the coordinator's members, topics and target to the members whose target changes.
@@ -410,4 +411,5 @@ BENCHMARKS = {
     "own": own,
     "convergence": convergence,
     "gates": gates,
+    "resize_gates": resize_gates,
 }

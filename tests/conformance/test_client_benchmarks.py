@@ -9,4 +9,4 @@ from benchmarks.harness import Scale
 @pytest.mark.parametrize("name", list(BENCHMARKS))
 def test_the_clients_are_measured_side_by_side(name: str) -> None:
     results = list(BENCHMARKS[name](Scale(rounds=1, small=True)))
-    assert [result.ratio is not None and result.ratio > 0 for result in results] == [True, True]
+    assert results and all(result.ratio is not None and result.ratio > 0 for result in results)

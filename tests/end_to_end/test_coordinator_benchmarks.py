@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.coordinator import load
+from benchmarks.gates import resize_gates
 from benchmarks.harness import Scale
 
 
@@ -10,3 +11,8 @@ def test_a_small_run_gives_figures() -> None:
     results = load(Scale(rounds=1, small=True))
     assert results
     assert all(result.small and min(result.medians.values()) >= 0 for result in results)
+
+
+def test_a_small_run_opens_the_gates_of_both_kinds_of_members() -> None:
+    ours, stock = resize_gates(Scale(rounds=1, small=True))
+    assert 0 < ours.medians["anabranch"] < stock.medians["anabranch"]

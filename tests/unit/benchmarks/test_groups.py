@@ -1,4 +1,4 @@
-"""The group coordinator's benchmarks run."""
+"""The group coordinator's benchmarks run; those with a broker are run by the end-to-end tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks import groups
 from benchmarks.harness import Scale
 
 
-@pytest.mark.parametrize("name", groups.BENCHMARKS)
+@pytest.mark.parametrize("name", sorted(groups.BENCHMARKS.keys() - {"resize_gates"}))
 def test_a_small_run_gives_figures(name: str) -> None:
     results = groups.BENCHMARKS[name](Scale(rounds=1, small=True))
     assert results
