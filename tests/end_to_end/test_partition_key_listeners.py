@@ -18,6 +18,7 @@ import pytest
 from anabranch.client import Admin, Consumer, PartitionKeyRebalanceListener, Producer, RebalanceListener, TopicPartition
 from anabranch.client import sync as plain
 from tests.support.broker import BrokerProcess, running
+from tests.support.examples import python_examples
 
 QUICK = {
     "group.consumer.session.timeout.ms": 6_000,
@@ -300,3 +301,18 @@ def test_without_ordered_delivery_nothing_is_called_and_nothing_waits(address: s
             consumer.poll(0.2)
             assert "positions-asked" not in consumer._inner._group._context.jobs
     assert called == []
+
+
+def test_the_example_of_an_application_with_state_counts_right_through_a_resize(address: str) -> None:
+    (example,) = (each for each in python_examples("docs/consumer-groups.md", address) if "class Counts" in each)
+    with plain.Admin(address) as admin, plain.Producer(address) as producer:
+        admin.create_topics("flights", partitions=1)
+        for count in (1, 3, 2):
+            if count != 1:
+                admin.resize("flights", count)
+            for number in range(60):
+                producer.send("flights", b"x", key=f"k{number % 6}")
+            producer.flush()
+    names: dict[str, Any] = {}
+    exec(compile(example, "docs/consumer-groups.md", "exec"), names)
+    assert names["database"] == {f"k{number}".encode(): 30 for number in range(6)}
