@@ -1,6 +1,7 @@
 """The group coordinator: how long it is kept from its heartbeats, and how soon a group has settled.
 
-Sections: assignors, convergence, gates; those at a real broker are in `gates`. A bound is a side that always takes as long.
+Sections: assignors, convergence, gates; those at a real broker are in `benchmarks.gates`. A bound is a side that always
+takes as long.
 """
 
 from __future__ import annotations
