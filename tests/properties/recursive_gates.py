@@ -13,7 +13,21 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 
 from anabranch.machines.lineage import NO_CUTS, Lineage
-from anabranch.machines.placement import moves
+from anabranch.machines.placement import ancestor
+
+
+def moves(old: int, new: int, initial: int) -> dict[int, tuple[int, ...]]:
+    """Say of a change from `old` to `new` partitions whose keys, some or all, it moves into which partition.
+
+    Growing, every new partition takes from one that was there; shrinking, a survivor may take from several.
+    """
+    if new > old:
+        return {partition: (ancestor(partition, old, initial),) for partition in range(old, new)}
+    taken: dict[int, tuple[int, ...]] = {}
+    for gone in range(new, old):
+        survivor = ancestor(gone, new, initial)
+        taken[survivor] = (*taken.get(survivor, ()), gone)
+    return taken
 
 
 def before(lineage: Lineage, partition: int, layout: int) -> tuple[int, ...]:

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.machines.lineage import Lineage, sequence_cuts
-from anabranch.machines.placement import place
-from tests.properties.recursive_gates import before, direct_parent_rule, recursive_rule
+from anabranch.machines.placement import level_size, place
+from tests.properties.recursive_gates import before, direct_parent_rule, moves, recursive_rule
 
 Rule = Callable[[Lineage, Mapping[int, int]], Callable[[int, int], bool]]
 """For a lineage and a reader's positions: whether (partition, layout) may be delivered."""
@@ -258,6 +258,19 @@ def test_the_example_of_the_design_waits_for_the_grandparent() -> None:
     assert [(wait.partition, wait.offset) for wait in lineage.waits(3, unread)] == [(0, 3)]
     assert lineage.may_deliver(3, 2, {**unread, 0: 3})
     assert lineage.waits(3, {**unread, 0: 3}) == ()
+
+
+@settings(deadline=None)
+@given(st.integers(1, 12), st.integers(0, 90), st.integers(0, 90))
+def test_moves_name_exactly_the_partitions_whose_keys_came(initial: int, a: int, b: int) -> None:
+    old, new = initial + a, initial + b
+    sources: dict[int, set[int]] = {p: set() for p in range(max(old, new))}
+    for h in range(4 * level_size(max(old, new), initial)):
+        before, after = place(h, initial, old), place(h, initial, new)
+        if before != after:
+            sources[after].add(before)
+    for partition, expected in sources.items():
+        assert set(moves(old, new, initial).get(partition, ())) == expected
 
 
 @settings(max_examples=300, deadline=None)

@@ -47,17 +47,3 @@ def ancestor(partition: int, count: int, initial: int) -> int:
     while partition >= count:
         partition -= level_size(partition, initial)
     return partition
-
-
-def moves(old: int, new: int, initial: int) -> dict[int, tuple[int, ...]]:
-    """Say of a change from `old` to `new` partitions whose keys, some or all, it moves into which partition.
-
-    Growing, every new partition takes from one that was there; shrinking, a survivor may take from several.
-    """
-    if new > old:
-        return {partition: (ancestor(partition, old, initial),) for partition in range(old, new)}
-    taken: dict[int, tuple[int, ...]] = {}
-    for gone in range(new, old):
-        survivor = ancestor(gone, new, initial)
-        taken[survivor] = (*taken.get(survivor, ()), gone)
-    return taken

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.machines.placement import ancestor, level_size, moves, place
+from anabranch.machines.placement import ancestor, place
 
 hashes = st.integers(0, 2**31 - 1)
 initials = st.integers(1, 12)
@@ -43,18 +43,6 @@ def test_shrinking_undoes_growing_and_never_moves_a_survivors_key(h: int, initia
 @given(st.integers(0, 2000), initials)
 def test_the_first_ancestor_of_all_is_the_remainder(partition: int, initial: int) -> None:
     assert ancestor(partition, initial, initial) == partition % initial
-
-
-@given(initials, growths, growths)
-def test_moves_name_exactly_the_partitions_whose_keys_came(initial: int, a: int, b: int) -> None:
-    old, new = initial + a, initial + b
-    sources: dict[int, set[int]] = {p: set() for p in range(max(old, new))}
-    for h in range(4 * level_size(max(old, new), initial)):
-        before, after = place(h, initial, old), place(h, initial, new)
-        if before != after:
-            sources[after].add(before)
-    for partition, expected in sources.items():
-        assert set(moves(old, new, initial).get(partition, ())) == expected
 
 
 @given(st.lists(hashes, max_size=50), initials, growths)

@@ -9,6 +9,7 @@ from typing import Any
 from anabranch.base.errors import AnabranchError
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.lineage import Lineage
+from anabranch.machines.progress import progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,8 @@ def query_positions(
 ) -> QueryPositions:
     """Return the positions of a query in a topic, and the records it lost.
 
-    A partition without an entry in `known` begins at its log start. A removed partition is no loss if the query read
+    A partition without an entry in `known` begins at its log start. Micro-batches end at log ends or gates, not at
+    records, so the query's offsets are progress without asking for the next record (ordering.md, 6.1). A removed partition is no loss if the query read
     it up to its last seen end. `assigned` limits the partitions to read; None reads all.
     """
     losses: list[Loss] = []
@@ -134,7 +136,7 @@ def query_positions(
         elif offset > end:
             why = "the log ends before, as after a crash of a broker that does not flush"
             losses.append(Loss(snapshot.topic, partition, offset, end, why))
-        positions[partition] = min(max(offset, start), max(start, end))
+        positions[partition] = min(progress(offset, start), max(start, end))
     if known is not None:
         for partition, end in known.seen.items():
             if partition not in snapshot.starts and offsets.get(partition, 0) < end:
