@@ -115,9 +115,9 @@ def query_positions(
 ) -> QueryPositions:
     """Return the positions of a query in a topic, and the records it lost.
 
-    A partition without an entry in `known` begins at its log start. Micro-batches end at log ends or gates, not at
-    records, so the query's offsets are progress without asking for the next record (ordering.md, 6.1). A removed partition is no loss if the query read
-    it up to its last seen end. `assigned` limits the partitions to read; None reads all.
+    A partition without an entry in `known` begins at its log start. A removed partition is no loss if the query read
+    it up to its last seen end. `assigned` limits the partitions to read; None reads all. Batches are ranges of offsets,
+    with or without records, so they pass markers by themselves: no next record is asked for (ordering.md, 6.1).
     """
     losses: list[Loss] = []
     if known is not None and known.topic_id and snapshot.topic_id and known.topic_id != snapshot.topic_id:
