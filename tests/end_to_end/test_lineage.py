@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.base.errors import ErrorCode
-from anabranch.client import Admin, Consumer, Producer, TopicPartition
+from anabranch.client import Admin, Consumer, Producer, TopicInfo, TopicPartition
 from tests.support.broker import BrokerProcess
 from tests.support.group_client import GroupClient, owned
 
@@ -115,3 +115,72 @@ async def _ours_reads_what_it_may(address: str) -> None:
     finally:
         await consumer.close()
     assert found.keys() == {1, 3}
+
+
+def test_a_topic_that_is_resized_without_end_remembers_what_its_logs_hold(tmp_path: Path) -> None:
+    """Layouts without records go at once, those whose records were deleted with the next round of upkeep."""
+    broker = BrokerProcess(tmp_path, log_retention_check_interval_ms=100).start()
+    address = f"127.0.0.1:{broker.port}"
+
+    async def story() -> None:
+        async with Admin(bootstrap_servers=address) as admin, Producer(address) as producer:
+            await admin.create_topics("t", partitions=1)
+            await producer.send("t", key=b"k", value=b"0")
+            await producer.flush()
+            for turn in range(1, 22):
+                await admin.resize("t", 1 + turn % 2)
+            await producer.send("t", key=b"k", value=b"1")
+            await producer.flush()
+            await admin.resize("t", 1)
+            await producer.send("t", key=b"k", value=b"2")
+            await producer.flush()
+            info = await _until_layouts(admin, [0, 21, 22])
+            assert [layout.count for layout in info.layouts] == [1, 2, 1]
+            assert await read_all(address, "t", 3) == {b"k": [0, 1, 2]}
+            consumer = Consumer(address, auto_offset_reset="earliest")
+            consumer.assign(["t"])
+            rows: list[tuple[int, int]] = []
+            while len(rows) < 3:
+                table = await consumer.poll_arrow(1.0, columns=("value", "sequence"))
+                rows += zip(map(int, table["value"].to_pylist()), table["sequence"].to_pylist(), strict=True)
+            await consumer.close()
+            assert [sequence >> 48 for _, sequence in sorted(rows)] == [0, 21, 22]
+            await admin.delete_records({("t", 0): 1})
+            await _until_layouts(admin, [21, 22])
+            await admin.delete_records(
+                {("t", partition): -1 for partition in (await admin.topics(["t"]))["t"].partitions}
+            )
+            await _until_layouts(admin, [22])
+            history = await admin.explain("t", b"k")
+            assert [stay.layout for stay in history.stays] == [22]
+
+    async def after_restart() -> None:
+        async with (
+            Admin(bootstrap_servers=f"127.0.0.1:{broker.port}") as admin,
+            Producer(f"127.0.0.1:{broker.port}") as producer,
+        ):
+            await admin.resize("t", 3)
+            await producer.send("t", key=b"k", value=b"3")
+            await producer.flush()
+            lineage = await admin.lineage("t")
+            assert (lineage.first, lineage.counts, dict(lineage.cuts)) == (22, (1, 3), {})
+
+    try:
+        asyncio.run(story())
+        assert broker.stop() == 0
+        broker.start()
+        asyncio.run(after_restart())
+    finally:
+        if broker.alive:
+            broker.kill()
+
+
+async def _until_layouts(admin: Admin, numbers: list[int]) -> TopicInfo:
+    """Wait until these layouts are left of topic t."""
+    deadline = time.monotonic() + 20
+    while True:
+        info = (await admin.topics(["t"]))["t"]
+        if [layout.number for layout in info.layouts] == numbers:
+            return info
+        assert time.monotonic() < deadline, info.layouts
+        await asyncio.sleep(0.05)

@@ -36,6 +36,8 @@ from anabranch.storage.log.marks import clean_to
 
 events = EventLogger("replicas")
 RECOVERY_THREADS = 4
+ROLES_AT_A_TIME = 8
+"""Roles that are taken before other work has its turn; the file of a log's epochs is written for each."""
 T = TypeVar("T")
 SNAPSHOT_INTERVAL_RECORDS = 200_000
 """Records after which the producers of a partition are kept anew, so that a restart reads few batches."""
@@ -107,7 +109,9 @@ class Replicas:
         await self._sync_ahead(order)
         errors: dict[int, ErrorCode] = {}
         ended: list[Partition] = []
-        for role in order.roles:
+        for place, role in enumerate(order.roles, 1):
+            if place % ROLES_AT_A_TIME == 0:
+                await asyncio.sleep(0)
             partition = self.get(order.topic, role.partition)
             if partition is None:
                 errors[role.partition] = ErrorCode.KAFKA_STORAGE_ERROR
