@@ -26,6 +26,21 @@ PARTITION_STATES = {"loading": ShardState.LOADING, "active": ShardState.ACTIVE, 
 
 def describe(groups: Groups, metrics: Metrics) -> None:
     """Register the metrics of the group coordinators."""
+    _describe_gates(groups, metrics)
+    _describe_groups(groups, metrics)
+
+
+def _describe_gates(groups: Groups, metrics: Metrics) -> None:
+    """Register the metric of gates that open by time."""
+    metrics.gauge(
+        f"{PREFIX}gates_opened_by_time_count",
+        "Partitions handed out although a position that they waited on had records left.",
+        lambda: float(groups.gates_opened_by_time),
+    )
+
+
+def _describe_groups(groups: Groups, metrics: Metrics) -> None:
+    """Register KIP-848's metrics."""
     gauge, gauges = metrics.gauge, metrics.gauges
     idle = _IdleRatio()
 
