@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import random
 from pathlib import Path
@@ -10,7 +11,8 @@ from uuid import UUID
 import pytest
 
 from anabranch.base.errors import ErrorCode
-from anabranch.base.ids import TopicPartition
+from anabranch.base.ids import NO_LEADER_EPOCH, TopicPartition
+from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.partition.producers import ProducerTable
 from anabranch.records.batch import parse_header
 from anabranch.runtime.metrics import Metrics
@@ -20,6 +22,7 @@ from anabranch.server.partitions.topic_settings import topic_settings
 from anabranch.storage.directory import DataDirectory
 from anabranch.storage.log.config import Durability
 from anabranch.storage.log.log import LocalLog
+from tests.simulation.virtual_time import run
 from tests.support.batches import make_batch
 from tests.support.disks import FaultyDisk
 
@@ -28,6 +31,16 @@ HISTORIES = 200
 PRODUCERS = 3
 NAME = TopicPartition("t", 0)
 TOPIC = UUID(int=7)
+
+
+LEADING = Leadership(TOPIC, 0, 0, NO_LEADER_EPOCH, 1, 1, retiring=False)
+
+
+def _flushed(log: LocalLog) -> asyncio.Future[None]:
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    log.flush()
+    done.set_result(None)
+    return done
 
 
 class History:
@@ -56,10 +69,12 @@ class History:
 
     def open(self) -> None:
         log = LocalLog.open(DATA / str(NAME), self.settings.log, disk=self.disk, start_offset=self.start_offset)
+        log.commit = lambda: _flushed(log)  # type: ignore[method-assign]
         amount = Metrics().counter("amount", "Anything.")
         self.partition = Partition(
             NAME, TOPIC, log, self.settings, bytes_in=amount, bytes_out=amount, messages_in=amount
         )
+        self.partition.leadership = LEADING
         self.partition.rebuild_table(self.now_ms)
 
     def step(self) -> None:
@@ -69,6 +84,7 @@ class History:
             self.sync: 10,
             self.delete: 6,
             self.retain: 4,
+            self.prepare: 8,
             self.snapshot: 2,
             self.stop: 2,
             self.kill: 4,
@@ -99,6 +115,30 @@ class History:
     def retain(self) -> None:
         self.partition.log.retain(self.now_ms)
         self.note_synced()
+
+    def prepare(self) -> None:
+        """Write ahead what a deletion needs, while records are appended; delete, or end at any point before."""
+        log = self.partition.log
+        start = self.chance.randint(log.log_start, log.high_watermark)
+        ends_after_ms = self.chance.choice((1, 3, 6, 10, 1_000))
+
+        async def story() -> bool:
+            preparing = asyncio.create_task(self.partition.prepare_delete(start))
+            for _ in range(ends_after_ms):
+                if preparing.done():
+                    break
+                if self.chance.random() < 0.2:
+                    self.append()
+                await asyncio.sleep(0.001)
+            if preparing.done():
+                preparing.result()
+                return True
+            preparing.cancel()
+            return False
+
+        if run(story(), self.chance.randrange(1 << 30)) and self.chance.random() < 0.7:
+            log.delete_before(max(start, log.log_start))
+            self.note_synced()
 
     def note_synced(self) -> None:
         if self.partition.log.flushed == self.partition.log.end:

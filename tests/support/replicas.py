@@ -77,6 +77,7 @@ class LocalReplicas:
         self.clock = SetClock()
         self.configs = {name.replace("_", "."): value for name, value in configs.items()}
         self._directory = DataDirectory(path / "data", self.disk)
+        self.checkpoints = self._directory.checkpoints
         self.metrics = Metrics()
         self.replicas = Replicas(
             self._directory,

@@ -211,6 +211,9 @@ class PartitionLog(Protocol):
     def retain(self, now_ms: int, before: int | None = None) -> int:
         """Delete records past their retention, none from `before` on; return the bytes deleted. Blocks; OSError."""
 
+    def retained_from(self, now_ms: int, before: int | None = None) -> int:
+        """The offset at which the log would start after `retain`."""
+
     # Kept beside the records: the state of their producers.
 
     def headers_from(self, offset: int) -> Iterator[BatchHeader]:
@@ -222,6 +225,9 @@ class PartitionLog(Protocol):
     def write_snapshot(self, data: bytes, *, only: bool = False) -> None:
         """Keep a snapshot of state derived from the log up to its end; with `only`, no other. Blocks; OSError."""
 
+    async def write_snapshot_beside(self, data: bytes) -> bool:
+        """As `write_snapshot`, without blocking. False if one as new is there, or the log was cut. OSError."""
+
     def has_snapshot_from(self, offset: int) -> bool:
         """Whether a snapshot covers every record below `offset`, also after a power loss. Blocks."""
 
@@ -230,6 +236,12 @@ class PartitionLog(Protocol):
 
     def checkpoint(self) -> None:
         """Note durably how far a recovery need not check the log again. Blocks; OSError."""
+
+    async def checkpoint_beside(self, start: int | None = None) -> None:
+        """As `checkpoint`, without blocking, of a log that is about to start at `start`. OSError.
+
+        `retain` and `delete_before` up to `start` then hardly block. After a crash the log starts at `start`.
+        """
 
     def close(self) -> None:
         """Make all that was appended durable and let the log go. Blocks; OSError."""

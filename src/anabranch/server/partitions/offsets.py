@@ -110,7 +110,7 @@ async def delete_records(partition: Partition | None, before: int) -> int | Erro
     if offset <= log.log_start:
         return log.log_start
     try:
-        await partition.sync_before_delete(offset)
+        await partition.prepare_delete(offset)
         error = partition.unavailable()  # The replica may have been stopped meanwhile.
         if error is not ErrorCode.NONE:
             return error

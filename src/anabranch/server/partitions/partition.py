@@ -161,10 +161,24 @@ class Partition:
             self._sync_tail()
             self.snapshot()
 
-    async def sync_before_delete(self, start: int) -> None:
-        """Sync the log if `before_delete` would have to, which must not block the loop for as long. OSError."""
-        if len(self.table) and self.log.flushed < self.log.end and not self.log.has_snapshot_from(start):
-            await self.log.commit()
+    async def prepare_delete(self, start: int) -> None:
+        """Write beside the loop what a deletion of the records below `start` needs: it then finds that done. OSError.
+
+        The producers come first: a power loss must not take them with records whose deletion is noted already. The
+        replica may have been stopped when this returns.
+        """
+        if len(self.table) and not self.log.has_snapshot_from(start):
+            await self.snapshot_beside()
+            if not self.log.has_snapshot_from(start):
+                await self.log.commit()
+        if self.unavailable() is ErrorCode.NONE:
+            await self.log.checkpoint_beside(start)
+
+    async def snapshot_beside(self) -> None:
+        """As `snapshot`, without blocking the loop. OSError."""
+        end = self.log.end
+        if await self.log.write_snapshot_beside(self.table.snapshot()):
+            self.snapshot_end = max(self.snapshot_end, end)
 
     def _sync_tail(self) -> None:
         """Sync the log: a power loss that cuts its end takes the snapshots taken there with it."""

@@ -396,12 +396,7 @@ class Replicas:
                 continue
             partition.table.expire(now_ms, producer_idle_max_ms)
             try:
-                if partition.log.retain(now_ms, _retained_before(partition)):
-                    partition.changed()
-                partition.table.aborted.forget_before(partition.log.log_start)
-                if partition.log.end - partition.snapshot_end >= SNAPSHOT_INTERVAL_RECORDS:
-                    partition.snapshot()
-                    partition.log.checkpoint()
+                await self._delete_expired(partition, now_ms)
             except (OSError, OfflineLogError) as error:
                 events.warning("retention or producer snapshot failed", partition=partition.name, reason=error)
             await asyncio.sleep(0)
@@ -409,6 +404,23 @@ class Replicas:
             self.removed.expire(now_ms, producer_idle_max_ms)
         except OSError as error:
             events.warning("producers of removed partitions not forgotten", reason=error)
+
+    async def _delete_expired(self, partition: Partition, now_ms: int) -> None:
+        """Do the retention of one log, and save its producers from time to time; what blocks is done in threads."""
+        log, before = partition.log, _retained_before(partition)
+        start = log.retained_from(now_ms, before)
+        if start > log.log_start:
+            await partition.prepare_delete(start)
+        if log.end - partition.snapshot_end >= SNAPSHOT_INTERVAL_RECORDS and partition.unavailable() is ErrorCode.NONE:
+            if len(partition.table) or partition.snapshot_end >= 0:
+                await partition.snapshot_beside()
+            if partition.unavailable() is ErrorCode.NONE:
+                await log.checkpoint_beside()
+        if partition.unavailable() is not ErrorCode.NONE:
+            return  # The replica was stopped meanwhile; the checkpoint of its log must stay forgotten.
+        if log.retain(now_ms, before):
+            partition.changed()
+        partition.table.aborted.forget_before(log.log_start)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Do work on the files of logs in one of the threads for logs."""

@@ -14,13 +14,11 @@ One thread calls everything, except `Flush.run`, which blocks and may run in ano
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anabranch.base.errors import DecodeError
 from anabranch.records.batch import BatchHeader, headers, stamp
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.syncs import Told
@@ -30,9 +28,9 @@ from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.epochs import EpochsFile, LeaderEpochs
 from anabranch.storage.log.errors import OfflineLogError, OffsetOutOfRangeError
 from anabranch.storage.log.flush import Flush, plan_flush, write_again
-from anabranch.storage.log.recovery import recover
+from anabranch.storage.log.recovery import epochs_of_batches, recover
 from anabranch.storage.log.retention import retained_from
-from anabranch.storage.log.segment import LOG_SUFFIX, LogSlice, Segment
+from anabranch.storage.log.segment import LogSlice, Segment
 from anabranch.storage.log.segments import Segments
 from anabranch.storage.log.snapshots import Snapshots
 from anabranch.storage.next_record import find_next_record, near_next_record
@@ -119,7 +117,8 @@ class LocalLog:
     def _load(self, start_offset: int, visit: Callable[[BatchHeader], None]) -> None:
         self._segments = Segments()
         log_start, point = self._points.log_start(self._name), self._points.recovery_point(self._name)
-        sound = self._load_epochs()
+        found = self._epochs_file.load()
+        sound, self.epochs = found is not None, found or epochs_of_batches(self._disk, self.directory)
         loaded = self.epochs.entries
         self.epochs.truncate_from((start_offset if point is None else point) + 1)
         recovered, self.log_start, self.end = recover(
@@ -148,21 +147,6 @@ class LocalLog:
         synced = sound and (not loaded or loaded[-1][1] < (point or 0))
         self._epochs_file.durable = synced and self.epochs.entries == loaded
         self._epochs_file.written = self.epochs.entries == loaded and (sound or not loaded)
-
-    def _load_epochs(self) -> bool:
-        """Read the epochs, from the batches if need be; return whether the file has them."""
-        epochs = self._epochs_file.load()
-        if epochs is not None:
-            self.epochs = epochs
-            return True
-        with contextlib.suppress(DecodeError):
-            for name in self._disk.names(self.directory):
-                if name.endswith(LOG_SUFFIX):
-                    segment = Segment(self._disk, self.directory, int(name[: -len(LOG_SUFFIX)]), 0)
-                    segment.load()
-                    for _, header in segment.walk():
-                        self.epochs.start(header.leader_epoch, header.base_offset)
-        return False
 
     @property
     def _points(self) -> Checkpoints:
@@ -500,6 +484,20 @@ class LocalLog:
         self._late_indexes = [other for other in self._late_indexes if other is not segment]
         self._disk.discard(segment.remove())
 
+    def retained_from(self, now_ms: int, before: int | None = None) -> int:
+        """Return the offset at which the log would start after `retain`."""
+        if self._failure is not None:
+            return self.log_start
+        limit = self.high_watermark if before is None else min(before, self.high_watermark)
+        return retained_from(self._segments, self._config, self.log_start, limit, now_ms)
+
+    async def checkpoint_beside(self, start: int | None = None) -> None:
+        """As `checkpoint`, in a thread, of a log that is about to start at `start`: a deletion finds that done."""
+        self._record_points()
+        if start is not None and self.log_start < start <= self.high_watermark:
+            self._points.record(self._name, log_start=start)
+        await asyncio.get_running_loop().run_in_executor(None, self._points.save)
+
     def retain(self, now_ms: int, before: int | None = None) -> int:
         """Drop whole segments that are past `retention.ms` or above `retention.bytes`; answer the bytes dropped.
 
@@ -507,8 +505,7 @@ class LocalLog:
         """
         if self._failure is not None:
             return 0
-        limit = self.high_watermark if before is None else min(before, self.high_watermark)
-        start = retained_from(self._segments, self._config, self.log_start, limit, now_ms)
+        start = self.retained_from(now_ms, before)
         if start > self.log_start:
             before = self.size
             self._move_log_start(start)
@@ -584,6 +581,13 @@ class LocalLog:
         """
         self._make_directory_durable()
         self._snapshots.write(data, self.end, flushed=self.flushed, only=only)
+
+    async def write_snapshot_beside(self, data: bytes) -> bool:
+        """As `write_snapshot`, in a thread. False if one as new is there, or the log was cut."""
+        self._make_directory_durable()
+        write, generation = self._snapshots.writer(data, self.end, flushed=self.flushed), self._generation
+        written = await asyncio.get_running_loop().run_in_executor(None, write)
+        return written and self._generation == generation
 
     def has_snapshot_from(self, offset: int) -> bool:
         """Whether a snapshot covers every record below `offset`, also after a power loss."""

@@ -8,6 +8,7 @@ segment ends where the next begins), and nothing is cut: a log that is broken th
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Callable
@@ -29,6 +30,19 @@ CLEANED_SUFFIX = ".cleaned"
 """A compacted segment that is not finished, or not synced."""
 SWAP_SUFFIX = ".swap"
 """A finished compacted segment that replaces the segments whose offsets it covers."""
+
+
+def epochs_of_batches(disk: Disk, directory: Path) -> LeaderEpochs:
+    """Read the leader epochs from the batches of a log, as far as these can be read: its file of epochs is lost."""
+    epochs = LeaderEpochs()
+    with contextlib.suppress(DecodeError):
+        for name in disk.names(directory):
+            if name.endswith(LOG_SUFFIX):
+                segment = Segment(disk, directory, int(name[: -len(LOG_SUFFIX)]), 0)
+                segment.load()
+                for _, header in segment.walk():
+                    epochs.start(header.leader_epoch, header.base_offset)
+    return epochs
 
 
 class Recovered(NamedTuple):

@@ -6,7 +6,9 @@ a synced end is kept, until a later one is synced.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from anabranch.runtime.disk import Disk
@@ -15,14 +17,34 @@ SUFFIX = ".snapshot"
 
 
 class Snapshots:
-    """The snapshots in one log's directory. Every method blocks; OSError."""
+    """The snapshots in one log's directory. Every method but `writer` blocks; OSError. Writers may run in threads."""
 
     def __init__(self, disk: Disk, directory: Path) -> None:
         self._disk = disk
         self._directory = directory
+        self._lock = threading.Lock()
+        self._cuts = 0
+        """Grows when the log may have been cut: a snapshot taken before may be of records that are gone."""
 
     def write(self, data: bytes, end: int, *, flushed: int, only: bool) -> None:
         """Keep a snapshot taken at `end`; of the others keep none, or, unless `only`, the newest up to `flushed`."""
+        with self._lock:
+            self._write(data, end, flushed=flushed, only=only)
+
+    def writer(self, data: bytes, end: int, *, flushed: int) -> Callable[[], bool]:
+        """Return the work, for a thread, that keeps a snapshot unless one as new is there, or the log was cut."""
+        cuts = self._cuts
+
+        def write() -> bool:
+            with self._lock:
+                if self._cuts != cuts or any(other >= end for other in self._offsets()):
+                    return False
+                self._write(data, end, flushed=flushed, only=False)
+                return True
+
+        return write
+
+    def _write(self, data: bytes, end: int, *, flushed: int, only: bool) -> None:
         self._disk.replace(self._path(end), data)
         others = [offset for offset in self._offsets() if offset != end]
         kept = None if only else max((offset for offset in others if offset <= flushed), default=None)
@@ -38,13 +60,16 @@ class Snapshots:
         """Read the snapshots taken at `end` or before, newest first, each with the offset it was taken at."""
         for offset in sorted(self._offsets(), reverse=True):
             if offset <= end:
-                yield offset, self._disk.read(self._path(offset))
+                with contextlib.suppress(FileNotFoundError):  # A writer may have replaced it.
+                    yield offset, self._disk.read(self._path(offset))
 
     def forget_above(self, offset: int) -> None:
         """Remove the snapshots of records that were cut, before other records get their offsets."""
-        gone = [other for other in self._offsets() if other > offset]
-        for other in gone:
-            self._disk.unlink(self._path(other))
+        with self._lock:
+            self._cuts += 1
+            gone = [other for other in self._offsets() if other > offset]
+            for other in gone:
+                self._disk.unlink(self._path(other))
         if gone:
             self._disk.sync_directory(self._directory)
 

@@ -1,0 +1,110 @@
+"""DeleteRecords and retention: what they make durable is written in threads, in an order that survives crashes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from anabranch.base.errors import ErrorCode
+from anabranch.records.batch import parse_header
+from anabranch.runtime.disk import Disk, File
+from anabranch.server.partitions.offsets import delete_records
+from anabranch.server.partitions.partition import Partition
+from anabranch.storage.checkpoints import LOG_STARTS_FILE
+from anabranch.storage.log.snapshots import Snapshots
+from tests.support.batches import make_batch
+from tests.support.replicas import LocalReplicas
+
+IDLE_MAX_MS = 1 << 40
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[LocalReplicas]:
+    made = LocalReplicas(tmp_path, durability="fsync", segment_bytes="1024", retention_ms="1000")
+    made.resize(1)
+    yield made
+    made.close()
+
+
+def fill(world: LocalReplicas, batches: int = 20) -> Partition:
+    """Append batches of one producer, and make them durable."""
+    partition = world[0]
+    for sequence in range(batches):
+        data = make_batch(1, timestamp=world.clock.ms, producer_id=7, producer_epoch=0, base_sequence=sequence)
+        partition.append(data, parse_header(data), world.clock.ms)
+    partition.log.flush()
+    return partition
+
+
+class Writes:
+    """The durable writes of small files, and how many of them were made in the loop's thread."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: list[str] = []
+        self.in_loop = 0
+        ours, replace, sync = threading.get_ident(), Disk.replace, File.sync
+
+        def replaced(disk: Disk, path: Path, data: bytes) -> None:
+            self.names.append(path.name)
+            self.in_loop += threading.get_ident() == ours
+            replace(disk, path, data)
+
+        def synced(file: File) -> None:
+            self.in_loop += threading.get_ident() == ours
+            sync(file)
+
+        monkeypatch.setattr(Disk, "replace", replaced)
+        monkeypatch.setattr(File, "sync", synced)
+
+
+def test_delete_records_writes_nothing_in_the_loop(world: LocalReplicas, monkeypatch: pytest.MonkeyPatch) -> None:
+    partition = fill(world)
+    partition.log.checkpoint()
+    writes = Writes(monkeypatch)
+    assert world.runner.run(delete_records(partition, 15)) == 15
+    assert partition.log.log_start == 15
+    assert any(name.endswith(".snapshot") for name in writes.names) and LOG_STARTS_FILE in writes.names
+    assert writes.in_loop == 0
+
+
+def test_retention_writes_nothing_in_the_loop(world: LocalReplicas, monkeypatch: pytest.MonkeyPatch) -> None:
+    partition = fill(world)
+    partition.log.checkpoint()
+    world.clock.ms += 10_000
+    writes = Writes(monkeypatch)
+    world.runner.run(world.replicas.maintain(IDLE_MAX_MS))
+    assert partition.log.log_start == partition.log.end == 20
+    assert any(name.endswith(".snapshot") for name in writes.names) and LOG_STARTS_FILE in writes.names
+    assert writes.in_loop == 0
+
+
+def test_nothing_is_deleted_of_a_replica_that_was_stopped_meanwhile(world: LocalReplicas) -> None:
+    partition = fill(world)
+
+    async def story() -> int | ErrorCode:
+        deleting = asyncio.create_task(delete_records(partition, 15))
+        await asyncio.sleep(0)
+        partition.leadership = None
+        return await deleting
+
+    assert world.runner.run(story()) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert partition.log.log_start == 0
+    assert world.checkpoints.log_start("t-0") != 15, "a log that is made again must not start there"
+
+
+def test_a_snapshot_from_a_thread_replaces_no_newer_one_and_none_of_a_log_that_was_cut(tmp_path: Path) -> None:
+    snapshots = Snapshots(Disk(), tmp_path)
+    old, same = (snapshots.writer(b"old", end, flushed=5) for end in (5, 9))
+    snapshots.write(b"new", 9, flushed=9, only=True)
+    assert not old() and not same()
+    assert list(snapshots.newest_first(99)) == [(9, b"new")]
+    later = snapshots.writer(b"later", 12, flushed=9)
+    snapshots.forget_above(9)
+    assert not later()
+    assert list(snapshots.newest_first(99)) == [(9, b"new")]
+    assert snapshots.writer(b"later", 12, flushed=12)()
+    assert next(iter(snapshots.newest_first(99))) == (12, b"later")
