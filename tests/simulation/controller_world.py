@@ -304,17 +304,27 @@ class World(Rules):
         return Outcome.UNKNOWN
 
     def _ask_removed(self, number: int, part: Part) -> Outcome:
-        """Send a part again to the broker that had its partition, which is removed."""
+        """Send a part again to the broker that had its partition, which is removed, or about to be."""
         machine = self.cluster.machines[self.homes[number]]
         role = next((found.leadership for _, found in self.partitions()), None)
         if not machine.up or role is None:
             return Outcome.UNKNOWN
+        hidden = machine.replicas.get(TOPIC, number)
+        if hidden is not None:
+            return Outcome.UNKNOWN if hidden.leadership is None else self._ask_hidden(machine, hidden, part)
         name = TopicPartition(TOPIC, number)
         table = machine.process.call(machine.replicas._producers_of_removed, name, role.topic_id)
         if table is None:
             return Outcome.UNKNOWN
         produced = self._produce(machine, RemovedPartition(name, role.of_removed(number), table, SETTINGS), part)
         return Outcome.APPENDED if produced.error is ErrorCode.NONE else Outcome.REJECTED
+
+    def _ask_hidden(self, machine: Machine, partition: Partition, part: Part) -> Outcome:
+        """Send a part again to a partition that metadata does not show any more."""
+        produced = self._produce(machine, partition, part)
+        if produced.error is ErrorCode.INVALID_PARTITION_METADATA:
+            return Outcome.REJECTED
+        return Outcome.APPENDED if produced.error is ErrorCode.NONE and not produced.unsynced else Outcome.UNKNOWN
 
     def _produce(self, machine: Machine, partition: Partition | RemovedPartition, part: Part) -> Produced:
         appender = Appender(machine.replicas, self.clock.now_ms())
