@@ -132,12 +132,21 @@ class Rules:
 
     def note_appended(self, number: int, role: Leadership, records: list[Sent]) -> None:
         """Note the layout in which the leader of partition `number` has appended records."""
+        layout = self.layout_of(number, role)
+        if layout != role.layout:
+            self.placed_early |= {record.name for record in records}
+        self.layouts.update({record.name: layout for record in records})
+
+    def layout_of(self, number: int, role: Leadership) -> int:
+        """Return the layout of a role; the one before if the role is of a canceled resize.
+
+        A leader may miss a cancel, and the next resize has the number of the canceled one again.
+        """
         layout = role.layout
         for canceled, epochs in self._canceled:
             if layout == canceled and role.leader_epoch < epochs.get(number, 0):
                 layout = canceled - 1
-                self.placed_early |= {record.name for record in records}
-        self.layouts.update({record.name: layout for record in records})
+        return layout
 
     def leader(self, view: TopicView, partition: int) -> Machine | None:
         """Return the leader for a client with this metadata, if running."""
@@ -269,17 +278,17 @@ class Rules:
             found = [record for _, record in read_log(partition, produced.base_offset, last)]
             assert found == records
 
-    def check_order_of_phases(self, number: int, layout: int) -> None:
+    def check_order_of_phases(self, number: int, role: Leadership) -> None:
         """Check that an append under a layout came after the roles of all leaders of earlier turns (ordering.md, 4)."""
-        topic = self.topic
+        topic, layout = self.topic, self.layout_of(number, role)
         assert topic is not None
         if layout == 0 or topic.resize is None or layout != topic.layouts[-1].number:
             return
         old, new = topic.layouts[-2].count, topic.layouts[-1].count
         earlier = range(new, old) if new < old and number < new else range(old) if number >= old else ()
         for _, other in self.partitions():
-            role = other.leadership
-            assert role is None or other.name.partition not in earlier or role.layout >= layout, (
+            taken, partition = other.leadership, other.name.partition
+            assert taken is None or partition not in earlier or self.layout_of(partition, taken) >= layout, (
                 f"partition {number} takes appends of layout {layout} while {other.name} still takes those before"
             )
 

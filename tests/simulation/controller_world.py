@@ -279,7 +279,7 @@ class World(Rules):
             return Outcome.UNKNOWN
         assert produced.error is ErrorCode.NONE, f"{part} is refused: {produced.error.name}"
         if partition.log.end > end:
-            self.check_order_of_phases(number, role.layout)
+            self.check_order_of_phases(number, role)
             self.note_appended(number, role, part.records)
         else:
             self.check_duplicate(partition, part.records, produced)

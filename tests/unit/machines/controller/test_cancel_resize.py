@@ -11,7 +11,7 @@ from anabranch.machines.controller.layouts import ended_with
 from anabranch.machines.controller.resize import decide_cancel_resize
 from anabranch.machines.controller.state import apply
 from anabranch.machines.controller.topics import unknown_topic
-from anabranch.machines.controller.views import ResizeWait, canceled, resize_waits, settled, topic_view
+from anabranch.machines.controller.views import ResizeWait, canceled, describe, resize_waits, settled, topic_view
 from tests.unit.machines.controller.transcript import TOPIC_ID, Cluster
 
 STORAGE, GONE = ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.LEADER_NOT_AVAILABLE
@@ -47,6 +47,8 @@ def test_a_growth_is_undone_while_its_leaders_adopt_the_count() -> None:
     cluster.run()
     assert {role.undeleted_partition_count for role in cluster.roles.values()} == {2}
     assert {role.layout for role in cluster.roles.values()} == {0}
+    described = describe(cluster.state, "t")
+    assert described is not None and described.waiting_for == (), "the roles of the layout before count as taken"
 
 
 def test_a_shrink_is_undone_while_partitions_close() -> None:
