@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 from unittest import mock
+from uuid import UUID
 
 import pytest
 
@@ -20,6 +21,7 @@ from anabranch.machines.groups.consumer.step import Step
 from anabranch.machines.groups.coordinator import Coordinator
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.standing import Standing
+from anabranch.machines.lineage import Gates
 from anabranch.runtime.timers import Timers
 from anabranch.server.coordinators.shard import Shard
 from tests.simulation.groups import live
@@ -130,6 +132,46 @@ def starting_at_zero() -> AbstractContextManager[object]:
     return mock.patch.object(standing, "progress", lambda raw, log_start, next_record: max(raw, 0))
 
 
+def taking_a_commit_for_all() -> AbstractContextManager[object]:
+    """A partition with any committed offset counts as read to its end."""
+    raw = Standing.raw
+
+    def all_of_it(self: Standing, topic: TopicImage, partition: int, committed: int | None, *given: Any) -> int:
+        return topic.log_end(partition) if committed is not None else raw(self, topic, partition, committed, *given)
+
+    return mock.patch.object(Standing, "raw", all_of_it)
+
+
+def never_forgetting() -> AbstractContextManager[object]:
+    """The farthest position that a partition ever counted for counts for ever, whoever owns it."""
+    raw = Standing.raw
+    farthest: dict[tuple[int, UUID, int], int] = {}
+
+    def kept(self: Standing, topic: TopicImage, partition: int, *given: Any) -> int:
+        at = (id(self), topic.topic_id, partition)
+        farthest[at] = max(raw(self, topic, partition, *given), farthest.get(at, -1))
+        return farthest[at]
+
+    return mock.patch.object(Standing, "raw", kept)
+
+
+def looking_one_layout_too_low() -> AbstractContextManager[object]:
+    """The gate of the layout before is taken for a partition's own."""
+    judge = gates.judge
+
+    class Low:
+        def __init__(self, found: Gates) -> None:
+            self.limit, self.waits, self._found = found.limit, found.waits, found
+
+        def may_deliver(self, partition: int, layout: int) -> bool:
+            return layout == 0 or self._found.may_deliver(partition, layout - 1)
+
+    def low(topic: TopicImage, found: Gates, *given: Any) -> gates.Verdict:
+        return judge(topic, Low(found), *given)  # type: ignore[arg-type]
+
+    return mock.patch.object(gates, "judge", low)
+
+
 def hoarding() -> AbstractContextManager[object]:
     """Committed offsets are kept beyond the retention time."""
     return mock.patch.object(offsets.Offsets, "expired", return_value=([], False))
@@ -193,6 +235,9 @@ def lives(**changed: Any) -> None:
         (waiting_forever, {**RESTLESS, "crashes": 15, "slow": 1.0, "classic": 0.0, **SILENT_FOR_LONG}),
         (remembering, {**RESTLESS, "ordered": 1.0, "silence": 0.5, "classic": 0.0, "poll_interval_ms": 4_000}),
         (starting_at_zero, {**RESTLESS, "ordered": 1.0, "silence": 0.5, "classic": 0.0}),
+        (taking_a_commit_for_all, {**RESTLESS, "ordered": 1.0, "classic": 0.0}),
+        (never_forgetting, {**RESTLESS, "ordered": 1.0, "silence": 0.5, "classic": 0.0, "poll_interval_ms": 4_000}),
+        (looking_one_layout_too_low, {**RESTLESS, "ordered": 1.0, "classic": 0.0}),
         (hoarding, {"retention_ms": 20_000}),
         (answering_early, {"slow_syncs": 0.1}),
         (trusting_its_log, {"crashes": 15}),
