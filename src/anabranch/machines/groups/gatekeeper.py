@@ -103,6 +103,10 @@ class Gate:
         """Drop what is known of the partitions that a member no longer owns."""
         self._keeper.forget(self._group.group_id, member_id, but=but)
 
+    def ring(self, draft: Draft[CoordinatorRecord]) -> None:
+        """Have the group looked at after this decision."""
+        self._keeper.ring(draft, self._group.group_id, self._now_ms)
+
     def is_idle(self, member_id: str) -> bool:
         """Whether nothing has changed since a reconciliation of the member that changed nothing."""
         gates = self._keeper.known(self._group.group_id)

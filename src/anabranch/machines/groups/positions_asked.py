@@ -256,7 +256,7 @@ def _answer(
     elif _has_work(keeper, group, member_id, now_ms):
         return refused(ErrorCode.REBALANCE_IN_PROGRESS)
     if any(_position(keeper, group, gates, at, now_ms) != known for at, known in question.known.items()) or any(
-        at not in question.listed for at in gates.wanted_of.get(member_id, ())
+        at not in question.listed and at not in question.known for at in gates.wanted_of.get(member_id, ())
     ):
         return _reply(keeper, group, gates, question, now_ms)
     return None
@@ -287,5 +287,6 @@ def _reply(
     """The positions of all partitions that the member needs."""
     positions = {at: _position(keeper, group, gates, at, now_ms) for at in question.known}
     gates.questions.replied[question.member_id] = positions
-    wanted = [at for at in gates.wanted_of.get(question.member_id, ()) if at not in question.listed]
+    wanted = gates.wanted_of.get(question.member_id, ())
+    wanted = [at for at in wanted if at not in question.listed and at not in question.known]
     return question.reply(positions, wanted, keeper.offsets.image)

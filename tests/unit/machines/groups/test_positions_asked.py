@@ -17,12 +17,14 @@ from anabranch.protocol.messages.consumer_group_position import (
     ConsumerGroupPositionRequestTopic,
     ConsumerGroupPositionResponse,
 )
+from anabranch.protocol.messages.join_group import JoinGroupResponse
 from anabranch.protocol.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from tests.support.groups import GROUP, GroupWorld, topic_id
+from anabranch.protocol.messages.sync_group import SyncGroupRequestAssignment
+from tests.support.groups import GROUP, GroupWorld, assignment, subscription, topic_id
 
 FOO = topic_id("foo")
 TIMEOUT_MS = 60_000
@@ -247,3 +249,53 @@ def test_a_waiting_partition_is_described_with_its_owner_the_way_and_the_rate() 
     assert (on.partition, on.member_id, on.position, on.offset, on.records_per_second) == (0, "A", 2, 5, 1.0)
     world.commit("A", a, 0, 5)
     assert not world.coordinator.describe_consumer_group(GROUP, world.now_ms).waiting_partitions
+
+
+# -- the classic protocol ------------------------------------------------------------------------------------------
+
+
+def classic_group(world: Asking) -> tuple[str, int]:
+    """One classic member that has partition 0; its id and generation."""
+    joining = world.join_classic("", {"range": subscription("foo")}, version=3)
+    world.advance(3_001)
+    joined = joining if isinstance(joining, JoinGroupResponse) else world.answers[joining]
+    handed = SyncGroupRequestAssignment(member_id=joined.member_id, assignment=assignment("foo-0"))
+    world.sync_classic(joined.member_id, joined.generation_id, [handed])
+    world.set_topics(grown())
+    return joined.member_id, joined.generation_id
+
+
+def test_a_classic_member_is_told_of_positions_and_of_a_rebalance() -> None:
+    world = Asking(flat())
+    member, generation = classic_group(world)
+    assert world.told_of(world.ask(member, generation, needs=[(0, -1)])) == [(0, False, 0, False)]
+    ticket = world.ask(member, generation, needs=[(0, 0)])
+    world.commit(member, generation, 0, 4)
+    assert world.told_of(ticket) == [(0, False, 4, False)]
+    ticket = world.ask(member, generation, needs=[(0, 4)])
+    assert isinstance(ticket, int) and ticket not in world.answers
+    world.join_classic("", {"range": subscription("foo")}, version=3, fresh="other")
+    assert world.answers[ticket].error_code == ErrorCode.REBALANCE_IN_PROGRESS
+    answer = world.ask(member, generation)
+    assert isinstance(answer, ConsumerGroupPositionResponse)
+    assert answer.error_code == ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def test_a_classic_member_of_another_generation_is_refused() -> None:
+    world = Asking(flat())
+    member, generation = classic_group(world)
+    for other, epoch, error in (
+        (member, generation + 1, ErrorCode.ILLEGAL_GENERATION),
+        ("nobody", generation, ErrorCode.UNKNOWN_MEMBER_ID),
+    ):
+        answer = world.ask(other, epoch)
+        assert isinstance(answer, ConsumerGroupPositionResponse) and answer.error_code == error
+
+
+def test_the_parked_questions_of_a_removed_member_are_answered() -> None:
+    world = Asking(flat())
+    a, _ = two_members(world)
+    ticket = world.ask("A", a, reports=[(0, -1)])
+    assert isinstance(ticket, int) and ticket not in world.answers
+    world.leave("A")
+    assert world.answers[ticket].error_code == ErrorCode.UNKNOWN_MEMBER_ID

@@ -258,3 +258,4 @@ class Step:
                 self.stop_expecting(kind, member_id)
         self.next_epoch()
         self.assign()
+        self.gate.ring(self.draft)
