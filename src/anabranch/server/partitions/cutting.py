@@ -44,14 +44,17 @@ async def held_layouts(topic: Topic, partition_of: Callable[[int], Partition | N
     Gives way to other work.
     """
     held: set[int] = set()
-    made = 0
+    made, known = 0, True
     for number in topic.partitions:
         cuts = cuts_of(partition_of(number), topic)
         if cuts is None:
-            return None
+            known = False
+            continue
         held.update(cuts.layouts)
         made += 1 + len(cuts.layouts)
         if made >= CUTS_AT_A_TIME:
             made = 0
             await asyncio.sleep(0)
+    if not known:
+        return None
     return HeldLayouts(topic.topic_id, topic.newest, frozenset(held), frozenset(topic.partitions))
