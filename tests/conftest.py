@@ -52,6 +52,8 @@ LONGEST = (
     "conformance/test_group_admin.py",
     "simulation/test_classic_groups.py",
     "simulation/test_transactions.py",
+    "simulation/test_compacted_topics.py",
+    "end_to_end/test_compacted_topics.py",
     "simulation/test_cleaner.py",
     "simulation/test_partition_log.py",
     "conformance/test_admin.py",

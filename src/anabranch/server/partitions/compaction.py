@@ -109,10 +109,8 @@ class Compaction:
         if shape is None or not isinstance(log, LocalLog):
             return
         cuts = shape.lineage.cuts.get(subject.name.partition, NO_CUTS)
-        if cuts.ends and subject.settings.log.compact:
-            log.finish_segment(cuts.ends[-1])  # Old records of keys that moved away must not wait for new ones.
-            if log.flush_due:
-                await log.commit()
+        if cuts.ends and subject.settings.log.compact and log.finish_segment(cuts.ends[-1]):
+            await log.commit()  # Old records of keys that moved away need not wait for new ones to be cleaned.
         now_ms = self._clock.now_ms()
         if not subject.settings.log.compact or not cleaner.is_due(_member(subject, shape.lineage), now_ms):
             return

@@ -283,7 +283,7 @@ class LocalLog:
         late, self._late_indexes = self._late_indexes, []
         unsynced = self._segments[self._segments.index_of(self.flushed) :]
         flush, left = plan_flush(
-            [*(segment for segment in late if segment not in unsynced), *unsynced],
+            [*(each for each in late if each not in unsynced and each in self._segments), *unsynced],
             flushed=self.flushed,
             end=self.end,
             generation=self._generation,
@@ -562,10 +562,12 @@ class LocalLog:
         point = self._points.recovery_point(self._name) or 0
         return [segment for segment in self._segments[:-1] if segment.sealed and segment.end <= point]
 
-    def finish_segment(self, before: int) -> None:
-        """Take no more appends into the active segment if records below `before` are in it."""
-        if self._segments[-1].size and self._segments[-1].base_offset < before and self._failure is None:
+    def finish_segment(self, before: int) -> bool:
+        """Take no more appends into the active segment if records below `before` are in it; whether that was so."""
+        due = self._segments[-1].size > 0 and self._segments[-1].base_offset < before and self._failure is None
+        if due:
             self._roll()
+        return due
 
     @property
     def segments(self) -> Segments:

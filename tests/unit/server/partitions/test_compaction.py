@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
@@ -12,9 +13,14 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendStopReplica
-from anabranch.records.batch import parse_header
+from anabranch.records.batch import build, end_transaction_marker, headers, parse_header
+from anabranch.records.key_values import decode_pairs
+from anabranch.records.varint import encode_varint
+from anabranch.server.partitions.folding import FoldBack
 from anabranch.storage.checkpoints import Checkpoints
+from anabranch.storage.log.batch_files import records
 from anabranch.storage.log.cleaner import Cleaned, Cleaning
+from anabranch.storage.log.folding import Chunk, Folding
 from tests.support.batches import make_batch, make_keyed_batch
 from tests.support.replicas import NOW_MS, TOPIC, TOPIC_ID, LocalReplicas
 
@@ -73,3 +79,294 @@ def test_records_that_cannot_be_compacted_do_not_end_the_upkeep_of_other_partiti
     local.runner.run(local.compaction.run())
     assert local[1].log.size < size
     local.close()
+
+
+# -- families ----------------------------------------------------------------------------------------------------------
+
+
+class Topic:
+    """A compacted topic with one partition at first, small segments, and tombstones that may go at once."""
+
+    def __init__(self, path: Path, **configs: str) -> None:
+        settings = {"delete_retention_ms": "0", "segment_bytes": "1", "min_cleanable_dirty_ratio": "0", **configs}
+        self.local = LocalReplicas(path, durability="fsync", cleanup_policy="compact", **settings)
+        self.local.resize(1)
+
+    def put(self, number: int, key: bytes, value: bytes | None, *, transaction: int | None = None) -> int:
+        sequence = {} if transaction is None else {"producer_id": transaction, "base_sequence": 0}
+        data = make_keyed_batch(
+            [(key, value)], timestamp=self.local.clock.ms, transactional=transaction is not None, **sequence
+        )
+        return self.local[number].append(data, parse_header(data), self.local.clock.ms).base_offset
+
+    def end(self, number: int, transaction: int, *, commit: bool) -> None:
+        now_ms = self.local.clock.ms
+        marker = end_transaction_marker(transaction, 0, commit=commit, coordinator_epoch=0, timestamp_ms=now_ms)
+        self.local[number].append(marker, parse_header(marker), now_ms)
+
+    def compact(self, rounds: int = 1, after_ms: int = 1_000) -> None:
+        for _ in range(rounds):
+            self.local.clock.ms += after_ms
+            for partition in self.local.replicas:
+                partition.log.flush()
+            self.local.runner.run(self.local.compaction.run())
+
+    def found(self, number: int) -> list[tuple[bytes | None, bytes | None]]:
+        """All records of a partition, those of transactions included."""
+        rows: list[tuple[bytes | None, bytes | None]] = []
+        for piece in self.local[number].log.slices():
+            view = piece.view()
+            for position, header in headers(view):
+                if not header.is_control:
+                    rows += decode_pairs(view[position : position + header.size], header)
+        return rows
+
+    def fill(self, number: int, count: int = 1) -> None:
+        """Write so that the segments in front are finished."""
+        for _ in range(count):
+            self.put(number, b"filler-%d" % number, bytes(1))
+
+    def count(self, name: str) -> float:
+        return self.local.metrics.counter(f"anabranch_compaction_{name}_total", "").value
+
+
+@pytest.fixture
+def topic(tmp_path: Path) -> Iterator[Topic]:
+    made = Topic(tmp_path)
+    yield made
+    made.local.close()
+
+
+def test_a_record_goes_when_its_key_has_a_newer_one_in_a_partition_that_came_later(topic: Topic) -> None:
+    topic.put(0, b"moved", b"old")
+    topic.put(0, b"stayed", b"old")
+    topic.local.resize(2)
+    topic.put(1, b"moved", b"new")
+    topic.fill(1)
+    topic.compact()
+    assert topic.found(0) == [(b"stayed", b"old")]
+    assert topic.found(1)[0] == (b"moved", b"new")
+
+
+def test_a_key_that_was_deleted_after_a_resize_does_not_come_back(topic: Topic) -> None:
+    """An open transaction keeps the old value from being cleaned: its tombstone elsewhere must wait."""
+    topic.put(0, b"first", b"", transaction=7)
+    topic.put(0, b"gone", b"old")
+    topic.local.resize(2)
+    topic.put(1, b"gone", None)
+    topic.fill(1)
+    topic.compact(3)
+    assert (b"gone", b"old") in topic.found(0)
+    assert (b"gone", None) in topic.found(1), "the old value would come back"
+    topic.end(0, 7, commit=True)
+    topic.fill(0)
+    topic.fill(1)
+    topic.compact()
+    assert (b"gone", b"old") not in topic.found(0)
+    topic.fill(1)
+    topic.compact()
+    topic.fill(1)
+    topic.compact()
+    assert (b"gone", None) not in topic.found(1), "nothing older is left"
+
+
+def test_a_tombstone_stays_for_its_retention_after_the_last_older_record_went(tmp_path: Path) -> None:
+    topic = Topic(tmp_path, delete_retention_ms="10000")
+    topic.put(0, b"first", b"", transaction=7)
+    topic.put(0, b"gone", b"old")
+    topic.local.resize(2)
+    topic.put(1, b"gone", None)
+    topic.fill(1)
+    topic.compact()
+    topic.compact(after_ms=20_000)
+    topic.end(0, 7, commit=True)
+    topic.fill(0)
+    topic.compact()
+    assert (b"gone", b"old") not in topic.found(0)
+    for _ in range(4):
+        topic.fill(1)
+        topic.compact()
+        assert (b"gone", None) in topic.found(1), "readers that were given the old value are still on their way"
+    for _ in range(2):
+        topic.fill(1)
+        topic.compact(after_ms=10_000)
+    assert (b"gone", None) not in topic.found(1)
+    topic.local.close()
+
+
+def test_records_that_producers_with_an_old_count_wrote_beside_newer_ones_stay(topic: Topic) -> None:
+    topic.put(0, b"key", b"0")
+    topic.local.resize(2)
+    topic.put(0, b"key", b"late")
+    topic.put(1, b"key", None)
+    topic.fill(0)
+    topic.fill(1)
+    topic.compact(3)
+    assert (b"key", b"late") in topic.found(0), "the two records of one layout have no order"
+    assert (b"key", None) in topic.found(1)
+
+
+def test_an_unreadable_log_holds_the_tombstones_of_its_family_and_nothing_else(topic: Topic) -> None:
+    data = make_batch(payload=b"no record")
+    topic.local[0].append(data, parse_header(data), NOW_MS)
+    topic.local.resize(2)
+    topic.put(1, b"gone", None)
+    topic.put(1, b"kept", b"1")
+    topic.put(1, b"kept", b"2")
+    topic.fill(1)
+    topic.compact(4)
+    assert [row for row in topic.found(1) if row[0] != b"filler-1"] == [(b"gone", None), (b"kept", b"2")]
+    assert topic.count("failures") > 0
+
+
+# -- folding back ------------------------------------------------------------------------------------------------------
+
+
+def test_a_retiring_partition_is_folded_back_and_empty(topic: Topic) -> None:
+    topic.put(0, b"elsewhere", b"0")
+    topic.local.resize(2)
+    topic.put(1, b"twice", b"1")
+    topic.put(1, b"twice", b"2")
+    topic.put(1, b"deleted", None)
+    topic.put(1, b"newer", b"3")
+    topic.local.resize(1)
+    topic.put(0, b"newer", b"4")
+    topic.compact()
+    assert topic.local[1].log.log_start == topic.local[1].log.end
+    assert topic.found(0)[-2:] == [(b"twice", b"2"), (b"deleted", None)]
+    assert (b"newer", b"3") not in topic.found(0)
+    assert topic.local.emptied == [TOPIC]
+    assert (topic.count("folded_records"), topic.count("emptied_partitions")) == (2, 1)
+    topic.compact(2)
+    assert topic.local.emptied == [TOPIC], "done once"
+
+
+def test_a_folded_record_keeps_its_headers_and_its_time(topic: Topic) -> None:
+    topic.local.resize(2)
+    body = b"\x00" + encode_varint(70_000) + b"\x00" + b"\x02k" + b"\x02v" + b"\x02\x02h\x02x"
+    record = encode_varint(len(body)) + body
+    data = build(record, record_count=1, base_timestamp=5, max_timestamp=70_005)
+    topic.put(1, b"first", b"1")
+    topic.local[1].append(data, parse_header(data), NOW_MS)
+    topic.local.resize(1)
+    topic.compact()
+    (piece,) = topic.local[0].log.slices()
+    view = piece.view()
+    ((position, header),) = headers(view)
+    copies = list(records(header, view[position : position + header.size]))
+    assert [(copy.key, copy.timestamp) for copy in copies] == [(b"first", NOW_MS), (b"k", 70_005)]
+    assert bytes(copies[1].data).endswith(b"\x02k\x02v\x02\x02h\x02x")
+    assert (header.producer_id, header.max_timestamp) == (-1, NOW_MS)
+
+
+def test_a_key_in_an_open_transaction_of_the_survivor_waits_for_its_end(topic: Topic) -> None:
+    topic.local.resize(2)
+    topic.put(1, b"before", b"0")
+    topic.put(1, b"aborted", b"1")
+    topic.put(1, b"committed", b"2")
+    topic.local.resize(1)
+    topic.put(0, b"aborted", b"3", transaction=7)
+    topic.put(0, b"committed", b"4", transaction=8)
+    topic.compact(2)
+    assert topic.found(1) == [(b"aborted", b"1"), (b"committed", b"2")]
+    assert topic.found(0)[-1] == (b"before", b"0")
+    topic.end(0, 7, commit=False)
+    topic.end(0, 8, commit=True)
+    topic.compact()
+    assert topic.found(1) == []
+    assert topic.found(0)[-1] == (b"aborted", b"1")
+    assert (b"committed", b"2") not in topic.found(0)
+
+
+def test_an_open_transaction_in_the_retiring_partition_is_waited_for_and_an_aborted_one_left_out(topic: Topic) -> None:
+    topic.local.resize(2)
+    topic.put(1, b"key", b"1")
+    topic.put(1, b"key", b"2", transaction=7)
+    topic.local.resize(1)
+    topic.compact()
+    assert len(topic.found(1)) == 2
+    topic.end(1, 7, commit=False)
+    topic.compact()
+    assert topic.found(1) == []
+    assert topic.found(0) == [(b"key", b"1")]
+
+
+def test_what_is_written_while_files_are_read_comes_after_nothing_older(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic.local.resize(2)
+    for number in range(3):
+        topic.put(1, b"key-%d" % number, b"old")
+    topic.local.resize(1)
+    read = Folding.next_chunk
+
+    def read_and_write(folding: Folding) -> Chunk | None:
+        chunk = read(folding)
+        if chunk is not None:
+            topic.put(0, b"key-1", b"new")
+            topic.put(0, b"key-2", None, transaction=7)
+        return chunk
+
+    monkeypatch.setattr(Folding, "next_chunk", read_and_write)
+    topic.compact()
+    assert topic.found(0) == [(b"key-1", b"new"), (b"key-2", None), (b"key-0", b"old")]
+    assert topic.found(1) == [(b"key-2", b"old")], "its transaction is open"
+    topic.end(0, 7, commit=False)
+    monkeypatch.undo()
+    topic.compact()
+    assert topic.found(0)[-1] == (b"key-2", b"old")
+    assert topic.found(1) == []
+
+
+def test_a_fold_that_died_is_repeated_without_a_second_copy(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic.local.resize(2)
+    topic.put(1, b"key", b"1")
+    topic.local.resize(1)
+
+    async def die(fold: FoldBack) -> None:
+        raise OSError("the disk refuses")
+
+    monkeypatch.setattr(FoldBack, "delete", die)
+    topic.compact()
+    assert (topic.found(0), topic.found(1)) == ([(b"key", b"1")], [(b"key", b"1")])
+    monkeypatch.undo()
+    topic.compact()
+    assert (topic.found(0), topic.found(1)) == ([(b"key", b"1")], [])
+
+
+def test_nothing_is_deleted_when_the_copies_cannot_be_made_durable(topic: Topic) -> None:
+    topic.local.resize(2)
+    topic.put(1, b"key", b"1")
+    topic.local.resize(1)
+    for partition in topic.local.replicas:
+        partition.log.flush()
+    topic.local.disk.broken = True
+    topic.local.clock.ms += 1_000
+    topic.local.runner.run(topic.local.compaction.run())
+    topic.local.disk.broken = False
+    assert topic.found(1) == [(b"key", b"1")]
+    topic.local[0].log.resume(topic.local.clock.ms)
+    topic.compact()
+    assert (topic.found(0), topic.found(1)) == ([(b"key", b"1")], [])
+
+
+def test_records_younger_than_the_compaction_lag_are_not_folded(tmp_path: Path) -> None:
+    topic = Topic(tmp_path, min_compaction_lag_ms="5000")
+    topic.local.resize(2)
+    topic.put(1, b"key", b"1")
+    topic.local.resize(1)
+    topic.compact()
+    assert topic.found(1) == [(b"key", b"1")]
+    topic.compact(after_ms=5_000)
+    assert topic.found(1) == []
+    topic.local.close()
+
+
+def test_a_topic_that_is_not_compacted_keeps_its_retiring_partitions(topic: Topic) -> None:
+    topic.local.resize(2)
+    topic.put(1, b"key", b"1")
+    topic.local.resize(1)
+    topic.local.configs["cleanup.policy"] = "delete"
+    topic.local.replicas.apply_settings(TOPIC)
+    topic.compact()
+    assert topic.found(1) == [(b"key", b"1")]

@@ -1,0 +1,290 @@
+"""Compacted topics that are resized: what readers of real brokers end with, and what becomes of retiring partitions."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import confluent_kafka
+import pytest
+
+from anabranch.client import Admin, AnabranchError, Consumer, Producer
+from anabranch.client import TopicPartition as At
+from tests.end_to_end.test_order_through_resizes import free_port
+from tests.support.broker import BrokerProcess
+
+TOPIC = "cities"
+CONFIGS = {
+    "cleanup.policy": "compact",
+    "segment.bytes": "2000",
+    "min.cleanable.dirty.ratio": "0.01",
+    "delete.retention.ms": "0",
+}
+DEADLINE_S = 60.0
+State = dict[bytes, bytes]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    process = BrokerProcess(
+        tmp_path,
+        listeners=f"127.0.0.1:{free_port()}",
+        log_retention_check_interval_ms=50,
+        reaper_interval_ms=50,
+    )
+    process.start()
+    yield process
+    process.kill()
+
+
+def address(broker: BrokerProcess) -> str:
+    return f"127.0.0.1:{broker.port}"
+
+
+async def ours(broker: BrokerProcess) -> State:
+    """What our consumer ends with."""
+    state: State = {}
+    settings = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
+    async with Consumer(address(broker), **settings) as consumer:  # type: ignore[arg-type]
+        consumer.assign(TOPIC)
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            records = await consumer.poll(0.2)
+            for record in records:
+                assert record.key is not None
+                put(state, record.key, record.value)
+            if not records and not any((await consumer.lag()).values()):
+                return state
+            assert time.monotonic() < deadline
+
+
+def stock(broker: BrokerProcess) -> tuple[State, list[bytes]]:
+    """What librdkafka's consumer ends with, and the keys of all records that it read, partition by partition."""
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": address(broker),
+            "group.id": "none",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "log_level": 0,
+        }
+    )
+    state: State = {}
+    keys: list[bytes] = []
+    try:
+        partitions = sorted(consumer.list_topics(TOPIC, timeout=10).topics[TOPIC].partitions)
+        for number in partitions:
+            consumer.assign([confluent_kafka.TopicPartition(TOPIC, number, confluent_kafka.OFFSET_BEGINNING)])
+            deadline = time.monotonic() + DEADLINE_S
+            while True:
+                assert time.monotonic() < deadline
+                message = consumer.poll(0.5)
+                if message is None:
+                    continue
+                error = message.error()
+                if error is not None:
+                    if error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
+                        break
+                    continue
+                keys.append(message.key())
+                put(state, message.key(), message.value())
+    finally:
+        consumer.close()
+    return state, keys
+
+
+def put(state: State, key: bytes, value: bytes | None) -> None:
+    if value is None:
+        state.pop(key, None)
+    else:
+        state[key] = value
+
+
+async def write(producer: Producer, rows: dict[bytes, bytes | None]) -> None:
+    for outcome in [await producer.send(TOPIC, value, key=key) for key, value in rows.items()]:
+        await outcome
+
+
+def city(number: int) -> bytes:
+    return b"city-%d" % number
+
+
+def test_a_key_that_was_deleted_after_a_growth_stays_deleted(broker: BrokerProcess) -> None:
+    """An open transaction keeps the old values uncleanable while their tombstones in other partitions grow old."""
+
+    async def story() -> None:
+        async with Admin(address(broker)) as admin, Producer(address(broker)) as producer:
+            await admin.create_topics(TOPIC, partitions=1, configs=CONFIGS)
+            transactional = Producer(address(broker), transactional_id="long")
+            transactional.begin_transaction()
+            await (await transactional.send(TOPIC, b"pending", key=b"pending"))
+            await write(producer, {city(number): b"old" for number in range(40)})
+            await admin.resize(TOPIC, 4)
+            await write(producer, {city(number): None for number in range(20)})
+            await write(producer, {city(number): b"new" for number in range(20, 30)})
+            expected = {city(number): b"new" if number < 30 else b"old" for number in range(20, 40)}
+            filler = Filler(producer)
+            await filler.until(lambda: cleanings(broker) > filler.cleanings_at_first + 15, broker)
+            await transactional.commit_transaction()
+            await transactional.close()
+            expected[b"pending"] = b"pending"
+            assert filler.without(await ours(broker)) == expected
+            broker.kill()
+            broker.start()
+
+            def are_gone() -> bool:
+                state, keys = stock(broker)
+                assert filler.without(state) == expected
+                return not set(keys) & {city(number) for number in range(20)}
+
+            await filler.until(are_gone, broker)
+            assert filler.without(await ours(broker)) == expected
+
+    asyncio.run(story())
+    assert broker.stop() == 0
+
+
+def cleanings(broker: BrokerProcess) -> float:
+    return broker.metrics().get("anabranch_compaction_runs_total", 0.0)
+
+
+class Filler:
+    """Writes a few keys of every partition again and again, so that segments are finished."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+        self._turn = 0
+        self.cleanings_at_first = 0.0
+
+    async def until(self, true: Callable[[], bool], broker: BrokerProcess) -> None:
+        self.cleanings_at_first = cleanings(broker)
+        deadline = time.monotonic() + DEADLINE_S
+        while not await asyncio.to_thread(true):
+            assert time.monotonic() < deadline
+            self._turn += 1
+            await write(self._producer, {b"filler-%d" % number: b"%0100d" % self._turn for number in range(24)})
+
+    @staticmethod
+    def without(state: State) -> State:
+        return {key: value for key, value in state.items() if not key.startswith(b"filler")}
+
+
+def test_retiring_partitions_are_folded_back_and_disappear_while_producers_write(broker: BrokerProcess) -> None:
+    expected: dict[bytes, bytes] = {}
+    failed: list[object] = []
+    running = True
+
+    async def write_on(name: bytes) -> None:
+        chance, number = random.Random(name), 0
+        async with Producer(address(broker), linger_ms=1) as producer:
+            while running:
+                key = b"%s-%d" % (name, chance.randrange(30))
+                number += 1
+                expected[key] = b"%d" % number
+                await (await producer.send(TOPIC, expected[key], key=key))
+
+    async def write_stock() -> None:
+        chance, number = random.Random(3), 0
+        producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": address(broker),
+                "partitioner": "murmur2_random",
+                "max.in.flight.requests.per.connection": 1,
+                "topic.metadata.refresh.interval.ms": 200,
+                "linger.ms": 1,
+                "log_level": 0,
+            }
+        )
+        while running:
+            key = b"stock-%d" % chance.randrange(30)
+            number += 1
+            expected[key] = b"%d" % number
+            producer.produce(TOPIC, expected[key], key=key, on_delivery=lambda error, _: failed.append(error))
+            deadline = time.monotonic() + DEADLINE_S
+            while await asyncio.to_thread(producer.flush, 1):
+                assert time.monotonic() < deadline, "a stock producer hangs"
+
+    async def read_on(seen: dict[bytes, int]) -> None:
+        """A reader that is there all the time is given no older value after a newer one."""
+        async with Consumer(address(broker), auto_offset_reset="earliest") as consumer:
+            consumer.assign(TOPIC)
+            while running:
+                try:
+                    records = await consumer.poll(0.2)
+                except (AnabranchError, OSError):
+                    continue
+                for record in records:
+                    assert record.key is not None and record.value is not None
+                    number = int(record.value)
+                    if not record.key.startswith(b"stock"):
+                        assert number >= seen.get(record.key, -1), f"{record.key!r}: {number} after {seen[record.key]}"
+                    seen[record.key] = number
+
+    async def has(admin: Admin, count: int) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while len((await admin.topics([TOPIC]))[TOPIC].partitions) != count:
+            assert time.monotonic() < deadline, "a retiring partition does not disappear"
+            await asyncio.sleep(0.05)
+
+    async def story() -> None:
+        nonlocal running
+        async with Admin(address(broker), request_timeout_ms=20_000) as admin:
+            await admin.create_topics(TOPIC, partitions=1, configs=CONFIGS)
+            await admin.resize(TOPIC, 4)
+            async with Producer(address(broker)) as producer:
+                still = {b"still-%d" % number: b"0" for number in range(200)}
+                await write(producer, still)  # type: ignore[arg-type]
+                expected.update(still)
+            seen: dict[bytes, int] = {}
+            tasks: list[Awaitable[None]] = [write_on(b"a"), write_on(b"b"), write_stock(), read_on(seen)]
+            work = [asyncio.ensure_future(task) for task in tasks]
+            await until_sent(expected, 200)
+            await admin.resize(TOPIC, 2)
+            await has(admin, 2)
+            await admin.resize(TOPIC, 4)
+            await until_sent(expected, 400)
+            await admin.resize(TOPIC, 1)
+            broker.kill()
+            broker.start()
+            await has(admin, 1)
+            running = False
+            await asyncio.gather(*work)
+            assert len(seen) > 200
+            spans = await admin.topic_offsets(TOPIC)
+            assert sorted(spans) == [0]
+        assert stock(broker)[0] == expected
+        assert await ours(broker) == expected
+
+    asyncio.run(story())
+    metrics = broker.metrics()
+    assert metrics.get("anabranch_compaction_failures_total", 0.0) == 0
+    assert broker.stop() == 0
+
+
+async def until_sent(expected: dict[bytes, bytes], number: int) -> None:
+    """Wait until a writer has written so often."""
+    deadline = time.monotonic() + DEADLINE_S
+    while max(map(int, expected.values())) < number:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+def test_a_record_without_a_key_is_refused_by_name(broker: BrokerProcess) -> None:
+    async def story() -> None:
+        async with Admin(address(broker)) as admin, Producer(address(broker)) as producer:
+            await admin.create_topics(TOPIC, partitions=1, configs=CONFIGS)
+            with pytest.raises(AnabranchError, match="takes no record without a key"):
+                await (await producer.send(TOPIC, b"nowhere"))
+            await write(producer, {b"a": b"1"})
+            assert (await admin.topic_offsets(TOPIC))[At(TOPIC, 0).partition].end == 1
+
+    asyncio.run(story())
+    failed: list[confluent_kafka.KafkaError] = []
+    producer = confluent_kafka.Producer({"bootstrap.servers": address(broker), "log_level": 0})
+    producer.produce(TOPIC, b"nowhere", on_delivery=lambda error, _: failed.append(error))
+    producer.flush(20)
+    assert [error.code() for error in failed] == [confluent_kafka.KafkaError.INVALID_RECORD]
