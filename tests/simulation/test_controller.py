@@ -13,7 +13,7 @@ from uuid import UUID
 
 import pytest
 
-from anabranch.machines.controller import plan, resize, roles, topics, views
+from anabranch.machines.controller import folding, plan, resize, roles, topics, views
 from anabranch.machines.controller.layouts import without
 from anabranch.machines.controller.leadership import Taken
 from anabranch.machines.controller.nodes import Phase
@@ -114,6 +114,11 @@ def not_folding() -> AbstractContextManager[object]:
     return mock.patch.object(Partition, "rebuild_table")
 
 
+def folding_blindly() -> AbstractContextManager[object]:
+    """Layouts are folded away although logs hold records of them."""
+    return mock.patch.object(folding, "kept", lambda layouts, held, newest: layouts[-1:])
+
+
 def canceling_late() -> AbstractContextManager[object]:
     """A resize is canceled in its last phase too, in which records may be placed by its count."""
     return mock.patch.object(resize, "may_undo", lambda topic: topic.resize is not None)
@@ -143,6 +148,7 @@ def _undo_without_epochs(undone: Plan) -> None:
         answering_early,
         acknowledging_early,
         not_folding,
+        folding_blindly,
         canceling_late,
         canceling_under_the_same_epochs,
     ],

@@ -41,12 +41,13 @@ def handle_metadata(
     if everything or request.topics is None:
         names = broker.view.topic_names()
         return _response(broker, [topic for name in names if (topic := _topic(broker, name, lineage)) is not None])
+    asked = list({(topic.name, topic.topic_id): topic for topic in request.topics}.values())  # Each topic once.
     allowed = request.allow_auto_topic_creation or call.api_version < 4
     if allowed and broker.settings.auto_create_topics_enable:
-        missing = [it.name for it in request.topics if it.name and broker.view.find(it.name) is None]
+        missing = [it.name for it in asked if it.name and broker.view.find(it.name) is None]
         if missing:
-            return _create_and_answer(broker, request.topics, missing, lineage)
-    return _response(broker, [_asked(broker, topic, lineage) for topic in request.topics])
+            return _create_and_answer(broker, asked, missing, lineage)
+    return _response(broker, [_asked(broker, topic, lineage) for topic in asked])
 
 
 async def _create_and_answer(

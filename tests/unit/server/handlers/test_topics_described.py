@@ -9,6 +9,7 @@ from uuid import UUID
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID
 from anabranch.machines.controller import terms, topics
+from anabranch.machines.controller.folding import HeldLayouts, decide_fold_layouts
 from anabranch.machines.controller.nodes import BrokerNode
 from anabranch.protocol.messages.describe_cluster import DescribeClusterRequest
 from anabranch.protocol.messages.describe_topic_partitions import (
@@ -87,6 +88,27 @@ def test_metadata_finds_topics_by_name_and_by_id_and_says_what_it_does_not_know(
         ("unknown", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         (None, ErrorCode.UNKNOWN_TOPIC_ID),
     ]
+
+
+def test_a_topic_that_is_named_many_times_is_described_once() -> None:
+    """A small request would else be answered with gigabytes."""
+    asked = [MetadataRequestTopic(name="u"), MetadataRequestTopic(name="t")] * 1_000
+    assert [it.name for it in metadata(two_topics(), MetadataRequest(topics=asked)).topics] == ["u", "t"]
+
+
+def test_layouts_say_their_numbers_where_they_do_not_follow() -> None:
+    cluster = Published(partitions=2)
+    for count in (4, 3, 5):
+        cluster.resize(count)
+        cluster.run()
+    topic = cluster.state.topics["t"]
+    report = HeldLayouts(TOPIC_ID, 3, frozenset({1}), frozenset(topic.partitions))
+    cluster.submit(lambda state: decide_fold_layouts(state, "t", report))
+    asked = [MetadataRequestTopic(name="t")]
+    (found,) = metadata(cluster, MetadataRequest(topics=asked, include_lineage=True)).topics
+    assert [(it.count, it.number) for it in found.layouts] == [(4, 1), (5, 3)]
+    (plain,) = metadata(cluster, MetadataRequest(topics=asked)).topics
+    assert plain.layouts == []
 
 
 def test_a_lineage_is_in_metadata_only_on_request() -> None:
