@@ -36,6 +36,7 @@ LOOK_MS = 500
 LOOKED_AT_MAX = 100
 """Watched partitions that one look compares; the others follow in the next, `LOOK_ON_MS` later."""
 LOOK_ON_MS = 2
+ABSENT = object()
 DECIDED_AT_ONCE = 150
 """Partitions whose gates one decision decides; the others follow in the next looks."""
 
@@ -405,6 +406,9 @@ class Gatekeeper:
         gates = self._of.get(group_id)
         if gates is None:
             return
+        for number in asked:
+            if gates.asking.pop((topic_id, number), ABSENT) is not ABSENT:
+                gates.touched[topic_id, number] = None
         for number, next_record in found.items():
             at = topic_id, number
             if not gates.standing.answered(at, asked[number], next_record):
@@ -463,7 +467,7 @@ class Gatekeeper:
             if member_id:
                 gates.wanted_of.setdefault(member_id, []).append(at)
         gates.standing.unwatch((*wanted, *inner))
-        gates.asked_ms = {at: ms for at, ms in gates.asked_ms.items() if at in wanted or at in inner}
+        gates.asked = {at: last for at, last in gates.asked.items() if at in wanted or at in inner}
 
     def compare(self, group: Group, gates: GroupGates, now_ms: int) -> tuple[set[At], dict[UUID, dict[int, int]], bool]:
         """Compare watched positions with those of the last look: which changed, what to ask leaders, what is left."""
@@ -486,7 +490,7 @@ class Gatekeeper:
             if at in gates.wanted or at in gates.inner:
                 if self._compare_one(group, gates, topic, at, owner, now_ms):
                     moved.add(at)
-                self._ask(gates, topic, at, asks, now_ms, at_once=at in touched)
+                self._ask(gates, topic, at, asks, now_ms)
         return moved, asks, gates.cursor < len(everything)
 
     def _compare_one(
@@ -534,24 +538,17 @@ class Gatekeeper:
             made.moved(number, self._stand_in(group, gates, made.topic, now_ms)(number))
             gates.is_due = True
 
-    def _ask(
-        self,
-        gates: GroupGates,
-        topic: TopicImage,
-        at: At,
-        asks: dict[UUID, dict[int, int]],
-        now_ms: int,
-        *,
-        at_once: bool,
-    ) -> None:
-        """Ask the leader for the next record where records may be left, at most once in LOOK_MS unless `at_once`."""
+    def _ask(self, gates: GroupGates, topic: TopicImage, at: At, asks: dict[UUID, dict[int, int]], now_ms: int) -> None:
+        """Ask the leader for the next record where records may be left: one question at a time, the same in LOOK_MS."""
         watch = gates.standing.watches[at]
         need = gates.wanted.get(at, -1)
         if watch.position >= (topic.log_end(at[1]) if need < 0 else need) and at not in gates.unsure:
             return
-        if not at_once and now_ms - gates.asked_ms.get(at, now_ms - LOOK_MS) < LOOK_MS:
+        offset, asked_ms = gates.asked.get(at, (-1, 0))
+        if at in gates.asking or (watch.position == offset and now_ms - asked_ms < LOOK_MS):
             return
-        gates.asked_ms[at] = now_ms
+        gates.asked[at] = watch.position, now_ms
+        gates.asking[at] = None
         asks.setdefault(at[0], {})[at[1]] = watch.position
 
 

@@ -28,8 +28,10 @@ class GroupGates:
     """Watched partitions whose position may have changed."""
     unsure: dict[At, None] = field(default_factory=dict)
     """Partitions that are withheld until the leader has said where their next record is."""
-    asked_ms: dict[At, int] = field(default_factory=dict)
-    """The time of the newest question to the leader of a partition."""
+    asked: dict[At, tuple[int, int]] = field(default_factory=dict)
+    """The offset of the newest question to the leader of a partition, and its time."""
+    asking: dict[At, None] = field(default_factory=dict)
+    """The partitions whose leaders have not answered yet."""
     waited: dict[At, tuple[int, int]] = field(default_factory=dict)
     """Partitions that waited and were not handed out since: their log end when they began to, and the time."""
     by_time: dict[At, tuple[int, int]] = field(default_factory=dict)

@@ -184,7 +184,11 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
 
     async def _next_records(self, ask: AskNextRecords) -> None:
         """Tell the group's coordinator what the leaders answer."""
-        found = await self._peers.next_records(ask.topic, ask.offsets)
+        found: Mapping[int, int] = {}
+        try:
+            found = await self._peers.next_records(ask.topic, ask.offsets)
+        except Exception as error:  # The group's coordinator asks again.
+            events.error("next records not found", topic=ask.topic, reason=error, exception=error)
         with contextlib.suppress(ApiError):
             self.shard_of(ask.group_id).tell(
                 lambda machine, now_ms: machine.next_records(ask.group_id, ask.topic_id, ask.offsets, found, now_ms)

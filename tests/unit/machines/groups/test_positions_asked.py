@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
 from anabranch.base.errors import ErrorCode
+from anabranch.machines.groups import gates
 from anabranch.machines.groups.caller import Caller
+from anabranch.machines.groups.consumer import heartbeat
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.lineage import Lineage
 from anabranch.machines.outcome import Parked
@@ -299,3 +303,42 @@ def test_the_parked_questions_of_a_removed_member_are_answered() -> None:
     assert isinstance(ticket, int) and ticket not in world.answers
     world.leave("A")
     assert world.answers[ticket].error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+# -- the work it takes ---------------------------------------------------------------------------------------------
+
+
+def test_heartbeats_without_news_decide_no_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault 12: all gates were evaluated at every heartbeat."""
+    world = Asking(flat())
+    a, b = two_members(world)
+    world.commit("A", a, 0, 3)
+    world.advance(1_000)
+    world.beat("B", b)
+
+    def undecided(*_: Any) -> Any:
+        raise AssertionError("a gate is decided")
+
+    monkeypatch.setattr(gates, "judge", undecided)
+    monkeypatch.setattr(heartbeat, "reconcile", undecided)
+    for _ in range(3):
+        world.advance(1_000)
+        assert world.beat("B", b).error_code == ErrorCode.NONE
+        world.commit("A", a, 0, 4)
+
+
+def test_leaders_are_asked_one_question_at_a_time_and_again_while_a_gate_is_closed() -> None:
+    world = Asking(flat())
+    a, _ = two_members(world)
+    world.commit("A", a, 0, 3)
+    asked = len(world.asked)
+    world.advance(499)
+    assert len(world.asked) <= asked + 1
+    world.advance(2_000)
+    assert 2 <= len(world.asked) - asked <= 6
+    assert {ask.offsets[0] for ask in world.asked[asked:]} == {3}
+    world.commit("A", a, 0, 5)
+    world.advance(10_000)
+    asked = len(world.asked)
+    world.advance(10_000)
+    assert len(world.asked) == asked, "no gate is closed, so no leader is asked"

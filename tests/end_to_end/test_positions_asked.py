@@ -1,0 +1,91 @@
+"""ConsumerGroupPosition over the wire: answered, parked, ended by the next question and by a closed connection."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.base.errors import ErrorCode
+from anabranch.client import sync
+from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from anabranch.protocol.messages.consumer_group_position import (
+    ConsumerGroupPositionRequest,
+    ConsumerGroupPositionRequestPartition,
+    ConsumerGroupPositionRequestTopic,
+)
+from tests.support.broker import BrokerProcess, running
+from tests.support.group_client import GroupClient
+
+TOPIC, GROUP, MEMBER = "rivers", "g", "m"
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with running(tmp_path / "data") as found:
+        yield found
+
+
+@contextlib.contextmanager
+def member(process: BrokerProcess) -> Iterator[GroupClient]:
+    """A member that has both partitions of a topic."""
+    with GroupClient(process.port) as client, sync.Admin(f"127.0.0.1:{process.port}") as admin:
+        admin.create_topics(TOPIC, partitions=2)
+        client.ready(GROUP)
+        joining = ConsumerGroupHeartbeatRequest(
+            group_id=GROUP,
+            member_id=MEMBER,
+            member_epoch=0,
+            rebalance_timeout_ms=60_000,
+            subscribed_topic_names=[TOPIC],
+            topic_partitions=[],
+        )
+        assert client.call(joining, 1).error_code == ErrorCode.NONE
+        yield client
+
+
+def question(known: int, *, wait_ms: int = 20_000, epoch: int = 1) -> ConsumerGroupPositionRequest:
+    part = ConsumerGroupPositionRequestPartition(partition=0, need_position=True, position=known)
+    return ConsumerGroupPositionRequest(
+        group_id=GROUP,
+        generation_id=epoch,
+        member_id=MEMBER,
+        topics=[ConsumerGroupPositionRequestTopic(topic=TOPIC, partitions=[part])],
+        max_wait_ms=wait_ms,
+    )
+
+
+def positions(answer: Any) -> list[tuple[int, int]]:
+    assert answer.error_code == ErrorCode.NONE, ErrorCode(answer.error_code)
+    return [(part.partition, part.position) for topic in answer.topics for part in topic.partitions]
+
+
+def parked(process: BrokerProcess, count: int) -> None:
+    deadline = time.monotonic() + 30
+    while process.metrics()["kafka_server_group_coordinator_metrics_parked_requests"] != count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_question_is_answered_parked_and_ended(process: BrokerProcess) -> None:
+    with member(process) as client, GroupClient(process.port) as asker:
+        assert positions(asker.call(question(-1), 0)) == [(0, 0)]
+        waiting = asker.send(question(0), 0)
+        parked(process, 1)
+        client.commit(GROUP, {(TOPIC, 0): 0}, member=MEMBER, epoch=1)
+        assert positions(client.call(question(0, wait_ms=0), 0)) == [(0, 0)]
+        assert positions(asker.receive(waiting)) == [(0, 0)], "the later question ends the parked one"
+        parked(process, 0)
+        assert asker.call(question(0, epoch=7), 0).error_code == ErrorCode.FENCED_MEMBER_EPOCH
+
+
+def test_a_question_is_dropped_with_its_connection(process: BrokerProcess) -> None:
+    with member(process):
+        with GroupClient(process.port) as gone:
+            gone.send(question(0), 0)
+            parked(process, 1)
+        parked(process, 0)
