@@ -17,7 +17,7 @@ ask for nothing. The rule never gets stuck, because the oldest unread segment of
 
 Two intervals overlap exactly if one partition is an ancestor of the other (`placement.ancestor`) in one of the two
 layouts, so a partition waits on few others, and only on those with an unread segment: a caught-up reader's gates cost
-one comparison for each relative. Positions are progress (ordering.md, section 6.1).
+one comparison for each partition. Positions are progress (ordering.md, section 6.1).
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from typing import NamedTuple, Self
 
 from anabranch.base.limits import LATE_LAYOUT, LATE_OFFSET_BITS, SEQUENCE_OFFSET_BITS
 from anabranch.machines.keyspace import SPACE, Interval, interval
-from anabranch.machines.placement import level_size
 
 BEYOND = 1 << 62
 """A position behind every end: of a partition that is not read, or in which there is nothing left to read."""
@@ -264,12 +263,14 @@ class Lineage:
         return known
 
     def _ancestors(self, partition: int) -> Iterator[_Relative]:
+        sizes, initial = self._sizes, self.initial
         high = partition
-        while high >= self.initial:
-            low = high - level_size(high, self.initial)
-            newest = self._newest[bisect_right(self._sizes, low) : bisect_right(self._sizes, high)]
-            if newest:
-                yield _Relative(low, low, high, max(newest), is_older=True)
+        while high >= sizes[0]:
+            low = high - (initial << (high // initial).bit_length() - 1)
+            first = bisect_right(sizes, low)
+            if first < len(sizes) and sizes[first] <= high:
+                last = max(self._newest[first : bisect_right(sizes, high)])
+                yield _Relative(low, low, high, last, is_older=True)
             high = low
 
     @cached_property
@@ -289,9 +290,10 @@ class Lineage:
         return [newest[size] for size in self._sizes]
 
     @cached_property
-    def _ended(self) -> frozenset[int]:
-        """The partitions with ended segments, known or not."""
-        return frozenset((*(partition for partition, cuts in self.cuts.items() if cuts.ends), *self.unknown))
+    def _ended(self) -> Mapping[int, int]:
+        """The partitions with ended segments, to the end of the last one; UNKNOWN_END where it is not known."""
+        ends = {partition: cuts.ends[-1] for partition, cuts in self.cuts.items() if cuts.ends}
+        return ends | dict.fromkeys(self.unknown, UNKNOWN_END)
 
     @cached_property
     def _descendants(self) -> Mapping[int, Sequence[_Relative]]:
@@ -353,8 +355,17 @@ class Gates:
 
     def _unread(self, partition: int) -> Sequence[_Relative]:
         """The relatives of a partition with segments that its gates may wait for."""
-        relatives = self._lineage._relatives_of(partition)
+        behind = self._behind
+        if not behind:
+            return ()
+        relatives = (other for other in self._lineage._relatives_of(partition) if other.partition in behind)
         return [other for other in relatives if other.matters(self._oldest_unread(other.partition))]
+
+    @cached_property
+    def _behind(self) -> frozenset[int]:
+        """The partitions with ended segments that are not read: none, as a rule, and then no gate is looked at."""
+        ended = self._lineage._ended
+        return frozenset(partition for partition, end in ended.items() if self._lowest(partition, SPACE) < end)
 
     def _oldest_unread(self, partition: int) -> int:
         """The layout of the oldest ended segment that is not read by all keys; the current one where there is none."""
