@@ -342,3 +342,21 @@ def test_a_topic_that_stays_missing_is_told_of() -> None:
         reader.fetcher.topic_unknown("t", missing, reader.now)
         reader.now += 1_000
     assert errors == [missing] and looks == 4
+
+
+def test_while_an_end_is_unknown_its_lineage_is_asked_for_again_and_again() -> None:
+    reader = Reader(view=replace(FLAT, lineage=Lineage.of_cuts(1, (1, 2), {}, unknown={0: 0})))
+    reader.read_whole()
+    looks = 0
+    for _ in range(20):
+        reader.now += 1_000
+        if reader.fetcher.drain(reader.now).refresh:
+            looks += 1
+            reader.fetcher.topic_known(reader.view, reader.now)
+    assert looks >= 10
+    reader.view = replace(FLAT, lineage=Lineage.of_cuts(1, (1, 2), {0: [(0, 5)]}))
+    reader.now += 1_000
+    assert reader.fetcher.drain(reader.now).refresh == ["t"]
+    reader.fetcher.topic_known(reader.view, reader.now)
+    reader.now += 5_000
+    assert reader.fetcher.drain(reader.now).refresh == []
