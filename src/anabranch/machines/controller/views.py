@@ -179,8 +179,10 @@ def resize_waits(state: ControllerState, name: str) -> tuple[ResizeWait, ...]:
     topic = state.topics.get(name)
     if topic is None or topic.resize is None or name in state.deleting:
         return ()
-    plan, errors = Plan(state, topic), state.unconfirmed.get(name, {})
-    waits = []
+    errors = state.unconfirmed.get(name, {})
+    if not errors and {node.leader for node in state.partitions.get(name, {}).values()} <= state.brokers.keys():
+        return ()  # The usual case, without a look at each of perhaps 100,000 partitions.
+    plan, waits = Plan(state, topic), []
     for partition in plan.members(topic.resize.phase):
         node = plan.node(partition)
         if node is None or plan.confirmed(partition):

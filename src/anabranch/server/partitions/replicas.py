@@ -138,10 +138,9 @@ class Replicas:
         behind: list[Partition] = []
         for role in order.roles:
             partition = self.get(order.topic, role.partition)
-            if partition is None or partition.offline_reason is not None:
+            if partition is None or partition.log.flushed >= partition.log.end or partition.offline_reason is not None:
                 continue
-            taken = take_role(partition.leadership, order, role, partition.log.epochs.latest)
-            if taken.final_end and partition.log.flushed < partition.log.end:
+            if take_role(partition.leadership, order, role, partition.log.epochs.latest).final_end:
                 behind.append(partition)
         if behind:
             await asyncio.gather(*(self.commit(partition) for partition in behind), return_exceptions=True)

@@ -187,6 +187,16 @@ def test_a_compacted_topic_takes_no_batch_with_a_record_without_a_key(
     assert broker.error(keyed) is OK
 
 
+def test_records_for_a_compacted_topic_that_is_given_by_its_id_are_looked_into_apart(broker: Broker) -> None:
+    compact(broker)
+    rows: list[tuple[bytes | None, bytes | None]] = [(b"k", b"v")] * (QUICK_RECORDS_MAX + 1)
+    keyed = make_keyed_batch(rows, timestamp=NOW_MS, compression=Compression.NONE)
+    assert broker.error(keyed, topic="", topic_id=TOPIC_ID, version=13) is OK
+    assert broker.apart
+    assert broker.error(keyed, topic="", topic_id=UUID(int=9), version=13) is ErrorCode.UNKNOWN_TOPIC_ID
+    assert not broker.apart
+
+
 def test_a_compacted_topic_takes_no_records_that_cannot_be_read(broker: Broker) -> None:
     compact(broker)
     answer = broker.send(batch())
