@@ -147,7 +147,7 @@ def test_records_for_a_topic_that_is_not_created_again_fail_in_time(broker: Brok
     address = f"127.0.0.1:{broker.port}"
 
     async def scenario() -> None:
-        options = {"delivery_timeout_ms": 1_500, "request_timeout_ms": 1_000, "max_block_ms": 1_000}
+        options = {"delivery_timeout_ms": 6_000, "request_timeout_ms": 5_000, "max_block_ms": 5_000}
         async with Admin(address) as admin:
             producer = Producer(address, allow_auto_create_topics=False, **options)
             await admin.create_topics(TOPIC, partitions=1)

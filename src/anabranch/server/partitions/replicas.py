@@ -136,7 +136,9 @@ class Replicas:
         fails here fails again after the change of roles, where it counts.
         """
         behind: list[Partition] = []
-        for role in order.roles:
+        for place, role in enumerate(order.roles, 1):
+            if place % ROLES_AT_A_TIME == 0:
+                await asyncio.sleep(0)
             partition = self.get(order.topic, role.partition)
             if partition is None or partition.log.flushed >= partition.log.end or partition.offline_reason is not None:
                 continue
