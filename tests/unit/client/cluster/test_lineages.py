@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from anabranch.base.errors import ApiError, DecodeError, ErrorCode
+from anabranch.client import Admin
 from anabranch.client.cluster.metadata import ATTEMPTS_MAX
 from anabranch.machines.cuts import encode_cuts
 from anabranch.machines.lineage import Cuts, Lineage
@@ -250,3 +251,16 @@ def test_a_response_that_cannot_be_decoded_is_raised_in_poll(monkeypatch: pytest
 
 def _beyond_all_bounds(layouts: bytes, ends: bytes) -> Cuts:
     raise DecodeError("the message has more array elements than one message may")
+
+
+def test_a_key_of_a_broker_without_layouts_is_not_explained() -> None:
+    async def story() -> None:
+        admin = Admin(bootstrap_servers="broker:9092")
+        admin._cluster = ScriptedBroker({"plain": 3}).cluster()
+        with pytest.raises(ApiError, match="the broker of topic plain knows nothing of layouts"):
+            await admin.explain("plain", b"k")
+        with pytest.raises(ApiError, match="there is no topic 'nowhere'"):
+            await admin.explain("nowhere", b"k")
+        await admin.close()
+
+    run(story(), 1)
