@@ -28,6 +28,7 @@ from anabranch.machines.groups.consumer.group import (
 )
 from anabranch.machines.groups.consumer.step import Live, Step
 from anabranch.machines.groups.consumer.target import subscriptions
+from anabranch.machines.groups.expiry import Expiry
 from anabranch.machines.groups.gatekeeper import Gate, Gatekeeper
 from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.offsets import Offsets
@@ -110,6 +111,13 @@ class Coordinator(AskedPositions):
         self.keeper = Gatekeeper(self.groups, self.offsets, self.starts, self._regexes)
         self.offsets.on_commit = self.keeper.committed
         self.settling = Settling(self.groups, self.offsets, self.starts, self._regexes)
+        self.expiry = Expiry(
+            self.groups,
+            self.offsets,
+            read_topics=self._read_topics,
+            end=self._end,
+            positions_gone=self.keeper.positions_gone,
+        )
         self._arriving: dict[str, ClassicGroup] = {}
         """Classic groups that replace converted ones as soon as the records of the conversion are applied."""
 
@@ -187,7 +195,7 @@ class Coordinator(AskedPositions):
             step.assign()
             draft.add(step.draft)
         self.settling.loaded(draft, now_ms)
-        self._expire_later(draft, now_ms)
+        self.expiry.begin_later(draft, now_ms)
         return draft.outcome(None)
 
     def topics_changed(self, image: Image, now_ms: int) -> Outcome[None, CoordinatorRecord]:
@@ -226,7 +234,7 @@ class Coordinator(AskedPositions):
             case ("settle",):
                 return self.settling.decide_more(now_ms)
             case ("expire",):
-                return self._expire(now_ms)
+                return self.expiry.decide(now_ms)
             case (str(kind), str(group_id), str(member_id)):
                 return self._expelled(kind, group_id, member_id, now_ms)
         raise AssertionError(key)
@@ -533,26 +541,6 @@ class Coordinator(AskedPositions):
         if isinstance(group, ConsumerGroup):
             return subscriptions(group, self.image, self._regexes)
         return classic.subscribed_topics(group)
-
-    def _expire_later(self, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
-        draft.set_timer(("expire",), now_ms + self.settings.offsets_retention_check_interval_ms)
-
-    def _expire(self, now_ms: int) -> Outcome[None, CoordinatorRecord]:
-        """Delete expired positions, and empty groups without any."""
-        draft: Draft[CoordinatorRecord] = Draft()
-        for group_id in sorted(self.positions.groups() | self.groups.keys()):
-            group = self.groups.get(group_id)
-            read = self._read_topics(group)
-            if read is None:
-                continue
-            records, emptied = self.offsets.expired(group, group_id, read, now_ms)
-            draft.write(*records)
-            if records:
-                self.keeper.positions_gone(group_id)
-            if emptied and (group is None or group.is_empty) and not self.positions.has_pending(group_id):
-                self._end(group, group_id, draft, now_ms)
-        self._expire_later(draft, now_ms)
-        return draft.outcome(None)
 
     def _end(self, group: Group | None, group_id: str, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
         """An empty group is no more."""

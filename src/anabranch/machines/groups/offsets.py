@@ -280,22 +280,24 @@ class Offsets:
             yield position_record(group_id, topic, partition, None)
 
     def expired(
-        self, group: Group | None, group_id: str, read: frozenset[str], now_ms: int
-    ) -> tuple[list[CoordinatorRecord], bool]:
-        """The tombstones of positions unused for `offsets.retention.minutes`; whether none are left."""
+        self, group: Group | None, group_id: str, read: frozenset[str], now_ms: int, records_max: int
+    ) -> tuple[list[CoordinatorRecord], int]:
+        """At most `records_max` tombstones of positions unused for too long, and the number of its positions."""
         oldest_ms = now_ms - self.settings.offsets_retention_ms
         empty_since_ms = -1
         if isinstance(group, ClassicGroup) and group.protocol_type:
             empty_since_ms = group.state_changed_ms
-        records, kept = [], 0
-        for (topic, partition), position in list(self.positions.entries(group_id)):
+        records: list[CoordinatorRecord] = []
+        entries = list(self.positions.entries(group_id))
+        for (topic, partition), position in entries:
             used_ms = max(position.committed_at_ms, empty_since_ms)
             if topic in read or used_ms > oldest_ms or self.positions.unstable(group_id, topic, partition):
-                kept += 1
-            else:
-                records.append(position_record(group_id, topic, partition, None))
+                continue
+            if len(records) >= records_max:
+                break
+            records.append(position_record(group_id, topic, partition, None))
         self.counts["expiration"] += len(records)
-        return records, not kept
+        return records, len(entries)
 
 
 def _commit_error(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.caller import Caller
+from anabranch.machines.groups.expiry import POSITIONS_PER_STEP, RECORDS_PER_STEP
+from anabranch.machines.groups.positions import Position, position_record
 from anabranch.machines.groups.settings import GroupSettings
+from anabranch.machines.outcome import Outcome
 from anabranch.protocol.messages.join_group import JoinGroupResponse
 from anabranch.protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -21,7 +26,7 @@ from anabranch.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
 )
-from tests.support.groups import GroupWorld, subscription, topics
+from tests.support.groups import GroupWorld, subscription, topic_id, topics
 
 DAY_MS = 24 * 60 * 60 * 1_000
 PRODUCER = 7
@@ -141,3 +146,61 @@ def test_commits_expirations_and_deletions_are_counted() -> None:
     )
     world.submit(lambda machine: machine.offset_delete(request, world.now_ms))
     assert counts == {"commit": 3, "expiration": 1, "deletion": 1}
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+def many(groups: int, partitions: int) -> GroupWorld:
+    """Groups with a position in each partition of a topic."""
+    world = GroupWorld(topics(foo=partitions), GroupSettings(offsets_retention_check_interval_ms=1_000))
+    for group in range(groups):
+        for partition in range(partitions):
+            position = Position(1, -1, "", world.now_ms, topic_id("foo"))
+            record = position_record(f"g{group:03}", "foo", partition, position)
+            world.submit(lambda _, record=record: Outcome(None, (record,)))
+    return world
+
+
+def round_of(world: GroupWorld) -> list[tuple[int, int]]:
+    """Let a round pass; the number of positions before, and of records, of each step."""
+    steps = []
+    while True:
+        before = len(world.log)
+        world.timers.pop(("expire",), None)
+        check_expiry(world)
+        steps.append((len(world.coordinator.positions.groups()), len(world.log) - before))
+        at_ms = world.timers[("expire",)]
+        if at_ms - world.now_ms >= 1_000:
+            return steps
+        assert at_ms > world.now_ms, "other work of the loop comes between two steps"
+        world.now_ms = at_ms
+
+
+def test_no_step_looks_at_many_more_positions_than_its_limit() -> None:
+    world = many(POSITIONS_PER_STEP // 20 * 3, 20)
+    steps = round_of(world)
+    assert 3 <= len(steps) <= 5
+    assert all(records == 0 for _, records in steps)
+
+
+@pytest.mark.parametrize(("groups", "partitions"), [(30, 10), (1, 350), (3, 100)])
+def test_no_step_deletes_more_than_its_limit_and_a_round_deletes_everything(groups: int, partitions: int) -> None:
+    world = many(groups, partitions)
+    world.now_ms += 8 * DAY_MS
+    steps = round_of(world)
+    assert all(records <= RECORDS_PER_STEP for _, records in steps)
+    assert sum(records for _, records in steps) == groups * partitions
+    assert not world.coordinator.positions.groups()
+    assert world.coordinator.offsets.counts["expiration"] == groups * partitions
+    world.check()
+
+
+def test_a_round_goes_on_with_what_holds_at_each_step() -> None:
+    world = many(30, 10)
+    world.now_ms += 8 * DAY_MS
+    check_expiry(world)
+    left = sorted(world.coordinator.positions.groups())
+    world.join("A", group=left[-1])
+    round_of(world)
+    assert world.coordinator.positions.groups() == {left[-1]}, "its topic is subscribed to by now"

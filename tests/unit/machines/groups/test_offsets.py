@@ -189,10 +189,11 @@ def test_offsets_expire_after_the_retention_unless_a_member_subscribes_to_their_
     offsets = Offsets(GroupSettings(offsets_retention_ms=7 * DAY_MS), IMAGE)
     commit(offsets, None, 5, now_ms=0)
     commit(offsets, None, 6, topic="bar", now_ms=DAY_MS)
-    assert offsets.expired(None, "g", frozenset(), 7 * DAY_MS - 1) == ([], False)
-    assert offsets.expired(None, "g", frozenset({"foo"}), 7 * DAY_MS) == ([], False)
-    records, none_left = offsets.expired(None, "g", frozenset(), 7 * DAY_MS)
-    assert [record.key.topic for record in records] == ["foo"] and not none_left
+    assert offsets.expired(None, "g", frozenset(), 7 * DAY_MS - 1, 9) == ([], 2)
+    assert offsets.expired(None, "g", frozenset({"foo"}), 7 * DAY_MS, 9) == ([], 2)
+    assert offsets.expired(None, "g", frozenset(), 7 * DAY_MS, 0) == ([], 2)
+    records, count = offsets.expired(None, "g", frozenset(), 7 * DAY_MS, 9)
+    assert [record.key.topic for record in records] == ["foo"] and count == 2
     fold(offsets, records)
-    records, none_left = offsets.expired(None, "g", frozenset(), 8 * DAY_MS)
-    assert [record.key.topic for record in records] == ["bar"] and none_left
+    records, count = offsets.expired(None, "g", frozenset(), 8 * DAY_MS, 9)
+    assert [record.key.topic for record in records] == ["bar"] and count == 1
