@@ -161,6 +161,11 @@ def test_records_deleted_behind_the_commit_are_nothing_to_read(world: World) -> 
         time.sleep(0.5)
         reader.poll()
         assert reader.owned == {0} and "d" not in reader.values
+        group = f"g-{world.topic}"
+        (waiting,) = world.admin.describe_groups(group)[group].waiting
+        (on,) = waiting.waits_on
+        assert (waiting.partition, on.partition) == ((world.topic, 1), (world.topic, 0))
+        assert on.records_left == 2 and on.member_id and waiting.waits_ms > 0
         world.admin.delete_records({(world.topic, 0): 3})
         reader.has("d")
 

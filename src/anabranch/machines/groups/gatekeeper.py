@@ -423,8 +423,9 @@ class Gatekeeper:
     def refresh(self, group: Group, gates: GroupGates, now_ms: int) -> None:
         """Decide gates of the topics that the group subscribes to, and find out what is waited for."""
         by_id = self.offsets.image.by_id
-        for topic_id in [topic_id for topic_id in gates.evaluated if topic_id not in by_id]:
-            del gates.evaluated[topic_id]
+        if gates.image_version != self.offsets.image.version:
+            gates.image_version = self.offsets.image.version
+            gates.forget_topics(topic_id for topic_id in gates.topic_ids if topic_id not in by_id)
         if isinstance(group, ConsumerGroup):
             room = DECIDED_AT_ONCE
             for name in self.topics_of(group, gates):

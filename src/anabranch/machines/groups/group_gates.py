@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 from anabranch.machines.groups.gates import Evaluated
@@ -52,9 +53,45 @@ class GroupGates:
     """The state in which all questions were last compared with the members' targets."""
     taking: bool = False
     """Whether a partition may have to be taken away from its owner."""
+    image_version: int = -1
+    """Of the topics at the last look."""
     cursor: int = 0
     owners: tuple[object, dict[At, str]] = (None, {})
     """Of a classic group: the owner of each partition, and the generation."""
+
+    @property
+    def topic_ids(self) -> set[UUID]:
+        """The topics that something is known of."""
+        standing = self.standing
+        return {at[0] for known in (standing.tenures, standing.reports, standing.answers) for at in known} | {
+            *self.evaluated
+        }
+
+    def forget_topics(self, topic_ids: Iterable[UUID]) -> None:
+        """Drop everything that is known of deleted topics."""
+        gone = set(topic_ids)
+        standing = self.standing
+        known: tuple[dict[At, Any], ...] = (
+            self.waited,
+            self.by_time,
+            self.unsure,
+            self.asked,
+            self.asking,
+            self.touched,
+        )
+        for entries in (
+            *known,
+            standing.reports,
+            standing.tenures,
+            standing.answers,
+            standing.stalls,
+            standing.watches,
+        ):
+            for at in [at for at in entries if at[0] in gone]:
+                del entries[at]
+        standing.from_end -= gone
+        for topic_id in gone:
+            self.evaluated.pop(topic_id, None)
 
     def outdate(self, topic_ids: Iterable[UUID]) -> None:
         """Evaluate these topics anew when their gates are needed."""

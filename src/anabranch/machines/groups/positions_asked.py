@@ -35,6 +35,8 @@ from anabranch.protocol.messages.consumer_group_position import (
     ConsumerGroupPositionResponse,
 )
 
+SPARE_PARTITIONS = 1_000
+"""Partitions that a question may name beyond twice those of the group's subscription."""
 Answered = Outcome[ConsumerGroupPositionResponse | Parked, CoordinatorRecord]
 
 
@@ -76,6 +78,8 @@ def decide_position(
     if error is not ErrorCode.NONE or group is None:
         return draft.outcome(refused(error))
     gates, member_id = keeper.of(request.group_id), request.member_id
+    if _is_too_large(keeper, group, gates, request):
+        return draft.outcome(refused(ErrorCode.INVALID_REQUEST))
     before = gates.questions.end(member_id)
     if before is not None:
         draft.answer(before.ticket, _reply(keeper, group, gates, before, now_ms))
@@ -181,6 +185,13 @@ def _error(group: Group | None, request: ConsumerGroupPositionRequest) -> ErrorC
     if now.described.classic is not None:
         return ErrorCode.ILLEGAL_GENERATION
     return ErrorCode.STALE_MEMBER_EPOCH if epoch < now.epoch else ErrorCode.FENCED_MEMBER_EPOCH
+
+
+def _is_too_large(keeper: Gatekeeper, group: Group, gates: GroupGates, request: ConsumerGroupPositionRequest) -> bool:
+    """Whether a request names many more partitions than the group subscribes to, whatever metadata the member has."""
+    by_name = keeper.offsets.image.by_name
+    room = sum(topic.size for name in keeper.topics_of(group, gates) if (topic := by_name.get(name)) is not None)
+    return sum(len(topic.partitions) for topic in request.topics) > 2 * room + SPARE_PARTITIONS
 
 
 def _session_timeout_ms(group: Group, settings: GroupSettings, member_id: str) -> int:

@@ -241,6 +241,26 @@ def test_only_members_at_their_epoch_are_answered_and_only_about_their_subscript
     assert (7, False, -1, False) in world.told_of(world.ask("A", a, needs=[(7, 4)], wait_ms=0))
 
 
+def test_a_question_about_far_more_partitions_than_there_are_is_refused() -> None:
+    world = Asking(flat())
+    a, _ = two_members(world)
+    answer = world.ask("A", a, needs=[(number, -1) for number in range(1_005)])
+    assert isinstance(answer, ConsumerGroupPositionResponse) and answer.error_code == ErrorCode.INVALID_REQUEST
+
+
+def test_nothing_is_kept_of_a_topic_that_is_deleted() -> None:
+    world = Asking(flat())
+    a, _ = two_members(world)
+    world.commit("A", a, 0, 3)
+    world.ask("A", a, reports=[(0, 3)])
+    known = world.coordinator.keeper.known(GROUP)
+    assert known is not None and known.topic_ids == {FOO} and known.waited
+    world.set_topics(Image(3, {}))
+    world.beat("A", a)
+    world.advance(1_000)
+    assert not known.topic_ids and not known.waited and not known.standing.watches
+
+
 def test_a_waiting_partition_is_described_with_its_owner_the_way_and_the_rate() -> None:
     world = Asking(flat())
     a, _ = two_members(world)
