@@ -20,7 +20,8 @@ from anabranch.client.cluster.connection import ConnectError
 from anabranch.client.cluster.metadata import PartitionInfo, TopicInfo
 from anabranch.client.consumer.group import Group
 from anabranch.client.settings import ConsumerSettings
-from anabranch.machines.clients.fetching import LATEST
+from anabranch.machines.clients.fetching import LATEST, Fetcher, FetcherSettings, TopicView
+from anabranch.machines.clients.fetching.values import Fetched
 from anabranch.machines.clients.membership.assignors import (
     AssignmentSpec,
     AssignorMetadata,
@@ -42,6 +43,7 @@ from anabranch.machines.clients.membership.steps import (
     Step,
     Subscription,
 )
+from anabranch.machines.lineage import Lineage
 from anabranch.protocol.messages.find_coordinator import Coordinator as FoundCoordinator
 from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from anabranch.protocol.messages.join_group import JoinGroupRequest
@@ -214,71 +216,57 @@ class Way:
         return self._connection.send(message, version, timeout_ms, self._client.noted)
 
 
-class FalseFetcher:
-    """The fetcher for a driver: positions of the granted partitions, without gates."""
+class SimFetcher(Fetcher):
+    """The fetcher that ships, with metadata of the world, and batches of some records wherever it would fetch."""
 
     def __init__(self, client: Client) -> None:
+        super().__init__(FetcherSettings(auto_offset_reset="earliest"))
         self._client = client
-        self._granted: dict[TopicPartition, UUID | None] = {}
-        self._begun: dict[TopicPartition, int] = {}
-        self._positions: dict[TopicPartition, int] = {}
-
-    def grant(self, partitions: Iterable[tuple[TopicPartition, UUID | None]]) -> None:
-        self._granted.update(partitions)
-
-    def withdraw(self, partitions: Iterable[TopicPartition]) -> None:
-        for tp in partitions:
-            for known in (self._granted, self._begun, self._positions):
-                known.pop(tp, None)
-
-    def awaiting(self) -> tuple[TopicPartition, ...]:
-        return tuple(sorted(self._granted.keys() - self._positions.keys()))
+        self._world = client.world
 
     def begin(self, tp: TopicPartition, *, offset: int | None = None, timestamp: int = LATEST) -> None:
-        if tp in self._granted:
-            topic = self._client.world.image.by_id.get(self._topic_id(tp))
-            start = 0 if topic is None else topic.log_start(tp.partition)
-            self._positions[tp] = self._begun[tp] = start if offset is None else offset
+        if tp in self.awaiting():
+            self.seek(tp, self._log_start(tp) if offset is None else offset)
 
     def _topic_id(self, tp: TopicPartition) -> UUID:
-        return self._granted[tp] or self._client.stamp(tp.topic)
+        return self._state.partition(tp).topic_id or self._client.stamp(tp.topic)
 
-    is_layered = False
+    def _log_start(self, tp: TopicPartition) -> int:
+        topic = self._world.image.by_id.get(self._topic_id(tp))
+        return 0 if topic is None else topic.log_start(tp.partition)
 
-    def needs(self) -> dict[TopicPartition, int]:
-        return {}
-
-    def openings(self) -> tuple[TopicPartition, ...]:
-        return ()
-
-    def standing(self, tp: TopicPartition) -> None:
-        return None
-
-    def announce(self, *, enabled: bool) -> None:
-        """Ignore the call: no segment has a gate."""
-
-    def committed(self, tp: TopicPartition, offset: int) -> None:
-        """Ignore the call: no gate depends on it."""
-
-    def milestone(self) -> bool:
-        return False
-
-    @property
-    def assignment(self) -> tuple[TopicPartition, ...]:
-        return tuple(self._granted)
-
-    def view(self, topic: str) -> None:
-        return None
+    def _look(self) -> None:
+        """Refresh the metadata of all topics, as some broker has it."""
+        image = self._world.some_image()
+        for name in self.topics:
+            topic = image.by_name.get(name)
+            if topic is not None:
+                numbers = (*topic.partitions, *topic.retiring)
+                places = dict.fromkeys(numbers, 0)
+                lineage = topic.lineage or Lineage.flat(len(numbers))
+                ordered = topic.lineage is not None
+                view = TopicView(name, topic.topic_id, lineage, places, places, elastic=ordered, ordered=ordered)
+                self.topic_known(view, self._world.now_ms)
 
     def read_on(self) -> None:
-        """Return some records of every partition with records."""
-        for tp in sorted(self._positions):
-            if (self._topic_id(tp), tp.partition) not in self._client.world.silent:
-                self._positions[tp] += self._client.world.chance.randint(0, 3)
+        """Hand out some records of every partition with records, as far as its gates are open."""
+        self._look()
+        for tp in self.assignment:
+            partition = self._state.partition(tp)
+            if partition.position is None and not partition.awaiting:  # of a topic that was made anew
+                self.seek(tp, self._log_start(tp))
+            if partition.position is not None and (self._topic_id(tp), tp.partition) not in self._world.silent:
+                end = partition.position + self._world.chance.randint(0, 3)
+                partition.held.append(Fetched(memoryview(b""), end))
+                partition.high_watermark = end
+        for part in self.deliverable():
+            self.handed_out(part, part.end)
+        for tp in self.assignment:
+            self._state.partition(tp).held.clear()
 
     def consumed(self) -> dict[TopicPartition, int]:
         """Return the positions of the partitions with returned records."""
-        return {tp: offset for tp, offset in self._positions.items() if offset > self._begun[tp]}
+        return {tp: at for tp, at in self.positions().items() if at > (self._state.partition(tp).start or 0)}
 
 
 class Listener:
@@ -292,6 +280,7 @@ class Listener:
         await asyncio.sleep(chance.randint(0, 1_500 if self._client.is_slow else 20) / 1000)
 
     on_partitions_assigned = on_partitions_revoked = on_partitions_lost = _called
+    on_partition_key_maybe_revoked = on_partition_key_assigned = _called
 
 
 class Client:
@@ -344,7 +333,7 @@ class Client:
         self.version = chance.choice((5, 8, 9))
         """Of JoinGroup; SyncGroup as at that time."""
         self._cluster = FalseCluster(self)
-        self._fetcher = FalseFetcher(self)
+        self._fetcher = SimFetcher(self)
         self._process = world.loop.process(name)
         self._settings = ConsumerSettings(
             group_id=group,
@@ -374,7 +363,7 @@ class Client:
         return Group(
             self._settings,
             self._cluster,  # type: ignore[arg-type]
-            self._fetcher,  # type: ignore[arg-type]
+            self._fetcher,
             self,
             clock=WorldClock(self.world),
             chance=SimpleNamespace(uuid=self.world.fresh_id),  # type: ignore[arg-type]
@@ -433,7 +422,7 @@ class Client:
         if not self.is_leaving and not self._paused:
             self.subscription = subscription
             self.world.say("%s subscribes to %s", self.name, subscription)
-            self._process.call(self._driver.subscribe, subscription, Listener(self))
+            self._process.call(self._driver.subscribe, subscription, Listener(self), Listener(self))
 
     def leave(self, *, stay: bool | None = None) -> None:
         """Have the application close the consumer; its process ends when it has left, or after a while."""
@@ -472,7 +461,7 @@ class Client:
     async def _live(self) -> None:
         chance, theme = self.world.chance, self.world.theme
         await asyncio.sleep(chance.randint(0, 50) / 1000)
-        self._driver.subscribe(self.subscription, Listener(self))
+        self._driver.subscribe(self.subscription, Listener(self), Listener(self))
         self._driver.start()
         polls_ms = chance.randint(100, 1_500)
         while not self.is_leaving:

@@ -35,6 +35,7 @@ from anabranch.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatResponse,
 )
 from anabranch.protocol.messages.consumer_group_install_assignment import ConsumerGroupInstallAssignmentRequest
+from anabranch.protocol.messages.consumer_group_position import ConsumerGroupPositionRequest
 from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from anabranch.protocol.messages.leave_group import LeaveGroupRequest
@@ -232,7 +233,7 @@ class Rules:
             self._heard_ms[group_id, request.member_id] = now_ms
         for answer in outcome.answers:
             asked = self._tickets[answer.ticket]
-            if not answer.reply.error_code:
+            if not answer.reply.error_code and not isinstance(asked, ConsumerGroupPositionRequest):
                 member_id = getattr(answer.reply, "member_id", "") or asked.member_id
                 self._heard_ms[asked.group_id, member_id] = now_ms
 

@@ -107,19 +107,19 @@ class Gates:
 
     async def _ask_on(self) -> None:
         """Keep one question open while gates may concern this member; ask again when there is more to ask or report."""
-        asked: set[asyncio.Task[None]] = set()
+        asked: list[asyncio.Task[None]] = []
         try:
             while self._may_ask():
                 question = self._question()
                 if not asked or (len(asked) < OPEN_MAX and question.adds_to(self._last)):
                     self._last = question
-                    asked.add(asyncio.create_task(self._ask(question)))
+                    asked.append(asyncio.create_task(self._ask(question)))
                 self._moved.clear()
                 moved = asyncio.create_task(self._wait())
-                done, _ = await asyncio.wait({*asked, moved}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([*asked, moved], return_when=asyncio.FIRST_COMPLETED)
                 moved.cancel()
-                for task in done & asked:
-                    asked.discard(task)
+                for task in [task for task in asked if task.done()]:
+                    asked.remove(task)
                     task.result()
         finally:
             for task in asked:

@@ -200,7 +200,8 @@ class Group:
                     await self._call_listener("on_partitions_lost", names)
                 case Assign(partitions):
                     self._context.fetcher.grant(
-                        (owned.name, owned.topic_id if owned.topic_id != NO_TOPIC_ID else None) for owned in partitions
+                        (owned.name, owned.topic_id if owned.topic_id != NO_TOPIC_ID else None)
+                        for owned in sorted(partitions)
                     )
                     await self._call_listener("on_partitions_assigned", _names(partitions))
                 case Explain(error, assignment, member_epoch):

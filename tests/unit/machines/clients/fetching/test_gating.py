@@ -76,6 +76,11 @@ def test_records_that_a_seek_skipped_are_not_read() -> None:
     fetcher.committed(P0, 0)
     fetcher.seek(P0, 10)
     assert fetcher.needs() == {P0: 10}
+    fetcher = member(GREW, p0=0, p1=0)
+    hand_out(fetcher, P0, 5)
+    fetcher.committed(P0, 5)
+    fetcher.seek(P0, 10)
+    assert fetcher.needs() == {P0: 10}
 
 
 def test_where_nothing_is_committed_the_start_counts_until_records_are_handed_out() -> None:
