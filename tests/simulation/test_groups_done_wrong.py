@@ -23,7 +23,7 @@ from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.standing import Standing
 from anabranch.machines.lineage import Gates
 from anabranch.runtime.timers import Timers
-from anabranch.server.coordinators.shard import Shard
+from anabranch.server.coordinators.shard import MESSAGES, Shard, ShardState
 from tests.simulation.groups import live
 
 SEEDS_MAX = 60
@@ -188,7 +188,10 @@ def trusting_its_log() -> AbstractContextManager[object]:
     def fail(self: Any, *_: object) -> None:
         self._committing = None
 
-    return mock.patch.object(Shard, "_fail", fail)
+    stack = ExitStack()
+    stack.enter_context(mock.patch.object(Shard, "_fail", fail))
+    stack.enter_context(mock.patch.dict(MESSAGES, {ShardState.ACTIVE: "The log has lost records."}))
+    return stack
 
 
 def sleeping() -> AbstractContextManager[object]:
