@@ -124,6 +124,8 @@ def test_kernels_divide_by_every_count_at_creation(initial: int) -> None:
     data = encode_records([(key, None, 0, ()) for key in keys])
     stamp(data, 0, 0, 0)
     places = [spread(murmur2(key), initial) for key in keys]
-    middle = sorted(places)[150]
-    found = decode(data, columns=("key",), share=KeyShare((middle, SPACE_END), initial, SPACE)).records
-    assert found.column("key").to_pylist() == [key for key, at in zip(keys, places, strict=True) if at >= middle]
+    for bound in sorted(places)[1::50]:
+        for low, high in ((bound, SPACE_END), (0, bound - 1)):
+            found = decode(data, columns=("key",), share=KeyShare((low, high), initial, SPACE)).records
+            expected = [key for key, at in zip(keys, places, strict=True) if low <= at <= high]
+            assert found.column("key").to_pylist() == expected

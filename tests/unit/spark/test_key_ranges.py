@@ -11,12 +11,13 @@ from anabranch.base.ids import TopicPartition
 from anabranch.client.consumer.range_reader import FetchedRange, decode_range
 from anabranch.client.consumer.tables import table_of
 from anabranch.machines.clients.fetching import Deliverable, Fetched
-from anabranch.machines.keyspace import cuts
+from anabranch.machines.keyspace import cuts, keyless_spread
 from anabranch.machines.lineage import Lineage
 from anabranch.machines.placement import place
 from anabranch.records.arrow.encode import encode_records
 from anabranch.records.batch import stamp
 from anabranch.records.hashing import placement_hash
+from anabranch.records.shares import KeyShare
 from anabranch.spark.plan import Read, Splitting, Task, TopicSnapshot, plan_tasks
 from anabranch.spark.reader import _shares
 
@@ -61,14 +62,17 @@ def tasks_of(start: int, end: int, pieces: int) -> list[Task]:
     return plan_tasks({"t": look}, {"t": {PARTITION: start}}, {"t": {PARTITION: end}}, Splitting(min_partitions=pieces))
 
 
+def offsets_in(data: memoryview, start: int, end: int, share: KeyShare | None) -> list[int]:
+    tp = TopicPartition("t", PARTITION)
+    batches = decode_range(tp, data, start, end, columns=("offset",), share=share)
+    return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
+
+
 def offsets_of(task: Task, data: memoryview) -> list[int]:
     found: list[int] = []
-    tp = TopicPartition("t", PARTITION)
     for read in task.reads:
-        fetched: FetchedRange[Read] = FetchedRange(read, read.start, data)
-        for start, end, share in _shares(task.key_range, fetched):
-            for batch in decode_range(tp, data, start, end, columns=("offset",), share=share):
-                found += batch.column("offset").to_pylist()
+        for start, end, share in _shares(task.key_range, FetchedRange(read, read.start, data)):
+            found += offsets_in(data, start, end, share)
     return found
 
 
@@ -96,6 +100,28 @@ def test_tables_of_a_consumer_by_key_range_cover_every_record_once(keys) -> None
     ]
     found = sorted((row["offset"], row["sequence"]) for table in tables for row in table.to_pylist())
     assert found == [(offset, LINEAGE.sequence(PARTITION, offset)) for offset in range(100, 3 * EACH)]
+
+
+def test_what_a_fetch_holds_before_its_start_is_not_read_again() -> None:
+    data = log_of(own_keys())
+    for task in tasks_of(0, 3 * EACH, 3):
+        (read,) = task.reads
+        whole = offsets_of(task, data)
+        for begin in (250, EACH + 250):
+            parts = list(_shares(task.key_range, FetchedRange(read, begin, data)))
+            assert parts[0][0] == begin
+            found = [offset for start, end, share in parts for offset in offsets_in(data, start, end, share)]
+            assert found == [offset for offset in whole if offset >= begin]
+
+
+def test_a_record_without_a_key_is_in_the_share_of_its_place_in_its_own_layout() -> None:
+    part = Deliverable("t", PARTITION, Fetched(log_of(no_keys()), 3 * EACH), 0, 3 * EACH)
+    for share in cuts(LINEAGE.held(PARTITION, 2), 3):
+        table = table_of([part], ("offset",), share, {"t": LINEAGE}, check_crcs=True)
+        held = [LINEAGE.held(PARTITION, LINEAGE.layout_at(PARTITION, offset)) for offset in range(3 * EACH)]
+        places = [keyless_spread(offset, interval) for offset, interval in enumerate(held)]
+        expected = [offset for offset, at in enumerate(places) if share.start <= at <= share.end]
+        assert table.column("offset").to_pylist() == expected
 
 
 def test_a_fetch_of_a_few_layouts_is_not_searched_for_the_others() -> None:
