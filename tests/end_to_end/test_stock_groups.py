@@ -23,6 +23,7 @@ SETTINGS = {
 POLL_INTERVAL_MS = 300_000
 """The default of every stock consumer: whoever waits for it has waited too long."""
 SOON_S = 20.0
+OPENED_BY_TIME = "kafka_server_group_coordinator_metrics_gates_opened_by_time_count"
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +169,24 @@ def test_records_deleted_behind_the_commit_are_nothing_to_read(world: World) -> 
         assert on.records_left == 2 and on.member_id and waiting.waits_ms > 0
         world.admin.delete_records({(world.topic, 0): 3})
         reader.has("d")
+
+
+def test_an_application_that_leaves_records_uncommitted_is_waited_for_until_its_poll_interval(
+    world: World, process: BrokerProcess
+) -> None:
+    """Fault 9: an application that commits every tenth record waited for ever when five were left."""
+    world.write(0, "a", "b", "c")
+    opened = process.metrics()[OPENED_BY_TIME]
+    with world.consumer(poll_interval_ms=6_000) as reader:
+        reader.has("a", "b", "c")
+        reader._uncommitted[0] = 2
+        reader.commit()
+        world.resize(2)
+        world.write(1, "d")
+        began = time.monotonic()
+        reader.has("d")
+        assert time.monotonic() - began > 4.0
+    assert process.metrics()[OPENED_BY_TIME] == opened + 1
 
 
 def test_a_latest_group_formed_after_a_resize_reads_no_history_and_waits_once(world: World) -> None:
