@@ -1,0 +1,59 @@
+"""Groups of ours that begin at the end of a topic that was resized before, at a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from anabranch.client import Admin, Consumer, Producer
+from tests.support.broker import running
+
+QUICK = {
+    "group.consumer.heartbeat.interval.ms": 500,
+    "group.consumer.min.heartbeat.interval.ms": 100,
+    "group.initial.rebalance.delay.ms": 0,
+}
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_history_of_before_the_group_is_not_read_and_records_of_later_partitions_are(
+    tmp_path: Path, protocol: str
+) -> None:
+    async def scenario(port: int) -> None:
+        address = f"127.0.0.1:{port}"
+        async with Admin(address) as admin, Producer(address) as producer:
+
+            async def send(name: str) -> set[bytes]:
+                for number in range(20):
+                    await producer.send("t", f"{name}-{number}", key=f"k{number}")
+                await producer.flush()
+                return {f"{name}-{number}".encode() for number in range(20)}
+
+            async def read(wanted: set[bytes], *, send_first: bool) -> None:
+                consumer = Consumer(address, group_id="g", group_protocol=protocol, auto_offset_reset="latest")
+                async with consumer, asyncio.timeout(30):
+                    consumer.subscribe("t")
+                    got: list[bytes | None] = []
+                    while not (consumer.assignment() and len(consumer._fetcher.positions()) == partitions):
+                        got += [record.value for record in await consumer.poll(0.1)]
+                    if send_first:
+                        wanted |= await send("live")
+                    while len(got) < len(wanted):
+                        got += [record.value for record in await consumer.poll(0.5)]
+                    got += [record.value for record in await consumer.poll(0.3)]
+                    assert len(got) == len(wanted) and set(got) == wanted
+
+            await admin.create_topics("t", partitions=1)
+            await send("history")
+            await admin.resize("t", 2)
+            await send("history of the new partition")
+            partitions = 2
+            await read(set(), send_first=True)
+            await admin.resize("t", 4)
+            partitions = 4
+            await read(await send("while the group was away"), send_first=False)
+
+    with running(tmp_path, **QUICK) as broker:
+        asyncio.run(scenario(broker.port))
