@@ -13,7 +13,7 @@ order of steps stays as it is, because each of them only relies on records that 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -84,15 +84,17 @@ class Compaction:
     async def run_topic(self, topic: str) -> None:
         """Do one round for a topic. A partition that fails does not end the round of the others."""
         names = [each.name.partition for each in self._replicas.of_topic(topic)]
+        shape = self._shape_of(topic)
         for work in (self._clean_if_due, self._fold_back):
             for number in sorted(names):
                 subject = self._ready(topic, number)
-                if subject is None:
+                if subject is None or shape is None:
                     continue
                 try:
-                    await work(subject)
+                    await work(subject, shape)
                 except (OSError, OfflineLogError) as error:
                     self._failed(subject.name, error)
+                await asyncio.sleep(0)
 
     def _failed(self, name: object, reason: Exception, defect: Exception | None = None) -> None:
         self._failures.add()
@@ -103,11 +105,9 @@ class Compaction:
 
     # -- cleaning ----------------------------------------------------------------------------------------------------
 
-    async def _clean_if_due(self, subject: Partition) -> None:
-        shape = self._shape_of(subject.name.topic)
+    async def _clean_if_due(self, subject: Partition, shape: TopicShape) -> None:
         log = subject.log
-        if shape is None or not isinstance(log, LocalLog):
-            return
+        assert isinstance(log, LocalLog)
         cuts = shape.lineage.cuts.get(subject.name.partition, NO_CUTS)
         if cuts.ends and subject.settings.log.compact and log.finish_segment(cuts.ends[-1]):
             await log.commit()  # Old records of keys that moved away need not wait for new ones to be cleaned.
@@ -133,14 +133,15 @@ class Compaction:
         lineage = shape.lineage
         if lineage.current == lineage.first and len(shape.partitions) <= lineage.count:
             return [], True  # Never resized, or nothing is left of that.
-        there = {each.name.partition: each for each in self._replicas.of_topic(topic)}
-        layouts_of = {
-            other: _layouts(each, lineage) for other, each in there.items() if self._ready(topic, other) is not None
+        there = {
+            other: each
+            for each in self._replicas.of_topic(topic)
+            if ((other := each.name.partition) - number) % lineage.initial == 0 and self._ready(topic, other) is each
         }
-        dirty = _layouts(subject, lineage, dirty_from)
-        found = await self._replicas.in_thread(partial(family_of, number, dirty, layouts_of, lineage))
+        ranges = {other: (each.log.log_start, each.log.end) for other, each in there.items()}
+        found = await self._replicas.in_thread(partial(_find_family, number, dirty_from, ranges, lineage))
         related = {other for other in shape.partitions if (other - number) % lineage.initial == 0}
-        return [there[other] for other in found], related <= layouts_of.keys()
+        return [there[other] for other in found], related <= there.keys()
 
     async def _clean(self, subject: Partition, family: Sequence[Partition], *, complete: bool) -> None:
         members = [subject, *family]
@@ -185,7 +186,7 @@ class Compaction:
 
     # -- folding back ------------------------------------------------------------------------------------------------
 
-    async def _fold_back(self, retiring: Partition) -> None:
+    async def _fold_back(self, retiring: Partition, shape: TopicShape | None) -> None:
         """Append what is left of a retiring partition to its survivor, then delete its records."""
         topic = retiring.name.topic
         if retiring.log.log_start == retiring.log.end:
@@ -194,7 +195,6 @@ class Compaction:
             survivor = None
             if retiring.leadership is not None:
                 survivor = self._ready(topic, retiring.leadership.survivor)
-            shape = self._shape_of(topic)
             if shape is None or survivor is None or not may_fold(retiring.leadership, survivor.leadership):
                 return
             if not self._is_final(retiring):
@@ -264,11 +264,20 @@ def _member(partition: Partition, lineage: Lineage) -> Member:
     )
 
 
-def _layouts(partition: Partition, lineage: Lineage, start: int = 0) -> list[int]:
-    """The layouts of the segments with records from `start` on."""
-    log, number = partition.log, partition.name.partition
+def _find_family(
+    number: int, dirty_from: int, ranges: Mapping[int, tuple[int, int]], lineage: Lineage
+) -> tuple[int, ...]:
+    """Find the family of a partition; `ranges` has the log start and end of every partition that may be part of it."""
+    start, end = ranges[number]
+    dirty = _layouts(number, max(start, dirty_from), end, lineage)
+    layouts_of = {other: _layouts(other, start, end, lineage) for other, (start, end) in ranges.items()}
+    return family_of(number, dirty, layouts_of, lineage)
+
+
+def _layouts(number: int, start: int, end: int, lineage: Lineage) -> list[int]:
+    """The layouts of the segments with records from `start` to `end`, `end` exclusive."""
     return [
         segment.layout
-        for segment in lineage.segments(number, max(start, log.log_start))
-        if (log.end if segment.end is None else segment.end) > segment.start
+        for segment in lineage.segments(number, start)
+        if (end if segment.end is None else segment.end) > segment.start
     ]
