@@ -20,6 +20,7 @@ from anabranch.machines.clients.fetching.state import FetchingState, Partition, 
 from anabranch.machines.clients.fetching.values import TopicView
 from anabranch.machines.keyspace import interval
 from anabranch.machines.lineage import BEYOND, NO_CUTS, Lineage
+from anabranch.machines.progress import progress as read_up_to
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +57,13 @@ def progress(partition: Partition) -> int | None:
     base = partition.start if partition.committed is None else partition.committed
     if base is None:
         return partition.told
-    base = max(base, partition.log_start, base if partition.told is None else partition.told)
-    if partition.position is None or base < partition.handed_end:
-        return base
-    return max(base, partition.position)
+    committed = base if partition.told is None else max(base, partition.told)
+
+    def next_record(offset: int) -> int | None:
+        """Return the next record's offset where the fetches have shown that none is left before it."""
+        return partition.position if offset >= partition.handed_end else None
+
+    return read_up_to(committed, partition.log_start, next_record)
 
 
 def limits(topic: Topic) -> dict[int, int | None]:
