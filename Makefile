@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 export PYTHONPATH := src:.
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes are started, and compiling takes longer than starting
 
-.PHONY: demo test checked conformance lint types layers kernels peers unit simulate lock bench clean help setup
+.PHONY: demo test checked conformance lint types layers kernels peers unit simulate soak lock bench clean help setup
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -52,8 +52,13 @@ peers: $(READY)
 unit: $(READY) java
 	$(BIN)/pytest $(PYTEST)
 
-simulate: $(READY)  ## 10,000 simulated groups, each with its own faults: make simulate SEEDS=10000 FIRST=0 JOBS=2
-	$(BIN)/python -m tests.simulation.groups --seeds $(or $(SEEDS),10000) --first $(or $(FIRST),0) --jobs $(or $(JOBS),2)
+simulate: $(READY)  ## 10,000 simulated groups, each with its own faults, and some where no run has been; mutations: make simulate SEEDS=50000 FIRST=1000000 JOBS=2
+	$(BIN)/python -m tests.simulation.groups --seeds $(or $(SEEDS),10000) --first $(or $(FIRST),0) --fresh $(or $(FRESH),500) --jobs $(or $(JOBS),2)
+	$(BIN)/python -m tests.simulation.controller --seeds 500 --first $(or $(FIRST),0) --fresh $(or $(FRESH),500) --jobs $(or $(JOBS),2)
+	$(BIN)/python -m tests.mutations
+
+soak: $(READY)  ## groups of ours and of stock clients through 100 resizes, with members and brokers killed: make soak MINUTES=30
+	$(BIN)/python -m tests.soak.run --minutes $(or $(MINUTES),30) --resizes $(or $(RESIZES),100)
 
 conformance: $(READY) java  ## groups with every kind of member, where `make test` takes one of each library
 	ANABRANCH_ALL_KINDS=1 $(BIN)/pytest $(PYTEST) tests/conformance

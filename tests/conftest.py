@@ -19,11 +19,13 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 
 LONGEST = (
     "spark/test_source.py",
+    "end_to_end/test_order_at_the_edge.py",
     "conformance/test_groups.py",
     "end_to_end/test_broker_benchmarks.py",
     "end_to_end/test_cli.py",
     "spark/test_demo.py",
     "simulation/test_groups.py",
+    "soak/test_soak.py",
     "simulation/test_controller.py",
     "end_to_end/test_transactions.py",
     "conformance/test_group_traps.py",

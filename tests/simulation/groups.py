@@ -1,6 +1,7 @@
 """Lives of groups, one for each seed: `python -m tests.simulation.groups --seeds 10000 --jobs 2`.
 
-A seed that fails prints the command that prints its whole transcript.
+With `--fresh` more lives follow, from a seed made of the date on: no run has been there before. A seed that fails
+prints the command that prints its whole transcript.
 """
 
 from __future__ import annotations
@@ -84,27 +85,46 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.groups", description="lives of groups, by seed")
     parser.add_argument("--seeds", type=int, default=200, help="how many lives")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--fresh", type=int, default=0, help="how many lives more, from a seed made of the date on")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--until-failure", action="store_true", help="end with the first life that fails")
     parser.add_argument("--show", action="store_true", help="tell the story of the first seed instead")
     given = parser.parse_args()
     if given.show:
         text, well = story(given.first)
         print(text)
         return 0 if well else 1
+    failed = _run(given.first, given.seeds, given.jobs, until_failure=given.until_failure)
+    if given.fresh:
+        first = first_of_now()
+        print(f"fresh seeds, made of the date: {first} and on", flush=True)
+        failed += _run(first, given.fresh, given.jobs)
+    return 1 if failed else 0
+
+
+def first_of_now() -> int:
+    """Return a seed made of the date and the time, beyond all fixed ones."""
+    return int(time.strftime("%Y%m%d%H%M%S", time.gmtime())) * 100_000
+
+
+def _run(first: int, seeds: int, jobs: int, *, until_failure: bool = False) -> int:
+    """Run seeds, and return how many failed."""
     began = time.monotonic()
     counts: Counter[str] = Counter()
     done = failed = 0
-    for count, found, failures in _all_lives(given.first, given.seeds, given.jobs):
+    for count, found, failures in _all_lives(first, seeds, jobs):
         before, done = done, done + count
         counts += found
         failed += len(failures)
         for failure in failures:
             print(failure, flush=True)
-        if done // PROGRESS_EVERY > before // PROGRESS_EVERY and done < given.seeds:
-            print(f"{done} of {given.seeds} lives, {failed} failed, {time.monotonic() - began:.0f} s", flush=True)
+        if failed and until_failure:
+            break
+        if done // PROGRESS_EVERY > before // PROGRESS_EVERY and done < seeds:
+            print(f"{done} of {seeds} lives, {failed} failed, {time.monotonic() - began:.0f} s", flush=True)
     total = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
-    print(f"{done - failed} of {done} lives ended well in {time.monotonic() - began:.0f} s: {total}")
-    return 1 if failed else 0
+    print(f"{done - failed} of {done} lives ended well in {time.monotonic() - began:.0f} s: {total}", flush=True)
+    return failed
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """A consumer in the world: the group driver that ships, on a false network and with an application made of chance.
 
 The driver sends, computes, waits, learns topics, carries out events inside polls, and commits before partitions are
-revoked. Simulated are the cluster's metadata, the connections (`groups_network`), the fetched records, and the
-application: it polls, works for a while, sometimes for too long, and may end at any time.
+revoked; the fetcher that ships decides what is read (`groups_reader`). Simulated are the cluster's metadata, the
+connections (`groups_network`), and the application: it polls, works for a while, sometimes for too long, commits in its
+own way or leaves that to the driver, and may end at any time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,11 +18,11 @@ from uuid import UUID
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.client.cluster.connection import ConnectError
-from anabranch.client.cluster.metadata import PartitionInfo, TopicInfo
+from anabranch.client.cluster.metadata import OffsetAndTimestamp, PartitionInfo, TopicInfo
 from anabranch.client.consumer.group import Group
+from anabranch.client.consumer.offsets import OffsetAndMetadata
 from anabranch.client.settings import ConsumerSettings
-from anabranch.machines.clients.fetching import LATEST, Fetcher, FetcherSettings, TopicView
-from anabranch.machines.clients.fetching.values import Fetched
+from anabranch.machines.clients.fetching import EARLIEST, TopicView
 from anabranch.machines.clients.membership.assignors import (
     AssignmentSpec,
     AssignorMetadata,
@@ -43,7 +44,6 @@ from anabranch.machines.clients.membership.steps import (
     Step,
     Subscription,
 )
-from anabranch.machines.lineage import Lineage
 from anabranch.protocol.messages.find_coordinator import Coordinator as FoundCoordinator
 from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from anabranch.protocol.messages.join_group import JoinGroupRequest
@@ -53,6 +53,9 @@ from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRe
 from anabranch.protocol.registry import api_of
 from tests.simulation.groups_clock import WorldClock
 from tests.simulation.groups_network import Connection
+from tests.simulation.groups_reader import Reader
+from tests.simulation.groups_records import Topic
+from tests.support.application_edge import OrderError
 
 if TYPE_CHECKING:
     from anabranch.machines.groups.image import TopicImage
@@ -77,7 +80,7 @@ class Standing(NamedTuple):
 
 
 class SimAssignor(PartitionAssignor):
-    """A client-side assignor: the least loaded subscriber gets the next partition; some assignments are invalid."""
+    """A client-side assignor: the least loaded subscriber gets the next partition; or it does something wrong."""
 
     def __init__(self, world: World, name: str) -> None:
         self._world = world
@@ -169,6 +172,26 @@ class FalseCluster:
         known = self._world.some_image().by_id
         return {topic_id: _info(known[topic_id]) for topic_id in sorted(topic_ids) if topic_id in known}
 
+    async def view(self, name: str) -> TopicView:
+        await self._delay()
+        topic = self._world.topics.get(name)
+        if topic is None:
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return topic.view()
+
+    async def offsets(self, wanted: Mapping[TopicPartition, int], **_: object) -> dict[TopicPartition, Any]:
+        await self._delay()
+        found = {}
+        for tp, timestamp in wanted.items():
+            topic = self._world.topics.get(tp.topic)
+            if topic is None or tp.partition not in topic.logs:
+                raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            log = topic.logs[tp.partition]
+            if timestamp != EARLIEST:
+                self._client.begins_at_end(topic, tp.partition, log.end)
+            found[tp] = OffsetAndTimestamp(log.start if timestamp == EARLIEST else log.end, -1, log.epoch)
+        return found
+
     def close(self) -> None:
         """Handle the end of the process."""
         for way in self._ways.values():
@@ -216,59 +239,6 @@ class Way:
         return self._connection.send(message, version, timeout_ms, self._client.noted)
 
 
-class SimFetcher(Fetcher):
-    """The fetcher that ships, with metadata of the world, and batches of some records wherever it would fetch."""
-
-    def __init__(self, client: Client) -> None:
-        super().__init__(FetcherSettings(auto_offset_reset="earliest"))
-        self._client = client
-        self._world = client.world
-
-    def begin(self, tp: TopicPartition, *, offset: int | None = None, timestamp: int = LATEST) -> None:
-        if tp in self.awaiting():
-            self.seek(tp, self._log_start(tp) if offset is None else offset)
-
-    def _topic_id(self, tp: TopicPartition) -> UUID:
-        return self._state.partition(tp).topic_id or self._client.stamp(tp.topic)
-
-    def _log_start(self, tp: TopicPartition) -> int:
-        topic = self._world.image.by_id.get(self._topic_id(tp))
-        return 0 if topic is None else topic.log_start(tp.partition)
-
-    def _look(self) -> None:
-        """Refresh the metadata of all topics, as some broker has it."""
-        image = self._world.some_image()
-        for name in self.topics:
-            topic = image.by_name.get(name)
-            if topic is not None:
-                numbers = (*topic.partitions, *topic.retiring)
-                places = dict.fromkeys(numbers, 0)
-                lineage = topic.lineage or Lineage.flat(len(numbers))
-                ordered = topic.lineage is not None
-                view = TopicView(name, topic.topic_id, lineage, places, places, elastic=ordered, ordered=ordered)
-                self.topic_known(view, self._world.now_ms)
-
-    def read_on(self) -> None:
-        """Hand out some records of every partition with records, as far as its gates are open."""
-        self._look()
-        for tp in self.assignment:
-            partition = self._state.partition(tp)
-            if partition.position is None and not partition.awaiting:  # of a topic that was made anew
-                self.seek(tp, self._log_start(tp))
-            if partition.position is not None and (self._topic_id(tp), tp.partition) not in self._world.silent:
-                end = partition.position + self._world.chance.randint(0, 3)
-                partition.held.append(Fetched(memoryview(b""), end))
-                partition.high_watermark = end
-        for part in self.deliverable():
-            self.handed_out(part, part.end)
-        for tp in self.assignment:
-            self._state.partition(tp).held.clear()
-
-    def consumed(self) -> dict[TopicPartition, int]:
-        """Return the positions of the partitions with returned records."""
-        return {tp: at for tp, at in self.positions().items() if at > (self._state.partition(tp).start or 0)}
-
-
 class Listener:
     """A rebalance listener with slow callbacks."""
 
@@ -279,8 +249,13 @@ class Listener:
         chance = self._client.world.chance
         await asyncio.sleep(chance.randint(0, 1_500 if self._client.is_slow else 20) / 1000)
 
-    on_partitions_assigned = on_partitions_revoked = on_partitions_lost = _called
-    on_partition_key_maybe_revoked = on_partition_key_assigned = _called
+    async def on_partitions_revoked(self, partitions: Any) -> None:
+        if self._client.commits_by_hand:
+            await self._client.commit_handed(partitions)
+        await self._called(partitions)
+
+    on_partitions_assigned = on_partitions_lost = _called
+    on_partition_key_assigned = on_partition_key_maybe_revoked = _called
 
 
 class Client:
@@ -333,8 +308,12 @@ class Client:
         self.version = chance.choice((5, 8, 9))
         """Of JoinGroup; SyncGroup as at that time."""
         self._cluster = FalseCluster(self)
-        self._fetcher = SimFetcher(self)
         self._process = world.loop.process(name)
+        self._commits = chance.choice(world.theme.commits)
+        """How the application commits: `auto`, at `each` poll by hand, after some records, or `never`."""
+        self._handed: dict[TopicPartition, int] = {}
+        """The offsets that the application would commit by hand."""
+        self._handed_count = 0
         self._settings = ConsumerSettings(
             group_id=group,
             group_protocol="classic" if classic else "consumer",
@@ -344,15 +323,16 @@ class Client:
             partition_assignment_strategy=strategies,
             session_timeout_ms=world.theme.session_timeout_ms,
             heartbeat_interval_ms=world.theme.heartbeat_interval_ms,
-            enable_auto_commit=chance.random() < 0.7,
+            enable_auto_commit=self._commits == "auto",
             auto_commit_interval_ms=chance.choice((1_000, 3_000)),
             max_poll_interval_ms=world.theme.poll_interval_ms,
-            auto_offset_reset="earliest",
+            auto_offset_reset="latest" if group in world.latest else "earliest",
             request_timeout_ms=chance.choice((800, 1_500, 5_000)),
             default_api_timeout_ms=2_000,
             metadata_max_age_ms=world.theme.metadata_age_ms,
             retry_backoff_ms=chance.choice((50, 200)),
         )
+        self.reader = Reader(self, self._settings)
         self._driver = self._process.call(self._made)
         self.machine = self._driver._context.member
         self._watch(self.machine)
@@ -363,13 +343,23 @@ class Client:
         return Group(
             self._settings,
             self._cluster,  # type: ignore[arg-type]
-            self._fetcher,
+            self.reader.fetcher,
             self,
             clock=WorldClock(self.world),
             chance=SimpleNamespace(uuid=self.world.fresh_id),  # type: ignore[arg-type]
         )
 
     # -- the client's state --------------------------------------------------------------------------------------------
+
+    @property
+    def commits_by_hand(self) -> bool:
+        """Whether the application commits what it was handed, sooner or later."""
+        return self._commits not in ("auto", "never")
+
+    @property
+    def is_standing_still(self) -> bool:
+        """Whether the process is stopped for a while."""
+        return self._paused
 
     @property
     def holds(self) -> frozenset[Partition]:
@@ -461,15 +451,17 @@ class Client:
     async def _live(self) -> None:
         chance, theme = self.world.chance, self.world.theme
         await asyncio.sleep(chance.randint(0, 50) / 1000)
-        self._driver.subscribe(self.subscription, Listener(self), Listener(self))
+        listener = Listener(self)
+        self._driver.subscribe(self.subscription, listener, listener if chance.random() < 0.5 else None)
         self._driver.start()
         polls_ms = chance.randint(100, 1_500)
         while not self.is_leaving:
             await self._poll(polls_ms)
-            self._fetcher.read_on()
-            if chance.random() < 0.15:
+            if self._commits == "auto" and chance.random() < 0.15:
                 with suppress(AnabranchError, OSError):
                     await self._driver.commit(None)
+            elif self._commits == "each" or (self._commits.isdigit() and self._handed_count >= int(self._commits)):
+                await self.commit_handed(frozenset(self._handed))
             ms = chance.randint(1, 3_000 if self.is_slow else 200)
             if chance.random() < self.world.stuck:
                 self.world.say("%s is stuck", self.name)
@@ -492,6 +484,16 @@ class Client:
                 if self.has_failed:
                     self.world.failed(self)
                     await self._started_anew
+            self.reader.pump()
+            parts = self.reader.fetcher.deliverable()
+            for error in self.reader.fetcher.errors():
+                self.world.say("%s: %s", self.name, error)
+            if parts:
+                ends = self.reader.hand_out(parts)
+                self._handed |= ends
+                self._handed_count += len(ends)
+                self.reader.pump()
+                break
             if self.world.now_ms >= end_ms:
                 break
             due_ms = self._driver.next_attendance_ms()
@@ -506,16 +508,60 @@ class Client:
             async with asyncio.timeout(ms / 1000):
                 await self._news.wait()
 
+    async def commit_handed(self, partitions: Collection[TopicPartition]) -> None:
+        """Commit by hand: the offset after the last record of each partition."""
+        offsets = {tp: OffsetAndMetadata(end) for tp, end in self._handed.items() if tp in partitions}
+        self._handed_count = 0
+        if offsets:
+            with suppress(AnabranchError, OSError):
+                await self._driver.commit(offsets)
+                self._handed = {tp: end for tp, end in self._handed.items() if tp not in offsets}
+
+    def handed(self, tp: TopicPartition, start: int, end: int) -> None:
+        """Show the edge records that the application is handed; a member that was removed may break the order."""
+        view = self.reader.fetcher.view(tp.topic)
+        topic = None if view is None else self.world.topic_of(view.topic_id)
+        self.world.say("%s is handed %s-%d from %d to %d", self.name, tp.topic, tp.partition, start, end)
+        if topic is not None and self._counts_for(topic):
+            edge = self.world.edges[self.group]
+            try:
+                edge.handed(self.name, topic, tp.partition, range(start, end), self.world.now_ms)
+            except OrderError as error:
+                if not self.is_void:
+                    self.world.failed_with(error)
+                    raise
+
+    def begins_at_end(self, topic: Topic, number: int, end: int) -> None:
+        """Show the edge that a partition without a committed offset is read from its end."""
+        if self._counts_for(topic):
+            gone = TopicPartition(topic.name, number) in self.reader.gone
+            try:
+                self.world.edges[self.group].begins_at_end(topic, number, end, gone=gone)
+            except AssertionError as error:
+                if not self.is_void:
+                    self.world.failed_with(error)
+                    raise
+
+    def _counts_for(self, topic: Topic) -> bool:
+        return topic.ordered and not self.world.is_ambiguous(topic)
+
+    def perform(self, work: Callable[..., None], *given: Any) -> None:
+        """Do something in the client's process."""
+        self._process.call(work, *given)
+
     def happened(self) -> None:
-        """Note work for the next `attend`."""
+        """Carry out the fetcher's work, and note work for the next `attend`."""
+        self._driver.look_for_positions()
+        self.reader.pump()
         self._news.set()
 
     def dropped(self, partitions: Iterable[TopicPartition]) -> None:
-        """Ignore the call: this fetcher keeps no fetched records."""
+        """Forget what the application could have committed of these partitions."""
+        self._handed = {tp: end for tp, end in self._handed.items() if tp not in set(partitions)}
 
     def consumed(self) -> Mapping[TopicPartition, int]:
-        """Return the positions after the returned records."""
-        return self._fetcher.consumed()
+        """Return the positions after all records that were handed out."""
+        return self.reader.fetcher.positions()
 
     def stamp(self, topic: str) -> UUID:
         """Return a classic member's substitute for a topic id."""
@@ -583,6 +629,7 @@ class Client:
                 if owned.topic_id == NO_TOPIC_ID:
                     self.stamps[owned] = self.stamp(owned.topic)
             self.assigning = event.partitions
+            self.world.was_assigned(self, event.partitions)
             self.world.rules.after_assign(self)
 
     def _heard(self, on_response: Any, ticket: int, reply: Any, note: Any, now_ms: int) -> None:

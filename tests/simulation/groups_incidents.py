@@ -131,7 +131,7 @@ def change_topics(world: World) -> None:
         world._new_topic(name)
         return
     count = len(topic.partitions)
-    least = 1 if topic.lineage is None else topic.lineage.initial
+    least = world.topics[name].initial
     match chance.choice(("grow", "grow", "shrink", "shrink", "reap", "delete", "again", "forget")):
         case "grow" if topic.size < PARTITIONS_MAX:
             world._resize(topic, count + chance.randint(1, 3))
@@ -140,10 +140,10 @@ def change_topics(world: World) -> None:
         case "reap" if topic.retiring:
             world._reap(topic)
         case "delete":
-            world._set_image({other: known for other, known in world.image.by_name.items() if other != name})
+            world._delete_topic(name)
         case "again":
             world._new_topic(name)
-        case "forget" if topic.lineage is not None:
+        case "forget":
             world._delete_records(topic, chance.randrange(topic.size))
         case _:
             pass
@@ -174,6 +174,8 @@ def expel(world: World) -> None:
 def forget_offsets(world: World) -> None:
     """An administrator deletes a group's committed offsets of a topic without a subscriber."""
     group_id, name = world.chance.choice(world.groups), world.chance.choice(NAMES)
+    if group_id in world.latest:
+        return  # a group that reads from the end skips records when it has no offsets any more
     parts = [OffsetDeleteRequestPartition(partition_index=number) for number in range(PARTITIONS_MAX)]
     request = OffsetDeleteRequest(group_id=group_id, topics=[OffsetDeleteRequestTopic(name=name, partitions=parts)])
     world.broker_of(group_id).administrate(request, 0)
@@ -182,7 +184,7 @@ def forget_offsets(world: World) -> None:
 def delete_group(world: World) -> None:
     group_id = world.chance.choice(world.groups)
     broker = world.broker_of(group_id)
-    if broker.machine is not None:
+    if broker.machine is not None and group_id not in world.latest:
         group = broker.machine.groups.get(group_id)
         if world.chance.random() < 0.7 and group is not None and group.members:
             return

@@ -37,8 +37,16 @@ class PositionRules:
         """The time of the last commit of another offset."""
         self.opened: dict[tuple[str, str, int], int] = {}
         """The newest layout whose gate was open when the coordinator handed the partition out."""
+        self.highest: dict[tuple[str, str, int], int] = {}
+        """Group, life of a topic, partition: the highest offset that was ever acknowledged."""
         self._committers: dict[tuple[str, str, int], tuple[str, bool]] = {}
         self._committed_ms: dict[tuple[str, str, int], int] = {}
+
+    def committed_offset(self, group_id: str, life: str, partition: int) -> int | None:
+        """Return the committed offset of a partition of a topic in one of its lives."""
+        topic_id, offset = self.committed.get((group_id, life.partition("#")[0], partition), (None, -1))
+        topic = None if topic_id is None else self._world.topic_of(topic_id)
+        return offset if topic is not None and topic.life == life else None
 
     def after_step(self, machine: Coordinator, cause: Cause, outcome: Outcome[Any, Any]) -> None:
         request, reply = cause.request, outcome.reply
@@ -78,6 +86,9 @@ class PositionRules:
             self._rules.change(self.committed, key, (value.topic_id, value.offset))
             self._rules.change(self._committers, key, ("", True))
             self._rules.change(self._committed_ms, key, self._world.now_ms)
+            known = self._world.topic_of(value.topic_id)
+            if known is not None and record.key.group in self._world.latest:
+                self._world.edges[record.key.group].written(known, key[2], value.offset)
             self._rules.counts["begun"] += topic is not None and value.offset == topic.log_start(key[2])
 
     def _read_by(self, machine: Coordinator, group_id: str) -> frozenset[str]:
@@ -99,12 +110,22 @@ class PositionRules:
         before, committer = self.committed.get(key), (request.member_id, by_id)
         if before is not None and before[0] == topic_id and by_id:
             last, last_by_id = self._committers[key]
-            if last_by_id and last != request.member_id and self._world.is_open(cause.caller.connection):
+            known = self._world.topic_of(topic_id)
+            log = None if known is None else known.logs.get(part.partition_index)
+            is_real = log is not None and before[1] <= log.end  # a commit by name may be of a deleted topic's records
+            others = last_by_id and last != request.member_id and self._world.is_open(cause.caller.connection)
+            if others and is_real:
                 assert part.committed_offset >= before[1], f"{key} goes back from {before} by {request}"
         self._rules.change(self.committed, key, (topic_id, part.committed_offset))
         self._rules.change(self._committers, key, committer)
-        # A commit by name may be of a deleted topic's records: the partition has some, too, or its gates never open.
-        self._world.silent.discard((topic_id, part.partition_index))
+        topic = self._world.topic_of(topic_id)
+        if topic is not None:
+            place = topic.life, part.partition_index
+            offset = part.committed_offset
+            highest = max(offset, self.highest.get((request.group_id, *place), 0))
+            self._rules.change(self.highest, (request.group_id, *place), highest)
+            if before is None or before != (topic_id, offset):
+                self._world.edges[request.group_id].progressed(place, self._world.now_ms)
         self._rules.change(self._committed_ms, key, self._world.now_ms)
         self._rules.counts["commits"] += 1
 

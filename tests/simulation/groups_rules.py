@@ -100,8 +100,6 @@ class Rules:
         self.positions = PositionRules(self)
         self._held: dict[tuple[str, UUID, int], tuple[str, int]] = {}
         """The owner of a partition, and the start of the ownership."""
-        self._waits_idly: dict[tuple[str, UUID, int], int] = {}
-        """Free partitions that wait although nothing is before them: since when."""
         self._owners_seen: dict[str, object] = {}
         self._decided: dict[int, _Decided] = {}
         """By the reply's identity: replies that have not left their broker yet."""
@@ -209,7 +207,7 @@ class Rules:
         error = ErrorCode.of(getattr(outcome.reply, "error_code", 0))
         if error in STRICT:
             assert not outcome.records, (cause, outcome)
-            assert not outcome.timers, (cause, outcome)
+            assert all(timer.key[0] == "gates" for timer in outcome.timers), (cause, outcome)
             assert not outcome.answers, (cause, outcome)
 
     def _listen(self, cause: Cause, outcome: Outcome[Any, Any], kind: type | None) -> None:
@@ -381,25 +379,28 @@ class Rules:
                 assert number in sets_of(group.target(member_id)).get(topic_id, ()), (known, member)
                 topic = machine.image.by_id.get(topic_id)
                 assert topic is not None and topic.has(number), (known, member)
-                assert self._may_deliver(group, topic, number), (known, member, topic)
+                if group.group_id not in self.world.latest:  # these report where they begin
+                    assert self._may_deliver(machine, group, topic, number), (known, member, topic)
                 self.counts["gated"] += topic.lineage is not None and topic.lineage.current > 0
-                self.counts["silent"] += not self._may_deliver(group, topic, number, trusting=False)
 
-    def _may_deliver(self, group: ConsumerGroup, topic: TopicImage, partition: int, *, trusting: bool = True) -> bool:
+    def _may_deliver(self, machine: Coordinator, group: ConsumerGroup, topic: TopicImage, partition: int) -> bool:
         """Whether all records before the next one of a partition have been read, as far as commits show.
 
-        `trusting`: the gates open by time, where a partition's position and owner have been the same for long.
+        Gates open by time, where a partition's position and owner have been the same for long.
         """
         lineage = topic.lineage
         if lineage is None:
             return True
         positions, counted = {}, {}
+        gates = machine.keeper.known(group.group_id)
+        reports = {} if gates is None else gates.standing.reports  # of members of ours: where they begin
         for number in (*topic.partitions, *topic.retiring):
             key = (group.group_id, topic.name, number)
             topic_id, offset = self.positions.committed.get(key, (None, 0))
-            positions[number] = max(offset if topic_id == topic.topic_id else 0, topic.log_start(number))
+            positions[number] = self._next_record(topic, number, offset if topic_id == topic.topic_id else 0)
             since_ms = self.positions.moved_ms.get(key, 0) if topic_id == topic.topic_id else 0
-            still = trusting and number != partition and self._is_still(group, (topic.topic_id, number), since_ms)
+            reported = (topic.topic_id, number) in reports
+            still = number != partition and (reported or self._is_still(group, (topic.topic_id, number), since_ms))
             counted[number] = BEYOND if still else positions[number]
         layout = lineage.layout_at(partition, positions[partition])
         topic_id, offset = self.positions.committed.get((group.group_id, topic.name, partition), (None, 0))
@@ -410,11 +411,15 @@ class Rules:
         return was_open or lineage.may_deliver(partition, layout, counted)
 
     def _is_still(self, group: ConsumerGroup, partition: Partition, moved_ms: int) -> bool:
-        """Whether one member has held a partition for its full rebalance timeout without a change of its position."""
-        owner, since_ms = self._held.get((group.group_id, *partition), ("", 0))
-        member = group.members.get(owner)
-        still_ms = self.world.now_ms - max(since_ms, moved_ms)
-        return member is not None and still_ms >= member.described.rebalance_timeout_ms
+        """Whether the position of a partition has been the same for the rebalance timeout."""
+        since_ms = moved_ms or self._held.get((group.group_id, *partition), ("", self.world.now_ms))[1]
+        return self.world.now_ms - since_ms >= self.world.theme.poll_interval_ms
+
+    def _next_record(self, topic: TopicImage, number: int, offset: int) -> int:
+        """The next offset with a record, from a committed one on."""
+        known = self.world.topic_of(topic.topic_id)
+        log = None if known is None else known.logs.get(number)
+        return max(offset, topic.log_start(number)) if log is None else log.next_record(offset)
 
     def _begin_anew(self, cause: Cause, outcome: Outcome[Any, Any]) -> None:
         """Reset a joining member's partitions: those that stay assigned count from now on."""
@@ -458,27 +463,9 @@ class Rules:
                 }
                 assert told == set(_each(member.assigned)), (reply, member)
                 assert not told & waits and waits <= set(_each(group.target(member.member_id))), (reply, member)
-                self._waits_rightly(machine, group, member, waits)
+                self.counts["waits"] += len(waits)
         elif isinstance(reply, SyncGroupResponse) and isinstance(group, ClassicGroup):
             assert bytes(reply.assignment) == group.members[request.member_id].assignment
-
-    def _waits_rightly(self, machine: Coordinator, group: ConsumerGroup, member: Member, waits: set[Partition]) -> None:
-        """A partition without an owner is assigned at once, unless records of its keys are unread elsewhere."""
-        if member.state is not MemberState.UNRELEASED_PARTITIONS:
-            return
-        for topic_id, number in waits:
-            topic = machine.image.by_id.get(topic_id)
-            if topic is not None and topic.has(number) and (topic_id, number) not in group.holders:
-                self.counts["waits"] += 1
-                at = (group.group_id, topic_id, number)
-                if not self._may_deliver(group, topic, number, trusting=False):
-                    self._waits_idly.pop(at, None)
-                    continue
-                since_ms = self._waits_idly.setdefault(at, self.world.now_ms)
-                waited_ms = self.world.now_ms - since_ms
-                assert waited_ms <= LOOKED_AT_IN_MS, (member, topic, number, waited_ms)
-            else:
-                self._waits_idly.pop((group.group_id, topic_id, number), None)
 
     def _overdue(self, group: ConsumerGroup) -> None:
         """Check that the coordinator does not wait for a revocation beyond the member's rebalance timeout."""

@@ -308,8 +308,9 @@ class Broker:
     def _leaders_answer(self, ask: AskNextRecords, life: int) -> None:
         if life != self.lives or self.shard is None:
             return
-        topic = self.world.image.by_id.get(ask.topic_id)
-        found = {} if topic is None else {n: max(at, topic.log_start(n)) for n, at in ask.offsets.items()}
+        topic = self.world.topic_of(ask.topic_id)
+        logs = {} if topic is None else topic.logs
+        found = {number: logs[number].next_record(at) for number, at in ask.offsets.items() if number in logs}
         self.process.call(
             self.shard.tell,
             lambda machine, now_ms: machine.next_records(ask.group_id, ask.topic_id, ask.offsets, found, now_ms),

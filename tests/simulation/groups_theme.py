@@ -41,8 +41,16 @@ class Theme:
     """Weights of the incidents."""
     ordered: float
     """The share of topics that keep keys in order when they are resized: some of their partitions wait for others."""
-    silence: float
-    """The share of partitions without records."""
+    keys: int
+    """How many keys a topic has: the fewer, the more partitions without records."""
+    records_ms: int
+    """Between two moments at which records are produced."""
+    markers: float
+    """The share of markers among what producers append."""
+    commits: tuple[str, ...]
+    """How applications commit: `auto`, at `each` poll, after so many records, or `never`."""
+    latest: float
+    """The share of groups that begin at the end."""
     metadata_age_ms: int
     """The largest age of the clients' metadata."""
     retention_ms: int
@@ -79,8 +87,12 @@ class Theme:
             slow_syncs=chance.choice((0.0, 0.02, 0.1)),
             crashes=chance.choice((0, 3, 8)),
             topics=chance.choice((0, 6, 15)),
-            ordered=chance.choice((0.0, 0.6)),
-            silence=chance.choice((0.0, 0.2)),
+            ordered=chance.choice((0.0, 0.6, 1.0)),
+            keys=chance.choice((2, 4, 12)),
+            records_ms=chance.choice((300, 1_000)),
+            markers=chance.choice((0.0, 0.2)),
+            commits=chance.choice((("auto",), ("auto", "each"), ("each",), ("each", "4"), ("auto",))),
+            latest=chance.choice((0.0, 0.0, 0.5)),
             metadata_age_ms=2_500,
             retention_ms=chance.choice((20_000, 7 * 24 * 3_600_000)),
         )

@@ -1,9 +1,10 @@
 """A world for groups: coordinator shards, consumers of both protocols, topics, a network, and faults, out of one seed.
 
 Real code: the coordinator with all its machines, the shard that runs it, its partition and the handlers, the members'
-machines, the records and the messages, encoded. Time (`virtual_time`), the log (`groups_log`), the network
-(`groups_network`), the members' shell and the applications (`groups_client`) are imitated. `groups_rules` has the rules
-that hold after every step; after quiet time every group must converge.
+machines and shell, the fetcher, the records and the messages, encoded. Time (`virtual_time`), the log (`groups_log`),
+the network (`groups_network`), the topics with their records (`groups_records`) and the applications (`groups_client`)
+are imitated. What must hold after every step is in `groups_rules`, and what applications are handed keeps the promise
+of ordering.md (`groups_records.GroupEdge`); after quiet time every group must converge, with everything read.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from anabranch.machines.clients.membership.steps import Subscription
+from anabranch.machines.clients.membership.steps import Owned, Subscription
 from anabranch.machines.groups.classic import ClassicState
 from anabranch.machines.groups.consumer.group import ConsumerGroup, GroupState
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.settings import GroupSettings
-from anabranch.machines.lineage import Lineage
 from tests.simulation.groups_client import Client, SimAssignor
 from tests.simulation.groups_incidents import INCIDENTS
 from tests.simulation.groups_network import Connection
+from tests.simulation.groups_records import GroupEdge, Topic
 from tests.simulation.groups_rules import Rules
 from tests.simulation.groups_shard import Broker
-from tests.simulation.groups_theme import NAMES, PARTITIONS_MAX, PATTERNS, Theme
+from tests.simulation.groups_theme import NAMES, PATTERNS, Theme
 from tests.simulation.groups_transcript import shown
 from tests.simulation.virtual_time import VirtualLoop
 
@@ -35,7 +36,6 @@ QUIET_MAX_MS = 240_000
 CHECK_EVERY_MS = 500
 LOGS_EVERY_MS = 10_000
 STEPS_MAX = 10_000_000
-RECORDS_AFTER_CUT = 5
 """Records of a partition in the layout that rules."""
 
 
@@ -61,9 +61,11 @@ class World:
         self.slow_assignors = self.chance.choice((0.0, 0.2))
         self.stuck = self.chance.choice((0.0, 0.02))
         self.slow_syncs = self.theme.slow_syncs
-        self.silent: set[tuple[UUID, int]] = set()
-        """Partitions without records."""
-        self._log_starts: dict[tuple[UUID, int], int] = {}
+        self.topics: dict[str, Topic] = {}
+        self.topics_by_life: dict[str, Topic] = {}
+        """With those that were deleted."""
+        self._topics_by_id: dict[UUID, Topic] = {}
+        self._made_again: set[UUID] = set()
         self.connections: list[Connection] = []
         self.clients: list[Client] = []
         self.dead: list[object] = []
@@ -71,6 +73,12 @@ class World:
         self._unreachable: dict[str, int] = {}
         self.group_configs: dict[str, dict[str, str]] = {}
         self.rules = Rules(self)
+        self.groups = [f"g{number}" for number in range(self.theme.groups)]
+        self.latest = frozenset(group_id for group_id in self.groups if self.chance.random() < self.theme.latest)
+        """The groups that begin at the end."""
+        self.edges = {
+            group_id: GroupEdge(self, group_id, reads_latest=group_id in self.latest) for group_id in self.groups
+        }
         self._topic_ids = 0
         self.image = Image(1, {})
         self.images: list[Image] = [self.image]
@@ -81,11 +89,10 @@ class World:
             consumer_heartbeat_interval_ms=self.theme.heartbeat_interval_ms,
             min_session_timeout_ms=1_000,
             initial_rebalance_delay_ms=self.theme.initial_delay_ms,
-            offsets_retention_ms=self.theme.retention_ms,
+            offsets_retention_ms=7 * 24 * 3_600_000 if self.latest else self.theme.retention_ms,
             offsets_retention_check_interval_ms=7_000,
             group_configs=lambda group_id: self.group_configs.get(group_id, {}),
         )
-        self.groups = [f"g{number}" for number in range(self.theme.groups)]
         self.brokers = [Broker(self, number) for number in range(min(2, len(self.groups)))]
         self.run_until(self.now_ms)
 
@@ -157,6 +164,11 @@ class World:
             return chance.randint(20, 8_000)
         return chance.randint(1, 10)
 
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether faults happen now."""
+        return self._incidents
+
     def reaches(self, client: Client) -> bool:
         """Whether a client can connect to its coordinator now."""
         return client.broker.shard is not None and self._unreachable.get(client.name, 0) <= self.now_ms
@@ -176,55 +188,71 @@ class World:
     def _new_topic(self, name: str) -> None:
         self._topic_ids += 1
         topic_id = UUID(int=self._topic_ids << 96 | ord(name[0]))
-        count = self.chance.randint(1, 5)
-        lineage = Lineage.flat(count) if self.chance.random() < self.theme.ordered else None
-        for number in range(PARTITIONS_MAX):
-            if self.chance.random() < self.theme.silence:
-                self.silent.add((topic_id, number))
-        self._put_topic(self._topic(topic_id, name, range(count), (), lineage))
+        ordered = self.chance.random() < self.theme.ordered
+        topic = Topic(topic_id, name, self.chance.randint(1, 5), self.theme.keys, ordered=ordered)
+        self.topics[name] = self.topics_by_life[topic.life] = self._topics_by_id[topic_id] = topic
+        if any(other.name == name and other is not topic for other in self.topics_by_life.values()):
+            self._made_again.add(topic_id)
+        self._put_topic(topic)
 
-    def _topic(
-        self, topic_id: UUID, name: str, live: Iterable[int], retiring: Iterable[int], lineage: Lineage | None
-    ) -> TopicImage:
-        starts = self._log_starts
-        return TopicImage(
-            topic_id,
-            name,
-            tuple(live),
-            tuple(retiring),
-            lineage,
-            lambda number: starts.get((topic_id, number), 0),
-            lambda number: (0 if lineage is None else _last_end(lineage, number)) + RECORDS_AFTER_CUT,
-        )
+    def _delete_topic(self, name: str) -> None:
+        del self.topics[name]
+        self._set_image({other: known for other, known in self.image.by_name.items() if other != name})
 
-    def _resize(self, topic: TopicImage, count: int) -> None:
+    def topic_of(self, topic_id: UUID) -> Topic | None:
+        """A topic, also one that was deleted."""
+        return self._topics_by_id.get(topic_id)
+
+    def is_ambiguous(self, topic: Topic) -> bool:
+        """Whether members of a classic group may commit offsets of an earlier topic of the same name in it."""
+        return topic.topic_id in self._made_again and self.theme.classic > 0
+
+    def _resize(self, image: TopicImage, count: int) -> None:
         """Another partition count rules: retiring partitions come back first, and those that go are read to the end."""
-        size = max(topic.size, count)
-        lineage = topic.lineage
-        if lineage is not None:
-            ends = {number: self.chance.randint(0, 9) + _last_end(lineage, number) for number in range(topic.size)}
-            lineage = _resized(lineage, count, ends)
-            for number, end in ends.items():
-                if (topic.topic_id, number) in self.silent and self.chance.random() < 0.5:  # its records are deleted
-                    self._log_starts[topic.topic_id, number] = end
-        self._put_topic(self._topic(topic.topic_id, topic.name, range(count), range(count, size), lineage))
+        topic = self.topics[image.name]
+        topic.resize(count)
+        self._put_topic(topic)
 
-    def _delete_records(self, topic: TopicImage, number: int) -> None:
-        """The records of a partition's ended segments are deleted."""
-        assert topic.lineage is not None
-        self._log_starts[topic.topic_id, number] = _last_end(topic.lineage, number)
-        self.say("%s-%d starts at %d", topic.name, number, topic.log_start(number))
+    def _delete_records(self, image: TopicImage, number: int) -> None:
+        """Retention, or DeleteRecords."""
+        log = self.topics[image.name].logs[number]
+        log.delete_before(self.chance.choice((log.end, self.chance.randint(log.start, log.end))))
+        self.say("%s-%d starts at %d", image.name, number, log.start)
 
-    def _reap(self, topic: TopicImage) -> None:
-        """The last of the retiring partitions is empty, and goes."""
-        *retiring, gone = topic.retiring
-        lineage = topic.lineage
-        if lineage is not None:
-            lineage = replace(lineage, cuts={number: cuts for number, cuts in lineage.cuts.items() if number != gone})
-        self._put_topic(self._topic(topic.topic_id, topic.name, topic.partitions, retiring, lineage))
+    def _reap(self, image: TopicImage) -> None:
+        """The last of the retiring partitions is emptied, and goes with those before it that are empty."""
+        topic = self.topics[image.name]
+        log = topic.logs[max(topic.logs)]
+        log.delete_before(log.end)
+        topic.reap()
+        self._put_topic(topic)
 
-    def _put_topic(self, topic: TopicImage) -> None:
-        self._set_image({**self.image.by_name, topic.name: topic})
+    def _produce(self) -> None:
+        """Some records, or the end of a transaction; and the same again after a while."""
+        if not self._incidents:
+            return
+        for _ in range(self.chance.randint(1, 3) if self.topics else 0):
+            topic = self.chance.choice(sorted(self.topics.values(), key=lambda topic: topic.name))
+            if self.chance.random() < self.theme.markers:
+                topic.mark(self.chance.randrange(topic.count))
+            else:
+                topic.send(self.chance.randrange(topic.keys))
+        self.after(self.chance.randint(1, 2 * self.theme.records_ms), self._produce)
+
+    def was_assigned(self, client: Client, partitions: Iterable[Owned]) -> None:
+        """Show the edge that a client was given partitions."""
+        edge = self.edges[client.group]
+        for owned in partitions:
+            topic = self.topic_of(owned.topic_id) if owned.topic_id.int else self.topics.get(owned.topic)
+            if topic is not None:
+                edge.begun.add(topic.life)
+                edge.assigned(client.name, [(topic.life, owned.partition)])
+
+    def _put_topic(self, topic: Topic) -> None:
+        for edge in self.edges.values():
+            if topic.life not in edge.begun:
+                edge.exists(topic)
+        self._set_image({**self.image.by_name, topic.name: image_of(topic)})
 
     def _set_image(self, topics: Mapping[str, TopicImage]) -> None:
         self.image = Image(self.image.version + 1, dict(sorted(topics.items())))
@@ -328,6 +356,7 @@ class World:
             for _ in range(self.chance.randint(1, self.theme.clients)):
                 self.start(group_id)
         self.after(self.chance.randint(1, 3_000), self.incident)
+        self.after(1, self._produce)
         end_ms = self.now_ms + self.theme.length_ms
         while self.now_ms < end_ms:
             self.run_until(self.now_ms + LOGS_EVERY_MS)
@@ -421,6 +450,17 @@ class World:
                 return None
         return self._missing_partitions(clients)
 
+    def _unread(self, clients: list[Client]) -> str | None:
+        """What the applications of a group have not been handed."""
+        edge = self.edges[clients[0].group]
+        for topic in self.topics.values():
+            subscribed = any(reads(client.reads, topic.name) for client in clients)
+            if subscribed and topic.ordered and not self.is_ambiguous(topic):
+                unread = edge.unread(topic)
+                if unread is not None:
+                    return unread
+        return None
+
     def _missing_partitions(self, clients: list[Client]) -> str | None:
         """By name: classic clients do not notice that a topic is another one if it has as many partitions."""
         wanted: set[tuple[str, int]] = set()
@@ -432,22 +472,28 @@ class World:
             held += client.names
             if client.names - mine:
                 return f"{client.name} has {sorted(client.names - mine)}, to which it does not subscribe"
+        unread = self._unread(clients)
+        if unread is not None:
+            return unread
         twice = [name for name, count in Counter(held).items() if count > 1]
         if twice or set(held) != wanted:
             return f"partitions {sorted(wanted - set(held))} are nobody's, {sorted(twice)} are two members'"
         return None
 
 
-def _last_end(lineage: Lineage, partition: int) -> int:
-    """Where the newest segment of a partition begins."""
-    return lineage.start(partition, lineage.current)
-
-
-def _resized(lineage: Lineage, count: int, ends: Mapping[int, int]) -> Lineage:
-    """The lineage after one more layout, whose segments before end at `ends`."""
-    known = {number: list(zip(*cuts, strict=True)) for number, cuts in lineage.cuts.items()}
-    cuts = {number: [*known.get(number, ()), (lineage.current, end)] for number, end in ends.items()}
-    return Lineage.of_cuts(lineage.initial, (*lineage.counts, count), cuts, first=lineage.first)
+def image_of(topic: Topic) -> TopicImage:
+    """A topic as a coordinator sees it now."""
+    logs = topic.logs
+    return TopicImage(
+        topic.topic_id,
+        topic.name,
+        tuple(range(topic.count)),
+        tuple(range(topic.count, max(topic.logs) + 1)),
+        topic.lineage if topic.ordered else None,
+        lambda number: logs[number].start if number in logs else 0,
+        lambda number: logs[number].end if number in logs else 0,
+        topic.initial if len(topic.counts) > 1 else 0,
+    )
 
 
 def reads(wanted: Subscription | None, name: str) -> bool:

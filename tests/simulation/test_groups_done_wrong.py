@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 from unittest import mock
-from uuid import UUID
 
 import pytest
 
@@ -14,7 +13,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.client.consumer.member_driver import MemberDriver
 from anabranch.machines.clients.membership import strategies
 from anabranch.machines.clients.membership.consumer import ConsumerMember
-from anabranch.machines.groups import gates, migration, offsets, standing
+from anabranch.machines.groups import gates, migration, offsets
 from anabranch.machines.groups.consumer import heartbeat
 from anabranch.machines.groups.consumer.group import NOTHING, ConsumerGroup, Member
 from anabranch.machines.groups.consumer.step import Step
@@ -127,11 +126,6 @@ def remembering() -> AbstractContextManager[object]:
     return stack
 
 
-def starting_at_zero() -> AbstractContextManager[object]:
-    """A partition without commits counts as unread from offset 0, though its log starts later."""
-    return mock.patch.object(standing, "progress", lambda raw, log_start, next_record: max(raw, 0))
-
-
 def taking_a_commit_for_all() -> AbstractContextManager[object]:
     """A partition with any committed offset counts as read to its end."""
     raw = Standing.raw
@@ -140,19 +134,6 @@ def taking_a_commit_for_all() -> AbstractContextManager[object]:
         return topic.log_end(partition) if committed is not None else raw(self, topic, partition, committed, *given)
 
     return mock.patch.object(Standing, "raw", all_of_it)
-
-
-def never_forgetting() -> AbstractContextManager[object]:
-    """The farthest position that a partition ever counted for counts for ever, whoever owns it."""
-    raw = Standing.raw
-    farthest: dict[tuple[int, UUID, int], int] = {}
-
-    def kept(self: Standing, topic: TopicImage, partition: int, *given: Any) -> int:
-        at = (id(self), topic.topic_id, partition)
-        farthest[at] = max(raw(self, topic, partition, *given), farthest.get(at, -1))
-        return farthest[at]
-
-    return mock.patch.object(Standing, "raw", kept)
 
 
 def looking_one_layout_too_low() -> AbstractContextManager[object]:
@@ -236,10 +217,8 @@ def lives(**changed: Any) -> None:
         (overtaking, {"ordered": 1.0, "topics": 15, "classic": 0.0}),
         (uncooperative, {"classic": 1.0, "strategies": (("cooperative-sticky",),)}),
         (waiting_forever, {**RESTLESS, "crashes": 15, "slow": 1.0, "classic": 0.0, **SILENT_FOR_LONG}),
-        (remembering, {**RESTLESS, "ordered": 1.0, "silence": 0.5, "classic": 0.0, "poll_interval_ms": 4_000}),
-        (starting_at_zero, {**RESTLESS, "ordered": 1.0, "silence": 0.5, "classic": 0.0}),
+        (remembering, {**RESTLESS, "ordered": 1.0, "keys": 2, "classic": 0.0, "poll_interval_ms": 4_000}),
         (taking_a_commit_for_all, {**RESTLESS, "ordered": 1.0, "classic": 0.0}),
-        (never_forgetting, {**RESTLESS, "ordered": 1.0, "silence": 0.5, "classic": 0.0, "poll_interval_ms": 4_000}),
         (looking_one_layout_too_low, {**RESTLESS, "ordered": 1.0, "classic": 0.0}),
         (hoarding, {"retention_ms": 20_000}),
         (answering_early, {"slow_syncs": 0.1}),

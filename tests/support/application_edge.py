@@ -5,7 +5,8 @@ handed, and its commits; producers number the records of each key. The promise, 
 
 - first deliveries come in the order of sending, and none is left out;
 - a record whose predecessor lies in another partition is handed out only after that predecessor was committed;
-- a record is handed out again only to an owner that began when the record was not committed.
+- a record is handed out again only to an owner that began when the record was not committed;
+- no two applications have a partition at the same time.
 
 A commit may be in doubt: of `committing` and not yet `committed` nobody knows whether a coordinator has seen it. Doubt
 never counts against the clients: a violation is reported only where no outcome of the commits in doubt explains it.
@@ -82,6 +83,7 @@ class ApplicationEdge:
         """Offsets of commits without an outcome."""
         self._changed_ms: dict[Partition, int] = {}
         """When the committed offset changed, or the first record was handed out."""
+        self._owners: dict[Partition, str] = {}
         self._floors: dict[tuple[str, Partition], int] = {}
         """The committed offset when a member was given a partition."""
         self.skipped = 0
@@ -98,7 +100,20 @@ class ApplicationEdge:
     def assigned(self, member: str, partitions: Iterable[Partition]) -> None:
         """Note that a member begins with these partitions: what is committed by now must not come again."""
         for partition in partitions:
-            self._floors[member, partition] = self._surely.get(partition, 0)
+            owner = self._owners.setdefault(partition, member)
+            if owner != member:
+                raise OrderError(f"{member} was given {partition[0]}-{partition[1]}, which {owner} still has")
+            self._floors[member, partition] = self.committed_offset(partition) or 0
+
+    def revoked(self, member: str, partitions: Iterable[Partition]) -> None:
+        """Note that a member has let go of these partitions."""
+        for partition in partitions:
+            if self._owners.get(partition) == member:
+                del self._owners[partition]
+
+    def gone(self, member: str) -> None:
+        """Note that a member has ended, or was removed from its group."""
+        self._owners = {partition: owner for partition, owner in self._owners.items() if owner != member}
 
     def committing(self, offsets: Mapping[Partition, int]) -> None:
         """Note commits that have no outcome yet."""
@@ -112,7 +127,7 @@ class ApplicationEdge:
                 self._doubtful[partition].remove(offset)
             if self._surely.get(partition) != offset:
                 self._surely[partition] = offset
-                self._changed_ms[partition] = now_ms
+                self.progressed(partition, now_ms)
 
     def refused(self, offsets: Mapping[Partition, int]) -> None:
         """Note commits that the coordinator refused."""
@@ -169,16 +184,27 @@ class ApplicationEdge:
     ) -> None:
         if self._deleted(partition, offset):
             return
-        if max([self._surely.get(partition, 0), *self._doubtful[partition]]) > offset:
+        if self.highest_commit(partition) > offset:
             return
         quiet_ms = now_ms - self._changed_ms.get(partition, now_ms)
         if self._patience_ms is not None and quiet_ms >= self._patience_ms:
             return
-        committed = self._surely.get(partition)
         raise OrderError(
             f"{member} was handed {record} before {self._last[record.stream]} was committed: {partition[0]}-"
-            f"{partition[1]} is at {committed}, in doubt {self._doubtful[partition]}"
+            f"{partition[1]} is at {self.committed_offset(partition)}, in doubt {self._doubtful[partition]}"
         )
+
+    def committed_offset(self, partition: Partition) -> int | None:
+        """Return the committed offset that is known to be written."""
+        return self._surely.get(partition)
+
+    def highest_commit(self, partition: Partition) -> int:
+        """Return the highest offset that may have been committed."""
+        return max([self._surely.get(partition, 0), *self._doubtful[partition]])
+
+    def progressed(self, partition: Partition, now_ms: int) -> None:
+        """Note that the committed offset of a partition has changed."""
+        self._changed_ms[partition] = now_ms
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

@@ -56,7 +56,8 @@ class Application(ABC):
         self.stands_until = 0.0
         self._owned: set[At] = set()
         self._lives: dict[At, str] = {}
-        self._seen: dict[tuple[str, str], At] = {}
+        self._seen: dict[tuple[str, str], tuple[At, int]] = {}
+        """By producer and key: where the newest record was, and its number."""
         self._uncommitted: dict[At, int] = {}
         self._handed = 0
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -90,7 +91,7 @@ class Application(ABC):
     def assigned(self, partitions: Iterable[At]) -> None:
         given = set(partitions)
         self._owned |= given
-        self._seen = {stream: at for stream, at in self._seen.items() if at not in given}
+        self._seen = {stream: at for stream, at in self._seen.items() if at[0] not in given}
         self.tell("assigned", partitions=sorted(given))
 
     def revoked(self, partitions: Iterable[At]) -> None:
@@ -129,8 +130,8 @@ class Application(ABC):
         for partition, offset, value in records:
             life, producer, key, number = value.decode().split("|")
             self._lives[partition] = life
-            is_news |= self._seen.get((producer, key)) != partition
-            self._seen[producer, key] = partition
+            is_news |= self._seen.get((producer, key)) != (partition, int(number) - 1)
+            self._seen[producer, key] = partition, int(number)
             rows.append((self._place(partition), offset, producer, key, int(number)))
             self._uncommitted[partition] = offset + 1
         if not rows:

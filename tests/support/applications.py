@@ -161,6 +161,8 @@ class Group:
         """Owned nothing from now on."""
         with self._lock:
             member.owned.clear()
+            now = time.monotonic_ns()
+            self._events.append((now, next(self._arrivals), {"at": now, "of": member.name, "event": "killed"}))
 
     def owners(self, number: int) -> list[Member]:
         """The members that own a partition."""
@@ -204,6 +206,11 @@ class Group:
             case "assigned":
                 places = [(f"{topic}~{life}", number) for topic, number in event["partitions"] for life in self._lives]
                 edge.assigned(member, places)
+            case "revoked":
+                places = [(f"{topic}~{life}", number) for topic, number in event["partitions"] for life in self._lives]
+                edge.revoked(member, places)
+            case "left" | "killed":
+                edge.gone(member)
             case "committing":
                 edge.committing(offsets)
             case "committed" | "observed":
@@ -395,7 +402,7 @@ class Stage:
     def __init__(self, address: str, topic: str, partitions: int, workers: Workers) -> None:
         self.address = address
         self.topic = topic
-        self.first_count = self.largest = partitions
+        self.first_count = self.largest = self.count = partitions
         self.load = Load(address, topic)
         self.groups: list[Group] = []
         self._workers = workers
@@ -430,6 +437,7 @@ class Stage:
             return True
 
         self.until(resized, f"{self.topic} is not resized to {count}", 60)
+        self.count = count
 
     def make_again(self, partitions: int) -> None:
         """Delete the topic, and make another one of its name."""
@@ -502,15 +510,28 @@ class Stage:
         for group in self.groups:
             self.until_owned(group, range(self.first_count))
 
-    def grow(self, *counts: int, records: int = 60, stand_s: float = 0.5) -> None:
+    def hold(self) -> None:
+        """Have nobody read until `release`: what is sent meanwhile waits behind what was sent before."""
+        for member in [member for group in self.groups for member in group.present]:
+            member.stand(60)
+
+    def release(self) -> None:
+        """Have everybody read on."""
+        for member in [member for group in self.groups for member in group.present]:
+            member.stand(0)
+
+    def grow(self, *counts: int, records: int = 60) -> None:
         """Resize again and again, with some records before, between and after; nobody reads for a while meanwhile."""
-        for count in (*counts, None):
-            least = self.load.acknowledged + records
-            self.until(lambda least=least: self.load.acknowledged >= least, "the producers are stuck")  # type: ignore[misc]
-            if count is not None:
-                for member in [member for group in self.groups for member in group.present]:
-                    member.stand(stand_s)
-                self.resize(count)
+        self._send_more(records)
+        for count in counts:
+            self.hold()
+            self.resize(count)
+            self._send_more(records)
+            self.release()
+
+    def _send_more(self, records: int) -> None:
+        least = self.load.acknowledged + records
+        self.until(lambda: self.load.acknowledged >= least, "the producers are stuck", 60)
 
     def finish(self, timeout_s: float = 30.0) -> None:
         """Stop the load, read everything, check every group. OrderError."""

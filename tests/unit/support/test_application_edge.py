@@ -38,6 +38,7 @@ def moved_without_a_commit(edge: ApplicationEdge) -> None:
 
 
 def moved_to_another_member_without_a_commit(edge: ApplicationEdge) -> None:
+    edge.revoked("m", [P1])
     edge.assigned("n", [P1])
     edge.delivered("n", handed(2, P1, 0))
 
@@ -60,8 +61,15 @@ def moved_after_a_commit_of_another_partition(edge: ApplicationEdge) -> None:
 
 def committed_and_handed_to_the_next_owner(edge: ApplicationEdge) -> None:
     edge.committed({P0: 2})
+    edge.gone("m")
     edge.assigned("n", [P0])
     edge.delivered("n", handed(1))
+
+
+def given_to_two_members(edge: ApplicationEdge) -> None:
+    edge.revoked("m", [P1])
+    edge.assigned("n", [P1])
+    edge.assigned("n", [P0])
 
 
 def appended_twice(edge: ApplicationEdge) -> None:
@@ -85,6 +93,7 @@ def appended_twice_in_two_partitions(edge: ApplicationEdge) -> None:
         moved_after_a_commit_that_was_refused,
         moved_after_a_commit_of_another_partition,
         committed_and_handed_to_the_next_owner,
+        given_to_two_members,
         appended_twice,
         appended_twice_in_two_partitions,
     ],
@@ -106,6 +115,7 @@ def test_a_record_may_move_when_its_predecessor_is_committed_or_may_be() -> None
 def test_an_uncommitted_record_may_come_again_to_the_next_owner() -> None:
     edge = begun()
     edge.committed({P0: 1})
+    edge.gone("m")
     edge.assigned("n", [P0])
     edge.delivered("n", handed(1))
     assert edge.repetitions == 1
@@ -115,6 +125,7 @@ def test_an_uncommitted_record_may_come_again_to_the_next_owner() -> None:
 
 def test_what_is_committed_while_a_member_owns_the_partition_may_still_come_to_it() -> None:
     edge = begun()
+    edge.gone("m")
     edge.assigned("n", [P0])
     edge.committed({P0: 2})
     edge.delivered("n", handed(0))

@@ -77,7 +77,7 @@ class Positions:
             for tp in partitions:
                 self._context.fetcher.begin(tp, timestamp=EARLIEST)
             return
-        for topic in {tp.topic for tp in partitions}:
+        for topic in sorted({tp.topic for tp in partitions}):
             view = await self._context.cluster.view(topic)
             committed: set[int] = set()
             if not view.elastic or self._context.subscription is None:

@@ -428,7 +428,7 @@ class Gatekeeper:
             gates.forget_topics(topic_id for topic_id in gates.topic_ids if topic_id not in by_id)
         if isinstance(group, ConsumerGroup):
             room = DECIDED_AT_ONCE
-            for name in self.topics_of(group, gates):
+            for name in sorted(self.topics_of(group, gates)):
                 topic = self.offsets.image.by_name.get(name)
                 if topic is not None and topic.is_gated:
                     made = self.evaluation(gates, topic)

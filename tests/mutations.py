@@ -1,0 +1,251 @@
+"""Mutations of shipped code: each breaks one rule of the order, and each must die twice: `python -m tests.mutations`.
+
+A mutation changes the text of a source file in a copy of the tree. It must be found out by a simulator, within a number
+of seeds, and by an end-to-end test, which sees the product from outside. A mutation that survives either shows a rule
+that nothing proves. A text that is not in its file any more is an error: the mutation has to follow the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TIMEOUT_S = 900
+EDGE = "tests/end_to_end/test_order_at_the_edge.py"
+GROUPS = ("-m", "tests.simulation.groups")
+CONTROLLER = ("-m", "tests.simulation.controller")
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One change of a source file."""
+
+    file: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A rule that is broken, and by what that must be seen."""
+
+    name: str
+    edits: tuple[Edit, ...]
+    simulator: tuple[str, ...]
+    seeds: int
+    test: str
+
+
+LINEAGE = "machines/lineage.py"
+APPENDING = "machines/partition/appending.py"
+GATEKEEPER = "machines/groups/gatekeeper.py"
+
+MUTATIONS = (
+    Mutation(
+        "no recursion: only the layout right before counts",
+        (
+            Edit(
+                LINEAGE,
+                "            if held is not None and self._lowest(partition, held) < ends[index]:\n",
+                "            only_parents = layouts[index] == layout - 1\n"
+                "            if only_parents and held is not None and self._lowest(partition, held) < ends[index]:\n",
+            ),
+        ),
+        GROUPS,
+        200,
+        f"{EDGE}::test_parents_without_records_hide_no_grandparents[ours]",
+    ),
+    Mutation(
+        "any commit of a parent taken for all",
+        (
+            Edit(
+                LINEAGE,
+                "return position.lowest(keys) if isinstance(position, Frontier) else position\n",
+                "return position.lowest(keys) if isinstance(position, Frontier) else BEYOND * bool(position)\n",
+            ),
+        ),
+        GROUPS,
+        200,
+        f"{EDGE}::test_parents_without_records_hide_no_grandparents[ours]",
+    ),
+    Mutation(
+        "the partition count is not checked",
+        (
+            Edit(
+                APPENDING,
+                "count_said != COUNT_NOT_SAID and (role.retiring or count_said != role.undeleted_partition_count)",
+                "count_said != COUNT_NOT_SAID and role.retiring",
+            ),
+        ),
+        CONTROLLER,
+        50,
+        f"{EDGE}::test_groups_of_every_kind_keep_the_order_while_a_topic_grows",
+    ),
+    Mutation(
+        "the partition count is checked before duplicates",
+        (
+            Edit(
+                APPENDING,
+                "    if repeated is not None:\n        return Duplicate(repeated, None)\n",
+                "    if repeated is not None and count_said in (COUNT_NOT_SAID, role.undeleted_partition_count):\n"
+                "        return Duplicate(repeated, None)\n",
+            ),
+        ),
+        CONTROLLER,
+        100,
+        "tests/end_to_end/test_broker.py::test_a_count_that_is_not_the_topics_is_refused_but_a_duplicate_is_answered",
+    ),
+    Mutation(
+        "a shrink cuts survivors before it closes retiring partitions",
+        (Edit("machines/controller/roles.py", "SHRINK: (Phase.CLOSE, Phase.CUT)", "SHRINK: (Phase.CUT, Phase.CLOSE)"),),
+        CONTROLLER,
+        100,
+        f"{EDGE}::test_a_retiring_partition_takes_nothing_after_its_survivor_counts_anew",
+    ),
+    Mutation(
+        "log starts are ignored",
+        (
+            Edit("machines/progress.py", "    at = max(committed, log_start)\n", "    at = max(committed, 0)\n"),
+            Edit(
+                "server/partitions/offsets.py",
+                "return await fetched(partition.log.next_record(offset, partition.table.aborted.is_void))",
+                "return None if offset < partition.log.log_start else await fetched(\n"
+                "            partition.log.next_record(offset, partition.table.aborted.is_void)\n        )",
+            ),
+        ),
+        GROUPS,
+        200,
+        f"{EDGE}::test_a_parent_whose_unread_end_was_deleted_holds_nothing_up[stock]",
+    ),
+    Mutation(
+        "a gate that opened by time stays open: read for ever",
+        (
+            Edit(
+                GATEKEEPER,
+                "                counted = max(position, stall.reached)\n            return Stand(",
+                "                self.for_ever.add((group.group_id, topic.topic_id, number))\n"
+                "            if (group.group_id, topic.topic_id, number) in self.for_ever:\n"
+                "                counted = 1 << 62\n"
+                "            return Stand(",
+            ),
+            Edit(GATEKEEPER, "class Gatekeeper:\n", "class Gatekeeper:\n    for_ever: set = set()\n"),
+        ),
+        GROUPS,
+        400,
+        f"{EDGE}::test_a_position_that_was_waited_for_in_vain_counts_again_when_it_moves",
+    ),
+    Mutation(
+        "gates are one layout too low",
+        (
+            Edit(
+                LINEAGE,
+                "        last = min(layout, other.last + 1) if other.is_older else layout\n",
+                "        last = min(layout - 1, other.last + 1) if other.is_older else layout - 1\n",
+            ),
+        ),
+        GROUPS,
+        200,
+        f"{EDGE}::test_parents_without_records_hide_no_grandparents[ours]",
+    ),
+    Mutation(
+        "partitions are handed over before their owner has revoked them",
+        (
+            Edit(
+                "machines/groups/consumer/reconcile.py",
+                "            if holder == member.member_id and not waits(topic_id, partition):\n",
+                "            if holder and not waits(topic_id, partition):\n",
+            ),
+        ),
+        GROUPS,
+        60,
+        f"{EDGE}::test_a_partition_is_given_away_only_when_its_owner_has_let_go",
+    ),
+)
+
+
+def _mutated(tree: Path, mutation: Mutation) -> str | None:
+    """Change the copy; return why that cannot be done, or None."""
+    for edit in mutation.edits:
+        path = tree / "src" / "anabranch" / edit.file
+        text = path.read_text(encoding="utf-8")
+        if text.count(edit.before) != 1:
+            return f"{edit.file} has {text.count(edit.before)} times {edit.before.strip()!r}"
+        path.write_text(text.replace(edit.before, edit.after), encoding="utf-8")
+    return None
+
+
+def _ends(tree: Path, *command: str) -> tuple[int, str]:
+    """Run Python in the copy; return the exit code, and the last lines that say why."""
+    environment = {**os.environ, "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree}"}
+    run = subprocess.run(
+        [sys.executable, *command], cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    lines = [line for line in (run.stdout + run.stderr).splitlines() if line.strip()]
+    telling = [line for line in lines if line.startswith(("seed ", "E  "))] or lines[-1:]
+    return run.returncode, telling[0].removeprefix("E").strip() if telling else ""
+
+
+def _copied(directory: Path, name: str) -> Path:
+    tree = directory / name
+    for part in ("src", "tests"):
+        shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    return tree
+
+
+def _judge(mutation: Mutation, directory: Path, number: int, *, ways: frozenset[str]) -> bool:
+    """Run one mutation, print its row; return whether it died in every way."""
+    tree = _copied(directory, f"m{number}")
+    reason = _mutated(tree, mutation)
+    if reason is not None:
+        print(f"{mutation.name}\n  cannot be applied: {reason}", flush=True)
+        return False
+    commands = {
+        "simulator": (*mutation.simulator, "--seeds", str(mutation.seeds), "--until-failure"),
+        "end to end": ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutation.test),
+    }
+    print(mutation.name, flush=True)
+    well = True
+    for way, command in commands.items():
+        if way not in ways:
+            continue
+        began = time.monotonic()
+        code, why = _ends(tree, *command)
+        well &= code == 1
+        verdict = "died" if code == 1 else "SURVIVED" if code == 0 else f"DID NOT RUN ({code})"
+        where = mutation.test.rpartition("::")[2] if way == "end to end" else " ".join(mutation.simulator)
+        print(f"  {way}: {verdict} in {time.monotonic() - began:.0f} s, {where}\n    {why[:200]}", flush=True)
+    shutil.rmtree(tree)
+    return well
+
+
+def main() -> int:
+    """Run the mutations; the exit code is 1 if one survives or cannot be applied."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
+    parser.add_argument("--only", default="", help="mutations with this text in their name")
+    parser.add_argument("--way", choices=["simulator", "end to end"], action="append", help="by default both")
+    parser.add_argument("--check", action="store_true", help="only look whether every text is in its file")
+    given = parser.parse_args()
+    ways = frozenset(given.way or ["simulator", "end to end"])
+    chosen = [mutation for mutation in MUTATIONS if given.only in mutation.name]
+    with tempfile.TemporaryDirectory() as directory:
+        if given.check:
+            trees = [(mutation, _copied(Path(directory), f"m{at}")) for at, mutation in enumerate(chosen)]
+            reasons = [f"{mutation.name}: {why}" for mutation, tree in trees if (why := _mutated(tree, mutation))]
+            print("\n".join(reasons) or f"{len(chosen)} mutations can be applied")
+            return 1 if reasons else 0
+        died = [_judge(mutation, Path(directory), at, ways=ways) for at, mutation in enumerate(chosen)]
+    print(f"{sum(died)} of {len(died)} mutations died wherever they had to")
+    return 0 if all(died) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""The records of a world's topics: logs with starts, markers, layouts and removed partitions; and what groups got.
+
+Producers are right by construction, as `test_controller` proves theirs: every record of a key lies where the layout at
+the time of its sending places the key. What may go wrong is reading, and `GroupEdge` says when it does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import UUID
+
+from anabranch.machines.clients.fetching import TopicView
+from anabranch.machines.lineage import Lineage
+from anabranch.machines.placement import place
+from anabranch.records.batch import build
+from tests.support.application_edge import ApplicationEdge, Handed, Partition, Stream
+
+if TYPE_CHECKING:
+    from tests.simulation.groups_world import World
+
+BROKER = 0
+KEY_STEP = 2_654_435_761
+
+
+class Sent(NamedTuple):
+    """A record."""
+
+    key: int
+    number: int
+
+
+@dataclass(slots=True)
+class Log:
+    """One partition."""
+
+    epoch: int = 0
+    """The number of the layout that rules: every layout begins a leader epoch."""
+    start: int = 0
+    end: int = 0
+    entries: dict[int, tuple[int, Sent | None]] = field(default_factory=dict)
+    """By offset: the leader epoch, and the record; None for a marker."""
+
+    def append(self, record: Sent | None) -> int:
+        """Append a record, or a marker."""
+        self.entries[self.end] = self.epoch, record
+        self.end += 1
+        return self.end - 1
+
+    def delete_before(self, offset: int) -> None:
+        """Delete the records before an offset."""
+        for gone in range(self.start, offset):
+            del self.entries[gone]
+        self.start = max(self.start, offset)
+
+    def next_record(self, offset: int) -> int:
+        """Return the first offset from `offset` on with a record; the end without one."""
+        for at in range(max(offset, self.start), self.end):
+            if self.entries[at][1] is not None:
+                return at
+        return self.end
+
+    def fetch(self, offset: int, size_max: int) -> memoryview:
+        """Return the headers of batches from `offset` on: a batch has records of one epoch."""
+        data = bytearray()
+        end = min(self.end, offset + size_max)
+        while offset < end:
+            epoch = self.entries[offset][0]
+            last = offset
+            while last + 1 < end and self.entries[last + 1][0] == epoch:
+                last += 1
+            data += build(
+                b"",
+                record_count=0,
+                last_offset_delta=last - offset,
+                base_timestamp=0,
+                max_timestamp=0,
+                base_offset=offset,
+                leader_epoch=epoch,
+            )
+            offset = last + 1
+        return memoryview(data)
+
+
+class Topic:
+    """A topic in one of its lives."""
+
+    def __init__(self, topic_id: UUID, name: str, count: int, keys: int, *, ordered: bool) -> None:
+        self.topic_id = topic_id
+        self.name = name
+        self.keys = keys
+        self.ordered = ordered
+        self.initial = count
+        self.counts = [count]
+        self.ends: list[dict[int, int]] = []
+        self.logs = {number: Log() for number in range(count)}
+        self.removed: dict[int, int] = {}
+        """Partition to the offset at which its log begins when it is made again."""
+        self.sent: Counter[int] = Counter()
+        """By key: how many records."""
+        self.places: dict[tuple[int, int], tuple[int, int]] = {}
+        """(key, number) to partition and offset."""
+
+    @property
+    def count(self) -> int:
+        return self.counts[-1]
+
+    @property
+    def life(self) -> str:
+        """The name of this life of the topic, for the edge."""
+        return f"{self.name}#{self.topic_id.int >> 96}"
+
+    def send(self, key: int) -> None:
+        """Append the next record of a key."""
+        number = place(key * KEY_STEP & 0x7FFFFFFF, self.initial, self.count)
+        record = Sent(key, self.sent[key])
+        self.sent[key] += 1
+        self.places[record] = number, self.logs[number].append(record)
+
+    def mark(self, number: int) -> None:
+        """Append a transaction marker, or a record of an aborted transaction."""
+        self.logs[number].append(None)
+
+    def resize(self, count: int) -> None:
+        """End the layout: every partition that exists ends its leader epoch."""
+        self.ends.append({number: log.end for number, log in self.logs.items()})
+        self.counts.append(count)
+        for number in range(count):
+            if number not in self.logs:
+                start = self.removed.pop(number, 0)
+                self.logs[number] = Log(start=start, end=start)
+        for log in self.logs.values():
+            log.epoch = len(self.counts) - 1
+
+    def reap(self) -> None:
+        """Remove the retiring partitions at the end that hold nothing."""
+        while (last := max(self.logs)) >= self.count and self.logs[last].start == self.logs[last].end:
+            self.removed[last] = self.logs.pop(last).end
+            for ended in self.ends:
+                ended.pop(last, None)
+
+    @property
+    def lineage(self) -> Lineage:
+        """The lineage as the leaders' logs give it: of the partitions that exist."""
+        ends = [{number: end for number, end in ended.items() if number in self.logs} for ended in self.ends]
+        return Lineage.of_ends(self.initial, tuple(self.counts), ends)
+
+    def view(self) -> TopicView:
+        """The metadata of a consumer."""
+        epochs = {number: log.epoch for number, log in self.logs.items()}
+        return TopicView(
+            self.name, self.topic_id, self.lineage, dict.fromkeys(self.logs, BROKER), epochs, True, self.ordered
+        )
+
+
+class GroupEdge(ApplicationEdge):
+    """The edge of one group, with the commits that its coordinator has applied."""
+
+    def __init__(self, world: World, group_id: str, *, reads_latest: bool) -> None:
+        super().__init__(
+            deleted=self._is_excused,
+            place_of=self._find,
+            begins_late=reads_latest,
+            patience_ms=world.theme.poll_interval_ms,
+        )
+        self.reads_latest = reads_latest
+        self._world = world
+        self._group_id = group_id
+        self._first: dict[str, set[int]] = {}
+        """By topic: the partitions that existed when the group had not been assigned any of them."""
+        self.begun: set[str] = set()
+        """The topics of which some member was assigned a partition."""
+        self._reset_to: dict[Partition, int] = {}
+        """Partitions without a commit whose owner began at the end, as `auto.offset.reset` says."""
+
+    def _topic(self, life: str) -> Topic | None:
+        return self._world.topics_by_life.get(life)
+
+    def _is_excused(self, partition: Partition, offset: int) -> bool:
+        topic = self._topic(partition[0])
+        log = None if topic is None else topic.logs.get(partition[1])
+        return log is None or offset < max(log.start, self._reset_to.get(partition, 0))
+
+    def _find(self, stream: Stream, number: int) -> tuple[Partition, int] | None:
+        topic = self._topic(stream[0])
+        found = None if topic is None else topic.places.get((int(stream[1]), number))
+        return None if found is None else ((stream[0], found[0]), found[1])
+
+    def committed_offset(self, partition: Partition) -> int | None:
+        return self._world.rules.positions.committed_offset(self._group_id, *partition)
+
+    def highest_commit(self, partition: Partition) -> int:
+        return self._world.rules.positions.highest.get((self._group_id, *partition), 0)
+
+    def assigned(self, member: str, partitions: Iterable[Partition]) -> None:
+        """Note that a member begins; that no other one has the partition is checked by `groups_rules`."""
+        self._owners.clear()
+        super().assigned(member, partitions)
+
+    def exists(self, topic: Topic) -> None:
+        """Note the partitions of a topic that no member has been given any of yet."""
+        self._first.setdefault(topic.life, set()).update(topic.logs)
+
+    def begins_at_end(self, topic: Topic, number: int, offset: int, *, gone: bool) -> None:
+        """Check that a member that begins at the log end may: the partition was there when the group first came.
+
+        `gone`: the member stood at an offset that was deleted, so `auto.offset.reset` applies in any case.
+        """
+        assert self.reads_latest
+        place = topic.life, number
+        if not gone:
+            assert number in self._first.get(topic.life, ()), f"{place} appeared later, and is read from the end"
+        self._reset_to[place] = max(offset, self._reset_to.get(place, 0))
+
+    def written(self, topic: Topic, number: int, offset: int) -> None:
+        """Check a position that the coordinator wrote for a group that begins at the end."""
+        place = topic.life, number
+        if number in self._first.get(topic.life, ()):
+            self._reset_to[place] = max(offset, self._reset_to.get(place, 0))
+        elif number in topic.logs:
+            assert offset <= topic.logs[number].start, (
+                f"{place} appeared later, and its position is written at {offset}"
+            )
+
+    def handed(self, member: str, topic: Topic, number: int, offsets: Iterable[int], now_ms: int) -> None:
+        """Check records that an application is handed. OrderError."""
+        for offset in offsets:
+            entry = topic.logs[number].entries.get(offset) if number in topic.logs else None
+            if entry is not None and entry[1] is not None:
+                record = entry[1]
+                handed = Handed(topic.life, str(record.key), record.number, (topic.life, number), offset)
+                self.delivered(member, handed, now_ms)
+
+    def unread(self, topic: Topic) -> str | None:
+        """What of a topic the group has not been handed yet."""
+        sent = {(topic.life, str(key)): count for key, count in topic.sent.items()}
+        since = {stream: count for stream, count in sent.items() if self.reads_latest and self.last(stream) is None}
+        missing = self.missing(sent, since)
+        return None if not missing else f"{topic.life} is not read to the end: {sorted(missing.items())[:3]}"
