@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from anabranch.client import sync
 from tests.support.broker import BrokerProcess, running
@@ -115,7 +115,15 @@ class Reading:
 
     def commit(self) -> None:
         found = [TopicPartition(self.world.topic, number, offset) for number, offset in self._uncommitted.items()]
-        self.consumer.commit(offsets=found, asynchronous=False)
+        deadline = time.monotonic() + SOON_S
+        while True:
+            try:
+                self.consumer.commit(offsets=found, asynchronous=False)
+                break
+            except KafkaException as error:  # The group has a new epoch, which the next heartbeat brings.
+                if error.args[0].code() != KafkaError.STALE_MEMBER_EPOCH or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
         self._uncommitted.clear()
 
 

@@ -84,8 +84,9 @@ class Partition:
     @property
     def leadership(self) -> Leadership:
         """Its role; a partition that retires moves its keys to the one of the first two that is its ancestor."""
-        count = INITIAL if self.retiring else PARTITIONS
-        return Leadership(NO_TOPIC_ID, self.number, 0, 0, INITIAL, count, self.retiring)
+        if self.retiring:
+            return Leadership(NO_TOPIC_ID, self.number, 1, 0, INITIAL, INITIAL, retiring=True)
+        return Leadership(NO_TOPIC_ID, self.number, 2, 0, INITIAL, PARTITIONS, retiring=False)
 
     def append(self, entry: Entry) -> None:
         entry = entry._replace(base_offset=len(self.log))
