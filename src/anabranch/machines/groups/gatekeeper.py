@@ -438,10 +438,10 @@ class Gatekeeper:
         basis = (gates.version, changes(group), gates.questions.changes, len(gates.unsure), len(gates.standing.stalls))
         if basis != gates.based_on:
             gates.based_on = basis
-            self._find_wanted(group, gates)
+            self._find_wanted(group, gates, now_ms)
         gates.is_due = any(made.left for made in gates.evaluated.values())
 
-    def _find_wanted(self, group: Group, gates: GroupGates) -> None:
+    def _find_wanted(self, group: Group, gates: GroupGates, now_ms: int) -> None:
         owner = self.owner(group, gates)
         wanted: dict[At, int] = dict.fromkeys(gates.questions.askers, -1)
         inner: dict[At, None] = dict.fromkeys((*gates.unsure, *gates.standing.stalls))
@@ -467,7 +467,7 @@ class Gatekeeper:
             member_id, _ = owner(at)
             if member_id:
                 gates.wanted_of.setdefault(member_id, []).append(at)
-        gates.standing.unwatch((*wanted, *inner))
+        gates.standing.unwatch((*wanted, *inner), now_ms)
         gates.asked = {at: last for at, last in gates.asked.items() if at in wanted or at in inner}
 
     def compare(self, group: Group, gates: GroupGates, now_ms: int) -> tuple[set[At], dict[UUID, dict[int, int]], bool]:

@@ -17,6 +17,8 @@ from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.progress import Tenure, is_stalled, progress, start_of
 
 At = tuple[UUID, int]
+ASKED_AGAIN_MS = 10_000
+"""A member whose question has ended asks again before this time is over, unless nothing is left to ask."""
 Owner = Callable[[At], tuple[str, int]]
 """The member that owns a partition and its rebalance timeout; ("", 0) without one."""
 Committed = Callable[[str, int], int | None]
@@ -59,6 +61,8 @@ class Watch:
     began_ms: int
     began_at: int
     """The position when the watch began: the rate is taken from there."""
+    unwanted_ms: int | None = None
+    """The time since which nothing waits for the partition; None while something does."""
 
     def rate(self, now_ms: int) -> float:
         """Offsets per second since the watch began."""
@@ -164,8 +168,17 @@ class Standing:
         self.stalls[at] = now
         return now != before
 
-    def unwatch(self, wanted: Iterable[At]) -> None:
-        """Watch these partitions only."""
-        kept = set(wanted)
-        for at in [at for at in self.watches if at not in kept and at not in self.stalls]:
-            del self.watches[at]
+    def unwatch(self, wanted: Iterable[At], now_ms: int) -> None:
+        """Watch these partitions only.
+
+        Any other is kept for a while: between two questions of a member nothing waits, and the time for which the
+        position has not changed must not begin anew with every question.
+        """
+        kept = {*wanted, *self.stalls}
+        for at, watch in list(self.watches.items()):
+            if at in kept:
+                watch.unwanted_ms = None
+            elif watch.unwanted_ms is None:
+                watch.unwanted_ms = now_ms
+            elif now_ms - watch.unwanted_ms >= ASKED_AGAIN_MS:
+                del self.watches[at]

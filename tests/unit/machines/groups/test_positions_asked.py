@@ -305,6 +305,36 @@ def test_a_classic_member_is_told_of_positions_and_of_a_rebalance() -> None:
     assert answer.error_code == ErrorCode.REBALANCE_IN_PROGRESS
 
 
+@pytest.mark.parametrize("committed", [None, 3])
+def test_a_classic_position_is_overdue_although_every_question_ends_before(committed: int | None) -> None:
+    """Nothing is asked between two questions while the group is looked at: the position has stood still all the same.
+
+    A member that owns parent and child and commits nothing, or too little, waited for ever: the time began anew with
+    every question.
+    """
+    world = Asking(flat())
+    member, generation = classic_group(world)
+    if committed is None:
+        world.ask(member, generation, reports=[(0, 0)], wait_ms=0)
+    else:
+        world.commit(member, generation, 0, committed)
+    known, began_ms, questions = -1, world.now_ms, 0
+    while True:
+        ticket = world.ask(member, generation, needs=[(0, known)])
+        questions += 1
+        while isinstance(ticket, int) and ticket not in world.answers:
+            world.advance(1_000)
+            world.beat_classic(member, generation)
+        ((_, _, known, is_overdue),) = world.told_of(ticket)
+        if is_overdue:
+            break
+        world.advance(700)
+        assert world.now_ms - began_ms <= TIMEOUT_MS + 1_000, "the gate stays closed"
+    assert world.now_ms - began_ms >= TIMEOUT_MS and questions < 10, "questions are parked"
+    ticket = world.ask(member, generation, needs=[(0, known)])
+    assert isinstance(ticket, int) and ticket not in world.answers, "told once"
+
+
 def test_a_classic_member_of_another_generation_is_refused() -> None:
     world = Asking(flat())
     member, generation = classic_group(world)
