@@ -1,8 +1,9 @@
 """Mutations of shipped code: each breaks one rule of the order, and each must die twice: `python -m tests.mutations`.
 
-A mutation changes the text of a source file in a copy of the tree. It must be found out by a simulator, within a number
-of seeds, and by an end-to-end test, which sees the product from outside. A mutation that survives either shows a rule
-that nothing proves. A text that is not in its file any more is an error: the mutation has to follow the code.
+A mutation changes the text of a source file in a copy of the tree. It must be found out by a simulator, in a story or
+within some seeds, and by an end-to-end test, which sees the product from outside. The seeds begin with one that finds
+it out today: where a change of the simulator moves that, some more follow. A mutation that survives either shows a
+rule that nothing proves. A text that is not in its file any more is an error: the mutation has to follow the code.
 """
 
 from __future__ import annotations
@@ -20,8 +21,26 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 900
 EDGE = "tests/end_to_end/test_order_at_the_edge.py"
-GROUPS = ("-m", "tests.simulation.groups")
-CONTROLLER = ("-m", "tests.simulation.controller")
+STOCK = "tests/end_to_end/test_stock_groups.py"
+STORIES = "tests/simulation/test_groups_stories.py::test_a_story_of_a_group_that_reads_in_order_ends_well"
+SEEDS = 200
+"""Lives, from the seed that finds a mutation out today on."""
+PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
+
+
+def groups(seed: int) -> tuple[str, ...]:
+    """Lives of groups from a seed on."""
+    return "-m", "tests.simulation.groups", "--first", str(seed), "--seeds", str(SEEDS), "--until-failure"
+
+
+def controller(seed: int) -> tuple[str, ...]:
+    """Lives of a cluster from a seed on."""
+    return "-m", "tests.simulation.controller", "--first", str(seed), "--seeds", str(SEEDS), "--until-failure"
+
+
+def story(name: str) -> tuple[str, ...]:
+    """A story of `tests.simulation.groups_stories`."""
+    return *PYTEST, f"{STORIES}[{name}]"
 
 
 @dataclass(frozen=True)
@@ -40,7 +59,6 @@ class Mutation:
     name: str
     edits: tuple[Edit, ...]
     simulator: tuple[str, ...]
-    seeds: int
     test: str
 
 
@@ -59,8 +77,7 @@ MUTATIONS = (
                 "            if only_parents and held is not None and self._lowest(partition, held) < ends[index]:\n",
             ),
         ),
-        GROUPS,
-        200,
+        groups(96),
         f"{EDGE}::test_parents_without_records_hide_no_grandparents[ours]",
     ),
     Mutation(
@@ -72,9 +89,8 @@ MUTATIONS = (
                 "return position.lowest(keys) if isinstance(position, Frontier) else BEYOND * bool(position)\n",
             ),
         ),
-        GROUPS,
-        200,
-        f"{EDGE}::test_parents_without_records_hide_no_grandparents[ours]",
+        groups(87),
+        f"{STOCK}::test_records_deleted_behind_the_commit_are_nothing_to_read",
     ),
     Mutation(
         "the partition count is not checked",
@@ -85,8 +101,7 @@ MUTATIONS = (
                 "count_said != COUNT_NOT_SAID and role.retiring",
             ),
         ),
-        CONTROLLER,
-        50,
+        controller(0),
         f"{EDGE}::test_groups_of_every_kind_keep_the_order_while_a_topic_grows",
     ),
     Mutation(
@@ -99,15 +114,13 @@ MUTATIONS = (
                 "        return Duplicate(repeated, None)\n",
             ),
         ),
-        CONTROLLER,
-        100,
+        controller(0),
         "tests/end_to_end/test_broker.py::test_a_count_that_is_not_the_topics_is_refused_but_a_duplicate_is_answered",
     ),
     Mutation(
         "a shrink cuts survivors before it closes retiring partitions",
         (Edit("machines/controller/roles.py", "SHRINK: (Phase.CLOSE, Phase.CUT)", "SHRINK: (Phase.CUT, Phase.CLOSE)"),),
-        CONTROLLER,
-        100,
+        controller(1),
         f"{EDGE}::test_a_retiring_partition_takes_nothing_after_its_survivor_counts_anew",
     ),
     Mutation(
@@ -121,8 +134,7 @@ MUTATIONS = (
                 "            partition.log.next_record(offset, partition.table.aborted.is_void)\n        )",
             ),
         ),
-        GROUPS,
-        200,
+        story("unread_records_were_deleted"),
         f"{EDGE}::test_a_parent_whose_unread_end_was_deleted_holds_nothing_up[stock]",
     ),
     Mutation(
@@ -138,9 +150,8 @@ MUTATIONS = (
             ),
             Edit(GATEKEEPER, "class Gatekeeper:\n", "class Gatekeeper:\n    for_ever: set = set()\n"),
         ),
-        GROUPS,
-        400,
-        f"{EDGE}::test_a_position_that_was_waited_for_in_vain_counts_again_when_it_moves",
+        groups(1),
+        f"{STOCK}::test_a_position_that_was_waited_for_in_vain_holds_later_gates_when_it_moves_again",
     ),
     Mutation(
         "gates are one layout too low",
@@ -151,9 +162,8 @@ MUTATIONS = (
                 "        last = min(layout - 1, other.last + 1) if other.is_older else layout - 1\n",
             ),
         ),
-        GROUPS,
-        200,
-        f"{EDGE}::test_parents_without_records_hide_no_grandparents[ours]",
+        groups(11),
+        f"{STOCK}::test_records_deleted_behind_the_commit_are_nothing_to_read",
     ),
     Mutation(
         "partitions are handed over before their owner has revoked them",
@@ -164,8 +174,7 @@ MUTATIONS = (
                 "            if holder and not waits(topic_id, partition):\n",
             ),
         ),
-        GROUPS,
-        60,
+        groups(0),
         f"{EDGE}::test_a_partition_is_given_away_only_when_its_owner_has_let_go",
     ),
 )
@@ -209,8 +218,8 @@ def _judge(mutation: Mutation, directory: Path, number: int, *, ways: frozenset[
         print(f"{mutation.name}\n  cannot be applied: {reason}", flush=True)
         return False
     commands = {
-        "simulator": (*mutation.simulator, "--seeds", str(mutation.seeds), "--until-failure"),
-        "end to end": ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutation.test),
+        "simulator": mutation.simulator,
+        "end to end": (*PYTEST, mutation.test),
     }
     print(mutation.name, flush=True)
     well = True
@@ -221,7 +230,7 @@ def _judge(mutation: Mutation, directory: Path, number: int, *, ways: frozenset[
         code, why = _ends(tree, *command)
         well &= code == 1
         verdict = "died" if code == 1 else "SURVIVED" if code == 0 else f"DID NOT RUN ({code})"
-        where = mutation.test.rpartition("::")[2] if way == "end to end" else " ".join(mutation.simulator)
+        where = command[-1].rpartition("::")[2] if command[:2] == PYTEST[:2] else " ".join(command[1:4])
         print(f"  {way}: {verdict} in {time.monotonic() - began:.0f} s, {where}\n    {why[:200]}", flush=True)
     shutil.rmtree(tree)
     return well

@@ -57,6 +57,12 @@ class World:
         self.write(partition, *values, producer=writer)
         (writer.commit_transaction if commit else writer.abort_transaction)(10)
 
+    def waits(self) -> set[tuple[int, int]]:
+        """The partitions that the coordinator withholds from the group, each with one that it waits on."""
+        group = f"g-{self.topic}"
+        waiting = self.admin.describe_groups(group)[group].waiting
+        return {(each.partition[1], on.partition[1]) for each in waiting for on in each.waits_on}
+
     @contextmanager
     def consumer(self, *, reset: str = "earliest", poll_interval_ms: int = POLL_INTERVAL_MS) -> Iterator[Reading]:
         made = Reading(self, reset, poll_interval_ms)
@@ -113,6 +119,11 @@ class Reading:
     def holds(self, *partitions: int, within_s: float = SOON_S) -> None:
         self.until(lambda: self.owned == set(partitions), within_s)
 
+    def commit_at(self, partition: int, offset: int) -> None:
+        """Commit one partition, wherever the records end that were handed out."""
+        self._uncommitted = {partition: offset}
+        self.commit()
+
     def commit(self) -> None:
         found = [TopicPartition(self.world.topic, number, offset) for number, offset in self._uncommitted.items()]
         deadline = time.monotonic() + SOON_S
@@ -163,8 +174,7 @@ def test_records_deleted_behind_the_commit_are_nothing_to_read(world: World) -> 
     world.write(0, "a", "b", "c")
     with world.consumer() as reader:
         reader.has("a", "b", "c")
-        reader._uncommitted[0] = 1
-        reader.commit()
+        reader.commit_at(0, 1)
         world.resize(2)
         world.write(1, "d")
         time.sleep(0.5)
@@ -187,8 +197,7 @@ def test_an_application_that_leaves_records_uncommitted_is_waited_for_until_its_
     opened = process.metrics()[OPENED_BY_TIME]
     with world.consumer(poll_interval_ms=6_000) as reader:
         reader.has("a", "b", "c")
-        reader._uncommitted[0] = 2
-        reader.commit()
+        reader.commit_at(0, 2)
         world.resize(2)
         world.write(1, "d")
         began = time.monotonic()
@@ -258,4 +267,32 @@ def test_a_partition_that_re_opens_is_taken_away_until_the_records_between_are_r
         assert reader.values == ["a", "b"]
         reader.commit()
         reader.holds(0, 1)
+        reader.has("c")
+
+
+def test_a_position_that_was_waited_for_in_vain_holds_later_gates_when_it_moves_again(world: World) -> None:
+    """A gate has opened by time; the group reads on in the parent, and a gate of the next layout waits for that.
+
+    Commits follow each other until the gate is seen closed, so that it does not open by time.
+    """
+    values = [f"a{number}" for number in range(200)]
+    world.write(0, *values)
+    with world.consumer(poll_interval_ms=6_000) as reader:
+        reader.has(*values)
+        reader.commit_at(0, 1)
+        world.resize(2)
+        world.write(1, "b")
+        reader.has("b")
+        reader.commit_at(0, 2)
+        world.resize(4)
+        for offset in range(3, len(values)):
+            reader.commit_at(0, offset)
+            reader.poll()
+            assert not reader.owned & {2, 3}, "handed out before its parent was read"
+            if (2, 0) in world.waits():
+                break
+        else:
+            pytest.fail("the gate of the new partition is not closed")
+        world.write(2, "c")
+        reader.commit_at(0, len(values))
         reader.has("c")

@@ -70,9 +70,9 @@ def _lives(first: int, count: int) -> tuple[int, Counter[str], list[str]]:
     return count, counts, failures
 
 
-def _all_lives(first: int, seeds: int, jobs: int) -> Iterator[tuple[int, Counter[str], list[str]]]:
-    firsts = range(first, first + seeds, CHUNK)
-    sizes = [min(CHUNK, first + seeds - begin) for begin in firsts]
+def _all_lives(first: int, seeds: int, jobs: int, chunk: int) -> Iterator[tuple[int, Counter[str], list[str]]]:
+    firsts = range(first, first + seeds, chunk)
+    sizes = [min(chunk, first + seeds - begin) for begin in firsts]
     if jobs == 1:
         yield from map(_lives, firsts, sizes)
         return
@@ -112,7 +112,7 @@ def _run(first: int, seeds: int, jobs: int, *, until_failure: bool = False) -> i
     began = time.monotonic()
     counts: Counter[str] = Counter()
     done = failed = 0
-    for count, found, failures in _all_lives(first, seeds, jobs):
+    for count, found, failures in _all_lives(first, seeds, jobs, jobs if until_failure else CHUNK):
         before, done = done, done + count
         counts += found
         failed += len(failures)

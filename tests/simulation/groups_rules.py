@@ -380,7 +380,7 @@ class Rules:
                 topic = machine.image.by_id.get(topic_id)
                 assert topic is not None and topic.has(number), (known, member)
                 if group.group_id not in self.world.latest:  # these report where they begin
-                    assert self._may_deliver(machine, group, topic, number), (known, member, topic)
+                    assert self._may_deliver(machine, group, topic, number), ("a gate is closed", known, member, topic)
                 self.counts["gated"] += topic.lineage is not None and topic.lineage.current > 0
 
     def _may_deliver(self, machine: Coordinator, group: ConsumerGroup, topic: TopicImage, partition: int) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 from unittest import mock
+from uuid import UUID
 
 import pytest
 
@@ -13,7 +14,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.client.consumer.member_driver import MemberDriver
 from anabranch.machines.clients.membership import strategies
 from anabranch.machines.clients.membership.consumer import ConsumerMember
-from anabranch.machines.groups import gates, migration, offsets
+from anabranch.machines.groups import gates, migration, offsets, standing
 from anabranch.machines.groups.consumer import heartbeat
 from anabranch.machines.groups.consumer.group import NOTHING, ConsumerGroup, Member
 from anabranch.machines.groups.consumer.step import Step
@@ -24,6 +25,7 @@ from anabranch.machines.lineage import Gates
 from anabranch.runtime.timers import Timers
 from anabranch.server.coordinators.shard import MESSAGES, Shard, ShardState
 from tests.simulation.groups import live
+from tests.simulation.groups_stories import another_owner_has_all_its_time, unread_records_were_deleted
 
 SEEDS_MAX = 60
 RESTLESS = {"topics": 15, "pace_ms": 300, "crashes": 0, "faults": 0.0, "length_ms": 50_000}
@@ -124,6 +126,24 @@ def remembering() -> AbstractContextManager[object]:
     stack.enter_context(mock.patch.object(Standing, "begin_tenure", keep))
     stack.enter_context(mock.patch.object(Standing, "forget", return_value=set()))
     return stack
+
+
+def starting_at_zero() -> AbstractContextManager[object]:
+    """A partition without commits counts as unread from offset 0, though its log starts later."""
+    return mock.patch.object(standing, "progress", lambda raw, log_start, next_record: max(raw, 0))
+
+
+def never_forgetting() -> AbstractContextManager[object]:
+    """The farthest position that a partition ever counted for counts for ever, whoever owns it."""
+    raw = Standing.raw
+    farthest: dict[tuple[UUID, int], int] = {}
+
+    def kept(self: Standing, topic: TopicImage, partition: int, *given: Any) -> int:
+        at = topic.topic_id, partition
+        farthest[at] = max(raw(self, topic, partition, *given), farthest.get(at, -1))
+        return farthest[at]
+
+    return mock.patch.object(Standing, "raw", kept)
 
 
 def taking_a_commit_for_all() -> AbstractContextManager[object]:
@@ -234,3 +254,17 @@ def test_a_group_that_does_it_wrong_is_found_out(
     with sabotage(), pytest.raises(AssertionError, match="the whole story") as failure:
         lives(**theme)
     assert isinstance(failure.value.__cause__, AssertionError), "a rule found it, not an accident of the sabotage"
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "story", "why"),
+    [
+        (starting_at_zero, unread_records_were_deleted, "the child waits for records that are gone"),
+        (never_forgetting, another_owner_has_all_its_time, "a gate is closed"),
+    ],
+)
+def test_a_story_of_a_group_that_does_it_wrong_ends_badly(
+    sabotage: Callable[[], AbstractContextManager[object]], story: Callable[[], None], why: str
+) -> None:
+    with sabotage(), pytest.raises(AssertionError, match=why):
+        story()

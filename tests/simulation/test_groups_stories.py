@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from anabranch.machines.clients.membership.steps import Owned, Revoke, Subscription
 from anabranch.protocol.messages.sync_group import SyncGroupResponse
 from tests.simulation.groups_client import Client
+from tests.simulation.groups_stories import another_owner_has_all_its_time, unread_records_were_deleted
 from tests.simulation.groups_world import World
 
 READS = Subscription(frozenset({"a"}))
@@ -86,3 +87,8 @@ def test_an_answer_that_a_leaving_member_ignores_does_not_move_what_it_holds_to_
 
     assert client.machine.owned == {A0, A1}, "it has yet to let go"
     assert client.holds == {(former, 0), (former, 1)}, "nobody gave it anything of the new topic"
+
+
+@pytest.mark.parametrize("story", [unread_records_were_deleted, another_owner_has_all_its_time])
+def test_a_story_of_a_group_that_reads_in_order_ends_well(story: Callable[[], None]) -> None:
+    story()

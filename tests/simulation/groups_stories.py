@@ -1,0 +1,128 @@
+"""Stories of groups that read in order, step by step: each shows one thing that a run made of chance seldom comes to.
+
+A story ends well or raises AssertionError, its own or that of a rule. `test_groups_stories` tells it with the code that
+ships, `test_groups_done_wrong` and `tests.mutations` with code that does it wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+from anabranch.machines.clients.membership.steps import Subscription
+from anabranch.machines.groups.consumer.group import ConsumerGroup
+from anabranch.protocol.messages.consumer_group_position import ConsumerGroupPositionRequest
+from tests.simulation.groups_client import Client, Way
+from tests.simulation.groups_records import Topic
+from tests.simulation.groups_world import World
+
+GROUP, TOPIC = "g0", "a"
+POLL_INTERVAL_MS = 20_000
+SOON_MS = 5_000
+"""The time in which topics are known everywhere, and members have what they are to have."""
+
+
+class OrderedWorld(World):
+    """A world without incidents, with one group of the consumer protocol and one ordered topic of one partition."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            0,
+            groups=1,
+            classic=0.0,
+            static=0.0,
+            patterns=0.0,
+            local_assignors=0.0,
+            slow=0.0,
+            faults=0.0,
+            slow_syncs=0.0,
+            ordered=1.0,
+            keys=8,
+            latest=0.0,
+            commits=("never",),
+            poll_interval_ms=POLL_INTERVAL_MS,
+        )
+        self.heal()
+        self._new_topic(TOPIC)
+        while self.topic.initial != 1:
+            self._new_topic(TOPIC)
+
+    @property
+    def topic(self) -> Topic:
+        return self.topics[TOPIC]
+
+    def subscription(self) -> Subscription:
+        return Subscription(frozenset({TOPIC}))
+
+    def send_all(self) -> None:
+        """Append a record of every key."""
+        for key in range(self.topic.keys):
+            self.topic.send(key)
+
+    def resize_to(self, count: int) -> None:
+        self._resize(self.image.by_name[TOPIC], count)
+
+    def owned(self, *clients: Client) -> list[set[int]]:
+        """The partitions of each client."""
+        return [{number for _, number in client.holds} for client in clients]
+
+    def given(self) -> set[int]:
+        """The partitions that the coordinator has given to members."""
+        machine = self.broker_of(GROUP).machine
+        group = None if machine is None else machine.groups.get(GROUP)
+        return {number for _, number in group.holders} if isinstance(group, ConsumerGroup) else set()
+
+    def until(self, true: Callable[[], bool], within_ms: int = SOON_MS) -> None:
+        end_ms = self.now_ms + within_ms
+        while not true():
+            assert self.now_ms < end_ms, f"not within {within_ms} ms: {self.owned(*self.clients)}"
+            self.run_until(self.now_ms + 1)
+
+
+@contextmanager
+def quiet() -> Iterator[OrderedWorld]:
+    """An ordered world; it is closed at the end."""
+    world = OrderedWorld()
+    try:
+        yield world
+    finally:
+        world.end()
+
+
+def unread_records_were_deleted() -> None:
+    """A group has committed nothing, and its parent's records are gone: the first assignment has the child, too."""
+    with quiet() as world:
+        world.send_all()
+        world.resize_to(2)
+        world.send_all()
+        log = world.topic.logs[0]
+        log.delete_before(log.end)
+        world.run_until(world.now_ms + SOON_MS)
+        world.start(GROUP)
+        world.until(lambda: bool(world.given()))
+        assert world.given() == {0, 1}, "the child waits for records that are gone"
+
+
+def another_owner_has_all_its_time() -> None:
+    """An owner without commits has had its time, and its partition counts as read; then another member owns it.
+
+    The members are stock consumers, as ours report where they begin. What the former owner's time counted for is
+    forgotten: the children of a later resize wait for the new owner's time.
+    """
+    serves = mock.patch.object(Way, "serves", lambda _, request: request is not ConsumerGroupPositionRequest)
+    with serves, quiet() as world:
+        world.send_all()
+        world.resize_to(2)
+        clients = [world.start(GROUP), world.start(GROUP)]
+        world.until(lambda: {0} in world.owned(*clients))
+        assert set() in world.owned(*clients), "the child does not wait"
+        world.until(lambda: set() not in world.owned(*clients), 2 * POLL_INTERVAL_MS)
+        former, heir = sorted(clients, key=lambda client: 0 not in world.owned(client)[0])
+        former.leave()
+        world.until(lambda: world.owned(heir) == [{0, 1}])
+        world.resize_to(4)
+        world.send_all()
+        world.run_until(world.now_ms + SOON_MS)
+        assert world.owned(heir) == [{0, 1}], "the children do not wait for the new owner"
+        world.until(lambda: world.owned(heir) == [{0, 1, 2, 3}], 2 * POLL_INTERVAL_MS)
