@@ -60,6 +60,8 @@ class Application(ABC):
         """By producer and key: where the newest record was, and its number."""
         self._uncommitted: dict[At, int] = {}
         self._handed = 0
+        self._is_refused = False
+        """Whether the newest commit was refused: a member that learns of a new epoch late is to commit again."""
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @abstractmethod
@@ -135,6 +137,8 @@ class Application(ABC):
             rows.append((self._place(partition), offset, producer, key, int(number)))
             self._uncommitted[partition] = offset + 1
         if not rows:
+            if self._is_refused:  # The last records may be among those: nothing else would commit them.
+                self._commit(self._owned)
             return
         if is_news and self.plan.commit == "auto":
             self.tell("observed", at, offsets=[(*self._place(tp), end) for tp, end in self.committed().items()])
@@ -152,6 +156,7 @@ class Application(ABC):
     def _commit(self, partitions: set[At]) -> None:
         offsets = {at: end for at, end in self._uncommitted.items() if at in partitions}
         if not offsets:
+            self._is_refused = False
             return
         said = [(*self._place(at), end) for at, end in offsets.items()]
         self.tell("committing", offsets=said)
@@ -159,7 +164,9 @@ class Application(ABC):
             self.commit(offsets)
         except self.refusals as error:
             self.tell("refused", offsets=said, why=f"{type(error).__name__}: {error}")
+            self._is_refused = True
             return
+        self._is_refused = False
         self.tell("committed", offsets=said)
         self._uncommitted = {at: end for at, end in self._uncommitted.items() if offsets.get(at) != end}
 
