@@ -220,8 +220,9 @@ def sulking() -> AbstractContextManager[object]:
     return mock.patch.object(MemberDriver, "_send", send_once)
 
 
-def lives(**changed: Any) -> None:
-    for seed in range(SEEDS_MAX):
+def lives(first: int = 0, **changed: Any) -> None:
+    """Lives from the seed `first` on: with one that finds the sabotage out today, where that takes long from 0."""
+    for seed in range(first, first + SEEDS_MAX):
         live(seed, **changed)
 
 
@@ -233,7 +234,7 @@ def lives(**changed: Any) -> None:
         (hasty, {}),
         (trusting, {}),
         (impatient, {}),
-        (moving_on, {**MOVING, "classic": 0.7, "strategies": (("cooperative-sticky",),)}),
+        (moving_on, {"first": 26, **MOVING, "classic": 0.7, "strategies": (("cooperative-sticky",),)}),
         (overtaking, {"ordered": 1.0, "topics": 15, "classic": 0.0}),
         (uncooperative, {"classic": 1.0, "strategies": (("cooperative-sticky",),)}),
         (waiting_forever, {**RESTLESS, "crashes": 15, "slow": 1.0, "classic": 0.0, **SILENT_FOR_LONG}),
