@@ -1,4 +1,7 @@
-"""Two classic members of ours at a real broker, through a growth and a shrink: even in both lists."""
+"""Two classic members of ours at a real broker, through a growth and a shrink: even in both lists.
+
+Their metadata is not refreshed by age meanwhile: the leader learns of the shrink because its fetches are refused.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,6 @@ def test_each_member_has_its_share_of_live_and_of_retiring_partitions(tmp_path: 
                     group_protocol="classic",
                     partition_assignment_strategy=strategy,
                     auto_offset_reset="earliest",
-                    metadata_max_age_ms=300,
                     heartbeat_interval_ms=100,
                     session_timeout_ms=10_000,
                 )

@@ -21,7 +21,7 @@ class OurApplication(Application, RebalanceListener):
     def open(self) -> None:
         plan = self.plan
         classic: dict[str, Any] = {}
-        if plan.protocol == "classic":  # its leader learns of new partitions with its metadata only
+        if plan.protocol == "classic":  # a leader without partitions learns of new ones with its metadata only
             classic = {"session_timeout_ms": 10_000, "heartbeat_interval_ms": 200, "metadata_max_age_ms": 500}
         self._admin = Admin(self.address)
         self._consumer = Consumer(

@@ -301,5 +301,8 @@ class FetchingDriver:
                 self._names = {topic_id: other for topic_id, other in self._names.items() if other != name}
                 self._names[view.topic_id] = name
             self.handout.lineages[name] = view.lineage
+            before = self.fetcher.view(name)
             self.fetcher.topic_known(view, self._now_ms())
+            if self.group is not None and before is not None and before.lineage.current != view.lineage.current:
+                self.group.layout_changed()
         self.happened()

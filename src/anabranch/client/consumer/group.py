@@ -147,6 +147,11 @@ class Group:
         if self._gates.is_due():
             await self._carried(self._gates.attend)
 
+    def layout_changed(self) -> None:
+        """Have a member that assigns partitions learn of those that appeared or retire."""
+        self._member.layout_changed()
+        self._context.changed.set()
+
     def look_for_positions(self) -> None:
         """Look up the missing starting positions of granted partitions."""
         if self._context.fetcher.awaiting():

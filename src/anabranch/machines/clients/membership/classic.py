@@ -211,6 +211,11 @@ class ClassicMember(PolledMember[Phase]):
         ):
             self._phase, self._due_ms = Phase.UNJOINED, 0
 
+    def layout_changed(self) -> None:
+        """Report that fetches have shown another layout of a topic: the leader looks at its topics at once."""
+        if self._leads:
+            self._look_at_ms = 0
+
     def on_response(self, ticket: int, response: Any, now_ms: int) -> None:
         """Handle the response to a request."""
         if ticket != self._flight:

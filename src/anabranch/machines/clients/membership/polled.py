@@ -35,6 +35,9 @@ class PolledMember(ABC, Generic[PhaseT]):
         """Report the end of a poll; the next one is due within `max.poll.interval.ms`."""
         self._poll_deadline_ms = now_ms + self._settings.max_poll_interval_ms
 
+    def layout_changed(self) -> None:
+        """Report that fetches have shown another layout of a topic; a coordinator that assigns has seen it itself."""
+
     @property
     def owned(self) -> frozenset[Owned]:
         """The assigned partitions: Assign is acknowledged, Revoke or Lost is not."""

@@ -334,6 +334,33 @@ def test_a_leader_that_is_to_look_at_topics_does_not_spin_while_it_waits_for_an_
     assert world.member.wanted_topics == {"flights"}
 
 
+def test_a_leader_whose_fetches_show_another_layout_looks_at_its_topics_at_once() -> None:
+    """It learned of new partitions with its metadata only: after five minutes."""
+    world = World()
+    said = subscription_bytes("range", frozenset({"flights"}), frozenset(), -1, None)
+    world.joins(1, leader=True, members=[JoinGroupResponseMember(member_id="m1", metadata=said)])
+    world.member.on_topics([TopicFacts("flights", NO_TOPIC_ID, 1)])
+    world.syncs(0)
+    world.carry_out(Assign(owned(0)))
+    world.quiet()
+    assert not world.member.wanted_topics
+    world.member.layout_changed()
+    world.quiet()
+    assert world.member.wanted_topics == {"flights"}
+    world.member.on_topics([TopicFacts("flights", NO_TOPIC_ID, 2)])
+    world.carry_out(Revoke(owned(0)))
+    world.sends(JoinGroupRequest)
+
+
+def test_a_member_that_does_not_lead_looks_at_no_topics_when_its_fetches_show_another_layout() -> None:
+    world = World()
+    world.joins(1)
+    world.syncs(0)
+    world.member.layout_changed()
+    world.quiet()
+    assert not world.member.wanted_topics
+
+
 @pytest.mark.parametrize(("count", "rejoins"), [(2, False), (1, True)])
 def test_a_leader_that_took_over_its_former_selfs_assignment_watches_the_topics(count: int, rejoins: bool) -> None:
     world = World(group_instance_id="i1")
