@@ -188,6 +188,15 @@ class GroupEdge(ApplicationEdge):
         found = None if topic is None else topic.places.get((int(stream[1]), number))
         return None if found is None else ((stream[0], found[0]), found[1])
 
+    def _opened_by_time(self, partition: Partition, now_ms: int) -> bool:
+        """Count the time as the coordinator does: a member may not know yet what it is given."""
+        topic = self._topic(partition[0])
+        since_ms = None
+        if topic is not None and self.committed_offset(partition) is None:
+            since_ms = self._world.rules.held_since_ms(self._group_id, topic.topic_id, partition[1])
+        held_long = since_ms is not None and now_ms - since_ms >= self._world.theme.poll_interval_ms
+        return held_long or super()._opened_by_time(partition, now_ms)
+
     def committed_offset(self, partition: Partition) -> int | None:
         return self._world.rules.positions.committed_offset(self._group_id, *partition)
 
@@ -197,7 +206,7 @@ class GroupEdge(ApplicationEdge):
     def assigned(self, member: str, partitions: Iterable[Partition]) -> None:
         """Note that a member begins; that no other one has the partition is checked by `groups_rules`."""
         self._owners.clear()
-        super().assigned(member, partitions)
+        super().assigned(member, partitions, self._world.now_ms)
 
     def exists(self, topic: Topic) -> None:
         """Note the partitions of a topic that no member has been given any of yet."""

@@ -410,6 +410,11 @@ class Rules:
         )
         return was_open or lineage.may_deliver(partition, layout, counted)
 
+    def held_since_ms(self, group_id: str, topic_id: UUID, number: int) -> int | None:
+        """Since when the coordinator has counted a partition as a member's; None for one that is no member's."""
+        held = self._held.get((group_id, topic_id, number))
+        return None if held is None else held[1]
+
     def _is_still(self, group: ConsumerGroup, partition: Partition, moved_ms: int) -> bool:
         """Whether the position of a partition has been the same for the rebalance timeout."""
         since_ms = moved_ms or self._held.get((group.group_id, *partition), ("", self.world.now_ms))[1]

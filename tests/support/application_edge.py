@@ -53,6 +53,10 @@ def _nothing_is_deleted(partition: Partition, offset: int) -> bool:
     return False
 
 
+STALLS_COUNT = 4
+"""For how many rebalance timeouts a gate that opened by time excuses records behind it that were not read."""
+
+
 class ApplicationEdge:
     """The deliveries and commits of one group."""
 
@@ -83,6 +87,8 @@ class ApplicationEdge:
         """Offsets of commits without an outcome."""
         self._changed_ms: dict[Partition, int] = {}
         """When the committed offset changed, or the first record was handed out."""
+        self._stalled_ms: dict[Partition, int] = {}
+        """When the committed offset was last the same for the rebalance timeout, and then changed."""
         self._owners: dict[Partition, str] = {}
         self._floors: dict[tuple[str, Partition], int] = {}
         """The committed offset when a member was given a partition."""
@@ -97,9 +103,11 @@ class ApplicationEdge:
 
     # -- what applications tell ----------------------------------------------------------------------------------------
 
-    def assigned(self, member: str, partitions: Iterable[Partition]) -> None:
+    def assigned(self, member: str, partitions: Iterable[Partition], now_ms: int | None = None) -> None:
         """Note that a member begins with these partitions: what is committed by now must not come again."""
         for partition in partitions:
+            if now_ms is not None:
+                self._changed_ms.setdefault(partition, now_ms)
             owner = self._owners.setdefault(partition, member)
             if owner != member:
                 raise OrderError(f"{member} was given {partition[0]}-{partition[1]}, which {owner} still has")
@@ -142,7 +150,7 @@ class ApplicationEdge:
         if last is not None and record.number <= last.number:
             self._delivered_again(member, record)
             return
-        self._nothing_left_out(member, record, last)
+        self._nothing_left_out(member, record, last, now_ms)
         before = self._predecessor(record, last)
         if before is not None and before[0] != record.partition:
             self.moves += 1
@@ -165,12 +173,12 @@ class ApplicationEdge:
             raise OrderError(f"{member} was handed {record} again; {floor} was committed before it began there")
         self.repetitions += 1
 
-    def _nothing_left_out(self, member: str, record: Handed, last: Handed | None) -> None:
+    def _nothing_left_out(self, member: str, record: Handed, last: Handed | None, now_ms: int) -> None:
         if last is None and self._begins_late:
             return
         for number in range(0 if last is None else last.number + 1, record.number):
             place = self._place_of(record.stream, number)
-            if place is None or not self._deleted(*place):
+            if place is None or not (self._deleted(*place) or self._opened_by_time(place[0], now_ms)):
                 since = "nothing" if last is None else str(last)
                 raise OrderError(f"{member} was handed {record} after {since}: #{number} at {place} is left out")
             self.skipped += 1
@@ -186,8 +194,7 @@ class ApplicationEdge:
             return
         if self.highest_commit(partition) > offset:
             return
-        quiet_ms = now_ms - self._changed_ms.get(partition, now_ms)
-        if self._patience_ms is not None and quiet_ms >= self._patience_ms:
+        if self._opened_by_time(partition, now_ms):
             return
         raise OrderError(
             f"{member} was handed {record} before {self._last[record.stream]} was committed: {partition[0]}-"
@@ -204,7 +211,19 @@ class ApplicationEdge:
 
     def progressed(self, partition: Partition, now_ms: int) -> None:
         """Note that the committed offset of a partition has changed."""
+        if self._is_quiet(partition, now_ms):
+            self._stalled_ms[partition] = now_ms
         self._changed_ms[partition] = now_ms
+
+    def _is_quiet(self, partition: Partition, now_ms: int) -> bool:
+        quiet_ms = now_ms - self._changed_ms.get(partition, now_ms)
+        return self._patience_ms is not None and quiet_ms >= self._patience_ms
+
+    def _opened_by_time(self, partition: Partition, now_ms: int) -> bool:
+        """Whether gates behind a partition may have opened by time, now or a few rebalance timeouts ago."""
+        stalled_ms = self._stalled_ms.get(partition)
+        lately = stalled_ms is not None and now_ms - stalled_ms < STALLS_COUNT * (self._patience_ms or 0)
+        return lately or self._is_quiet(partition, now_ms)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
