@@ -25,7 +25,11 @@ from anabranch.machines.lineage import Gates
 from anabranch.runtime.timers import Timers
 from anabranch.server.coordinators.shard import MESSAGES, Shard, ShardState
 from tests.simulation.groups import live
-from tests.simulation.groups_stories import another_owner_has_all_its_time, unread_records_were_deleted
+from tests.simulation.groups_stories import (
+    an_owner_that_comes_back_has_all_its_time,
+    another_owner_has_all_its_time,
+    unread_records_were_deleted,
+)
 
 SEEDS_MAX = 60
 RESTLESS = {"topics": 15, "pace_ms": 300, "crashes": 0, "faults": 0.0, "length_ms": 50_000}
@@ -116,16 +120,13 @@ def waiting_forever() -> AbstractContextManager[object]:
 def remembering() -> AbstractContextManager[object]:
     """The time without commits in a partition counts on although its owner had to revoke the partition meanwhile."""
     begin = Standing.begin_tenure
+    first: dict[tuple[UUID, int, str], int] = {}
 
-    def keep(self: Standing, topic: TopicImage, partition: int, member_id: str, *given: int) -> None:
-        tenure = self.tenures.get((topic.topic_id, partition))
-        if tenure is None or tenure.owner != member_id:
-            begin(self, topic, partition, member_id, *given)
+    def keep(self: Standing, topic: TopicImage, partition: int, member_id: str, timeout_ms: int, now_ms: int) -> None:
+        since_ms = first.setdefault((topic.topic_id, partition, member_id), now_ms)
+        begin(self, topic, partition, member_id, timeout_ms, since_ms)
 
-    stack = ExitStack()
-    stack.enter_context(mock.patch.object(Standing, "begin_tenure", keep))
-    stack.enter_context(mock.patch.object(Standing, "forget", return_value=set()))
-    return stack
+    return mock.patch.object(Standing, "begin_tenure", keep)
 
 
 def starting_at_zero() -> AbstractContextManager[object]:
@@ -238,7 +239,6 @@ def lives(first: int = 0, **changed: Any) -> None:
         (overtaking, {"ordered": 1.0, "topics": 15, "classic": 0.0}),
         (uncooperative, {"classic": 1.0, "strategies": (("cooperative-sticky",),)}),
         (waiting_forever, {**RESTLESS, "crashes": 15, "slow": 1.0, "classic": 0.0, **SILENT_FOR_LONG}),
-        (remembering, {**RESTLESS, "ordered": 1.0, "keys": 2, "classic": 0.0, "poll_interval_ms": 4_000}),
         (taking_a_commit_for_all, {**RESTLESS, "ordered": 1.0, "classic": 0.0}),
         (looking_one_layout_too_low, {**RESTLESS, "ordered": 1.0, "classic": 0.0}),
         (hoarding, {"retention_ms": 20_000}),
@@ -262,6 +262,7 @@ def test_a_group_that_does_it_wrong_is_found_out(
     [
         (starting_at_zero, unread_records_were_deleted, "the child waits for records that are gone"),
         (never_forgetting, another_owner_has_all_its_time, "a gate is closed"),
+        (remembering, an_owner_that_comes_back_has_all_its_time, "is counted from before the owner had it"),
     ],
 )
 def test_a_story_of_a_group_that_does_it_wrong_ends_badly(

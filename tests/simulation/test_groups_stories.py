@@ -10,7 +10,11 @@ import pytest
 from anabranch.machines.clients.membership.steps import Owned, Revoke, Subscription
 from anabranch.protocol.messages.sync_group import SyncGroupResponse
 from tests.simulation.groups_client import Client
-from tests.simulation.groups_stories import another_owner_has_all_its_time, unread_records_were_deleted
+from tests.simulation.groups_stories import (
+    an_owner_that_comes_back_has_all_its_time,
+    another_owner_has_all_its_time,
+    unread_records_were_deleted,
+)
 from tests.simulation.groups_world import World
 
 READS = Subscription(frozenset({"a"}))
@@ -89,6 +93,9 @@ def test_an_answer_that_a_leaving_member_ignores_does_not_move_what_it_holds_to_
     assert client.holds == {(former, 0), (former, 1)}, "nobody gave it anything of the new topic"
 
 
-@pytest.mark.parametrize("story", [unread_records_were_deleted, another_owner_has_all_its_time])
+@pytest.mark.parametrize(
+    "story",
+    [unread_records_were_deleted, another_owner_has_all_its_time, an_owner_that_comes_back_has_all_its_time],
+)
 def test_a_story_of_a_group_that_reads_in_order_ends_well(story: Callable[[], None]) -> None:
     story()
