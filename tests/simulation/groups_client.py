@@ -210,15 +210,15 @@ class Way:
 
     def __init__(self, client: Client, connection: Connection | None) -> None:
         self._client = client
-        self._connection = connection
+        self.connection = connection
 
     @property
     def is_open(self) -> bool:
-        return self._connection is not None and self._connection.is_open
+        return self.connection is not None and self.connection.is_open
 
     def close(self, reason: str) -> None:
-        if self._connection is not None:
-            self._connection.close(reason)
+        if self.connection is not None:
+            self.connection.close(reason)
 
     def serves(self, request_class: type[Any]) -> bool:
         return True
@@ -234,9 +234,9 @@ class Way:
         return api_of(request_class).versions[-1]
 
     def send(self, message: Any, *, timeout_ms: int, version: int | None = None) -> asyncio.Future[Any]:
-        assert self._connection is not None
+        assert self.connection is not None
         version = self.version_of(type(message)) if version is None else version
-        return self._connection.send(message, version, timeout_ms, self._client.noted)
+        return self.connection.send(message, version, timeout_ms, self._client.noted)
 
 
 class Listener:

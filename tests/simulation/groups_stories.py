@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 from unittest import mock
 
 from anabranch.machines.clients.membership.steps import Subscription
 from anabranch.machines.groups.consumer.group import ConsumerGroup
+from anabranch.protocol.messages.consumer_group_install_assignment import ConsumerGroupInstallAssignmentRequest
 from anabranch.protocol.messages.consumer_group_position import ConsumerGroupPositionRequest
 from tests.simulation.groups_client import Client, Way
 from tests.simulation.groups_records import Topic
@@ -24,28 +26,29 @@ SOON_MS = 5_000
 
 
 class OrderedWorld(World):
-    """A world without incidents, with one group of the consumer protocol and one ordered topic of one partition."""
+    """A world without incidents, with one group of the consumer protocol and one ordered topic."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            0,
-            groups=1,
-            classic=0.0,
-            static=0.0,
-            patterns=0.0,
-            local_assignors=0.0,
-            slow=0.0,
-            faults=0.0,
-            slow_syncs=0.0,
-            ordered=1.0,
-            keys=8,
-            latest=0.0,
-            commits=("never",),
-            poll_interval_ms=POLL_INTERVAL_MS,
-        )
+    def __init__(self, count: int = 1, **changed: Any) -> None:
+        """`count`: of the topic's partitions. `changed` is of the theme."""
+        calm: dict[str, Any] = {
+            "groups": 1,
+            "classic": 0.0,
+            "static": 0.0,
+            "patterns": 0.0,
+            "local_assignors": 0.0,
+            "slow": 0.0,
+            "faults": 0.0,
+            "slow_syncs": 0.0,
+            "ordered": 1.0,
+            "keys": 8,
+            "latest": 0.0,
+            "commits": ("never",),
+            "poll_interval_ms": POLL_INTERVAL_MS,
+        }
+        super().__init__(0, **(calm | changed))
         self.heal()
         self._new_topic(TOPIC)
-        while self.topic.initial != 1:
+        while self.topic.initial != count:
             self._new_topic(TOPIC)
 
     @property
@@ -76,14 +79,14 @@ class OrderedWorld(World):
     def until(self, true: Callable[[], bool], within_ms: int = SOON_MS) -> None:
         end_ms = self.now_ms + within_ms
         while not true():
-            assert self.now_ms < end_ms, f"not within {within_ms} ms: {self.owned(*self.clients)}"
+            assert self.now_ms < end_ms, f"not within {within_ms} ms: {self.owned(*self.clients)}, {self.missing()}"
             self.run_until(self.now_ms + 1)
 
 
 @contextmanager
-def quiet() -> Iterator[OrderedWorld]:
+def quiet(count: int = 1, **changed: Any) -> Iterator[OrderedWorld]:
     """An ordered world; it is closed at the end."""
-    world = OrderedWorld()
+    world = OrderedWorld(count, **changed)
     try:
         yield world
     except AssertionError:
@@ -152,3 +155,39 @@ def an_owner_that_comes_back_has_all_its_time() -> None:
         world.run_until(world.now_ms + POLL_INTERVAL_MS // 2)
         assert world.owned(client) == [{0}], "the child does not wait for the owner that came back"
         world.until(lambda: world.owned(client) == [{0, 1}], 2 * POLL_INTERVAL_MS)
+
+
+def a_static_member_comes_back_while_a_member_computes() -> None:
+    """A static member returns under another id between Prepare and Install: the target names its former id.
+
+    Its share is given to the new id. Otherwise that id keeps the former target, in which another member has a
+    partition now: each waits for the other for good.
+    """
+    with quiet(4, local_assignors=1.0) as world, _slow_installs() as installs:
+        world.start(GROUP)
+        static = world.start(GROUP, instance="i1")
+        world.until(lambda: sorted(map(len, world.owned(*world.clients))) == [2, 2])
+        static.leave(stay=True)
+        world.until(lambda: not static.is_alive)
+        installs.clear()
+        world.start(GROUP)
+        world.until(lambda: bool(installs))
+        heir = world.start(GROUP, instance="i1")
+        world.until(lambda: heir.is_in and world.missing() is None, 3 * SOON_MS)
+        assert sorted(map(len, world.owned(*world.clients))) == [1, 1, 2]
+
+
+@contextmanager
+def _slow_installs() -> Iterator[list[ConsumerGroupInstallAssignmentRequest]]:
+    """Targets that members compute arrive late; yields those that were sent."""
+    send, sent = Way.send, []
+
+    def late(way: Way, message: Any, **given: Any) -> Any:
+        if isinstance(message, ConsumerGroupInstallAssignmentRequest):
+            sent.append(message)
+            assert way.connection is not None
+            way.connection.stall(500, up=True)
+        return send(way, message, **given)
+
+    with mock.patch.object(Way, "send", late):
+        yield sent

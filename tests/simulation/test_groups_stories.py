@@ -11,6 +11,7 @@ from anabranch.machines.clients.membership.steps import Owned, Revoke, Subscript
 from anabranch.protocol.messages.sync_group import SyncGroupResponse
 from tests.simulation.groups_client import Client
 from tests.simulation.groups_stories import (
+    a_static_member_comes_back_while_a_member_computes,
     an_owner_that_comes_back_has_all_its_time,
     another_owner_has_all_its_time,
     unread_records_were_deleted,
@@ -95,7 +96,12 @@ def test_an_answer_that_a_leaving_member_ignores_does_not_move_what_it_holds_to_
 
 @pytest.mark.parametrize(
     "story",
-    [unread_records_were_deleted, another_owner_has_all_its_time, an_owner_that_comes_back_has_all_its_time],
+    [
+        unread_records_were_deleted,
+        another_owner_has_all_its_time,
+        an_owner_that_comes_back_has_all_its_time,
+        a_static_member_comes_back_while_a_member_computes,
+    ],
 )
 def test_a_story_of_a_group_that_reads_in_order_ends_well(story: Callable[[], None]) -> None:
     story()

@@ -9,12 +9,15 @@ epoch gets this target first, and the next computation after it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.machines.groups.consumer.group import (
+    NOTHING,
     Assignment,
     AssignmentMetadata,
+    ConsumerGroup,
     Member,
     assignment_of,
     target_epoch_record,
@@ -33,6 +36,9 @@ from anabranch.protocol.messages.consumer_group_prepare_assignment import (
     ConsumerGroupPrepareAssignmentRequest,
     ConsumerGroupPrepareAssignmentResponse,
 )
+
+Share = tuple[str, Assignment, AssignmentMetadata]
+"""The id of a member as it was at Prepare, its partitions, and the metadata for it."""
 
 
 def check_request(request: ConsumerGroupPrepareAssignmentRequest | ConsumerGroupInstallAssignmentRequest) -> None:
@@ -58,6 +64,7 @@ def prepare(step: Step, request: ConsumerGroupPrepareAssignmentRequest) -> Consu
     step.expect_target(computation)
     computation.group_epoch = group.epoch
     computation.members = _subscribed(step)
+    computation.instances = {member_id: instance for instance, member_id in group.static_members.items()}
     computation.partitions = {topic.topic_id: frozenset([*topic.partitions, *topic.retiring]) for topic in topics}
     return ConsumerGroupPrepareAssignmentResponse(
         group_epoch=group.epoch,
@@ -127,14 +134,33 @@ def install(step: Step, request: ConsumerGroupInstallAssignmentRequest) -> Consu
                 )
             )
     else:
-        for member_id, target, told in _checked(request, computation):
-            if member_id in group.members and (group.target(member_id) != target or group.told.get(member_id) != told):
+        for member_id, (target, told) in _shares(group, computation, _checked(request, computation)).items():
+            if group.target(member_id) != target or group.told.get(member_id) != told:
                 step.put(target_record(step.group_id, member_id, target, told))
     step.put(target_epoch_record(step.group_id, computation.group_epoch))
     step.live.computation = None
     step.draft.cancel_timer(("compute", step.group_id))
     step.assign()
     return ConsumerGroupInstallAssignmentResponse()
+
+
+def _shares(
+    group: ConsumerGroup, computation: Computation, checked: Iterable[Share]
+) -> dict[str, tuple[Assignment, AssignmentMetadata]]:
+    """The computed shares by present members: all have one, so that no partition of theirs stays in a former target.
+
+    A static member that was replaced since Prepare has kept its target under another id: its share goes there.
+    """
+    shares: dict[str, tuple[Assignment, AssignmentMetadata]] = dict.fromkeys(
+        group.members, (NOTHING, AssignmentMetadata())
+    )
+    for member_id, target, told in checked:
+        now = member_id
+        if now not in group.members:
+            now = group.static_members.get(computation.instances.get(member_id, ""), "")
+        if now in shares:
+            shares[now] = target, told
+    return shares
 
 
 def overdue(step: Step) -> None:
@@ -163,9 +189,7 @@ def _chosen(step: Step, member_id: str, epoch: int) -> Computation:
     return computation
 
 
-def _checked(
-    request: ConsumerGroupInstallAssignmentRequest, computation: Computation
-) -> list[tuple[str, Assignment, AssignmentMetadata]]:
+def _checked(request: ConsumerGroupInstallAssignmentRequest, computation: Computation) -> list[Share]:
     """Every member is known, and every partition is assigned exactly once, to a member that subscribes to its topic."""
     assert computation.members is not None
     found = []

@@ -208,5 +208,7 @@ class Computation:
     """Whether a heartbeat has asked the member."""
     members: Mapping[str, frozenset[UUID]] | None = None
     """The members of the group at Prepare, each with the ids of the topics that it subscribes to."""
+    instances: Mapping[str, str] = field(default_factory=dict)
+    """The instance ids of the static members at Prepare, by member id."""
     partitions: Mapping[UUID, frozenset[int]] = field(default_factory=dict)
     """The partitions at Prepare, by topic id."""

@@ -190,6 +190,25 @@ def test_a_group_that_went_on_gets_the_assignment_first_and_the_next_one_after_i
     world.check()
 
 
+def test_the_share_of_a_static_member_that_was_replaced_meanwhile_goes_to_its_new_id() -> None:
+    """The new id has kept the former target: without its share the target would give a partition to two members."""
+    world = GroupWorld(topics(foo=3))
+    world.join("A", client_assignors=[offer()])
+    world.join("S", client_assignors=[offer()], instance_id="i")
+    prepare(world, "A", 0)
+    assert install(world, "A", 0, 2, A="foo-0", S="foo-1 foo-2").error_code == ErrorCode.NONE
+    for member in "AS":
+        world.beat(member, 0)
+    assert world.beat("S", -2, instance_id="i").error_code == ErrorCode.NONE
+    world.join("B", client_assignors=[offer()])
+    assert prepare(world, "A", 2).group_epoch == 3
+    world.join("T", client_assignors=[offer()], instance_id="i")
+    assert install(world, "A", 2, 3, A="foo-0", S="foo-1", B="foo-2").error_code == ErrorCode.NONE
+    targets = {member: world.named(world.group.target(member)) for member in world.group.members}
+    assert targets == {"A": "foo-0", "T": "foo-1", "B": "foo-2"}
+    world.check()
+
+
 def test_an_assignors_error_is_told_to_all_and_the_assignment_stays() -> None:
     world = assigning("A")
     world.beat("A", 0)
