@@ -27,6 +27,7 @@ from anabranch.client.cluster.connection import ConnectionSettings
 from anabranch.client.cluster.metadata import Cluster
 from anabranch.machines.controller.layouts import EndedEpochs, EpochRun, Layout
 from anabranch.machines.controller.nodes import partition_path, put_topic, read_topic, topic_path
+from anabranch.runtime.collector import Collector
 from anabranch.server.broker import Broker
 from anabranch.server.settings import Settings
 from anabranch.storage.directory import METADATA_FILE
@@ -62,21 +63,27 @@ class Served(NamedTuple):
 def _serve(data: str, port: Any, longest_gap_s: Any, most_work_s: Any, stop: Any) -> None:
     """Run a broker until `stop` is set; note how long its loop kept a sleeping task waiting."""
 
+    collector = Collector()
+
     async def run() -> None:
         broker = Broker(Settings.of({"listeners": "127.0.0.1:0", "metrics.listener": "", "log.dirs": data}))
         await broker.start()
+        collecting = asyncio.create_task(collector.run())
         port.value = broker.address.port
-        last, worked = time.perf_counter(), time.thread_time()
+        last = time.perf_counter()
         while not stop.is_set():
             await asyncio.sleep(TICK_S)
+            if not most_work_s.value:
+                broker.loop_steps.forget()
             longest_gap_s.value = max(longest_gap_s.value, time.perf_counter() - last - TICK_S)
-            most_work_s.value = max(most_work_s.value, time.thread_time() - worked)
-            last, worked = time.perf_counter(), time.thread_time()
+            most_work_s.value = broker.loop_steps.longest_processor
+            last = time.perf_counter()
+        collecting.cancel()
         assert await broker.stop()
 
     import uvloop
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with collector.installed(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
 
 

@@ -15,11 +15,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from anabranch.base.errors import AnabranchError
 from anabranch.server import settings as table
 from anabranch.server.settings import Settings
+
+if TYPE_CHECKING:
+    from anabranch.runtime.collector import Collector
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -113,13 +116,15 @@ def run(settings: Settings) -> int:
     import uvloop
 
     from anabranch.runtime import events as logs
+    from anabranch.runtime.collector import Collector
 
     logs.set_up(settings.log_format, settings.log_level)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(settings))
+    collector = Collector()
+    with collector.installed(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(settings, collector))
 
 
-async def _run(settings: Settings) -> int:
+async def _run(settings: Settings, collector: Collector) -> int:
     from anabranch.runtime.events import EventLogger
     from anabranch.server.broker import Broker
 
@@ -151,7 +156,9 @@ async def _run(settings: Settings) -> int:
         durability=settings.durability,
         metrics_port=broker.metrics_port,
     )
+    collecting = loop.create_task(collector.run())
     await stopping.wait()
+    collecting.cancel()
     events.info("stopping")
     sound = await broker.stop()
     events.info("stopped", clean=sound)

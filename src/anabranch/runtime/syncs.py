@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from struct import Struct
 
 from anabranch.runtime.disk import File
+from anabranch.runtime.loop_steps import timed
 
 SYNC_THREADS = 16
 """Syncs that run side by side where threads do them. A file system writes its journal once for all that wait for it:
@@ -164,12 +165,12 @@ class _Native:
         self._running: dict[int, tuple[File, _Job]] = {}
         """By number; the file stays open as long as it is here."""
         self._number = 0
-        loop.add_reader(kernel.bell, self._on_ended)
+        loop.add_reader(kernel.bell, timed(loop, "commit", self._on_ended))
 
     def sync(self, file: File, job: _Job) -> None:
         """Sync one file of a job."""
         if not self._wanted:
-            self._loop.call_soon(self._begin)
+            self._loop.call_soon(timed(self._loop, "commit", self._begin))
         self._wanted.append((file, job))
 
     def _begin(self) -> None:
@@ -240,7 +241,7 @@ class _Threads:
         while self._done:
             done, error = self._done.popleft()
             self._open -= 1
-            loop.call_soon(done, error)
+            loop.call_soon(timed(loop, "commit", done), error)
 
     def close(self) -> None:
         """Let the threads end."""

@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable
 
+from anabranch.runtime.loop_steps import name_of, timed
+
 
 class _Timer:
     __slots__ = ("at_ms", "handle")
@@ -63,7 +65,8 @@ class Timers:
 
     def _schedule(self, key: Hashable, at_ms: int) -> asyncio.TimerHandle:
         delay_s = max(0, at_ms - self._now_ms()) / 1000
-        return asyncio.get_running_loop().call_later(delay_s, self._wake, key)
+        loop = asyncio.get_running_loop()
+        return loop.call_later(delay_s, timed(loop, name_of(self._due), self._wake), key)
 
     def _wake(self, key: Hashable) -> None:
         timer = self._timers[key]

@@ -19,6 +19,7 @@ from anabranch.runtime.chance import Chance
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.events import EventLogger
+from anabranch.runtime.loop_steps import LoopSteps
 from anabranch.runtime.metrics import Labels, Metrics, MetricsServer
 from anabranch.runtime.net.acceptor import ConnectionNumbers
 from anabranch.server.cluster.commands import Commands
@@ -73,6 +74,8 @@ class Broker:
         self.address = settings.advertised_listeners or settings.listeners
         self.metrics_port: int | None = None
         self.context: BrokerContext
+        self.loop_steps: LoopSteps
+        """The steps of the loop since the broker's start."""
         self._listener: Listener
         self._metrics_server: MetricsServer | None = None
 
@@ -114,6 +117,9 @@ class Broker:
         """Make the parts, each of those that were made before it."""
         settings, clock, chance = self.settings, self._clock, self._chance
         metrics = Metrics()
+        loop = asyncio.get_running_loop()
+        self.loop_steps = LoopSteps(metrics)
+        self._closing.enter_context(self.loop_steps.installed(loop))
         static = explicit(settings)
         view = ClusterView()
         replicas = Replicas(
@@ -166,7 +172,7 @@ class Broker:
         )
         self._describe_in_metrics()
         describe_groups(groups, metrics)
-        self._listener = Listener(self.context, asyncio.get_running_loop(), connections)
+        self._listener = Listener(self.context, loop, connections, self.loop_steps)
 
     def _listen(self) -> int:
         address = self.settings.listeners

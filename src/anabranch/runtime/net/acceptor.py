@@ -7,6 +7,8 @@ import contextlib
 import socket
 from collections.abc import Callable
 
+from anabranch.runtime.loop_steps import timed
+
 ACCEPTS_PER_TURN_MAX = 64
 
 
@@ -54,7 +56,7 @@ class Acceptor:
 
     def start(self) -> None:
         """Begin to hand over connections."""
-        self._loop.add_reader(self._sock.fileno(), self._on_readable)
+        self._loop.add_reader(self._sock.fileno(), timed(self._loop, "accept", self._on_readable))
 
     def _on_readable(self) -> None:
         for _ in range(ACCEPTS_PER_TURN_MAX):
@@ -75,7 +77,7 @@ class Acceptor:
 
     def _again(self) -> None:
         if self._sock.fileno() >= 0:
-            self._loop.add_reader(self._sock.fileno(), self._on_readable)
+            self._loop.add_reader(self._sock.fileno(), timed(self._loop, "accept", self._on_readable))
 
     def close(self) -> None:
         """Stop listening."""

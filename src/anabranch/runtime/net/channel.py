@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
+from anabranch.runtime.loop_steps import timed
 from anabranch.runtime.net.pool import BufferPool, Landing
 from anabranch.runtime.net.transport import Transport
 
@@ -139,14 +140,14 @@ class FrameChannel:
             return
         self._paused = False
         if self._kept is not None and not self._consuming:
-            self._loop.call_soon(self._consume_kept)
+            self._loop.call_soon(timed(self._loop, "network", self._consume_kept))
         else:
             self._read_on()
 
     def _read_on(self) -> None:
         if not (self._reading or self._paused or self._awaits_memory or self.closed):
             self._reading = True
-            self._loop.add_reader(self._fd, self._on_readable)
+            self._loop.add_reader(self._fd, timed(self._loop, "network", self._on_readable))
 
     def _read_off(self) -> None:
         if self._reading:
@@ -317,7 +318,7 @@ class FrameChannel:
         if out:
             if not self._writing:
                 self._writing = True
-                self._loop.add_writer(self._fd, self._send)
+                self._loop.add_writer(self._fd, timed(self._loop, "network", self._send))
         elif self._writing:
             self._writing = False
             self._loop.remove_writer(self._fd)

@@ -19,6 +19,7 @@ from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.protocol.frames import RequestHeader, UnsupportedVersionError, decode_request, encode_response
 from anabranch.protocol.registry import API
 from anabranch.runtime.events import EventLogger
+from anabranch.runtime.loop_steps import LoopSteps
 from anabranch.runtime.metrics import Counter, Histogram, Metrics
 from anabranch.runtime.net.channel import FrameChannel, Part
 from anabranch.runtime.net.pool import BufferPool, Landing
@@ -44,6 +45,7 @@ class Service:
     metrics: Metrics
     pool: BufferPool
     frame_size_max: int
+    steps: LoopSteps = field(default_factory=LoopSteps)
     landing: Landing = field(default_factory=Landing)
     closing: bool = False
     """Whether no further request is begun."""
@@ -71,6 +73,7 @@ class ApiMetrics:
     """The counters of each API."""
 
     def __init__(self, metrics: Metrics, name: str) -> None:
+        self.name = name
         self.requests: Counter = metrics.counter(
             "kafka_network_requestmetrics_requests_total", "Requests received.", request=name
         )
@@ -146,6 +149,7 @@ class Connection:
             return
         metrics = self._service.metrics_of(header.api_key)
         metrics.requests.value += 1
+        self._service.steps.work = metrics.name
         call = RequestContext(ANONYMOUS, header.client_id, self.peer, self.number, header.api_version)
         try:
             endpoint.bound(request)
@@ -184,7 +188,8 @@ class Connection:
         place = _Place()
         self._places.append(place)
         self._hold_back()
-        task = self._loop.create_task(self._finish(answer, place, header, metrics, began))
+        finish = self._service.steps.named(metrics.name, self._finish(answer, place, header, metrics, began))
+        task = self._loop.create_task(finish)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

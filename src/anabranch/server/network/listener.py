@@ -6,6 +6,7 @@ import asyncio
 import socket
 
 from anabranch.runtime.events import EventLimit, EventLogger
+from anabranch.runtime.loop_steps import LoopSteps
 from anabranch.runtime.net.acceptor import Acceptor, ConnectionNumbers
 from anabranch.runtime.net.pool import BufferPool
 from anabranch.runtime.net.transport import PlainTransport
@@ -22,13 +23,21 @@ WARNING_INTERVAL_S = 10.0
 class Listener:
     """The connections of one listening socket. `listen`, then `accept`, then `close`."""
 
-    def __init__(self, broker: BrokerContext, loop: asyncio.AbstractEventLoop, numbers: ConnectionNumbers) -> None:
+    def __init__(
+        self, broker: BrokerContext, loop: asyncio.AbstractEventLoop, numbers: ConnectionNumbers, steps: LoopSteps
+    ) -> None:
         settings = broker.settings
         pool = BufferPool(settings.queued_max_request_bytes)
         self._settings = settings
         self._loop = loop
         self._service = Service(
-            broker, loop, ENDPOINTS, broker.metrics, pool, frame_size_max=settings.socket_request_max_bytes
+            broker,
+            loop,
+            ENDPOINTS,
+            broker.metrics,
+            pool,
+            frame_size_max=settings.socket_request_max_bytes,
+            steps=steps,
         )
         self._admission = Admission(
             connections_max=settings.max_connections,
