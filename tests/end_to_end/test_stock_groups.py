@@ -101,6 +101,11 @@ class Reading:
     def _taken(self, consumer: Any, partitions: list[TopicPartition]) -> None:
         self.owned -= {each.partition for each in partitions}
 
+    def is_at(self, partition: int, offset: int) -> bool:
+        """Whether the client has begun to read a partition, at an offset that its reset gave it."""
+        _, high = self.consumer.get_watermark_offsets(TopicPartition(self.world.topic, partition), cached=True)
+        return bool(high == offset)
+
     def poll(self) -> None:
         for message in self.consumer.consume(100, 0.05):
             if message.error() is None:
@@ -219,6 +224,41 @@ def test_a_latest_group_formed_after_a_resize_reads_no_history_and_waits_once(wo
         assert reader.values == ["while it waited"]
     with world.consumer(reset="latest") as reader:
         reader.holds(0, 1)
+
+
+def test_a_latest_group_reads_no_history_when_the_partition_before_is_committed_while_one_waits(
+    world: World, process: BrokerProcess
+) -> None:
+    """Fault 7: the gate opened by the commit, and the new partition was read from offset 0."""
+    world.write(0, "old")
+    world.resize(2)
+    world.write(1, "history")
+    with world.consumer(reset="latest") as reader:
+        reader.holds(0)
+        world.write(1, "while it waited")
+        # Its position at the end of the log is known when it is handed the first record.
+        reader.until(lambda: reader.is_at(0, 1))
+        world.write(0, "live")
+        reader.has("live")
+        reader.commit()
+        reader.has("while it waited")
+        world.write(1, "later")
+        reader.has("later")
+        assert reader.values == ["live", "while it waited", "later"]
+
+
+def test_an_earliest_group_formed_after_a_resize_reads_all_history_in_order(world: World) -> None:
+    world.write(0, "old")
+    world.resize(2)
+    world.write(1, "history")
+    with world.consumer() as reader:
+        reader.holds(0)
+        world.write(1, "while it waited")
+        world.write(0, "live")
+        reader.has("old", "live")
+        assert reader.values == ["old", "live"]
+        reader.commit()
+        reader.has("history", "while it waited")
 
 
 def test_a_latest_group_loses_nothing_of_partitions_that_appear_later(world: World) -> None:

@@ -41,6 +41,7 @@ from anabranch.machines.groups.records import (
     OffsetCommitKey,
 )
 from anabranch.machines.groups.regex import Regexes
+from anabranch.machines.groups.resets import HeardResets
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.groups.settling import Settling
 from anabranch.machines.groups.starts import Starts
@@ -90,7 +91,7 @@ Group = ConsumerGroup | ClassicGroup
 Reply = TypeVar("Reply")
 
 
-class Coordinator(AskedPositions):
+class Coordinator(AskedPositions, HeardResets):
     """A shard; see the module."""
 
     def __init__(self, settings: GroupSettings, image: Image | None = None) -> None:

@@ -131,6 +131,8 @@ class Gatekeeper:
         self.starts = starts
         self._regexes = regexes
         self._of: dict[str, GroupGates] = {}
+        self.closed_in: dict[UUID, dict[str, None]] = {}
+        """By topic: the groups in which partitions of it wait, and others in which they have waited."""
 
     # -- groups --------------------------------------------------------------------------------------------------------
 
@@ -168,6 +170,8 @@ class Gatekeeper:
     def drop(self, group_id: str) -> None:
         """Forget the soft state of a group."""
         self._of.pop(group_id, None)
+        for groups in self.closed_in.values():
+            groups.pop(group_id, None)
 
     def converted(self, group_id: str) -> None:
         """Forget what is known of the owners of a group that goes on under the other protocol."""
@@ -227,6 +231,8 @@ class Gatekeeper:
         numbers = list(partitions)
         if made.decide(numbers, self._stand_in(group, gates, made.topic, now_ms)):
             gates.version += 1
+        if made.closed or made.left:
+            self.closed_in.setdefault(made.topic.topic_id, {})[group.group_id] = None
         for number in numbers:
             at = made.topic.topic_id, number
             if number in made.closed:
@@ -311,7 +317,7 @@ class Gatekeeper:
         was = self.offsets.current(group_id, topic.name, number)
         timeout_ms = owner.described.rebalance_timeout_ms
         gates.standing.tenures.pop(at, None)
-        if was is None:
+        if was is None and not self.starts.reads_from_beginning(group_id, topic.topic_id):
             gates.standing.begin_tenure(topic, number, owner.member_id, timeout_ms, now_ms)
         waited = gates.waited.pop(at, None)
         gates.unsure.pop(at, None)
@@ -345,11 +351,16 @@ class Gatekeeper:
             return None
         noted = self.starts.noted_end(group.group_id, topic, number)
         noted = waited_from if noted < 0 else noted
-        if topic.topic_id in gates.standing.from_end:
+        if topic.topic_id in gates.standing.from_end or self._reads_from_end(group.group_id, topic):
             return max(log_start, noted)
         # Whether the group reads from the end is not known. Where nothing was written while the partition waited the
         # client's own reset loses nothing either way.
         return None if topic.log_end(number) <= noted else log_start
+
+    def _reads_from_end(self, group_id: str, topic: TopicImage) -> bool:
+        return self.starts.reads_from_end(
+            group_id, topic.topic_id, lambda number: self.offsets.current(group_id, topic.name, number) is not None
+        )
 
     def _existed(self, group: ConsumerGroup, topic: TopicImage, number: int) -> bool:
         """Whether a partition existed when the group began in its topic, which may be with this decision."""
@@ -425,7 +436,10 @@ class Gatekeeper:
         by_id = self.offsets.image.by_id
         if gates.image_version != self.offsets.image.version:
             gates.image_version = self.offsets.image.version
-            gates.forget_topics(topic_id for topic_id in gates.topic_ids if topic_id not in by_id)
+            gone = [topic_id for topic_id in gates.topic_ids if topic_id not in by_id]
+            gates.forget_topics(gone)
+            for topic_id in gone:
+                self.closed_in.pop(topic_id, None)
         if isinstance(group, ConsumerGroup):
             room = DECIDED_AT_ONCE
             for name in sorted(self.topics_of(group, gates)):
@@ -506,7 +520,8 @@ class Gatekeeper:
         standing, number = gates.standing, at[1]
         member_id, timeout_ms = owner(at)
         was = self.offsets.current(group.group_id, topic.name, number)
-        if was is None and member_id and at not in standing.tenures and at not in standing.reports:
+        begins = was is None and member_id and at not in standing.tenures and at not in standing.reports
+        if begins and not self.starts.reads_from_beginning(group.group_id, topic.topic_id):
             standing.begin_tenure(topic, number, member_id, timeout_ms, now_ms)
         raw = standing.raw(topic, number, None if was is None else was.offset, owner, now_ms)
         position = standing.progress(topic, number, raw)

@@ -18,6 +18,7 @@ from anabranch.base.ids import NO_LEADER_EPOCH, NO_TOPIC_ID
 from anabranch.codec import (
     Blob,
     array,
+    boolean,
     bytes_,
     decode,
     encode,
@@ -255,6 +256,10 @@ class GroupTopicStartValue:
     partitions: Sequence[int] = array(int32)
     ends: Sequence[int] = array(int64)
     """In the order of the partitions; -1 where it was not noted."""
+    latest: Sequence[int] = array(int32, tag=0)
+    """Partitions whose owners asked for the latest offset when they were given them without a committed one."""
+    other: bool = boolean(tag=1)
+    """Whether an owner asked for any other offset then."""
 
 
 KeyValue: TypeAlias = tuple[type, type | None, int]

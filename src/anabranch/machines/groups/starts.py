@@ -22,6 +22,10 @@ class Start(NamedTuple):
     """The partitions of one topic when a group began in it, each with its log end then (-1: not noted)."""
 
     ends: dict[int, int]
+    latest: frozenset[int] = frozenset()
+    """The partitions whose owners' resets asked for the latest offset (`resets`)."""
+    other: bool = False
+    """Whether the reset of an owner asked for any other offset."""
 
 
 class Starts:
@@ -41,7 +45,8 @@ class Starts:
         if value is None:
             known.pop(key.topic_id, None)
         else:
-            known[key.topic_id] = Start(dict(zip(value.partitions, value.ends, strict=True)))
+            ends = dict(zip(value.partitions, value.ends, strict=True))
+            known[key.topic_id] = Start(ends, frozenset(value.latest), value.other)
         if not known:
             del self._of[key.group_id]
 
@@ -58,6 +63,16 @@ class Starts:
         """The log end of a partition when the group began; -1 where it was not noted."""
         start = self.get(group_id, topic.topic_id)
         return NOT_NOTED if start is None else start.ends.get(partition, NOT_NOTED)
+
+    def reads_from_end(self, group_id: str, topic_id: UUID, has_committed: Callable[[int], bool]) -> bool:
+        """Whether the group is known to read a topic from its end (`resets`)."""
+        start = self.get(group_id, topic_id)
+        return start is not None and not start.other and any(has_committed(number) for number in start.latest)
+
+    def reads_from_beginning(self, group_id: str, topic_id: UUID) -> bool:
+        """Whether the group is known not to read a topic from its end (`resets`)."""
+        start = self.get(group_id, topic_id)
+        return start is not None and start.other and not start.latest
 
     def settle(
         self,
@@ -87,7 +102,9 @@ class Starts:
         else:
             ends = {number: end for number, end in start.ends.items() if topic.has(number)}
             if len(ends) < len(start.ends):
-                yield start_record(group_id, topic.topic_id, Start(ends))
+                yield start_record(
+                    group_id, topic.topic_id, start._replace(ends=ends, latest=start.latest & ends.keys())
+                )
         if len(ends) < len(existing):
             for number in existing:
                 if number not in ends and committed(number) is None:
@@ -112,4 +129,7 @@ def start_record(group_id: str, topic_id: UUID, start: Start | None) -> Coordina
     key = GroupTopicStartKey(group_id=group_id, topic_id=topic_id)
     if start is None:
         return CoordinatorRecord(key)
-    return CoordinatorRecord(key, GroupTopicStartValue(partitions=list(start.ends), ends=list(start.ends.values())))
+    value = GroupTopicStartValue(
+        partitions=list(start.ends), ends=list(start.ends.values()), latest=sorted(start.latest), other=start.other
+    )
+    return CoordinatorRecord(key, value)

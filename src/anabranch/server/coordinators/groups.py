@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from anabranch.base.errors import ApiError
 from anabranch.base.ids import TopicPartition
@@ -159,6 +160,19 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
         """A group's configs, within the bounds that the broker has now."""
         found = self._view.group_configs(group_id)
         return within_bounds(found, self.configs) if found else found
+
+    def reset_heard(
+        self, topic_id: UUID, asked: Mapping[int, int], client_id: str, client_host: str
+    ) -> list[asyncio.Future[None]]:
+        """Tell the coordinators of a ListOffsets request; the answer to it is to wait for these futures."""
+        waits = []
+        for shard in self:
+            if shard.active and shard.machine.awaits_resets(topic_id):
+                with contextlib.suppress(ApiError):
+                    waits.append(
+                        shard.ask(lambda machine, now_ms: machine.reset_heard(topic_id, asked, client_id, client_host))
+                    )
+        return [wait for wait in waits if wait is not None]
 
     # -- effects -----------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,12 @@
-"""ListOffsets (API 2): the offset of a time, or of an end of the log."""
+"""ListOffsets (API 2): the offset of a time, or of an end of the log.
+
+A consumer asks so where its reset makes it begin. The coordinators of groups that wait for partitions of the topic hear
+of it, durably, before it is answered (`machines.groups.resets`).
+"""
 
 from __future__ import annotations
+
+import asyncio
 
 from anabranch.base.errors import ErrorCode
 from anabranch.protocol.messages.list_offsets import (
@@ -8,9 +14,11 @@ from anabranch.protocol.messages.list_offsets import (
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,
     ListOffsetsResponse,
+    ListOffsetsTopic,
     ListOffsetsTopicResponse,
 )
 from anabranch.server.context import BrokerContext, RequestContext
+from anabranch.server.handlers.groups import caller_of
 from anabranch.server.partitions.offsets import NOT_FOUND, list_offset
 
 READ_COMMITTED = 1
@@ -21,6 +29,8 @@ async def handle_list_offsets(
 ) -> ListOffsetsResponse:
     """Answer for each partition."""
     committed = request.isolation_level == READ_COMMITTED
+    for topic in request.topics:
+        await _tell_coordinators(broker, topic, call)
     return ListOffsetsResponse(
         topics=[
             ListOffsetsTopicResponse(
@@ -32,6 +42,17 @@ async def handle_list_offsets(
             for topic in request.topics
         ]
     )
+
+
+async def _tell_coordinators(broker: BrokerContext, topic: ListOffsetsTopic, call: RequestContext) -> None:
+    found = broker.view.topic(topic.name)
+    if found is None:
+        return
+    caller = caller_of(broker, call, "-")
+    asked = {part.partition_index: part.timestamp for part in topic.partitions}
+    heard = broker.groups.reset_heard(found.topic_id, asked, caller.client_id, caller.client_host)
+    if heard:
+        await asyncio.gather(*heard, return_exceptions=True)  # A coordinator that fails knows less, and does no harm.
 
 
 async def _answer(

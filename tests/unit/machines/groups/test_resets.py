@@ -1,0 +1,145 @@
+"""What consumers ask leaders when their resets make them begin, and what the coordinator concludes from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from tests.support.groups import GROUP
+from tests.unit.machines.groups.test_positions_asked import Asking, settle
+from tests.unit.machines.groups.test_starts import FOO, TIMEOUT_MS, Topic, assigned, committed
+
+LATEST, EARLIEST, HOUR_AGO = -1, -2, 1_700_000_000_000
+
+
+def grown() -> Topic:
+    """Five records in partition 0, of which another came after it grew, and seven in partition 1."""
+    topic = Topic()
+    topic.ends[0] = 5
+    topic.resize(2)
+    topic.ends = {0: 6, 1: 7}
+    return topic
+
+
+def heard(world: Asking, asked: Mapping[int, int], *, client: str = "client", host: str = "/host") -> None:
+    world.submit(lambda machine: machine.reset_heard(FOO, asked, client, host))
+
+
+def begun(topic: Topic) -> tuple[Asking, int]:
+    """A group formed after the resize, whose member has partition 0; five records arrive in partition 1."""
+    world = Asking(topic.image())
+    epoch = settle(world, "A", world.join("A").member_epoch)
+    assert assigned(world) == "foo-0"
+    topic.ends[1] = 12
+    return world, epoch
+
+
+def test_an_owner_that_asked_for_the_latest_offset_and_commits_reads_from_the_end() -> None:
+    """Fault 7: the commit opened the gate, and the partition behind it was read from its log start."""
+    topic = grown()
+    world, epoch = begun(topic)
+    heard(world, {0: LATEST})
+    topic.ends[0] = 9
+    world.commit("A", epoch, 0, 8)
+    settle(world, "A", epoch)
+    assert committed(world) == {0: 8, 1: 7}, "the log end when the group began"
+    world.check()
+
+
+def test_what_was_heard_outlives_the_coordinator() -> None:
+    world, epoch = begun(grown())
+    heard(world, {0: LATEST})
+    world.reload(compact=True)
+    settle(world, "A", epoch)
+    world.commit("A", epoch, 0, 8)
+    settle(world, "A", epoch)
+    assert committed(world) == {0: 8, 1: 7}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param([{0: EARLIEST}], id="earliest"),
+        pytest.param([{0: LATEST}, {0: EARLIEST}], id="a client of the same name asked first"),
+        pytest.param([{0: EARLIEST}, {0: LATEST}], id="a client of the same name asked later"),
+        pytest.param([{0: HOUR_AGO}], id="by time"),
+        pytest.param([{1: LATEST}], id="of a partition that it does not have"),
+        pytest.param([], id="nothing"),
+    ],
+)
+def test_a_group_that_may_have_read_history_reads_that_of_partitions_that_waited(asked: list[dict[int, int]]) -> None:
+    world, epoch = begun(grown())
+    for each in asked:
+        heard(world, each)
+    world.commit("A", epoch, 0, 8)
+    settle(world, "A", epoch)
+    assert committed(world) == {0: 8, 1: 0}
+
+
+@pytest.mark.parametrize(("client", "host"), [("another", "/host"), ("client", "/another")])
+def test_what_others_ask_says_nothing(client: str, host: str) -> None:
+    world, epoch = begun(grown())
+    heard(world, {0: LATEST}, client=client, host=host)
+    world.commit("A", epoch, 0, 8)
+    settle(world, "A", epoch)
+    assert committed(world) == {0: 8, 1: 0}
+
+
+def test_a_question_alone_says_nothing_before_its_partition_is_committed() -> None:
+    """A client of the same name may have asked, and the owner not yet: gates may open for other reasons meanwhile."""
+    topic = grown()
+    world, epoch = begun(topic)
+    heard(world, {0: LATEST})
+    topic.starts[0] = 5
+    world.set_topics(topic.image())
+    settle(world, "A", epoch)
+    assert assigned(world) == "foo-0 foo-1" and committed(world) == {1: 0}
+
+
+def test_a_question_after_the_commit_says_nothing() -> None:
+    world, epoch = begun(grown())
+    world.commit("A", epoch, 0, 3)
+    heard(world, {0: LATEST})
+    world.commit("A", epoch, 0, 8)
+    settle(world, "A", epoch)
+    assert committed(world) == {0: 8, 1: 0}
+
+
+def test_an_owner_that_asked_for_the_earliest_offset_is_never_taken_for_one_that_reads_from_the_end() -> None:
+    """Without a commit for its rebalance timeout it was, and the history of the partition behind the gate was lost."""
+    topic = grown()
+    world, epoch = begun(topic)
+    heard(world, {0: EARLIEST})
+    for _ in range(TIMEOUT_MS // 20_000 + 1):
+        world.advance(20_000)
+        world.beat("A", epoch)
+    assert assigned(world) == "foo-0 foo-1" and committed(world) == {1: 0}
+    assert world.coordinator.starts.reads_from_beginning(GROUP, FOO)
+
+
+def test_nothing_is_written_where_nothing_waits() -> None:
+    topic = grown()
+    topic.starts[0] = 5
+    world = Asking(topic.image())
+    settle(world, "A", world.join("A").member_epoch)
+    assert assigned(world) == "foo-0 foo-1"
+    before = len(world.log)
+    heard(world, {0: LATEST, 1: LATEST})
+    assert len(world.log) == before and not world.coordinator.awaits_resets(FOO)
+
+
+def test_a_question_that_says_nothing_new_is_not_written() -> None:
+    world, _ = begun(grown())
+    heard(world, {0: LATEST})
+    before = len(world.log)
+    heard(world, {0: LATEST})
+    assert len(world.log) == before
+
+
+def test_a_group_that_is_gone_is_not_told() -> None:
+    world, _ = begun(grown())
+    world.leave("A")
+    world.advance(1_000)
+    assert not world.coordinator.awaits_resets(FOO)
+    heard(world, {0: LATEST})
