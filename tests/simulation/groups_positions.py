@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
-from anabranch.machines.groups.classic import ClassicGroup, subscribed_topics
+from anabranch.machines.groups.classic import ClassicGroup, ClassicState, subscribed_topics
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.consumer.target import subscription
 from anabranch.machines.groups.coordinator import Coordinator
@@ -39,6 +40,8 @@ class PositionRules:
         """The newest layout whose gate was open when the coordinator handed the partition out."""
         self.highest: dict[tuple[str, str, int], int] = {}
         """Group, life of a topic, partition: the highest offset that was ever acknowledged."""
+        self.begun: dict[tuple[str, str], Mapping[int, int]] = {}
+        """Group, life of a topic: the partitions that existed when the group first subscribed, with their log ends."""
         self._committers: dict[tuple[str, str, int], tuple[str, bool]] = {}
         self._committed_ms: dict[tuple[str, str, int], int] = {}
 
@@ -48,8 +51,39 @@ class PositionRules:
         topic = None if topic_id is None else self._world.topic_of(topic_id)
         return offset if topic is not None and topic.life == life else None
 
+    def begin(self, machine: Coordinator, group_id: str) -> None:
+        """Note where a group begins in the topics that it subscribes to; nothing is left of a group that is gone."""
+        group = machine.groups.get(group_id)
+        if group is None and group_id not in machine.positions:
+            for key in [key for key in self.begun if key[0] == group_id]:
+                self._rules.change(self.begun, key, ABSENT)
+        if isinstance(group, ClassicGroup) and group.state is not ClassicState.STABLE:
+            return
+        for name in self._read_by(machine, group_id):
+            known = machine.image.by_name.get(name)
+            topic = None if known is None else self._world.topic_of(known.topic_id)
+            if known is None or topic is None:
+                continue
+            ends = self.begun.get((group_id, topic.life))
+            if ends is None:
+                self._rules.change(self.begun, (group_id, topic.life), {at: known.log_end(at) for at in known.readable})
+
+    def topics_changed(self, machine: Coordinator) -> None:
+        """A partition that was removed appears later if it is made again."""
+        for key, ends in list(self.begun.items()):
+            name, _, _ = key[1].partition("#")
+            known = machine.image.by_name.get(name)
+            topic = None if known is None else self._world.topic_of(known.topic_id)
+            if known is None or topic is None or topic.life != key[1] or machine.groups.get(key[0]) is None:
+                continue
+            if not all(map(known.has, ends)):
+                left = {number: end for number, end in ends.items() if known.has(number)}
+                self._rules.change(self.begun, key, left)
+
     def after_step(self, machine: Coordinator, cause: Cause, outcome: Outcome[Any, Any]) -> None:
         request, reply = cause.request, outcome.reply
+        if cause.kind == "topics":
+            self.topics_changed(machine)
         if isinstance(reply, OffsetCommitResponse):
             by_id = cause.caller is not None and cause.caller.version >= 10
             for asked, answered in zip(request.topics, reply.topics, strict=True):

@@ -162,16 +162,11 @@ class GroupEdge(ApplicationEdge):
         super().__init__(
             deleted=self._is_excused,
             place_of=self._find,
-            begins_late=reads_latest,
             patience_ms=world.theme.poll_interval_ms,
         )
         self.reads_latest = reads_latest
         self._world = world
         self._group_id = group_id
-        self._first: dict[str, set[int]] = {}
-        """By topic: the partitions that existed when the group had not been assigned any of them."""
-        self.begun: set[str] = set()
-        """The topics of which some member was assigned a partition."""
         self._reset_to: dict[Partition, int] = {}
         """Partitions without a commit whose owner began at the end, as `auto.offset.reset` says."""
 
@@ -208,9 +203,14 @@ class GroupEdge(ApplicationEdge):
         self._owners.clear()
         super().assigned(member, partitions, self._world.now_ms)
 
-    def exists(self, topic: Topic) -> None:
-        """Note the partitions of a topic that no member has been given any of yet."""
-        self._first.setdefault(topic.life, set()).update(topic.logs)
+    def begins_at(self, topic_id: UUID, number: int) -> int:
+        """Return where the group begins in a partition without a commit: the log end, or 0 where it reads all."""
+        topic = self._world.topic_of(topic_id)
+        return 0 if topic is None else self._reset_to.get((topic.life, number), 0)
+
+    def _existed(self, topic: Topic, number: int) -> bool:
+        """Whether a partition existed when the group first subscribed to its topic."""
+        return number in self._world.rules.positions.begun.get((self._group_id, topic.life), ())
 
     def begins_at_end(self, topic: Topic, number: int, offset: int, *, gone: bool) -> None:
         """Check that a member that begins at the log end may: the partition was there when the group first came.
@@ -220,13 +220,13 @@ class GroupEdge(ApplicationEdge):
         assert self.reads_latest
         place = topic.life, number
         if not gone:
-            assert number in self._first.get(topic.life, ()), f"{place} appeared later, and is read from the end"
+            assert self._existed(topic, number), f"{place} appeared later, and is read from the end"
         self._reset_to[place] = max(offset, self._reset_to.get(place, 0))
 
     def written(self, topic: Topic, number: int, offset: int) -> None:
         """Check a position that the coordinator wrote for a group that begins at the end."""
         place = topic.life, number
-        if number in self._first.get(topic.life, ()):
+        if self._existed(topic, number):
             self._reset_to[place] = max(offset, self._reset_to.get(place, 0))
         elif number in topic.logs:
             assert offset <= topic.logs[number].start, (
@@ -244,7 +244,5 @@ class GroupEdge(ApplicationEdge):
 
     def unread(self, topic: Topic) -> str | None:
         """What of a topic the group has not been handed yet."""
-        sent = {(topic.life, str(key)): count for key, count in topic.sent.items()}
-        since = {stream: count for stream, count in sent.items() if self.reads_latest and self.last(stream) is None}
-        missing = self.missing(sent, since)
+        missing = self.missing({(topic.life, str(key)): count for key, count in topic.sent.items()})
         return None if not missing else f"{topic.life} is not read to the end: {sorted(missing.items())[:3]}"

@@ -144,6 +144,8 @@ class Rules:
                 self.counts["epochs"] += 1
             if seen.kind is not now.kind and seen.kind is not None and now.kind is not None:
                 self.counts["upgrades" if now.kind is ConsumerGroup else "downgrades"] += 1
+            if changed:
+                self.positions.begin(machine, group_id)
             self.check_owners(group_id)
         self._told_what_is(machine, cause, outcome)
         self.positions.after_step(machine, cause, outcome)
@@ -379,28 +381,28 @@ class Rules:
                 assert number in sets_of(group.target(member_id)).get(topic_id, ()), (known, member)
                 topic = machine.image.by_id.get(topic_id)
                 assert topic is not None and topic.has(number), (known, member)
-                if group.group_id not in self.world.latest:  # these report where they begin
-                    assert self._may_deliver(machine, group, topic, number), ("a gate is closed", known, member, topic)
+                assert self._may_deliver(group, topic, number), ("a gate is closed", known, member, topic)
                 self.counts["gated"] += topic.lineage is not None and topic.lineage.current > 0
 
-    def _may_deliver(self, machine: Coordinator, group: ConsumerGroup, topic: TopicImage, partition: int) -> bool:
+    def _may_deliver(self, group: ConsumerGroup, topic: TopicImage, partition: int) -> bool:
         """Whether all records before the next one of a partition have been read, as far as commits show.
 
-        Gates open by time, where a partition's position and owner have been the same for long.
+        Without a commit, a partition has been read up to the end at which its owner, as its reset says, began. Gates
+        open by time, where a partition's position and owner have been the same for long.
         """
         lineage = topic.lineage
         if lineage is None:
             return True
         positions, counted = {}, {}
-        gates = machine.keeper.known(group.group_id)
-        reports = {} if gates is None else gates.standing.reports  # of members of ours: where they begin
+        edge = self.world.edges[group.group_id]
         for number in (*topic.partitions, *topic.retiring):
             key = (group.group_id, topic.name, number)
             topic_id, offset = self.positions.committed.get(key, (None, 0))
-            positions[number] = self._next_record(topic, number, offset if topic_id == topic.topic_id else 0)
+            if topic_id != topic.topic_id:
+                offset = edge.begins_at(topic.topic_id, number) if number != partition else 0
+            positions[number] = self._next_record(topic, number, offset)
             since_ms = self.positions.moved_ms.get(key, 0) if topic_id == topic.topic_id else 0
-            reported = (topic.topic_id, number) in reports
-            still = number != partition and (reported or self._is_still(group, (topic.topic_id, number), since_ms))
+            still = number != partition and self._is_still(group, (topic.topic_id, number), since_ms)
             counted[number] = BEYOND if still else positions[number]
         layout = lineage.layout_at(partition, positions[partition])
         topic_id, offset = self.positions.committed.get((group.group_id, topic.name, partition), (None, 0))

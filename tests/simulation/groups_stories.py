@@ -66,6 +66,17 @@ class OrderedWorld(World):
     def resize_to(self, count: int) -> None:
         self._resize(self.image.by_name[TOPIC], count)
 
+    def reap(self) -> None:
+        """Remove the retiring partitions, which are empty."""
+        self.topic.reap()
+        self._put_topic(self.topic)
+
+    def tell(self) -> None:
+        """Have the coordinators learn how the topics are now."""
+        for broker in self.brokers:
+            self.after(0, broker.tell_topics)
+        self.run_until(self.now_ms + 1)
+
     def owned(self, *clients: Client) -> list[set[int]]:
         """The partitions of each client."""
         return [{number for _, number in client.holds} for client in clients]
@@ -175,6 +186,49 @@ def a_static_member_comes_back_while_a_member_computes() -> None:
         heir = world.start(GROUP, instance="i1")
         world.until(lambda: heir.is_in and world.missing() is None, 3 * SOON_MS)
         assert sorted(map(len, world.owned(*world.clients))) == [1, 1, 2]
+
+
+def a_group_comes_back_after_a_resize(*, classic: bool = False) -> None:
+    """A group that reads from the end has committed nothing when its members leave; then the topic is resized.
+
+    The new partition appeared after the group began: it is read from its beginning when a member comes back.
+    """
+    with quiet(latest=1.0) as world:
+        former = world.start(GROUP, classic=classic)
+        world.until(lambda: world.owned(former) == [{0}])
+        former.leave()
+        world.until(lambda: not former.is_alive)
+        world.resize_to(2)
+        world.tell()
+        world.send_all()
+        world.start(GROUP, classic=classic)
+        world.until(lambda: world.missing() is None)
+        assert world.edges[GROUP].by_partition[world.topic.life, 1] == world.topic.logs[1].end > 0
+
+
+def a_classic_group_comes_back_after_a_resize() -> None:
+    """The same of a group whose assignments the coordinator does not make."""
+    a_group_comes_back_after_a_resize(classic=True)
+
+
+def a_partition_is_removed_and_made_again_while_nobody_reads() -> None:
+    """A group that reads from the end was there before a partition was removed: made again, it appeared later."""
+    with quiet(2, latest=1.0) as world:
+        world.resize_to(3)
+        world.tell()
+        former = world.start(GROUP)
+        world.until(lambda: world.owned(former) == [{0, 1, 2}])
+        former.leave()
+        world.until(lambda: not former.is_alive)
+        world.resize_to(2)
+        world.reap()
+        world.tell()
+        world.resize_to(3)
+        world.tell()
+        world.send_all()
+        world.start(GROUP)
+        world.until(lambda: world.missing() is None)
+        assert world.edges[GROUP].by_partition[world.topic.life, 2] == world.topic.logs[2].end > 0
 
 
 @contextmanager

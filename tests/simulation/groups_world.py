@@ -245,13 +245,9 @@ class World:
         for owned in partitions:
             topic = self.topic_of(owned.topic_id) if owned.topic_id.int else self.topics.get(owned.topic)
             if topic is not None:
-                edge.begun.add(topic.life)
                 edge.assigned(client.name, [(topic.life, owned.partition)])
 
     def _put_topic(self, topic: Topic) -> None:
-        for edge in self.edges.values():
-            if topic.life not in edge.begun:
-                edge.exists(topic)
         self._set_image({**self.image.by_name, topic.name: image_of(topic)})
 
     def _set_image(self, topics: Mapping[str, TopicImage]) -> None:

@@ -11,6 +11,9 @@ from anabranch.machines.clients.membership.steps import Owned, Revoke, Subscript
 from anabranch.protocol.messages.sync_group import SyncGroupResponse
 from tests.simulation.groups_client import Client
 from tests.simulation.groups_stories import (
+    a_classic_group_comes_back_after_a_resize,
+    a_group_comes_back_after_a_resize,
+    a_partition_is_removed_and_made_again_while_nobody_reads,
     a_static_member_comes_back_while_a_member_computes,
     an_owner_that_comes_back_has_all_its_time,
     another_owner_has_all_its_time,
@@ -101,6 +104,9 @@ def test_an_answer_that_a_leaving_member_ignores_does_not_move_what_it_holds_to_
         another_owner_has_all_its_time,
         an_owner_that_comes_back_has_all_its_time,
         a_static_member_comes_back_while_a_member_computes,
+        a_group_comes_back_after_a_resize,
+        a_classic_group_comes_back_after_a_resize,
+        a_partition_is_removed_and_made_again_while_nobody_reads,
     ],
 )
 def test_a_story_of_a_group_that_reads_in_order_ends_well(story: Callable[[], None]) -> None:

@@ -118,6 +118,7 @@ class Coordinator(AskedPositions, HeardResets):
             read_topics=self._read_topics,
             end=self._end,
             positions_gone=self.keeper.positions_gone,
+            began=self.starts.groups,
         )
         self._arriving: dict[str, ClassicGroup] = {}
         """Classic groups that replace converted ones as soon as the records of the conversion are applied."""
@@ -210,6 +211,7 @@ class Coordinator(AskedPositions, HeardResets):
                 step = self._step(group, now_ms)
                 if step.look_at_topics():
                     step.assign()
+                    self.settling.look(group)
                     draft.add(step.draft)
                     self.keeper.of(group.group_id).is_due = True
             self.keeper.ring(draft, group.group_id, now_ms)
@@ -385,6 +387,7 @@ class Coordinator(AskedPositions, HeardResets):
         ):
             step.remove(*sorted(member_ids), forget=forget)
             draft.add(step.draft)
+            self.settling.subscribed(step.group, draft, step.now_ms)
             return
         records, arriving = migration.downgrade(group, member_ids, self.image, step.now_ms)
         draft.write(*records)
@@ -401,6 +404,7 @@ class Coordinator(AskedPositions, HeardResets):
             if member_id in arriving.members
         }
         self._arriving[group.group_id] = arriving
+        self.settling.subscribed(arriving, draft, step.now_ms)
 
     # -- the classic protocol ------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ what a step decides follows from the state at that step, so a round may be lost,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import TypeAlias
 
 from anabranch.machines.groups.classic import ClassicGroup
@@ -37,13 +37,18 @@ class Expiry:
         read_topics: Callable[[Group | None], frozenset[str] | None],
         end: Callable[[Group | None, str, Draft[CoordinatorRecord], int], None],
         positions_gone: Callable[[str], None],
+        began: Callable[[], Set[str]],
     ) -> None:
-        """`end` removes an empty group; `positions_gone` is called with a group of which positions are deleted."""
+        """`end` removes an empty group; `positions_gone` is called with a group of which positions are deleted.
+
+        `began`: the groups whose beginnings in topics are written down.
+        """
         self._groups = groups
         self._offsets = offsets
         self._read_topics = read_topics
         self._end = end
         self._positions_gone = positions_gone
+        self._began = began
         self._left: list[str] = []
         """The groups to be looked at in this round, the next one last."""
 
@@ -56,7 +61,7 @@ class Expiry:
         draft: Draft[CoordinatorRecord] = Draft()
         left, looked = self._left, 0
         if not left:
-            left += self._offsets.positions.groups() | self._groups.keys()
+            left += self._offsets.positions.groups() | self._groups.keys() | self._began()
             left.sort(reverse=True)
         while left and looked < POSITIONS_PER_STEP and len(draft.records) < RECORDS_PER_STEP:
             looked += 1 + self._look_at(left[-1], draft, now_ms)

@@ -1,7 +1,9 @@
 """When groups' beginnings in topics are written down, and their positions in partitions that appeared later (`starts`).
 
-    a group subscribes                  ->  its beginning in every resized topic
-    a topic is resized                  ->  positions of all groups that subscribe to it, or have committed offsets
+    a group subscribes to a topic       ->  its beginning, and positions, if the topic was resized
+    a group unsubscribes from a topic   ->  its beginning: a resize may follow while nothing else tells of the group
+    a topic is resized                  ->  positions of all groups that subscribe to it, or have committed offsets;
+                                            others have them written when they subscribe again
     the shard is loaded                 ->  the same for groups with members, as the resize may have come before
 
 Groups are settled a few at a time: a shard may have many. Until its turn a group of the consumer protocol is handed no
@@ -10,7 +12,7 @@ partition without its position, as the gatekeeper writes the same position when 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 from anabranch.machines.groups import classic
@@ -21,7 +23,7 @@ from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.regex import Regexes
-from anabranch.machines.groups.starts import Starts
+from anabranch.machines.groups.starts import NOT_NOTED, Start, Starts, start_record
 from anabranch.machines.outcome import Draft, Outcome
 
 GROUPS_AT_A_TIME = 20
@@ -39,14 +41,32 @@ class Settling:
         self._regexes = regexes
         self._left: dict[str, None] = {}
         self._topics: dict[str, None] = {}
+        self._subscribed: dict[str, frozenset[str]] = {}
+        """By group: the topics that it subscribes to, as of its last change."""
 
     def subscribed(self, group: Group, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
-        """Write down where a group begins in the resized topics that it subscribes to now."""
-        for name in sorted(self._subscription(group)):
-            topic = self._offsets.image.by_name.get(name)
-            if topic is not None and topic.was_resized and self._starts.get(group.group_id, topic.topic_id) is None:
-                begun = bool(self._offsets.of_topic(group.group_id, topic))
-                self._settle(group.group_id, topic, draft, now_ms, begun=begun)
+        """Write down where a group begins in topics that it subscribes to from now on, or does not any more."""
+        group_id, by_name = group.group_id, self._offsets.image.by_name
+        before, now = self._subscribed.get(group_id, frozenset()), self.look(group)
+        for topic in filter(None, map(by_name.get, sorted(now - before))):
+            begun = bool(self._offsets.of_topic(group_id, topic))
+            self._settle(group_id, topic, draft, now_ms, begun=begun)
+        for topic in filter(None, map(by_name.get, sorted(before - now))):
+            if self._starts.get(group_id, topic.topic_id) is not None:
+                continue
+            if topic.was_resized:
+                self._settle(group_id, topic, draft, now_ms, begun=True)
+            else:
+                draft.write(start_record(group_id, topic.topic_id, Start(dict.fromkeys(topic.readable, NOT_NOTED))))
+
+    def look(self, group: Group) -> frozenset[str]:
+        """Note, and return, the topics that a group subscribes to now."""
+        now = self._subscription(group) if group.members else frozenset()
+        if now:
+            self._subscribed[group.group_id] = now
+        else:
+            self._subscribed.pop(group.group_id, None)
+        return now
 
     def topics_changed(self, before: Image, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
         """Begin to settle the groups of topics that were resized, and forget the beginnings in topics that are gone."""
@@ -61,11 +81,13 @@ class Settling:
         if changed:
             self._topics.update(dict.fromkeys(changed))
             self._left.update(dict.fromkeys(group_id for group_id, group in self._groups.items() if group.members))
-            self._left.update(dict.fromkeys(sorted(self._offsets.positions.groups())))
+            self._left.update(dict.fromkeys(sorted(self._offsets.positions.groups() | self._starts.groups())))
             self._some(draft, now_ms)
 
     def loaded(self, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
         """Begin to settle the groups with members."""
+        for group in self._groups.values():
+            self.look(group)
         resized = [name for name, topic in self._offsets.image.by_name.items() if topic.was_resized]
         if resized:
             self._topics.update(dict.fromkeys(resized))
@@ -87,6 +109,8 @@ class Settling:
             for topic in topics:
                 if topic.name in subscribed or self._offsets.of_topic(group_id, topic):
                     self._settle(group_id, topic, draft, now_ms, begun=True)
+                else:
+                    draft.write(*self._starts.trim(group_id, topic))
         if self._left:
             draft.set_timer(("settle",), now_ms + PAUSE_MS)
         else:
@@ -98,7 +122,7 @@ class Settling:
         committed = partial(self._offsets.current, group_id, topic.name)
         draft.write(*self._starts.settle(group_id, topic, committed, now_ms, begun=begun))
 
-    def _subscription(self, group: Group) -> Iterable[str]:
+    def _subscription(self, group: Group) -> frozenset[str]:
         if isinstance(group, ConsumerGroup):
             return subscriptions(group, self._offsets.image, self._regexes)
         return classic.subscribed_topics(group) or frozenset()

@@ -7,7 +7,7 @@ itself (ordering.md, section 8). A group without a record began while the topic 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from typing import NamedTuple
 from uuid import UUID
 
@@ -49,6 +49,10 @@ class Starts:
             known[key.topic_id] = Start(ends, frozenset(value.latest), value.other)
         if not known:
             del self._of[key.group_id]
+
+    def groups(self) -> Set[str]:
+        """The groups whose beginnings are written down."""
+        return self._of.keys()
 
     def get(self, group_id: str, topic_id: UUID) -> Start | None:
         """Where a group began in a topic, if the topic was resized since or before."""
@@ -100,16 +104,21 @@ class Starts:
             )
             yield start_record(group_id, topic.topic_id, Start(ends))
         else:
+            yield from self.trim(group_id, topic)
             ends = {number: end for number, end in start.ends.items() if topic.has(number)}
-            if len(ends) < len(start.ends):
-                yield start_record(
-                    group_id, topic.topic_id, start._replace(ends=ends, latest=start.latest & ends.keys())
-                )
         if len(ends) < len(existing):
             for number in existing:
                 if number not in ends and committed(number) is None:
                     position = Position(topic.log_start(number), committed_at_ms=now_ms, topic_id=topic.topic_id)
                     yield position_record(group_id, topic.name, number, position)
+
+    def trim(self, group_id: str, topic: TopicImage) -> Iterator[CoordinatorRecord]:
+        """Drop removed partitions from a beginning: one that is made again appeared later."""
+        start = self.get(group_id, topic.topic_id)
+        if start is not None and not all(map(topic.has, start.ends)):
+            ends = {number: end for number, end in start.ends.items() if topic.has(number)}
+            kept = start._replace(ends=ends, latest=start.latest & ends.keys())
+            yield start_record(group_id, topic.topic_id, kept)
 
     def of_topics_gone(self, topic_ids: Iterable[UUID]) -> Iterator[CoordinatorRecord]:
         """The tombstones of starts in all topics but these."""

@@ -9,6 +9,11 @@ from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.settling import GROUPS_AT_A_TIME
 from anabranch.machines.lineage import Lineage
+from anabranch.protocol.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
+)
 from anabranch.protocol.messages.sync_group import SyncGroupRequestAssignment
 from tests.support.groups import GROUP, GroupWorld, assignment, subscription, topic_id
 from tests.unit.machines.groups.test_positions_asked import Asking, settle
@@ -252,6 +257,46 @@ def test_a_group_that_is_deleted_leaves_nothing() -> None:
     world.leave("A")
     assert world.coordinator.starts.get(GROUP, FOO) is not None
     assert world.submit(lambda machine: machine.delete_group(GROUP, world.now_ms)) is ErrorCode.NONE
+    assert world.coordinator.starts.get(GROUP, FOO) is None
+    world.check()
+
+
+def test_a_group_that_comes_back_begins_partitions_that_appeared_meanwhile_at_their_log_start() -> None:
+    topic = Topic()
+    world = Asking(topic.image())
+    world.join("A")
+    world.leave("A")
+    world.set_topics(topic.resize(2))
+    topic.ends[1] = 7
+    world.reload(compact=True)
+    settle(world, "B", world.join("B").member_epoch)
+    assert committed(world) == {1: 0}
+    world.check()
+
+
+def test_a_group_that_subscribes_again_begins_partitions_that_appeared_meanwhile_at_their_log_start() -> None:
+    topic = Topic()
+    world = Asking(topic.image())
+    epoch = world.join("A").member_epoch
+    epoch = world.beat("A", epoch, topics=["bar"]).member_epoch
+    world.set_topics(topic.resize(2))
+    topic.ends[1] = 7
+    world.beat("A", epoch, topics=["foo"])
+    assert committed(world) == {1: 0}
+    world.check()
+
+
+def test_beginnings_without_a_group_and_positions_are_forgotten() -> None:
+    topic = Topic()
+    world = Asking(topic.image())
+    world.commit("", -1, 0, 3)
+    world.set_topics(topic.resize(2))
+    part = [OffsetDeleteRequestPartition(partition_index=number) for number in range(2)]
+    request = OffsetDeleteRequest(group_id=GROUP, topics=[OffsetDeleteRequestTopic(name="foo", partitions=part)])
+    world.submit(lambda machine: machine.offset_delete(request, world.now_ms))
+    assert committed(world) == {} and world.coordinator.starts.get(GROUP, FOO) is not None
+    world.reload()
+    world.advance(world.settings.offsets_retention_check_interval_ms)
     assert world.coordinator.starts.get(GROUP, FOO) is None
     world.check()
 

@@ -356,8 +356,8 @@ def subscribed_topics(group: ClassicGroup) -> frozenset[str] | None:
     if group.protocol_type != CONSUMER_PROTOCOL or (group.members and group.protocol_name is None):
         return None
     topics: set[str] = set()
-    for member in group.members.values():
-        subscribed = _topics(member.metadata(group.protocol_name))
+    for metadata in {member.metadata(group.protocol_name) for member in group.members.values()}:
+        subscribed = _topics(metadata)
         if subscribed is None:
             return None
         topics |= subscribed
