@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from tests.conformance.members.group import Kind, Member
+import pytest
+
+from tests.conformance.members.group import MOMENT_NS, Kind, Member, check_owners
 from tests.conformance.members.process import Worker
 
 ME = [["t", 0]]
@@ -49,3 +51,26 @@ def test_what_was_being_committed_by_a_member_that_died_may_be_committed() -> No
     assert not dead.done
     left = member(("committing", {"offsets": [["t", 0, 1]]}), ("committed", {"offsets": [["t", 0, 1]]}), ("left", {}))
     assert left.may_have_done == {0}
+
+
+def owner(since: int, until: int, *, is_hasty: bool) -> Member:
+    """A member that owned a partition in that time, and was handed a record of it in the middle."""
+    one = Member("m", Kind("java", "consumer", is_hasty=is_hasty), cast(Worker, None))
+    one.hear({"event": "owns", "at": since, "partitions": ME})
+    one.hear({"event": "records", "at": (since + until) // 2, "records": [["t", 0, 0, "a"]]})
+    one.hear({"event": "owns", "at": until, "partitions": []})
+    return one
+
+
+def test_a_hasty_member_may_use_a_partition_of_another_one_for_a_moment() -> None:
+    """A Java consumer that has just joined reports to own nothing while it takes its partitions."""
+    check_owners(
+        [owner(1, 4 * MOMENT_NS, is_hasty=True), owner(4 * MOMENT_NS - 40_000_000, 9 * MOMENT_NS, is_hasty=True)]
+    )
+
+
+@pytest.mark.parametrize(("is_hasty", "together_ns"), [(False, 40_000_000), (True, 2 * MOMENT_NS)])
+def test_two_owners_at_a_time_are_noticed(is_hasty: bool, together_ns: int) -> None:
+    first = owner(1, 4 * MOMENT_NS, is_hasty=is_hasty)
+    with pytest.raises(AssertionError, match="both owned"):
+        check_owners([first, owner(4 * MOMENT_NS - together_ns, 5 * MOMENT_NS, is_hasty=is_hasty)])
