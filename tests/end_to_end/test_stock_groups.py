@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from anabranch.client import sync
 from tests.support.broker import BrokerProcess, running
+from tests.support.group_client import GroupClient
 
 TOPIC = "rivers"
 SETTINGS = {
@@ -308,6 +309,24 @@ def test_a_partition_that_re_opens_is_taken_away_until_the_records_between_are_r
         reader.commit()
         reader.holds(0, 1)
         reader.has("c")
+
+
+def test_a_partition_of_a_member_that_never_speaks_again_is_not_taken_for_read(
+    world: World, process: BrokerProcess
+) -> None:
+    """Its poll interval is shorter than its session: gates opened before anybody could have read the partition."""
+    world.write(0, "a")
+    world.resize(2)
+    world.write(1, "b")
+    with GroupClient(process.port) as silent:
+        silent.ready(f"g-{world.topic}")
+        joined = silent.beat(f"g-{world.topic}", "silent", 0, topics=[world.topic], rebalance_timeout_ms=1_000)
+        assert [part.partitions for part in joined.assignment.topic_partitions] == [[0]]
+        with world.consumer() as reader:
+            reader.has("a")
+            assert reader.values == ["a"]
+            reader.commit()
+            reader.has("b")
 
 
 def test_a_position_that_was_waited_for_in_vain_holds_later_gates_when_it_moves_again(world: World) -> None:

@@ -100,6 +100,10 @@ class Gate:
         """The positions to write when a member's assignment changes."""
         return self._keeper.handed_out(self._group, before, after, self._now_ms)
 
+    def hear(self, member_id: str) -> None:
+        """Note that a member has received the last answer."""
+        self._keeper.of(self._group.group_id).standing.hear(member_id, self._now_ms)
+
     def forget(self, member_id: str, *, but: Iterable[At] = ()) -> None:
         """Drop what is known of the partitions that a member no longer owns."""
         self._keeper.forget(self._group.group_id, member_id, but=but)
@@ -317,6 +321,8 @@ class Gatekeeper:
         was = self.offsets.current(group_id, topic.name, number)
         timeout_ms = owner.described.rebalance_timeout_ms
         gates.standing.tenures.pop(at, None)
+        if owner.described.classic is None:
+            gates.standing.unlearned.setdefault(owner.member_id, set()).add(at)
         if was is None and not self.starts.reads_from_beginning(group_id, topic.topic_id):
             gates.standing.begin_tenure(topic, number, owner.member_id, timeout_ms, now_ms)
         waited = gates.waited.pop(at, None)
@@ -520,13 +526,14 @@ class Gatekeeper:
         standing, number = gates.standing, at[1]
         member_id, timeout_ms = owner(at)
         was = self.offsets.current(group.group_id, topic.name, number)
-        begins = was is None and member_id and at not in standing.tenures and at not in standing.reports
+        timed = member_id if self._has_learned(group, standing, member_id, at) else ""
+        begins = was is None and timed and at not in standing.tenures and at not in standing.reports
         if begins and not self.starts.reads_from_beginning(group.group_id, topic.topic_id):
             standing.begin_tenure(topic, number, member_id, timeout_ms, now_ms)
         raw = standing.raw(topic, number, None if was is None else was.offset, owner, now_ms)
         position = standing.progress(topic, number, raw)
         stalled = at in standing.stalls
-        moved = standing.look(at, raw, position, member_id, now_ms)
+        moved = standing.look(at, raw, position, timed, now_ms)
         if stalled and at not in standing.stalls:
             gates.outdate([at[0]])
         made = gates.evaluated.get(at[0])
@@ -543,6 +550,11 @@ class Gatekeeper:
                 gates.is_due = True
             return True
         return moved
+
+    def _has_learned(self, group: Group, standing: Standing, member_id: str, at: At) -> bool:
+        """Whether a member knows that it owns a partition; of the classic protocol's members that is assumed."""
+        member = group.members.get(member_id) if isinstance(group, ConsumerGroup) else None
+        return member is None or member.described.classic is not None or standing.has_learned(member_id, at)
 
     def _take(
         self, group: Group, gates: GroupGates, made: Evaluated, number: int, raw: int, position: int, now_ms: int

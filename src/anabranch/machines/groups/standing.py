@@ -3,7 +3,8 @@
 A partition is named by its topic's id and its number. `reports` are positions that members of ours have told of their
 own partitions, `tenures` say since when an owner has had a partition without a committed offset, `answers` are the
 leaders' answers about next records. A stall is a position with records left that has not changed for its owner's
-rebalance timeout: gates open by time then, until the position or the owner changes.
+rebalance timeout: gates open by time then, until the position or the owner changes. Time counts from when an owner has
+learned of its partition: it has when it speaks again on the connection of the answer that gave it (`hear`).
 """
 
 from __future__ import annotations
@@ -78,6 +79,10 @@ class Standing:
     answers: dict[At, Answer] = field(default_factory=dict)
     stalls: dict[At, Stall] = field(default_factory=dict)
     watches: dict[At, Watch] = field(default_factory=dict)
+    heard: set[str] = field(default_factory=set)
+    """The members that have received an answer of this coordinator: they spoke again after it."""
+    unlearned: dict[str, set[At]] = field(default_factory=dict)
+    """By member: the partitions that it was given in an answer after which it has not spoken again."""
     from_end: set[UUID] = field(default_factory=set)
     """The topics that the group was found to read from the end."""
 
@@ -96,6 +101,8 @@ class Standing:
         tenure = self.tenures.get(at)
         if tenure is not None and owner(at)[0] != tenure.owner:
             del self.tenures[at]
+            tenure = None
+        if tenure is not None and at in self.unlearned.get(tenure.owner, ()):
             tenure = None
         start = start_of(-1, reported, tenure, now_ms)
         if start > topic.log_start(partition):
@@ -130,9 +137,26 @@ class Standing:
         at = topic.topic_id, partition
         self.tenures[at] = Tenure(member_id, now_ms, topic.log_end(partition), timeout_ms)
 
+    def hear(self, member_id: str, now_ms: int) -> None:
+        """Note that a member has received the last answer: its time in the partitions of that answer begins."""
+        self.heard.add(member_id)
+        for at in self.unlearned.pop(member_id, ()):
+            tenure = self.tenures.get(at)
+            if tenure is not None and tenure.owner == member_id:
+                self.tenures[at] = tenure._replace(since_ms=now_ms)
+
+    def has_learned(self, member_id: str, at: At) -> bool:
+        """Whether a member is known to have received the answer that gave it a partition."""
+        return member_id in self.heard and at not in self.unlearned.get(member_id, ())
+
     def forget(self, member_id: str, *, but: Iterable[At] = ()) -> set[UUID]:
         """Drop what is known of the partitions that a member no longer owns; return their topics."""
         kept, topics = set(but), set()
+        unlearned = self.unlearned.pop(member_id, set()) & kept
+        if unlearned:
+            self.unlearned[member_id] = unlearned
+        if not kept:
+            self.heard.discard(member_id)
         for known in (self.reports, self.tenures, self.stalls):
             gone = [at for at, entry in known.items() if entry.owner == member_id and at not in kept]
             for at in gone:

@@ -143,3 +143,24 @@ def test_a_group_that_is_gone_is_not_told() -> None:
     world.advance(1_000)
     assert not world.coordinator.awaits_resets(FOO)
     heard(world, {0: LATEST})
+
+
+def test_time_counts_from_when_the_owner_has_learned_of_its_partition() -> None:
+    """The answer that gave the partition was lost, and the poll interval is shorter than the session."""
+    topic = grown()
+    world = Asking(topic.image())
+    world.join("A", rebalance_timeout_ms=10_000)
+    world.join("B", rebalance_timeout_ms=10_000)
+    epoch = settle(world, "B", 1)
+    assert assigned(world) == "foo-0" and assigned(world, "B") == "", "B is to have the partition that waits"
+    world.advance(30_000)
+    epoch = settle(world, "B", epoch)
+    assert assigned(world, "B") == "", "nobody has read partition 0: A has not been heard since it was given it"
+    learned = settle(world, "A", 1)
+    world.advance(9_000)
+    settle(world, "A", learned)
+    epoch = settle(world, "B", epoch)
+    assert assigned(world, "B") == ""
+    world.advance(2_000)
+    settle(world, "B", epoch)
+    assert assigned(world, "B") == "foo-1"

@@ -126,6 +126,8 @@ def heartbeat(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller
     if request.member_epoch == JOINING:
         step.gate.forget(member_id)
     anew = step.spoke(member_id, caller)
+    if not anew:
+        step.gate.hear(member_id)
     if calls:
         step.next_epoch()
     step.assign()
