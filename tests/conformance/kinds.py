@@ -20,7 +20,7 @@ from tests.conformance.members.group import Kind
 #   for good, and its subscription says version 1 but ends before what that version ends with.
 # - The Java consumer acknowledges the part of its assignment whose topics' names it knows. That is none of it when it
 #   has just joined, or when a pattern has just matched: it reports to own nothing, so that a part may go to another
-#   member, and takes the assignment it knows a moment later, before it hears of the next. It hands out records meanwhile.
+#   member, and takes the assignment it knows a moment later, before it hears of the next, and hands out records of it.
 # Asked, though it fails where other work keeps the processors busy, with Apache Kafka as well: that kafka-python goes
 # on when its group rebalances a second time. Its leader at times never takes the answer to its SyncGroup (its log
 # shows it received, without an error, with the partitions), stops its heartbeats, is removed and does not come back;
