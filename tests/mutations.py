@@ -65,6 +65,7 @@ class Mutation:
 LINEAGE = "machines/lineage.py"
 APPENDING = "machines/partition/appending.py"
 GATEKEEPER = "machines/groups/gatekeeper.py"
+POSITIONS = "machines/clients/positions.py"
 
 MUTATIONS = (
     Mutation(
@@ -176,6 +177,29 @@ MUTATIONS = (
         ),
         groups(0),
         f"{EDGE}::test_a_partition_is_given_away_only_when_its_owner_has_let_go",
+    ),
+    Mutation(
+        "a position that was told once is not told again, whatever the fetcher has forgotten",
+        (
+            Edit(
+                POSITIONS,
+                "                known = None if self._begins else known_of(tp)\n",
+                "                known = None if self._begins else self.once.get(tp)\n",
+            ),
+            Edit(
+                POSITIONS,
+                "                if position != NOTHING:\n                    told[tp] = position\n",
+                "                if position not in (NOTHING, self.once.get(tp)):\n"
+                "                    told[tp] = self.once[tp] = position\n",
+            ),
+            Edit(
+                POSITIONS,
+                '        self._begins = False\n        """',
+                '        self.once = {}\n        self._begins = False\n        """',
+            ),
+        ),
+        story("a_topic_is_granted_again_to_a_member_that_was_told_of_its_parent"),
+        f"{EDGE}::test_a_member_that_gets_its_topic_back_is_told_again_what_others_have_read",
     ),
 )
 

@@ -7,6 +7,7 @@ for an old partition count, and gates were closed for a while.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.machines.placement import place
+from anabranch.records.hashing import placement_hash
 from tests.support.applications import Workers, own_processes, stage
 from tests.support.broker import BrokerProcess, running
 from tests.support.wire import WireClient, batch
@@ -48,6 +51,11 @@ def own_workers() -> Iterator[Workers]:
     """The processes of applications of one test."""
     with own_processes() as made:
         yield made
+
+
+def place_of(name: str, initial: int, partitions: int) -> int:
+    """The partition of the first key of `Load.send(name=name)`."""
+    return int(place(placement_hash(f"{name}-0".encode()), initial, partitions))
 
 
 def address(broker: BrokerProcess) -> str:
@@ -305,6 +313,29 @@ def test_a_retiring_partition_takes_nothing_after_its_survivor_counts_anew(share
             for writer in writers:
                 writer.join(20)
             assert sent_old[-1] < first_new[0], "the retiring partition took a record after its survivor did"
+
+
+def test_a_member_that_gets_its_topic_back_is_told_again_what_others_have_read(
+    shared: BrokerProcess, workers: Workers
+) -> None:
+    """An eager rebalance takes an empty child away, and gives it back; its parent gets no more records."""
+    with stage(address(shared), "back", 1, workers) as it:
+        group = it.group(members=2, commit="each", protocol="classic")
+        it.until_owned(group, [0])
+        it.load.send(5)
+        group.read_all()
+        it.resize(2)
+        it.until(lambda: all(len(member.owned) == 1 for member in group.present), "the child has no owner of its own")
+        owned = {member: set(member.owned) for member in group.members}
+        before = {member: member.assignments for member in group.members}
+        passing = group.join()
+        it.until(lambda: all(member.assignments > before[member] for member in owned) or passing.owned, "no rebalance")
+        passing.leave()
+        it.until(lambda: passing.is_gone and all(member.owned == owned[member] for member in owned), "no way back")
+        assert all(member.assignments > before[member] for member in owned), "nothing was taken away"
+        it.load.send(5, keys=1, name=next(name for name in map(str, itertools.count()) if place_of(name, 1, 2) == 1))
+        it.finish(10)
+        assert group.edge.by_partition[f"{it.topic}~1", 1] == 5
 
 
 # -- deaths -----------------------------------------------------------------------------------------------------------

@@ -112,9 +112,13 @@ class Topic:
         """The name of this life of the topic, for the edge."""
         return f"{self.name}#{self.topic_id.int >> 96}"
 
+    def place_of(self, key: int) -> int:
+        """Return the partition that holds a key now."""
+        return place(key * KEY_STEP & 0x7FFFFFFF, self.initial, self.count)
+
     def send(self, key: int) -> None:
         """Append the next record of a key."""
-        number = place(key * KEY_STEP & 0x7FFFFFFF, self.initial, self.count)
+        number = self.place_of(key)
         record = Sent(key, self.sent[key])
         self.sent[key] += 1
         self.places[record] = number, self.logs[number].append(record)

@@ -26,7 +26,10 @@ SOON_MS = 5_000
 
 
 class OrderedWorld(World):
-    """A world without incidents, with one group of the consumer protocol and one ordered topic."""
+    """A world without incidents, with one group and one ordered topic.
+
+    By default the group has the consumer protocol, and commits nothing.
+    """
 
     def __init__(self, count: int = 1, **changed: Any) -> None:
         """`count`: of the topic's partitions. `changed` is of the theme."""
@@ -50,6 +53,7 @@ class OrderedWorld(World):
         self._new_topic(TOPIC)
         while self.topic.initial != count:
             self._new_topic(TOPIC)
+        self._made_again.clear()  # no group has read any of them
 
     @property
     def topic(self) -> Topic:
@@ -58,10 +62,11 @@ class OrderedWorld(World):
     def subscription(self) -> Subscription:
         return Subscription(frozenset({TOPIC}))
 
-    def send_all(self) -> None:
-        """Append a record of every key."""
+    def send_all(self, *, to: int | None = None) -> None:
+        """Append a record of every key, or of those that one partition holds."""
         for key in range(self.topic.keys):
-            self.topic.send(key)
+            if to in (None, self.topic.place_of(key)):
+                self.topic.send(key)
 
     def resize_to(self, count: int) -> None:
         self._resize(self.image.by_name[TOPIC], count)
@@ -245,3 +250,28 @@ def _slow_installs() -> Iterator[list[ConsumerGroupInstallAssignmentRequest]]:
 
     with mock.patch.object(Way, "send", late):
         yield sent
+
+
+def a_topic_is_granted_again_to_a_member_that_was_told_of_its_parent() -> None:
+    """The owner of a child learns that the parent is read; a rebalance takes the child away, and gives it back.
+
+    Every rebalance of an eager group takes all partitions of the topic away, and with them what the member has been
+    told. The child had no records yet, so its gate opens only once the member is told again; and the parent gets no
+    record any more, of which the coordinator would tell.
+    """
+    with quiet(classic=1.0, strategies=(("range",),), commits=("each",), initial_delay_ms=0) as world:
+        world.send_all()
+        clients = [world.start(GROUP), world.start(GROUP)]
+        world.until(lambda: sorted(world.owned(*clients)) == [set(), {0}])
+        world.resize_to(2)
+        world.until(lambda: sorted(world.owned(*clients)) == [{0}, {1}])
+        world.run_until(world.now_ms + SOON_MS)
+        owned, generation = world.owned(*clients), clients[0].machine.epoch
+        passing = world.start(GROUP)
+        world.until(lambda: passing.is_in)
+        passing.leave()
+        world.until(lambda: not passing.is_alive and world.owned(*clients) == owned)
+        assert clients[0].machine.epoch > generation, "nothing was taken away"
+        world.run_until(world.now_ms + SOON_MS)
+        world.send_all(to=1)
+        world.until(lambda: world.edges[GROUP].unread(world.topic) is None)

@@ -97,6 +97,8 @@ class Member:
         self.worker = worker
         self.group = group
         self.owned: set[Partition] = set()
+        self.assignments = 0
+        """How often it was given partitions."""
         self.handed = 0
         self.is_gone = False
 
@@ -177,6 +179,7 @@ class Group:
             match event["event"]:
                 case "assigned":
                     member.owned |= {(topic, number) for topic, number in event["partitions"]}
+                    member.assignments += 1
                 case "revoked":
                     member.owned -= {(topic, number) for topic, number in event["partitions"]}
                 case "records":

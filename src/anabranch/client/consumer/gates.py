@@ -103,7 +103,7 @@ class Gates:
         return context.subscription is not None and context.member.is_member and self._fetcher.is_layered
 
     def _question(self) -> Question:
-        return self._reports.question(self._fetcher.needs(), self._fetcher.standing)
+        return self._reports.question(self._fetcher.needs(), self._fetcher.standing, self._fetcher.known)
 
     async def _ask_on(self) -> None:
         """Keep one question open while gates may concern this member; ask again when there is more to ask or report."""

@@ -12,6 +12,9 @@ that a member with an open gate loads all of it. Reports are due
 The same conditions make a flush due, measured by the records handed out; with automatic commits, the commit follows.
 What a gate waits on is flushed as soon as the application has all of it. A partition is not reported any longer once a
 position behind all ends was: the coordinator says so if it still wants more.
+
+A question says what the fetcher knows (`KnownOf`), and nothing else: the coordinator keeps silent until it knows more,
+so what the fetcher has forgotten, with a topic that was revoked and granted again, must not be said to be known.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ NOTHING = -1
 """A position that is not known, or not worth a report."""
 StandingOf = Callable[[TopicPartition], Standing | None]
 """How far this member is in a partition; None if it does not own the partition, or the topic is without order."""
+KnownOf = Callable[[TopicPartition], int | None]
+"""The progress that this member's gates count for a partition it asks about; None while none is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +49,8 @@ class Question:
     """Those with a position behind the ends of all ended segments."""
 
     def adds_to(self, other: Question) -> bool:
-        """Whether this question has an ask or a report that the other has not."""
-        return bool(self.asks.keys() - other.asks.keys()) or any(
+        """Whether this question has an ask or a report that the other has not, or knows less than the other said."""
+        return any(tp not in other.asks or known < other.asks[tp] for tp, known in self.asks.items()) or any(
             position != NOTHING and other.reports.get(tp) != position for tp, position in self.reports.items()
         )
 
@@ -70,7 +75,7 @@ class News:
     lifted: Mapping[TopicPartition, int | None]
     """Up to where a partition counts as read because its gates open by time; None where they do not."""
     is_new: bool
-    """Whether the answer, or the reports that it confirms, changed anything: the next question may follow at once."""
+    """Whether the answer, or the reports that it confirms, is news: the next question may follow at once."""
 
 
 class PositionReports:
@@ -80,19 +85,19 @@ class PositionReports:
         self._auto_commit = auto_commit
         self._wanted: set[TopicPartition] = set()
         self._reported: dict[TopicPartition, int] = {}
-        self._known: dict[TopicPartition, int] = {}
+        self._begins = False
+        """Whether the next question is the first one of a connection: it says of no position that it is known."""
 
     def restart(self) -> None:
-        """Report everything again: the connection to the coordinator, or the coordinator, is a new one."""
+        """Report and ask everything again: the connection to the coordinator, or the coordinator, is a new one."""
         self._reported.clear()
-        self._known.clear()
+        self._begins = True
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget partitions that were revoked or lost."""
         for tp in partitions:
             self._wanted.discard(tp)
-            for values in (self._reported, self._known):
-                values.pop(tp, None)
+            self._reported.pop(tp, None)
 
     # -- the application's state ---------------------------------------------------------------------------------------
 
@@ -122,7 +127,7 @@ class PositionReports:
 
     # -- the coordinator ----------------------------------------------------------------------------------------------
 
-    def question(self, needs: Mapping[TopicPartition, int], standing_of: StandingOf) -> Question:
+    def question(self, needs: Mapping[TopicPartition, int], standing_of: StandingOf, known_of: KnownOf) -> Question:
         """Return the question to keep open now."""
         asks: dict[TopicPartition, int] = {}
         for tp, need in needs.items():
@@ -130,7 +135,8 @@ class PositionReports:
             # An own partition is asked for when the application has all of it, and commits by hand: a transaction may
             # have committed, or nothing that can be read may follow the commit, or the gate may open by time.
             if standing is None or (not self._auto_commit and (standing.position or 0) >= need):
-                asks[tp] = self._known.get(tp, NOTHING)
+                known = None if self._begins else known_of(tp)
+                asks[tp] = NOTHING if known is None else known
         reports: dict[TopicPartition, int] = {}
         final: set[TopicPartition] = set()
         for tp in sorted(self._wanted - asks.keys()):
@@ -162,6 +168,7 @@ class PositionReports:
         reported = {tp: position for tp, position in question.reports.items() if position != NOTHING}
         wanted = frozenset(self._wanted)
         self._reported.update(reported)
+        self._begins = False
         self._wanted -= question.final
         told: dict[TopicPartition, int] = {}
         lifted: dict[TopicPartition, int | None] = {}
@@ -170,7 +177,8 @@ class PositionReports:
                 self._wanted.add(tp)
             elif tp in question.asks:
                 lifted[tp] = question.needs[tp] if overdue and question.needs[tp] < UNKNOWN_END else None
-                if position != NOTHING and position != self._known.get(tp):
-                    self._known[tp] = told[tp] = position
-        news = bool(reported or told) or any(offset is not None for offset in lifted.values())
+                if position != NOTHING:
+                    told[tp] = position
+        grew = any(position != question.asks[tp] for tp, position in told.items())
+        news = bool(reported) or grew or any(offset is not None for offset in lifted.values())
         return News(told, lifted, news or not self._wanted <= wanted)

@@ -70,6 +70,11 @@ class World:
         self.commits.due_ms = 3_600_000
         self.gates = Gates(self.context, self.commits, self._call)
         self.fetcher.announce(enabled=True)
+        self.give(*begins)
+        self.events = 0
+
+    def give(self, *begins: TopicPartition) -> None:
+        """Grant partitions; nothing is committed in them, and each has records to hand out."""
         self.fetcher.grant((tp, None) for tp in begins)
         view = TopicView("t", topic_id("t"), Lineage.of_ends(1, (1, 2), ({0: 10},)), {0: 1, 1: 1}, {0: 0, 1: 0}, True)
         self.fetcher.topic_known(view, 0)
@@ -78,7 +83,6 @@ class World:
             self.context.note_committed(tp, 0)
             self.fetcher._state.partition(tp).held.append(Fetched(memoryview(b"x"), 10))
         self.fetcher.milestone()
-        self.events = 0
 
     def happened(self) -> None:
         self.events += 1
@@ -166,6 +170,23 @@ def test_after_a_lost_connection_everything_is_reported_again() -> None:
         world.answers = [wanted(0), HANG_UP, PARKED]
         await world.poll(2)
         assert world.questions() == [{}, {0: (False, 0)}, {0: (False, 0)}]
+        await world.context.close()
+
+    scenario(main)
+
+
+def test_a_topic_that_was_revoked_and_granted_again_is_asked_about_although_a_question_is_parked() -> None:
+    """The parked question says that the member knows a position, which it lost with the topic: nothing would end it."""
+
+    async def main() -> None:
+        world = World(P1)
+        world.answers = [told(4)]
+        assert await world.poll(1) == [] and world.questions() == [{0: (True, -1)}, {0: (True, 4)}]
+        world.fetcher.withdraw([P1])
+        world.gates.dropped([P1])
+        world.give(P1)
+        world.answers = [told(10)]
+        assert await world.poll(1) == [1] and world.questions()[2] == {0: (True, -1)}
         await world.context.close()
 
     scenario(main)

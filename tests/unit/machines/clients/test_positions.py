@@ -17,17 +17,20 @@ class Member:
         self.reports = PositionReports(auto_commit=auto_commit)
         self.standings = {TopicPartition("t", int(name[1:])): standing for name, standing in standings.items()}
         self.needs: dict[TopicPartition, int] = {}
+        self.known: dict[TopicPartition, int] = {}
+        """As the fetcher has it."""
 
     def due(self) -> tuple[TopicPartition, ...]:
         return self.reports.flush_due(self.needs, self.standings.get)
 
     def question(self) -> Question:
-        return self.reports.question(self.needs, self.standings.get)
+        return self.reports.question(self.needs, self.standings.get, self.known.get)
 
     def hear(self, *answers: Answer) -> Question:
         """Ask, have the question answered, and return it."""
         question = self.question()
         self.news = self.reports.answered(question, answers)
+        self.known |= self.news.told
         return question
 
 
@@ -150,6 +153,36 @@ def test_other_members_partitions_are_asked_for_until_they_are_read() -> None:
     assert member.question().asks == {}
 
 
+def test_what_the_fetcher_has_forgotten_is_asked_for_again() -> None:
+    """All partitions of a topic were revoked, and some granted again: the coordinator must tell the same once more."""
+    member = Member(p1=at(0))
+    member.needs = {P0: 10}
+    member.hear(Answer(P0, need_position=False, position=10))
+    member.known.clear()
+    assert member.hear(Answer(P0, need_position=False, position=10)).asks == {P0: NOTHING}
+    assert member.news.told == {P0: 10} and member.news.is_new
+    assert member.question().asks == {P0: 10}
+
+
+def test_an_answer_that_repeats_what_the_question_knew_is_told_to_a_fetcher_that_has_forgotten_it_meanwhile() -> None:
+    member = Member(p1=at(0))
+    member.needs, member.known = {P0: 10}, {P0: 4}
+    question = member.question()
+    member.known.clear()
+    news = member.reports.answered(question, [Answer(P0, need_position=False, position=4)])
+    assert news.told == {P0: 4} and not news.is_new
+
+
+def test_the_first_question_on_a_new_connection_says_of_no_position_that_it_is_known() -> None:
+    """The coordinator may count on an answer that was lost."""
+    member = Member(p1=at(0))
+    member.needs, member.known = {P0: 10}, {P0: 4}
+    member.reports.restart()
+    assert member.question().asks == {P0: NOTHING}, "not sent yet"
+    assert member.hear().asks == {P0: NOTHING}
+    assert member.question().asks == {P0: 4}
+
+
 def test_a_partition_of_its_own_is_asked_for_where_commits_are_made_by_hand() -> None:
     for auto_commit, position, asked in ((True, 10, False), (False, 9, False), (False, 10, True)):
         member = Member(auto_commit=auto_commit, p0=at(position, progress=4))
@@ -174,9 +207,10 @@ def test_a_gate_on_a_log_that_cannot_be_opened_does_not_open_by_time() -> None:
     assert member.news.lifted == {P0: None}
 
 
-def test_only_more_asks_and_new_reports_are_worth_another_question() -> None:
+def test_only_more_asks_less_knowledge_and_new_reports_are_worth_another_question() -> None:
     ask, less, report = Question({P0: 1, P1: 2}), Question({P0: 5}), Question({P0: 1, P1: 2}, reports={P2: 7})
     assert not less.adds_to(ask) and ask.adds_to(less) and report.adds_to(ask)
+    assert Question({P0: 1, P1: NOTHING}).adds_to(ask), "the coordinator is not to think that it is known"
     assert not Question(reports={P2: NOTHING}).adds_to(Question()) and not report.adds_to(report)
 
 

@@ -70,7 +70,7 @@ class Fetcher:
     def told(self, tp: TopicPartition, offset: int) -> None:
         """Note the group's progress in a partition of a granted topic, as told by the coordinator."""
         topic = self._state.topics.get(tp.topic)
-        if topic is None:
+        if topic is None or self.known(tp) == offset:
             return
         topic.limits = None
         partition = topic.partitions.get(tp.partition)
@@ -78,6 +78,14 @@ class Fetcher:
             topic.elsewhere[tp.partition] = offset
         else:
             partition.told = offset
+
+    def known(self, tp: TopicPartition) -> int | None:
+        """Return the group's progress that gates count for a partition beside what this member reads and commits."""
+        topic = self._state.topics.get(tp.topic)
+        if topic is None:
+            return None
+        partition = topic.partitions.get(tp.partition)
+        return topic.elsewhere.get(tp.partition) if partition is None else partition.told
 
     def lift(self, tp: TopicPartition, offset: int | None) -> None:
         """Count a partition as read up to an offset, because a gate opens by time; None takes that back."""

@@ -120,6 +120,21 @@ def test_a_gate_waits_for_the_progress_of_another_member() -> None:
     assert len(fetcher.deliverable()) == 1 and fetcher.needs() == {}
 
 
+def test_what_was_told_is_known_until_the_last_partition_of_the_topic_is_withdrawn() -> None:
+    fetcher = member(GROWN, P1)
+    fetcher.begin(P1, offset=0)
+    assert (fetcher.known(P0), fetcher.known(P1)) == (None, None)
+    fetcher.told(P0, 10)
+    fetcher.told(P1, 3)
+    assert (fetcher.known(P0), fetcher.known(P1)) == (10, 3)
+    fetcher.withdraw([P1])
+    assert (fetcher.known(P0), fetcher.known(P1)) == (None, None)
+    fetcher.grant([(P1, None)])
+    fetcher.topic_known(GROWN, 0)
+    fetcher.begin(P1, offset=0)
+    assert fetcher.needs() == {P0: 10} and fetcher.known(P0) is None
+
+
 def test_a_milestone_is_passed_where_others_may_wait() -> None:
     fetcher = member(GROWN, P0)
     fetcher.begin(P0, offset=5)
