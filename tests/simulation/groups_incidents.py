@@ -139,9 +139,9 @@ def change_topics(world: World) -> None:
             world._resize(topic, chance.randint(least, count - 1))
         case "reap" if topic.retiring:
             world._reap(topic)
-        case "delete":
+        case "delete" if world.theme.makes_topics_again:
             world._delete_topic(name)
-        case "again":
+        case "again" if world.theme.makes_topics_again:
             world._new_topic(name)
         case "forget":
             world._delete_records(topic, chance.randrange(topic.size))

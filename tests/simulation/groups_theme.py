@@ -56,6 +56,15 @@ class Theme:
     retention_ms: int
     """The retention of offsets of groups without members."""
 
+    @property
+    def makes_topics_again(self) -> bool:
+        """Whether topics are deleted, and made again under their names.
+
+        By name, classic members cannot tell one topic from the next: what they are handed of it shows nothing. So that
+        something is seen of classic groups in long lives, too, their topics stay where all members are classic.
+        """
+        return self.classic < 1.0
+
     @classmethod
     def of(cls, chance: random.Random) -> Theme:
         heartbeat_ms = chance.choice((1_000, 2_000))

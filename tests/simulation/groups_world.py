@@ -358,10 +358,17 @@ class World:
             self.run_until(self.now_ms + LOGS_EVERY_MS)
             self._check_logs()
         self.heal()
-        deadline_ms = self.now_ms + QUIET_MAX_MS
         # Messages under way arrive, clients that have not begun begin, and clients learn the topics.
         late = [connection.stalled_until_ms for connection in self.connections]
         self.run_until(max([self.now_ms + self.theme.metadata_age_ms, self._disturbed_until_ms, *late]))
+        self._converge()
+        if self.theme.classic:
+            self._rebalance_once_more()
+        self._check_logs()
+
+    def _converge(self) -> None:
+        """Wait until all groups have what they are to have, and have read everything."""
+        deadline_ms = self.now_ms + QUIET_MAX_MS
         upheavals = -1
         while (missing := self.missing()) is not None or upheavals != self.upheavals:
             assert self.now_ms < deadline_ms, missing
@@ -373,7 +380,23 @@ class World:
             self.run_until(self.now_ms + 3 * self.theme.heartbeat_interval_ms)
             missing = self.missing()
             assert missing is None or upheavals != self.upheavals, f"converged, and then: {missing}"
-        self._check_logs()
+
+    def _rebalance_once_more(self) -> None:
+        """Every group gets another member for a while, then some keys get records; nothing else happens that mends a fault.
+
+        Eager members lose all partitions twice, and what they have been told of others' partitions with them, when
+        nothing is left to read; what is read then depends on what they know again.
+        """
+        passing = [self.start(group_id) for group_id in self.groups if any(self.clients_of(group_id))]
+        self._converge()
+        for client in passing:
+            client.leave()
+        self._converge()
+        for _, topic in sorted(self.topics.items()):
+            for key in range(topic.keys):
+                if self.chance.random() < 0.5:
+                    topic.send(key)
+        self._converge()
 
     def _check_logs(self) -> None:
         for broker in self.brokers:
