@@ -382,7 +382,7 @@ class World:
             assert missing is None or upheavals != self.upheavals, f"converged, and then: {missing}"
 
     def _rebalance_once_more(self) -> None:
-        """Every group gets another member for a while, then some keys get records; nothing else happens that mends a fault.
+        """Give every group another member for a while, then send some records; nothing else happens that mends a fault.
 
         Eager members lose all partitions twice, and what they have been told of others' partitions with them, when
         nothing is left to read; what is read then depends on what they know again.

@@ -64,7 +64,7 @@ class Soak:
             self._happen(breathing, growing)
             self.note_refusals()
             for each in (breathing, growing):
-                each.finish(120 + self.seconds / 4)
+                each.finish(60 + self.seconds / 4)
                 each.check_that_it_tested(closed=False)
             self._report([breathing, growing], self.seconds)
 

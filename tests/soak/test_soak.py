@@ -10,7 +10,6 @@ from tests.soak.run import Soak
 from tests.support.applications import own_processes
 
 
-@pytest.mark.skip(reason="open: a classic group of ours at times waits at a gate for its poll interval; run make soak")
 @pytest.mark.timeout(300)
 def test_groups_whose_members_come_go_and_are_killed_keep_the_order_through_resizes(tmp_path: Path) -> None:
     with own_processes() as workers:
