@@ -27,7 +27,7 @@ def removed_under(broker: BrokerProcess, producer: Producer) -> None:
 
 
 def test_records_for_removed_partitions_arrive_after_the_broker_was_away(tmp_path: Path) -> None:
-    """librdkafka takes no lower partition count; with its default recovery it also forgets the leaders of the others."""
+    """librdkafka takes no lower count; with its default recovery it would forget who leads the removed partitions."""
     with running(tmp_path) as broker:
         broker.settings["listeners"] = f"127.0.0.1:{broker.port}"
         failed: list[object] = []
