@@ -1,6 +1,7 @@
 """Two classic members of ours at a real broker, through a growth and a shrink: even in both lists.
 
-Their metadata is not refreshed by age meanwhile: the leader learns of the shrink because its fetches are refused.
+Their metadata is not refreshed by age meanwhile: the leader learns of a resize because its fetches are refused; or
+because it asks, of a topic that it does not fetch.
 """
 
 from __future__ import annotations
@@ -50,6 +51,28 @@ def test_each_member_has_its_share_of_live_and_of_retiring_partitions(tmp_path: 
 
     with running(tmp_path, **{"group.initial.rebalance.delay.ms": 0, "group.min.session.timeout.ms": 1_000}) as broker:
         asyncio.run(asyncio.wait_for(story(f"127.0.0.1:{broker.port}"), 60))
+
+
+def test_a_leader_that_owns_no_partition_of_a_topic_learns_of_its_resize(tmp_path: Path) -> None:
+    """It learned with its metadata: after five minutes."""
+
+    async def story(servers: str) -> None:
+        async with Admin(servers) as admin:
+            await admin.create_topics(["t", "leader"], partitions=1)
+            settings = {"group_id": "g", "group_protocol": "classic", "heartbeat_interval_ms": 100}
+            async with Consumer(servers, **settings) as leader, Consumer(servers, **settings) as other:
+                leader.subscribe("leader")
+                while not leader.assignment():
+                    await leader.poll(0.05)
+                other.subscribe("t")
+                while not other.assignment():
+                    await asyncio.gather(leader.poll(0.05), other.poll(0.05))
+                await admin.resize("t", 3)
+                while len(other.assignment()) < 3:
+                    await asyncio.gather(leader.poll(0.05), other.poll(0.05))
+
+    with running(tmp_path, **{"group.initial.rebalance.delay.ms": 0}) as broker:
+        asyncio.run(asyncio.wait_for(story(f"127.0.0.1:{broker.port}"), 40))
 
 
 async def until_shared(consumers: list[Consumer], lists: list[frozenset[int]]) -> None:

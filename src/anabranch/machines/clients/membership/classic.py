@@ -57,6 +57,8 @@ from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRe
 PROTOCOL_TYPE = "consumer"
 JOIN_SLACK_MS = 5_000
 """The allowance for the network: the JoinGroup response comes within the rebalance timeout plus this."""
+LOOK_UNFETCHED_MS = 5_000
+"""Between two looks of a leader at topics of which it owns no partition: no refused fetch tells it of a resize."""
 LOSING = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION})
 
 
@@ -480,7 +482,7 @@ class ClassicMember(PolledMember[Phase]):
             return
         self._watched = self._unknown = frozenset(topic for member in self._subscribers for topic in member.topics)
         self._counts, self._used = {}, {}
-        self._look_at_ms = now_ms + self._metadata_max_age_ms
+        self._look_at_ms = now_ms + self._look_interval_ms()
         if response.skip_assignment:
             self._subscribers = []
         elif self._unknown:
@@ -498,7 +500,13 @@ class ClassicMember(PolledMember[Phase]):
     def _refresh_counts(self, now_ms: int) -> None:
         if self._leads and self._look_at_ms is not None and now_ms >= self._look_at_ms and self._phase is Phase.STABLE:
             self._unknown = self._watched
-            self._look_at_ms = now_ms + self._metadata_max_age_ms
+            self._look_at_ms = now_ms + self._look_interval_ms()
+
+    def _look_interval_ms(self) -> int:
+        """The time between two looks of the leader at the group's topics."""
+        fetched = {owned.topic for owned in self._target or ()}
+        age_ms = self._metadata_max_age_ms
+        return age_ms if self._watched <= fetched else min(age_ms, LOOK_UNFETCHED_MS)
 
     def _send_sync(self, now_ms: int) -> Send:
         given: dict[str, list[TopicPartition]] = {}
@@ -533,6 +541,7 @@ class ClassicMember(PolledMember[Phase]):
                 return
             self._failures = 0
             self._target = frozenset(Owned(*tp) for tp in given)
+            self._look_at_ms = now_ms + self._look_interval_ms()
             self._check_taken_over()
             self._remembered = (self._generation, given)
             self._phase = Phase.STABLE

@@ -9,7 +9,7 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.client.cluster.connection import DisconnectedError
-from anabranch.machines.clients.membership.classic import ClassicMember, Phase
+from anabranch.machines.clients.membership.classic import LOOK_UNFETCHED_MS, ClassicMember, Phase
 from anabranch.machines.clients.membership.steps import (
     Assign,
     Event,
@@ -350,6 +350,45 @@ def test_a_leader_whose_fetches_show_another_layout_looks_at_its_topics_at_once(
     world.member.on_topics([TopicFacts("flights", NO_TOPIC_ID, 2)])
     world.carry_out(Revoke(owned(0)))
     world.sends(JoinGroupRequest)
+
+
+def leading(*topics: str) -> World:
+    """A leader that owns partition 0 of flights, in a group that subscribes to these topics."""
+    world = World()
+    said = subscription_bytes("range", frozenset(topics), frozenset(), -1, None)
+    world.joins(1, leader=True, members=[JoinGroupResponseMember(member_id="m1", metadata=said)])
+    world.member.on_topics([TopicFacts(topic, NO_TOPIC_ID, 1) for topic in topics])
+    world.syncs(0)
+    world.carry_out(Assign(owned(0)))
+    return world
+
+
+def test_a_leader_asks_soon_after_topics_that_it_does_not_fetch() -> None:
+    """No refused fetch tells it of a resize, and its metadata may be five minutes old."""
+    world = leading("flights", "ships")
+    for _ in range(2):
+        world.now += LOOK_UNFETCHED_MS - 1
+        world.beats()
+        world.now += 1
+        world.quiet()
+        assert world.member.wanted_topics == {"flights", "ships"}
+        world.member.on_topics([TopicFacts(topic, NO_TOPIC_ID, 1) for topic in ("flights", "ships")])
+    world.now += LOOK_UNFETCHED_MS
+    world.beats()
+    world.member.on_topics([TopicFacts("ships", NO_TOPIC_ID, 2)])
+    world.member.on_topics([TopicFacts("flights", NO_TOPIC_ID, 1)])
+    world.carry_out(Revoke(owned(0)))
+    world.sends(JoinGroupRequest)
+
+
+def test_a_leader_that_fetches_all_topics_asks_when_its_metadata_is_old() -> None:
+    world = leading("flights")
+    world.now += 300_000 - INTERVAL - 1
+    world.beats()
+    assert not world.member.wanted_topics
+    world.now += 1
+    world.quiet()
+    assert world.member.wanted_topics == {"flights"}
 
 
 def test_a_member_that_does_not_lead_looks_at_no_topics_when_its_fetches_show_another_layout() -> None:
