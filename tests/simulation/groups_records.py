@@ -94,6 +94,8 @@ class Topic:
         self.ordered = ordered
         self.initial = count
         self.counts = [count]
+        self.layouts_ms = [0]
+        """When each layout began."""
         self.ends: list[dict[int, int]] = []
         self.logs = {number: Log() for number in range(count)}
         self.removed: dict[int, int] = {}
@@ -127,8 +129,9 @@ class Topic:
         """Append a transaction marker, or a record of an aborted transaction."""
         self.logs[number].append(None)
 
-    def resize(self, count: int) -> None:
+    def resize(self, count: int, now_ms: int) -> None:
         """End the layout: every partition that exists ends its leader epoch."""
+        self.layouts_ms.append(now_ms)
         self.ends.append({number: log.end for number, log in self.logs.items()})
         self.counts.append(count)
         for number in range(count):
@@ -171,6 +174,8 @@ class GroupEdge(ApplicationEdge):
         self.reads_latest = reads_latest
         self._world = world
         self._group_id = group_id
+        self._owned: set[Partition] = set()
+        """The partitions that the coordinator counts as some member's."""
         self._reset_to: dict[Partition, int] = {}
         """Partitions without a commit whose owner began at the end, as `auto.offset.reset` says."""
 
@@ -187,14 +192,19 @@ class GroupEdge(ApplicationEdge):
         found = None if topic is None else topic.places.get((int(stream[1]), number))
         return None if found is None else ((stream[0], found[0]), found[1])
 
-    def _opened_by_time(self, partition: Partition, now_ms: int) -> bool:
-        """Count the time as the coordinator does: a member may not know yet what it is given."""
-        topic = self._topic(partition[0])
-        since_ms = None
-        if topic is not None and self.committed_offset(partition) is None:
-            since_ms = self._world.rules.held_since_ms(self._group_id, topic.topic_id, partition[1])
-        held_long = since_ms is not None and now_ms - since_ms >= self._world.theme.poll_interval_ms
-        return held_long or super()._opened_by_time(partition, now_ms)
+    def _gate_began_ms(self, record: Handed) -> int | None:
+        topic = self._topic(record.partition[0])
+        assert topic is not None
+        layout, _ = topic.logs[record.partition[1]].entries[record.offset]
+        return topic.layouts_ms[layout] if layout > 0 else None
+
+    def _is_quiet(self, partition: Partition, now_ms: int) -> bool:
+        return partition in self._owned and super()._is_quiet(partition, now_ms)
+
+    def owned(self, partition: Partition, *, is_owned: bool) -> None:
+        """Note that the coordinator counts a partition as another member's from now on, or as no member's."""
+        self.progressed(partition, self._world.now_ms)
+        (self._owned.add if is_owned else self._owned.discard)(partition)
 
     def committed_offset(self, partition: Partition) -> int | None:
         return self._world.rules.positions.committed_offset(self._group_id, *partition)
@@ -205,7 +215,7 @@ class GroupEdge(ApplicationEdge):
     def assigned(self, member: str, partitions: Iterable[Partition]) -> None:
         """Note that a member begins; that no other one has the partition is checked by `groups_rules`."""
         self._owners.clear()
-        super().assigned(member, partitions, self._world.now_ms)
+        super().assigned(member, partitions)
 
     def begins_at(self, topic_id: UUID, number: int) -> int:
         """Return where the group begins in a partition without a commit: the log end, or 0 where it reads all."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
@@ -26,6 +26,7 @@ from anabranch.machines.groups.consumer.group import (
 )
 from anabranch.machines.groups.consumer.target import client_assignor, offers_of, subscription
 from anabranch.machines.groups.coordinator import Coordinator
+from anabranch.machines.groups.embedded import assigned_by_name
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.lineage import BEYOND
@@ -83,6 +84,15 @@ class _Decided:
     """Whether the log has lost records on which the reply is based."""
 
 
+class _Held(NamedTuple):
+    """The owner of a partition."""
+
+    owner: str
+    since_ms: int
+    joined_ms: int
+    """When the owner last began anew, or got the partition."""
+
+
 class Rules:
     """Observes all brokers and clients."""
 
@@ -98,8 +108,7 @@ class Rules:
         """Whether a group's target assignment was computed by a member."""
         self._subscribed: dict[str, dict[str, frozenset[str]]] = {}
         self.positions = PositionRules(self)
-        self._held: dict[tuple[str, UUID, int], tuple[str, int]] = {}
-        """The owner of a partition, and the start of the ownership."""
+        self._held: dict[tuple[str, UUID, int], _Held] = {}
         self._owners_seen: dict[str, object] = {}
         self._decided: dict[int, _Decided] = {}
         """By the reply's identity: replies that have not left their broker yet."""
@@ -134,7 +143,6 @@ class Rules:
                 self._whose_target(cause, group, seen, outcome)
                 self._consistent(machine, group)
                 self._granted(machine, group, seen)
-                self._hold(group)
             if changed or isinstance(group, ClassicGroup) or self.world.chance.random() < 0.1:
                 broker.check_stored(machine, group_id)
             if isinstance(group, ConsumerGroup):
@@ -146,6 +154,7 @@ class Rules:
                 self.counts["upgrades" if now.kind is ConsumerGroup else "downgrades"] += 1
             if changed:
                 self.positions.begin(machine, group_id)
+                self._hold(machine, group_id)
             self.check_owners(group_id)
         self._told_what_is(machine, cause, outcome)
         self.positions.after_step(machine, cause, outcome)
@@ -412,15 +421,11 @@ class Rules:
         )
         return was_open or lineage.may_deliver(partition, layout, counted)
 
-    def held_since_ms(self, group_id: str, topic_id: UUID, number: int) -> int | None:
-        """Since when the coordinator has counted a partition as a member's; None for one that is no member's."""
-        held = self._held.get((group_id, topic_id, number))
-        return None if held is None else held[1]
-
     def _is_still(self, group: ConsumerGroup, partition: Partition, moved_ms: int) -> bool:
-        """Whether the position of a partition has been the same for the rebalance timeout."""
-        since_ms = moved_ms or self._held.get((group.group_id, *partition), ("", self.world.now_ms))[1]
-        return self.world.now_ms - since_ms >= self.world.theme.poll_interval_ms
+        """Whether the position of a partition, and its owner, have been the same for the rebalance timeout."""
+        held = self._held.get((group.group_id, *partition))
+        still_ms = 0 if held is None else self.world.now_ms - max(moved_ms, held.since_ms)
+        return still_ms >= self.world.theme.poll_interval_ms
 
     def _next_record(self, topic: TopicImage, number: int, offset: int) -> int:
         """The next offset with a record, from a committed one on."""
@@ -432,26 +437,35 @@ class Rules:
         """Reset a joining member's partitions: those that stay assigned count from now on."""
         request, reply = cause.request, outcome.reply
         if isinstance(request, ConsumerGroupHeartbeatRequest) and request.member_epoch == 0 and not reply.error_code:
-            for held, (owner, _) in self._held.items():
-                if held[0] == request.group_id and owner == reply.member_id:
-                    self._held[held] = owner, self.world.now_ms
+            for at, held in self._held.items():
+                if at[0] == request.group_id and held.owner == reply.member_id:
+                    self._held[at] = held._replace(joined_ms=self.world.now_ms)
 
     def _silence(self, machine: Coordinator, group: ConsumerGroup) -> None:
         """Time an owner without commits from its last grant of the partition or its last join."""
         gates = machine.keeper.known(group.group_id)
         for partition, tenure in () if gates is None else gates.standing.tenures.items():
             if group.holders.get(partition) == tenure.owner:
-                _, held_ms = self._held.get((group.group_id, *partition), (tenure.owner, 0))
-                assert tenure.since_ms >= held_ms, f"{partition}: {tenure} is counted from before the owner had it"
+                held = self._held.get((group.group_id, *partition))
+                is_new = held is None or tenure.since_ms >= held.joined_ms
+                assert is_new, f"{partition}: {tenure} is counted from before the owner had it"
 
-    def _hold(self, group: ConsumerGroup) -> None:
+    def _hold(self, machine: Coordinator, group_id: str) -> None:
         """Note the owner of each partition, and the start of the ownership."""
-        for held in [held for held in self._held if held[0] == group.group_id and held[1:] not in group.holders]:
+        owners = _owners(machine, group_id)
+        for held in [held for held in self._held if held[0] == group_id and held[1:] not in owners]:
             del self._held[held]
-        for partition, owner in group.holders.items():
-            key = (group.group_id, *partition)
-            if self._held.get(key, ("", 0))[0] != owner:
-                self._held[key] = owner, self.world.now_ms
+            self._show_owner(held, is_owned=False)
+        for partition, owner in owners.items():
+            held = (group_id, *partition)
+            if held not in self._held or self._held[held].owner != owner:
+                self._held[held] = _Held(owner, self.world.now_ms, self.world.now_ms)
+                self._show_owner(held, is_owned=True)
+
+    def _show_owner(self, held: tuple[str, UUID, int], *, is_owned: bool) -> None:
+        topic = self.world.topic_of(held[1])
+        if topic is not None:
+            self.world.edges[held[0]].owned((topic.life, held[2]), is_owned=is_owned)
 
     def _told_what_is(self, machine: Coordinator, cause: Cause, outcome: Outcome[Any, Any]) -> None:
         """Check that a reply gives a member's assignment as the coordinator holds it."""
@@ -596,6 +610,20 @@ class Rules:
                     assert holder == client.standing.member_id, (
                         f"{client.name} owns {partition}, which the coordinator has down for {holder}"
                     )
+
+
+def _owners(machine: Coordinator, group_id: str) -> dict[Partition, str]:
+    """The owners of partitions of existing topics, as the coordinator knows them."""
+    group = machine.groups.get(group_id)
+    if isinstance(group, ConsumerGroup):
+        return group.holders
+    members = {} if group is None else group.members
+    found = {}
+    for member_id, member in members.items():
+        for name, numbers in assigned_by_name(member.assignment).items():
+            topic = machine.image.by_name.get(name)
+            found.update({} if topic is None else {(topic.topic_id, number): member_id for number in numbers})
+    return found
 
 
 def _each(assignment: Assignment | Iterable[tuple[UUID, Iterable[int]]]) -> Iterator[Partition]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -234,6 +235,28 @@ def a_partition_is_removed_and_made_again_while_nobody_reads() -> None:
         world.start(GROUP)
         world.until(lambda: world.missing() is None)
         assert world.edges[GROUP].by_partition[world.topic.life, 2] == world.topic.logs[2].end > 0
+
+
+def the_first_records_behind_a_gate_were_deleted() -> None:
+    """The owner of a new partition begins behind its deleted records, and commits that: its gate stays closed.
+
+    The members are classic, to whom the coordinator hands out partitions with closed gates.
+    """
+    with quiet(strategies=(("range",),), initial_delay_ms=0) as world:
+        first = world.start(GROUP, classic=True)
+        world.until(lambda: world.owned(first) == [{0}])
+        world.send_all()
+        world.resize_to(2)
+        world.send_all()
+        world.topic.logs[1].delete_before(1)
+        world.theme = replace(world.theme, commits=("auto",))
+        second = world.start(GROUP, classic=True)
+        world.until(lambda: world.owned(first, second) == [{0}, {1}])
+        world.run_until(world.now_ms + SOON_MS)
+        positions = world.rules.positions
+        assert positions.committed_offset(GROUP, world.topic.life, 1) == 1, "the log start is not committed"
+        assert world.edges[GROUP].by_partition[world.topic.life, 1] == 0, "the gate is open"
+        world.until(lambda: world.missing() is None, 2 * POLL_INTERVAL_MS)
 
 
 @contextmanager

@@ -100,7 +100,7 @@ class Theme:
             keys=chance.choice((2, 4, 12)),
             records_ms=chance.choice((300, 1_000)),
             markers=chance.choice((0.0, 0.2)),
-            commits=chance.choice((("auto",), ("auto", "each"), ("each",), ("each", "4"), ("auto",))),
+            commits=chance.choice((("auto",), ("auto", "each"), ("each",), ("each", "4"), ("auto", "never"))),
             latest=chance.choice((0.0, 0.0, 0.5)),
             metadata_age_ms=2_500,
             retention_ms=chance.choice((20_000, 7 * 24 * 3_600_000)),

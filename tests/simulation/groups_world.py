@@ -210,7 +210,7 @@ class World:
     def _resize(self, image: TopicImage, count: int) -> None:
         """Another partition count rules: retiring partitions come back first, and those that go are read to the end."""
         topic = self.topics[image.name]
-        topic.resize(count)
+        topic.resize(count, self.now_ms)
         self._put_topic(topic)
 
     def _delete_records(self, image: TopicImage, number: int) -> None:

@@ -15,7 +15,8 @@ never counts against the clients: a violation is reported only where no outcome 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 PLACES_MAX = 5_000
@@ -53,10 +54,6 @@ def _nothing_is_deleted(partition: Partition, offset: int) -> bool:
     return False
 
 
-STALLS_COUNT = 4
-"""For how many rebalance timeouts a gate that opened by time excuses records behind it that were not read."""
-
-
 class ApplicationEdge:
     """The deliveries and commits of one group."""
 
@@ -67,16 +64,20 @@ class ApplicationEdge:
         place_of: Callable[[Stream, int], tuple[Partition, int] | None] = lambda stream, number: None,
         begins_late: bool = False,
         patience_ms: int | None = None,
+        resizes: Sequence[tuple[int, int]] = (),
     ) -> None:
         """`deleted`: whether the record at an offset was removed by retention or DeleteRecords. `place_of`: where the
         log has a record that was not handed out; None where nobody knows. `begins_late`: the group reads from `latest`,
         so the first record of a key may be any. `patience_ms`: the rebalance timeout, for applications that leave
         records uncommitted; a gate opens by time when the position before it has not changed for so long (6.1).
+        `resizes`: the partition counts of the topic, the first one included, each with the time at which it was asked
+        for; the caller may add to them.
         """
         self._deleted = deleted
         self._place_of = place_of
         self._begins_late = begins_late
         self._patience_ms = patience_ms
+        self._resizes = resizes
         self._last: dict[Stream, Handed] = {}
         """The newest record of each key that was handed out for the first time."""
         self._places: dict[Stream, dict[int, tuple[Partition, int]]] = defaultdict(dict)
@@ -103,11 +104,9 @@ class ApplicationEdge:
 
     # -- what applications tell ----------------------------------------------------------------------------------------
 
-    def assigned(self, member: str, partitions: Iterable[Partition], now_ms: int | None = None) -> None:
+    def assigned(self, member: str, partitions: Iterable[Partition]) -> None:
         """Note that a member begins with these partitions: what is committed by now must not come again."""
         for partition in partitions:
-            if now_ms is not None:
-                self._changed_ms.setdefault(partition, now_ms)
             owner = self._owners.setdefault(partition, member)
             if owner != member:
                 raise OrderError(f"{member} was given {partition[0]}-{partition[1]}, which {owner} still has")
@@ -178,7 +177,7 @@ class ApplicationEdge:
             return
         for number in range(0 if last is None else last.number + 1, record.number):
             place = self._place_of(record.stream, number)
-            if place is None or not (self._deleted(*place) or self._opened_by_time(place[0], now_ms)):
+            if place is None or not (self._deleted(*place) or self._opened_by_time(place[0], record, now_ms)):
                 since = "nothing" if last is None else str(last)
                 raise OrderError(f"{member} was handed {record} after {since}: #{number} at {place} is left out")
             self.skipped += 1
@@ -194,7 +193,7 @@ class ApplicationEdge:
             return
         if self.highest_commit(partition) > offset:
             return
-        if self._opened_by_time(partition, now_ms):
+        if self._opened_by_time(partition, record, now_ms):
             return
         raise OrderError(
             f"{member} was handed {record} before {self._last[record.stream]} was committed: {partition[0]}-"
@@ -210,7 +209,7 @@ class ApplicationEdge:
         return max([self._surely.get(partition, 0), *self._doubtful[partition]])
 
     def progressed(self, partition: Partition, now_ms: int) -> None:
-        """Note that the committed offset of a partition has changed."""
+        """Note that the committed offset of a partition, or its owner, has changed."""
         if self._is_quiet(partition, now_ms):
             self._stalled_ms[partition] = now_ms
         self._changed_ms[partition] = now_ms
@@ -219,11 +218,27 @@ class ApplicationEdge:
         quiet_ms = now_ms - self._changed_ms.get(partition, now_ms)
         return self._patience_ms is not None and quiet_ms >= self._patience_ms
 
-    def _opened_by_time(self, partition: Partition, now_ms: int) -> bool:
-        """Whether gates behind a partition may have opened by time, now or a few rebalance timeouts ago."""
-        stalled_ms = self._stalled_ms.get(partition)
-        lately = stalled_ms is not None and now_ms - stalled_ms < STALLS_COUNT * (self._patience_ms or 0)
-        return lately or self._is_quiet(partition, now_ms)
+    def _opened_by_time(self, partition: Partition, record: Handed, now_ms: int) -> bool:
+        """Whether the gate of a record may have opened by time, as far as it waits on a partition.
+
+        It opens while the partition's position stands still, and stays open. Where that was before the layout of the
+        record began, it opened the gates of former layouts only.
+        """
+        if self._is_quiet(partition, now_ms):
+            return True
+        stalled_ms, began_ms = self._stalled_ms.get(partition), self._gate_began_ms(record)
+        return stalled_ms is not None and began_ms is not None and stalled_ms >= began_ms
+
+    def _gate_began_ms(self, record: Handed) -> int | None:
+        """Return the earliest time at which a gate may have been before a record; None if none ever was.
+
+        Keys were moved into its partition when the partition appeared, or when others retired.
+        """
+        number = record.partition[1]
+        for (_, before), (at_ms, count) in pairwise(self._resizes):
+            if before <= number < count or number < count < before:
+                return at_ms
+        return None
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

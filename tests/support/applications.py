@@ -130,7 +130,11 @@ class Group:
         self.plan.pop("patient", None)
         load = stage.load
         self.edge = ApplicationEdge(
-            deleted=stage.is_deleted, place_of=load.place_of, begins_late=late, patience_ms=patience
+            deleted=stage.is_deleted,
+            place_of=load.place_of,
+            begins_late=late,
+            patience_ms=patience,
+            resizes=stage.resizes,
         )
         self.members: list[Member] = []
         self.since: dict[Stream, int] = {}
@@ -406,6 +410,8 @@ class Stage:
         self.address = address
         self.topic = topic
         self.first_count = self.largest = self.count = partitions
+        self.resizes = [(0, partitions)]
+        """The partition counts, with the time in ms at which each was asked for."""
         self.load = Load(address, topic)
         self.groups: list[Group] = []
         self._workers = workers
@@ -431,6 +437,7 @@ class Stage:
     def resize(self, count: int) -> None:
         """Resize the topic, and wait until it is done; an attempt that a broker's end cuts off is made again."""
         self.largest = max(self.largest, count)
+        self.resizes.append((time.monotonic_ns() // 1_000_000, count))
 
         def resized() -> bool:
             try:

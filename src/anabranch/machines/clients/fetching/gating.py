@@ -5,7 +5,8 @@ of this member: the committed offset, and what follows without a record for the 
 other members' partitions the coordinator tells. Where nothing is committed, the first position of the owner counts.
 Without a group, records count as read when the application asks for the next ones, and unassigned partitions are read.
 
-A gate whose segment has committed records was open once, and is not closed again. A gate that opens by time counts
+A gate whose segment has committed records was open once, and is not closed again; records below the log start do not
+count, since a member that finds them deleted begins behind them, and commits that. A gate that opens by time counts
 what it waits on as read up to the offset it needs, and no further: a later gate waits again.
 """
 
@@ -82,9 +83,9 @@ def _evaluate(topic: Topic) -> tuple[dict[int, int | None], dict[int, int]]:
     needs: dict[int, int] = {}
     for number in topic.partitions.keys() & positions.keys():
         limit = gates.limit(number)
-        committed = topic.partitions[number].committed
-        if limit is not None and committed:
-            limit = _begun(lineage, number, committed, limit)
+        partition = topic.partitions[number]
+        if limit is not None and partition.committed and partition.committed > partition.log_start:
+            limit = _begun(lineage, number, partition.committed, limit)
         found[number] = limit
         if topic.granted and limit is not None:
             for wait in gates.waits(number):

@@ -42,7 +42,9 @@ def take(state: FetchingState, partition: Partition, origin: FetchFrom, result: 
     if code is ErrorCode.NONE:
         partition.failures = 0
         partition.high_watermark = result.high_watermark
-        partition.log_start = result.log_start_offset
+        if partition.log_start != result.log_start_offset:
+            partition.log_start = result.log_start_offset
+            partition.topic.limits = None
         if result.data is not None and len(result.data) > 0:
             _hold(state, partition, origin, result)
     elif code is ErrorCode.OFFSET_OUT_OF_RANGE and partition.held:

@@ -7,8 +7,9 @@ from uuid import UUID
 
 import pytest
 
+from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
-from anabranch.machines.clients.fetching import Fetcher, FetcherSettings, TopicView
+from anabranch.machines.clients.fetching import Fetcher, FetcherSettings, FetchResult, TopicView
 from anabranch.machines.clients.fetching.values import Fetched
 from anabranch.machines.lineage import Lineage
 
@@ -129,6 +130,20 @@ def test_a_gate_with_committed_records_behind_it_is_not_closed_again() -> None:
     fetcher = member(GREW, p0=4, p1=0)
     fetcher.committed(P1, 0)
     assert 1 not in spans(fetcher)
+
+
+def test_a_gate_behind_which_only_deleted_records_are_committed_stays_closed() -> None:
+    """A member that finds the first records deleted begins behind them, and commits that."""
+    fetcher = member(GREW, p0=4, p1=3)
+    fetcher.committed(P1, 3)
+    assert spans(fetcher)[1] == (3, 30), "the log start is not known yet"
+    (fetch,) = fetcher.drain(0).fetches
+    empty = FetchResult(ErrorCode.NONE, memoryview(b""), 30, 30, 3)
+    fetcher.answered(fetch.request_id, ErrorCode.NONE, 1, {P1: empty}, 0)
+    assert 1 not in spans(fetcher) and fetcher.needs() == {P0: 10}
+    hand_out(fetcher, P0, 10)
+    fetcher.committed(P0, 10)
+    assert spans(fetcher)[1] == (3, 30)
 
 
 def test_a_member_pauses_at_the_cut_of_a_shrink_and_keeps_what_it_fetched_beyond() -> None:
