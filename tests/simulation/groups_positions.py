@@ -148,7 +148,7 @@ class PositionRules:
             log = None if known is None else known.logs.get(part.partition_index)
             is_real = log is not None and before[1] <= log.end  # a commit by name may be of a deleted topic's records
             others = last_by_id and last != request.member_id and self._world.is_open(cause.caller.connection)
-            if others and is_real:
+            if others and is_real and not self._means_another(machine, request, topic_id, part.partition_index):
                 assert part.committed_offset >= before[1], f"{key} goes back from {before} by {request}"
         self._rules.change(self.committed, key, (topic_id, part.committed_offset))
         self._rules.change(self._committers, key, committer)
@@ -162,6 +162,18 @@ class PositionRules:
                 self._world.edges[request.group_id].progressed(place, self._world.now_ms)
         self._rules.change(self._committed_ms, key, self._world.now_ms)
         self._rules.counts["commits"] += 1
+
+    def _means_another(self, machine: Coordinator, request: Any, topic_id: UUID, number: int) -> bool:
+        """Whether a classic member of a group of the other protocol commits in a topic that was made again.
+
+        It was given a partition by name, of the topic before: the coordinator may have another owner for the new one.
+        """
+        group = machine.groups.get(request.group_id)
+        topic = self._world.topic_of(topic_id)
+        member = group.members.get(request.member_id) if isinstance(group, ConsumerGroup) else None
+        if not isinstance(group, ConsumerGroup) or member is None or member.described.classic is None or topic is None:
+            return False
+        return self._world.is_ambiguous(topic) and group.holders.get((topic_id, number)) != request.member_id
 
     def after_fetch(self, machine: Coordinator, answer: OffsetFetchResponseGroup) -> None:
         """The fetched offset is the one that was acknowledged last."""
