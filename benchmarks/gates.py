@@ -52,10 +52,7 @@ class _Reader(threading.Thread):
 
 @contextmanager
 def _ours(address: str, protocol: str, topic: str) -> Iterator[_Reader]:
-    settings: dict[str, Any] = {"group_protocol": protocol, "auto_offset_reset": "earliest"}
-    if protocol == "classic":
-        settings |= {"partition_assignment_strategy": "cooperative-sticky", "metadata_max_age_ms": 1_000}
-    with Consumer(address, group_id=topic, **settings) as consumer:
+    with Consumer(address, group_id=topic, group_protocol=protocol, auto_offset_reset="earliest") as consumer:
         consumer.subscribe(topic)
 
         def owned() -> set[int]:
@@ -126,16 +123,17 @@ def _until(holds: Callable[[], bool]) -> None:
 
 
 def resize_gates(scale: Scale) -> Iterator[Result]:
-    """Milliseconds until all eight partitions are read, of our members and of librdkafka's."""
+    """Milliseconds until all eight partitions are read, of our members by either protocol and of librdkafka's."""
     with Anabranch(settings={"durability": "os"}) as broker:
-        kinds: list[tuple[str, Callable[[str], Any], float]] = [
-            ("ours", partial(_ours, broker.address, "consumer"), OURS_MS_MAX),
-            ("stock", partial(_stock, broker.address), STOCK_MS_MAX),
+        kinds: list[tuple[str, str, Callable[[str], Any], float]] = [
+            ("ours", "ours, consumer protocol", partial(_ours, broker.address, "consumer"), OURS_MS_MAX),
+            ("classic", "ours, classic protocol", partial(_ours, broker.address, "classic"), OURS_MS_MAX),
+            ("stock", "stock, consumer protocol", partial(_stock, broker.address), STOCK_MS_MAX),
         ]
-        for name, member, allowed in kinds:
+        for name, kind, member, allowed in kinds:
             yield from compare(
                 f"groups.resize_gates_{name}",
-                what=f"{MEMBERS} members ({name}, consumer protocol) that have read {RECORDS:,} records of {FIRST} "
+                what=f"{MEMBERS} members ({kind}) that have read {RECORDS:,} records of {FIRST} "
                 f"partitions; from the answer to a resize to {GROWN} until every partition is a member's to read",
                 sides={
                     "anabranch": partial(_gates, broker.address, member),
