@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.support.applications import LATE_NS, Group, Stage, Workers, own_processes, stage
+from tests.support.applications import CLOSED_MS_MIN, LATE_NS, Group, Stage, Workers, own_processes, stage
 from tests.support.broker import BrokerProcess
 
 SMALLEST, LARGEST, GROWN_MAX = 2, 12, 40
@@ -43,7 +43,9 @@ class Soak:
         self.broker.settings["listeners"] = f"127.0.0.1:{self.broker.port}"
         self.resizes = self.broker_kills = self.member_kills = self.comings = self.goings = self.stops = 0
         self.refused = 0.0
+        self.stages: list[Stage] = []
         self._processes = 0
+        self._began = time.monotonic()
 
     def run(self) -> None:
         """Run until the time is over and all resizes were made, then read everything. OrderError."""
@@ -52,21 +54,21 @@ class Soak:
             stage(address, "breathing", SMALLEST, self.workers) as breathing,
             stage(address, "growing", SMALLEST, self.workers) as growing,
         ):
+            self.stages = [breathing, growing]
             breathing.group(commit="auto", delay_ms=1)
             breathing.group(commit="each", delay_ms=1)
             breathing.group(commit="each", protocol="classic", delay_ms=1)
             growing.group("stock", commit="each", delay_ms=1)
-            for each in (breathing, growing):
+            for each in self.stages:
                 for group in each.groups:
                     self.join(group)
                 each.until_all_owned()
                 each.load.start(producers=2, keys=KEYS, per_second=80)
             self._happen(breathing, growing)
             self.note_refusals()
-            for each in (breathing, growing):
+            for each in self.stages:
                 each.finish(60 + self.seconds / 4)
                 each.check_that_it_tested(closed=False)
-            self._report([breathing, growing], self.seconds)
 
     def _happen(self, breathing: Stage, growing: Stage) -> None:
         began = reported = time.monotonic()
@@ -92,7 +94,7 @@ class Soak:
                 each.check(time.monotonic_ns() - LATE_NS)
             if now - reported > 30:
                 reported = now
-                self._report([breathing, growing], now - began)
+                print(self.summary(), flush=True)
             time.sleep(self.chance.uniform(0.1, 0.6))
 
     # -- what happens --------------------------------------------------------------------------------------------------
@@ -138,18 +140,37 @@ class Soak:
         self.broker.start()
         self.broker_kills += 1
 
-    def _report(self, stages: list[Stage], seconds: float) -> None:
-        sent = sum(sum(each.load.sent.values()) for each in stages)
-        groups = [group for each in stages for group in each.groups]
+    # -- what it came to -----------------------------------------------------------------------------------------------
+
+    def summary(self) -> str:
+        """Return what was sent, read and done so far, in one line."""
+        sent = sum(sum(each.load.sent.values()) for each in self.stages)
+        groups = [group for each in self.stages for group in each.groups]
         read = sum(group.edge.first_deliveries for group in groups)
         moves = sum(group.edge.moves for group in groups)
         again = sum(group.edge.repetitions for group in groups)
-        print(
-            f"{seconds:.0f} s: {sent} records sent, {read} first deliveries, {moves} across partitions, {again} again; "
-            f"{self.resizes} resizes, {self.refused:.0f} batches refused; members: {self.comings} came, {self.goings} "
-            f"left, {self.member_kills} killed, {self.stops} stopped; {self.broker_kills} brokers killed",
-            flush=True,
+        return (
+            f"{time.monotonic() - self._began:.0f} s: {sent} records sent, {read} first deliveries, {moves} across "
+            f"partitions, {again} again; {self.resizes} resizes, {self.refused:.0f} batches refused; members: "
+            f"{self.comings} came, {self.goings} left, {self.member_kills} killed, {self.stops} stopped; "
+            f"{self.broker_kills} brokers killed"
         )
+
+    def report(self) -> str:
+        """Return the summary, and a line for each group: what it read, and how long its gates were closed for sure."""
+        lines = [self.summary()]
+        for group in (group for each in self.stages for group in each.groups):
+            edge, closed = group.edge, sorted(group.closed_ms)
+            waited = (
+                f", half of them {closed[len(closed) // 2]:.0f} ms, the longest {closed[-1]:.0f} ms" if closed else ""
+            )
+            kind = ", ".join((group.library, group.plan.get("protocol", "consumer"), f"commit {group.plan['commit']}"))
+            lines.append(
+                f"  {group.name} ({kind}): {edge.first_deliveries} first deliveries in {len(edge.by_partition)} "
+                f"partitions, {edge.moves} across partitions, {edge.repetitions} again; "
+                f"{len(closed)} records waited at a gate for {CLOSED_MS_MIN} ms or more{waited}"
+            )
+        return "\n".join(lines)
 
 
 def main() -> int:
@@ -165,10 +186,11 @@ def main() -> int:
         try:
             soak.run()
         except AssertionError as error:
-            print(f"FAILED: {error}")
+            print(f"{soak.report()}\nFAILED: {error}")
             return 1
         finally:
             soak.broker.kill()
+        print(soak.report())
     print("every group was handed every record, in the order of its key")
     return 0
 

@@ -18,6 +18,9 @@ def test_groups_whose_members_come_go_and_are_killed_keep_the_order_through_resi
             soak.run()
         finally:
             soak.broker.kill()
+    report = soak.report().splitlines()
+    assert len(report) == 5 and all(" records waited at a gate " in line for line in report[1:])
+    assert any(group.closed_ms for stage in soak.stages for group in stage.groups), "no gate was closed for a while"
     assert soak.resizes >= 8
     assert soak.refused > 0, "no producer was refused"
     assert soak.member_kills + soak.goings + soak.broker_kills > 0, "nothing happened"
