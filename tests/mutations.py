@@ -90,7 +90,7 @@ MUTATIONS = (
                 "return position.lowest(keys) if isinstance(position, Frontier) else BEYOND * bool(position)\n",
             ),
         ),
-        groups(87),
+        groups(96),
         f"{STOCK}::test_records_deleted_behind_the_commit_are_nothing_to_read",
     ),
     Mutation(

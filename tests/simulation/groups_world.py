@@ -388,6 +388,7 @@ class World:
         nothing is left to read; what is read then depends on what they know again.
         """
         passing = [self.start(group_id) for group_id in self.groups if any(self.clients_of(group_id))]
+        self.run_until(self.now_ms + self.theme.metadata_age_ms)  # They begin, and learn the topics of their patterns.
         self._converge()
         for client in passing:
             client.leave()
