@@ -300,6 +300,8 @@ class Client:
         self._carrying: Event | None = None
         self._stay: bool | None = None
         self._paused = False
+        self._waiter: asyncio.Future[None] = world.loop.create_future()
+        """Done with the next change that the application waits for."""
         self._started_anew: asyncio.Future[None] = world.loop.create_future()
         """Never done: the process of a consumer that was refused waits to be ended."""
         self.broker = world.broker_of(group)
@@ -339,7 +341,6 @@ class Client:
         self._task = self._process.create_task(self._live(), name=name)
 
     def _made(self) -> Group:
-        self._news = asyncio.Event()
         return Group(
             self._settings,
             self._cluster,  # type: ignore[arg-type]
@@ -419,7 +420,7 @@ class Client:
         if not self.is_leaving:
             self.world.say("%s leaves", self.name)
             self.is_leaving, self._stay = True, stay
-            self._news.set()
+            self._wake()
             self.world.after(20_000, self.kill)
 
     def kill(self) -> None:
@@ -503,10 +504,18 @@ class Client:
 
     async def _wait(self, ms: int) -> None:
         """Wait for the next change, up to a limit."""
-        self._news.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(ms / 1000):
-                await self._news.wait()
+        loop = self.world.loop
+        self._waiter = loop.create_future()
+        timer = loop.call_later(ms / 1000, self._wake)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+
+    def _wake(self) -> None:
+        """End a wait."""
+        if not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def commit_handed(self, partitions: Collection[TopicPartition]) -> None:
         """Commit by hand: the offset after the last record of each partition."""
@@ -553,7 +562,7 @@ class Client:
         """Carry out the fetcher's work, and note work for the next `attend`."""
         self._driver.look_for_positions()
         self.reader.pump()
-        self._news.set()
+        self._wake()
 
     def dropped(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget what the application could have committed of these partitions."""

@@ -12,13 +12,13 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, copy_context
+from heapq import heappop, heappush
 from typing import Any, Generic, TypeVar, TypeVarTuple, cast
 
 from anabranch.runtime.clock import Clock
@@ -53,13 +53,15 @@ class KilledError(Exception):
 
 
 class _Future(asyncio.Future[Any]):
-    """Hashes by its number, which is the same in every run, as an address is not."""
+    """Hashes by its number, which is the same in every run, as an address is not; few futures are ever hashed."""
 
-    def __init__(self, loop: VirtualLoop) -> None:
-        self.number = next(loop.numbers)
-        super().__init__(loop=loop)
+    number = 0
 
     def __hash__(self) -> int:
+        if not self.number:
+            loop = self.get_loop()
+            assert isinstance(loop, VirtualLoop)
+            self.number = next(loop.numbers)
         return self.number
 
 
@@ -75,10 +77,40 @@ class _Task(asyncio.Task[Any]):
         return self.number
 
 
+class _Step(asyncio.TimerHandle):
+    """A callback, ready or with a time; made without what the loop does not need, for there are very many."""
+
+    __slots__ = ()
+    _callback: Callable[..., object]
+    _context: Context
+    _when: float
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: Sequence[Any],
+        loop: asyncio.AbstractEventLoop,
+        context: Context | None = None,
+    ) -> None:
+        self._when = when
+        self._context = copy_context() if context is None else context
+        self._callback = callback
+        self._args = args
+        self._loop = loop
+        self._cancelled = self._scheduled = False
+        self._repr = self._source_traceback = None
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._args = ()  # The loop drops the handle when its time comes.
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop without sockets, threads and sleep."""
 
-    _ready: deque[asyncio.Handle]
+    _ready: deque[_Step]  # type: ignore[assignment]
+    _closed: bool
     _stopping: bool
 
     def __init__(self, seed: int, *, steps_max: int = STEPS_MAX) -> None:
@@ -92,7 +124,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.outside = Context()
         """The context of callbacks outside of all processes."""
         self._now_s = 0.0
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, _Step]] = []
         self.numbers = itertools.count(1)
         self._workers: dict[Executor | None, list[float]] = {}
         """The time at which each worker of an executor is free."""
@@ -111,8 +143,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._timers, (when, next(self.numbers), timer))
+        timer = _Step(when, callback, args, self, context)
+        heappush(self._timers, (when, next(self.numbers), timer))
         return timer
 
     def call_later(
@@ -120,32 +152,51 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         return self.call_at(self._now_s + delay, callback, *args, context=context)
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        pass  # It is dropped when its time comes.
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        if self._closed:
+            raise RuntimeError("the loop is closed")
+        handle = _Step(self._now_s, callback, args, self, context)
+        self._ready.append(handle)
+        return handle
 
     def _run_once(self) -> None:
-        """Run ready callbacks; without any, advance the time to the next timer."""
-        self.steps += 1
-        if self.steps > self.steps_max:
-            raise StepLimitError(f"more than {self.steps_max} steps; {self._waiting_tasks()}")
+        """Run callbacks until the loop is stopped; whenever none is ready, advance the time to the next timer."""
         timers, ready = self._timers, self._ready
-        while timers and timers[0][2].cancelled():
-            heapq.heappop(timers)
-        if not ready and not self._stopping:
-            if not timers:
-                raise DeadlockError(f"nothing is ready and no timer is set; {self._waiting_tasks()}")
-            self._now_s = max(self._now_s, timers[0][0])
-        while timers and timers[0][0] <= self._now_s:
-            ready.append(heapq.heappop(timers)[2])
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if handle.cancelled():
-                continue
-            process = _context_of(handle).get(_process)
-            if process is None or process.may_run(handle):
-                handle._run()
-                if self.failure is not None and not self._ending:
-                    raise self.failure
+        while True:
+            self.steps += 1
+            if self.steps > self.steps_max:
+                raise StepLimitError(f"more than {self.steps_max} steps; {self._waiting_tasks()}")
+            while timers and timers[0][2]._cancelled:
+                heappop(timers)
+            if not ready and not self._stopping:
+                if not timers:
+                    raise DeadlockError(f"nothing is ready and no timer is set; {self._waiting_tasks()}")
+                self._now_s = max(self._now_s, timers[0][0])
+            now_s = self._now_s
+            while timers and timers[0][0] <= now_s:
+                ready.append(heappop(timers)[2])
+            for _ in range(len(ready)):
+                self._run(ready.popleft())
+            if self._stopping:
+                return
+
+    def _run(self, handle: _Step) -> None:
+        """Run a callback, unless it is cancelled or its process dead."""
+        if handle._cancelled:
+            return
+        process = handle._context.get(_process)
+        if process is not None and (not process.alive or process.is_watched) and not process.may_run(handle):
+            return
+        try:
+            handle._context.run(handle._callback, *handle._args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self.failure = self.failure or error
+        if self.failure is not None and not self._ending:
+            raise self.failure
 
     def _waiting_tasks(self) -> str:
         tasks = [task for task in asyncio.all_tasks(self) if _alive(task)]
@@ -156,7 +207,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     # -- futures, executors --------------------------------------------------------------------------------------------
 
     def create_future(self) -> asyncio.Future[Any]:
-        return _Future(self)
+        return _Future(loop=self)
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., T], *args: Any
@@ -228,11 +279,13 @@ class Process:
         self._loop = loop
         self._context = Context()
         self._context.run(_process.set, self)
-        self._frozen: list[asyncio.Handle] = []
+        self._frozen: list[_Step] = []
         self._kept: list[asyncio.Task[Any]] = []
         """The tasks of a dead process; nothing else may refer to them any more."""
         self._left: int | None = None
         self._on_step: Callable[[], None] | None = None
+        self.is_watched = False
+        """Whether `may_run` must be asked before every step, while the process is alive."""
 
     @property
     def context(self) -> Context:
@@ -268,12 +321,14 @@ class Process:
     def kill_in(self, steps: int | None) -> None:
         """Kill the process instead of running its step after `steps` more of them; None: not."""
         self._left = steps
+        self.is_watched = True
 
     def watch(self, on_step: Callable[[], None]) -> None:
         """Call `on_step` before every step of the process: `kill_in(n)` kills it after n such calls."""
         self._on_step = on_step
+        self.is_watched = True
 
-    def may_run(self, handle: asyncio.Handle) -> bool:
+    def may_run(self, handle: _Step) -> bool:
         """Whether a step of the process may run; a step of a dead process is put aside."""
         if self._on_step is not None and self.alive:
             self._on_step()
@@ -423,11 +478,6 @@ def _complete(future: asyncio.Future[T], result: T | None, error: Exception | No
         future.set_result(cast(T, result))
     else:
         future.set_exception(error)
-
-
-def _context_of(handle: asyncio.Handle) -> Context:
-    context: Context = handle._context  # type: ignore[attr-defined]
-    return context
 
 
 def _process_of(task: asyncio.Task[Any]) -> Process | None:
