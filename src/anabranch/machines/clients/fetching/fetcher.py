@@ -46,7 +46,8 @@ class Fetcher:
 
     def awaiting(self) -> tuple[TopicPartition, ...]:
         """Return the partitions that wait for `begin`."""
-        return tuple(partition.name for partition in self._state.partitions() if partition.awaiting)
+        topics = self._state.topics.values()
+        return tuple([part.name for topic in topics for part in topic.partitions.values() if part.awaiting])
 
     def begin(self, tp: TopicPartition, *, offset: int | None = None, timestamp: int = LATEST) -> None:
         """Set the starting position of a waiting partition, unless the application has called `seek` meanwhile."""

@@ -29,11 +29,12 @@ def request(state: FetchingState, now_ms: int) -> ConsumerWork:
     state.wake_at_ms = None
     wanted: dict[int, dict[TopicPartition, FetchFrom]] = {node: {} for node in state.sessions}
     lookups: dict[int, dict[TopicPartition, tuple[int, int]]] = {}
+    size_max = _size_max(state)
     for topic in state.topics.values():
         _refresh(state, topic, now_ms, work)
         if topic.view is not None:
             for partition in topic.partitions.values():
-                _want(state, topic.view, partition, now_ms, wanted, lookups)
+                _want(state, topic.view, partition, now_ms, size_max, wanted, lookups)
     for node, partitions in lookups.items():
         lookup = Lookup(state.new_id(), node, partitions)
         state.lookups[lookup.request_id] = lookup
@@ -64,6 +65,7 @@ def _want(
     view: TopicView,
     partition: Partition,
     now_ms: int,
+    size_max: int,
     wanted: dict[int, dict[TopicPartition, FetchFrom]],
     lookups: dict[int, dict[TopicPartition, tuple[int, int]]],
 ) -> None:
@@ -83,16 +85,30 @@ def _want(
         if not partition.looking_up:
             lookups.setdefault(node, {})[partition.name] = (partition.wanted_timestamp, epoch)
         return
-    size_max = _size_max(state)
-    if partition.paused or partition.held_size >= size_max:
+    session = state.sessions.get(node)
+    if partition.paused or partition.held_size >= size_max or (session is not None and session.busy):
         return
-    origin = FetchFrom(partition.fetch_offset, epoch, size_max, view.topic_id, view.sent_count)
-    wanted.setdefault(node, {})[partition.name] = origin
+    wanted.setdefault(node, {})[partition.name] = _origin(view, partition, epoch, size_max)
+
+
+def _origin(view: TopicView, partition: Partition, epoch: int, size_max: int) -> FetchFrom:
+    """Return what to fetch; the same object as the last time if it is equal, as it is while nothing arrives."""
+    last, count = partition.origin, view.sent_count
+    if (
+        last is None
+        or last.offset != partition.fetch_offset
+        or last.leader_epoch != epoch
+        or last.size_max != size_max
+        or last.topic_id != view.topic_id
+        or last.count != count
+    ):
+        last = partition.origin = FetchFrom(partition.fetch_offset, epoch, size_max, view.topic_id, count)
+    return last
 
 
 def _size_max(state: FetchingState) -> int:
     """Return the fetch size per partition in bytes: all kept batches stay below twice `fetch.max.bytes`."""
-    partitions = max(1, sum(len(topic.partitions) for topic in state.topics.values()))
+    partitions = max(1, sum([len(topic.partitions) for topic in state.topics.values()]))
     share = max(PARTITION_SIZE_MIN, state.settings.fetch_max_bytes // partitions)
     return min(state.settings.max_partition_fetch_bytes, share)
 
@@ -107,7 +123,12 @@ def _fetch(state: FetchingState, node: int, wanted: dict[TopicPartition, FetchFr
     if session.session_id == 0:
         changed, forgotten = wanted, []
     else:
-        changed = {tp: origin for tp, origin in wanted.items() if session.known.get(tp) != origin}
+        known = session.known
+        changed = {
+            tp: origin
+            for tp, origin in wanted.items()
+            if (before := known.get(tp)) is not origin and before != origin
+        }
         forgotten = [tp for tp in session.known if tp not in wanted]
     session.known = dict(wanted)
     session.busy = state.new_id()

@@ -58,11 +58,12 @@ class Partition:
     """The application has flushed its state of the records before this offset."""
     announced: int = -1
     """The application was told of all segments with a gate that begin at this offset or before."""
+    origin: FetchFrom | None = None
+    """What was last to be fetched."""
+    name: TopicPartition = field(init=False)
 
-    @property
-    def name(self) -> TopicPartition:
-        """The partition's name."""
-        return TopicPartition(self.topic.name, self.number)
+    def __post_init__(self) -> None:
+        self.name = TopicPartition(self.topic.name, self.number)
 
     def stand(self, offset: int) -> None:
         """Set the position, without a hand-out: skipped records are not read."""

@@ -104,6 +104,10 @@ class ConsumerMember(PolledMember[Phase]):
         self._epoch = JOIN
         self._target: frozenset[TopicIdPartition] | None = None
         self._names: dict[UUID, str] = {}
+        self._nameable: tuple[frozenset[TopicIdPartition], frozenset[Owned]] | None = None
+        """A target, and its partitions whose topics' names are known; None after other names."""
+        self._excess: tuple[frozenset[TopicIdPartition], frozenset[Owned], frozenset[Owned]] | None = None
+        """A target, owned partitions, and those of them that are not in the target."""
         self._taken: Event | None = None
         self._explain: Explain | None = None
         self._error: ApiError | None = None
@@ -182,7 +186,9 @@ class ConsumerMember(PolledMember[Phase]):
     @property
     def wanted_ids(self) -> frozenset[UUID]:
         """Topic ids with unknown names; answer with `on_topics`."""
-        return frozenset(tp.topic_id for tp in self._target or () if tp.topic_id not in self._names)
+        if self._target is None or len(self._known_of(self._target)) == len(self._target):
+            return frozenset()
+        return frozenset(tp.topic_id for tp in self._target if tp.topic_id not in self._names)
 
     @property
     def wanted_topics(self) -> frozenset[str]:
@@ -200,6 +206,7 @@ class ConsumerMember(PolledMember[Phase]):
         """Handle the names of topics."""
         for topic in topics:
             self._names[topic.topic_id] = topic.name
+        self._nameable = None
 
     def on_response(self, ticket: int, response: Any, now_ms: int) -> None:
         """Handle the response to a request, or the result of a computation."""
@@ -255,11 +262,11 @@ class ConsumerMember(PolledMember[Phase]):
             return Revoke(self._owned) if self.is_member else Lost(self._owned)
         if self._phase is not Phase.JOINED or self._target is None:
             return None
-        if excess := frozenset(owned for owned in self._owned if _id_of(owned) not in self._target):
+        if excess := self._beyond(self._target):
             return Revoke(excess)
         if self._explain is not None:
             return self._explain
-        if not self._unsure and (added := self._nameable() - self._owned):
+        if not self._unsure and (added := self._known_of(self._target) - self._owned):
             return Assign(added)
         return None
 
@@ -344,12 +351,21 @@ class ConsumerMember(PolledMember[Phase]):
             self._phase = Phase.JOINING
             self._urgent = True
 
-    def _nameable(self) -> frozenset[Owned]:
-        return frozenset(
-            Owned(self._names[tp.topic_id], tp.partition, tp.topic_id)
-            for tp in self._target or ()
-            if tp.topic_id in self._names
-        )
+    def _known_of(self, target: frozenset[TopicIdPartition]) -> frozenset[Owned]:
+        """The partitions of the target whose topics' names are known; computed once per target and names."""
+        if self._nameable is None or self._nameable[0] is not target:
+            names = self._names
+            known = [Owned(names[tp.topic_id], tp.partition, tp.topic_id) for tp in target if tp.topic_id in names]
+            self._nameable = target, frozenset(known)
+        return self._nameable[1]
+
+    def _beyond(self, target: frozenset[TopicIdPartition]) -> frozenset[Owned]:
+        """The owned partitions that are not in the target; computed once per target and owned partitions."""
+        last = self._excess
+        if last is None or last[0] is not target or last[1] is not self._owned:
+            excess = frozenset([owned for owned in self._owned if _id_of(owned) not in target])
+            last = self._excess = target, self._owned, excess
+        return last[2]
 
     def _send_leave(self) -> Send:
         self._flight = self._ticket()
