@@ -1,11 +1,13 @@
 """What an application reads: the fetcher that ships, over the records of the world, and the edge where records arrive.
 
 Fetches, lookups and metadata take a while, get lost, and are refused with an old count or epoch as leaders refuse them.
+A fetch without news waits at the leaders until one of its partitions has some, or its time is over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from anabranch.base.errors import ApiError, ErrorCode
@@ -29,6 +31,44 @@ if TYPE_CHECKING:
 FETCH_MAX_WAIT_MS = 500
 FETCH_RECORDS_MAX = 20
 SESSION = 1
+
+
+@dataclass(slots=True, eq=False)
+class LongPoll:
+    """A fetch that waits at the leaders."""
+
+    reader: Reader
+    fetch: Fetch
+    until_ms: int
+    partitions: frozenset[TopicPartition]
+
+
+class LongPolls:
+    """The fetches that wait at the leaders."""
+
+    def __init__(self) -> None:
+        self._by_topic: dict[str, list[LongPoll]] = {}
+
+    def park(self, poll: LongPoll) -> None:
+        """Let a fetch wait for news of its partitions."""
+        for name in sorted({tp.topic for tp in poll.partitions}):
+            self._by_topic.setdefault(name, []).append(poll)
+
+    def end(self, poll: LongPoll) -> bool:
+        """End the wait of a fetch; return whether it waited."""
+        found = False
+        for polls in self._by_topic.values():
+            if poll in polls:
+                polls.remove(poll)
+                found = True
+        return found
+
+    def news(self, topic: str, number: int | None = None) -> None:
+        """Wake the fetches of a partition that was appended to; without `number`, of a topic that changed."""
+        for poll in list(self._by_topic.get(topic, ())):
+            if number is None or (topic, number) in poll.partitions:
+                self.end(poll)
+                poll.reader.woken(poll)
 
 
 class Reader:
@@ -130,26 +170,61 @@ class Reader:
         self._client.happened()
 
     def _fetched(self, fetch: Fetch, until_ms: int) -> None:
-        now_ms = self._world.now_ms
+        """A fetch arrives."""
         if fetch.session_id == 0:
             self._session_fetches = {}
-        if self._is_lost():
-            self.fetcher.lost(fetch.request_id, now_ms)
-            self._client.happened()
+        if not self._is_lost():
+            self._session_fetches.update(fetch.partitions)
+            for tp in fetch.forgotten:
+                self._session_fetches.pop(tp, None)
+            self._answer(fetch, until_ms)
+        else:
+            self._lost(fetch)
+
+    def _answer(self, fetch: Fetch, until_ms: int) -> None:
+        """Answer a fetch, or let it wait."""
+        now_ms = self._world.now_ms
+        if now_ms < until_ms and not any(self._has_news(tp, wanted) for tp, wanted in self._session_fetches.items()):
+            poll = LongPoll(self, fetch, until_ms, frozenset(self._session_fetches))
+            self._world.long_polls.park(poll)
+            self._world.at(until_ms, self._waited, poll)
             return
-        self._session_fetches.update(fetch.partitions)
-        for tp in fetch.forgotten:
-            self._session_fetches.pop(tp, None)
         answers = {}
         for tp, wanted in self._session_fetches.items():
-            answer = self._fetched_of(tp, wanted)
-            if answer.error is not ErrorCode.NONE or answer.data or tp in fetch.partitions:
-                answers[tp] = answer
-        if now_ms < until_ms and not any(answer.error or answer.data for answer in answers.values()):
-            self._after(self._fetched, fetch, until_ms, ms=max(1, min(200, until_ms - now_ms)))
-            return
+            if tp in fetch.partitions or self._has_news(tp, wanted):
+                answers[tp] = self._fetched_of(tp, wanted)
         self.fetcher.answered(fetch.request_id, ErrorCode.NONE, SESSION, answers, now_ms)
         self._client.happened()
+
+    def _lost(self, fetch: Fetch) -> None:
+        self.fetcher.lost(fetch.request_id, self._world.now_ms)
+        self._client.happened()
+
+    def woken(self, poll: LongPoll) -> None:
+        """Let the answer to a fetch that waits arrive after a while, or get lost."""
+        if self._is_lost():
+            self._after(self._lost, poll.fetch)
+        else:
+            self._after(self._answer, poll.fetch, poll.until_ms)
+
+    def _waited(self, poll: LongPoll) -> None:
+        if self._world.long_polls.end(poll):
+            if self._is_lost():
+                self._perform(self._lost, poll.fetch)
+            else:
+                self._perform(self._answer, poll.fetch, poll.until_ms)
+
+    def _has_news(self, tp: TopicPartition, wanted: FetchFrom) -> bool:
+        """Whether the answer for a partition is not empty: it has records, or an error."""
+        topic, log = self._log_of(tp)
+        return (
+            topic is None
+            or log is None
+            or log.end != wanted.offset
+            or log.epoch != wanted.leader_epoch
+            or topic.count != wanted.count
+            or topic.topic_id != wanted.topic_id
+        )
 
     def _fetched_of(self, tp: TopicPartition, wanted: FetchFrom) -> FetchResult:
         topic, log = self._log_of(tp)

@@ -118,12 +118,13 @@ class Topic:
         """Return the partition that holds a key now."""
         return place(key * KEY_STEP & 0x7FFFFFFF, self.initial, self.count)
 
-    def send(self, key: int) -> None:
-        """Append the next record of a key."""
+    def send(self, key: int) -> int:
+        """Append the next record of a key; return its partition."""
         number = self.place_of(key)
         record = Sent(key, self.sent[key])
         self.sent[key] += 1
         self.places[record] = number, self.logs[number].append(record)
+        return number
 
     def mark(self, number: int) -> None:
         """Append a transaction marker, or a record of an aborted transaction."""

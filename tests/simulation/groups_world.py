@@ -24,6 +24,7 @@ from anabranch.machines.groups.settings import GroupSettings
 from tests.simulation.groups_client import Client, SimAssignor
 from tests.simulation.groups_incidents import INCIDENTS
 from tests.simulation.groups_network import Connection
+from tests.simulation.groups_reader import LongPolls
 from tests.simulation.groups_records import GroupEdge, Topic
 from tests.simulation.groups_rules import Rules
 from tests.simulation.groups_shard import Broker
@@ -67,6 +68,7 @@ class World:
         self._topics_by_id: dict[UUID, Topic] = {}
         self._made_again: set[UUID] = set()
         self.connections: list[Connection] = []
+        self.long_polls = LongPolls()
         self.clients: list[Client] = []
         self.dead: list[object] = []
         """Processes that have ended: their tasks are kept, to be cancelled at the end."""
@@ -198,6 +200,7 @@ class World:
     def _delete_topic(self, name: str) -> None:
         del self.topics[name]
         self._set_image({other: known for other, known in self.image.by_name.items() if other != name})
+        self.long_polls.news(name)
 
     def topic_of(self, topic_id: UUID) -> Topic | None:
         """A topic, also one that was deleted."""
@@ -234,9 +237,11 @@ class World:
         for _ in range(self.chance.randint(1, 3) if self.topics else 0):
             topic = self.chance.choice(sorted(self.topics.values(), key=lambda topic: topic.name))
             if self.chance.random() < self.theme.markers:
-                topic.mark(self.chance.randrange(topic.count))
+                number = self.chance.randrange(topic.count)
+                topic.mark(number)
             else:
-                topic.send(self.chance.randrange(topic.keys))
+                number = topic.send(self.chance.randrange(topic.keys))
+            self.long_polls.news(topic.name, number)
         self.after(self.chance.randint(1, 2 * self.theme.records_ms), self._produce)
 
     def was_assigned(self, client: Client, partitions: Iterable[Owned]) -> None:
@@ -249,6 +254,7 @@ class World:
 
     def _put_topic(self, topic: Topic) -> None:
         self._set_image({**self.image.by_name, topic.name: image_of(topic)})
+        self.long_polls.news(topic.name)
 
     def _set_image(self, topics: Mapping[str, TopicImage]) -> None:
         self.image = Image(self.image.version + 1, dict(sorted(topics.items())))
