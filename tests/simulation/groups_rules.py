@@ -110,6 +110,8 @@ class Rules:
         self.positions = PositionRules(self)
         self._held: dict[tuple[str, UUID, int], _Held] = {}
         self._owners_seen: dict[str, object] = {}
+        """By group: on what the last check of its owners was based."""
+        self._removals = 0
         self._decided: dict[int, _Decided] = {}
         """By the reply's identity: replies that have not left their broker yet."""
         self._tickets: dict[int, Any] = {}
@@ -263,6 +265,7 @@ class Rules:
                     self._revoking_ms[group_id, member_id] = now_ms
 
     def _forget(self, group_id: str, member_id: str, why: str) -> None:
+        self._removals += 1
         self.change(self.incarnations, (group_id, member_id), self.incarnations[group_id, member_id] + 1)
         self._revoking_ms.pop((group_id, member_id), None)
         self.counts["removed"] += 1
@@ -585,11 +588,15 @@ class Rules:
     def check_owners(self, group_id: str) -> None:
         """Check that no partition has two owners, and that owners match the coordinator's state."""
         broker = self.world.broker_of(group_id)
-        clients = list(self.world.clients_of(group_id))
+        clients = [client for client in self.world.clients if client.group == group_id]
         seen = (
             broker.log.end,
             broker.fold.image.version,
-            [(client.name, client.machine.owned, client.assigning, client.is_void) for client in clients],
+            self._removals,
+            [
+                (client, client.machine.owned, client.assigning, client.standing, client.has_given_up)
+                for client in clients
+            ],
         )
         if self._owners_seen.get(group_id) == seen:
             return

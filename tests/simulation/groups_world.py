@@ -103,7 +103,7 @@ class World:
     @property
     def now_ms(self) -> int:
         """The time."""
-        return BEGIN_MS + round(self.loop.time() * 1000)
+        return BEGIN_MS + self.loop.now_ms
 
     def at(self, at_ms: int, do: Callable[..., object], *given: Any) -> None:
         """Call a function at that time."""
@@ -131,7 +131,7 @@ class World:
     @property
     def lived_ms(self) -> int:
         """For how long."""
-        return self.now_ms - BEGIN_MS
+        return self.loop.now_ms
 
     def say(self, text: str, *given: Any) -> None:
         """Write a line of the transcript, if one is kept."""
@@ -273,7 +273,7 @@ class World:
 
     def clients_of(self, group_id: str) -> Iterator[Client]:
         """The processes that are, by name, of a group."""
-        return (client for client in self.clients if client.group == group_id)
+        return iter([client for client in self.clients if client.group == group_id])
 
     def gone(self, client: Client) -> None:
         """A process has ended."""

@@ -124,6 +124,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.outside = Context()
         """The context of callbacks outside of all processes."""
         self._now_s = 0.0
+        self.now_ms = 0
+        """Virtual time in ms."""
         self._timers: list[tuple[float, int, _Step]] = []
         self.numbers = itertools.count(1)
         self._workers: dict[Executor | None, list[float]] = {}
@@ -174,6 +176,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 if not timers:
                     raise DeadlockError(f"nothing is ready and no timer is set; {self._waiting_tasks()}")
                 self._now_s = max(self._now_s, timers[0][0])
+                self.now_ms = round(self._now_s * 1000)
             now_s = self._now_s
             while timers and timers[0][0] <= now_s:
                 ready.append(heappop(timers)[2])

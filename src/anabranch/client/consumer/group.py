@@ -117,20 +117,17 @@ class Group:
 
     async def _wait_for_change(self) -> None:
         """Wait a moment for a change."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await self._context.changed.wait()
+        if await self._context.changed.wait(0.05):
             self._context.changed.clear()
 
     def poll_began(self) -> None:
         """Report that the application has called `poll`."""
-        self._member.poll_began(self._context.now_ms())
-        self._context.changed.set()
+        if self._member.poll_began(self._context.now_ms()):
+            self._context.changed.set()
 
     def poll_ended(self) -> None:
         """Report that `poll` has returned."""
-        self._member.poll_ended(self._context.now_ms())
-        self._context.changed.set()
+        self._driver.poll_due(self._member.poll_ended(self._context.now_ms()))
 
     def refuse_in_callback(self) -> None:
         """Raise if called from within a rebalance listener: listeners must not poll."""

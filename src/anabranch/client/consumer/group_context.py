@@ -19,6 +19,7 @@ from anabranch.machines.clients.membership.consumer import ConsumerMember
 from anabranch.machines.clients.membership.steps import Member, MemberSettings, Subscription
 from anabranch.runtime.chance import Chance
 from anabranch.runtime.clock import Clock
+from anabranch.runtime.wakeup import Wakeup
 
 EPOCH_STALE = frozenset({ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.ILLEGAL_GENERATION})
 """The group has a new epoch; a heartbeat may soon bring it to this member."""
@@ -65,7 +66,7 @@ class GroupContext:
         """The clock of the member machine, in ms."""
         self.member = _member(self.group_id, settings, chance)
         self.subscription: Subscription | None = None
-        self.changed = asyncio.Event()
+        self.changed = Wakeup()
         """Set whenever the member machine may have a step or an event."""
         self.committed: dict[TopicPartition, int] = {}
         """The offsets this member last read or wrote; equal offsets are not committed again."""

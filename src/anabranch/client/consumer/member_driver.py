@@ -37,6 +37,8 @@ class MemberDriver:
         self._settings = context.settings
         self._member = context.member
         self._now_ms = context.now_ms
+        self._waits_until_ms: int | None = None
+        """The end of the member's present wait, or the last one; None for one without an end."""
         self.first_seen: dict[str, frozenset[int]] | None = None
         """The partitions of each topic when this member began; None before the first metadata."""
 
@@ -58,9 +60,13 @@ class MemberDriver:
                     if self._member.event() is not None:
                         self._context.host.happened()
                     self._context.changed.clear()
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(None if at_ms is None else max(0, at_ms - self._now_ms()) / 1000):
-                            await self._context.changed.wait()
+                    self._waits_until_ms = at_ms
+                    await self._context.changed.wait(None if at_ms is None else max(0, at_ms - self._now_ms()) / 1000)
+
+    def poll_due(self, deadline_ms: int) -> None:
+        """Have the member look at the deadline of the next poll, if it would wait for longer."""
+        if self._waits_until_ms is None or deadline_ms < self._waits_until_ms:
+            self._context.changed.set()
 
     def join(self) -> None:
         """Pass the subscription to the machine; a classic member with a pattern gets the matching names."""

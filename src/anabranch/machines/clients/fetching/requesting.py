@@ -125,9 +125,7 @@ def _fetch(state: FetchingState, node: int, wanted: dict[TopicPartition, FetchFr
     else:
         known = session.known
         changed = {
-            tp: origin
-            for tp, origin in wanted.items()
-            if (before := known.get(tp)) is not origin and before != origin
+            tp: origin for tp, origin in wanted.items() if (before := known.get(tp)) is not origin and before != origin
         }
         forgotten = [tp for tp in session.known if tp not in wanted]
     session.known = dict(wanted)

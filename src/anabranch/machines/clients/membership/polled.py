@@ -25,15 +25,18 @@ class PolledMember(ABC, Generic[PhaseT]):
         self._owned: frozenset[Owned] = frozenset()
         self._poll_deadline_ms: int | None = None
 
-    def poll_began(self, now_ms: int) -> None:
-        """Report that the application polls."""
+    def poll_began(self, now_ms: int) -> bool:
+        """Report that the application polls; return whether that may give the member something to do."""
+        phase, deadline_ms = self._phase, self._poll_deadline_ms
         self._check_poll(now_ms)
         self._poll_deadline_ms = None
         self._advance()
+        return self._phase is not phase or (deadline_ms is not None and now_ms >= deadline_ms)
 
-    def poll_ended(self, now_ms: int) -> None:
-        """Report the end of a poll; the next one is due within `max.poll.interval.ms`."""
+    def poll_ended(self, now_ms: int) -> int:
+        """Report the end of a poll; the next one is due at the time in ms that is returned (`max.poll.interval.ms`)."""
         self._poll_deadline_ms = now_ms + self._settings.max_poll_interval_ms
+        return self._poll_deadline_ms
 
     def layout_changed(self) -> None:
         """Report that fetches have shown another layout of a topic; a coordinator that assigns has seen it itself."""
