@@ -7,7 +7,7 @@ the time of its sending places the key. What may go wrong is reading, and `Group
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
@@ -87,11 +87,22 @@ class Log:
 class Topic:
     """A topic in one of its lives."""
 
-    def __init__(self, topic_id: UUID, name: str, count: int, keys: int, *, ordered: bool) -> None:
+    def __init__(
+        self,
+        topic_id: UUID,
+        name: str,
+        count: int,
+        keys: int,
+        *,
+        ordered: bool,
+        on_append: Callable[[str, int], None],
+    ) -> None:
+        """`on_append` is called with the name and the partition."""
         self.topic_id = topic_id
         self.name = name
         self.keys = keys
         self.ordered = ordered
+        self.on_append = on_append
         self.initial = count
         self.counts = [count]
         self.layouts_ms = [0]
@@ -118,17 +129,18 @@ class Topic:
         """Return the partition that holds a key now."""
         return place(key * KEY_STEP & 0x7FFFFFFF, self.initial, self.count)
 
-    def send(self, key: int) -> int:
-        """Append the next record of a key; return its partition."""
+    def send(self, key: int) -> None:
+        """Append the next record of a key."""
         number = self.place_of(key)
         record = Sent(key, self.sent[key])
         self.sent[key] += 1
         self.places[record] = number, self.logs[number].append(record)
-        return number
+        self.on_append(self.name, number)
 
     def mark(self, number: int) -> None:
         """Append a transaction marker, or a record of an aborted transaction."""
         self.logs[number].append(None)
+        self.on_append(self.name, number)
 
     def resize(self, count: int, now_ms: int) -> None:
         """End the layout: every partition that exists ends its leader epoch."""

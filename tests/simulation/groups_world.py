@@ -191,7 +191,8 @@ class World:
         self._topic_ids += 1
         topic_id = UUID(int=self._topic_ids << 96 | ord(name[0]))
         ordered = self.chance.random() < self.theme.ordered
-        topic = Topic(topic_id, name, self.chance.randint(1, 5), self.theme.keys, ordered=ordered)
+        count, news = self.chance.randint(1, 5), self.long_polls.news
+        topic = Topic(topic_id, name, count, self.theme.keys, ordered=ordered, on_append=news)
         self.topics[name] = self.topics_by_life[topic.life] = self._topics_by_id[topic_id] = topic
         if any(other.name == name and other is not topic for other in self.topics_by_life.values()):
             self._made_again.add(topic_id)
@@ -237,11 +238,9 @@ class World:
         for _ in range(self.chance.randint(1, 3) if self.topics else 0):
             topic = self.chance.choice(sorted(self.topics.values(), key=lambda topic: topic.name))
             if self.chance.random() < self.theme.markers:
-                number = self.chance.randrange(topic.count)
-                topic.mark(number)
+                topic.mark(self.chance.randrange(topic.count))
             else:
-                number = topic.send(self.chance.randrange(topic.keys))
-            self.long_polls.news(topic.name, number)
+                topic.send(self.chance.randrange(topic.keys))
         self.after(self.chance.randint(1, 2 * self.theme.records_ms), self._produce)
 
     def was_assigned(self, client: Client, partitions: Iterable[Owned]) -> None:
