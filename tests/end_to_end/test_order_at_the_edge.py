@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,39 +17,9 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.placement import place
 from anabranch.records.hashing import placement_hash
-from tests.support.applications import Workers, own_processes, stage
-from tests.support.broker import BrokerProcess, running
+from tests.support.applications import QUICK, Workers, stage
+from tests.support.broker import BrokerProcess
 from tests.support.wire import WireClient, batch
-
-QUICK = {
-    "group.consumer.session.timeout.ms": 10_000,
-    "group.consumer.min.session.timeout.ms": 1_000,
-    "group.consumer.heartbeat.interval.ms": 200,
-    "group.consumer.min.heartbeat.interval.ms": 100,
-    "group.min.session.timeout.ms": 1_000,
-    "group.initial.rebalance.delay.ms": 0,
-}
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for all tests that leave it alive."""
-    with running(tmp_path_factory.mktemp("data"), **QUICK) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    """The processes of applications that live as long as the shared broker."""
-    with own_processes() as made:
-        yield made
-
-
-@pytest.fixture
-def own_workers() -> Iterator[Workers]:
-    """The processes of applications of one test."""
-    with own_processes() as made:
-        yield made
 
 
 def place_of(name: str, initial: int, partitions: int) -> int:
@@ -58,16 +27,12 @@ def place_of(name: str, initial: int, partitions: int) -> int:
     return int(place(placement_hash(f"{name}-0".encode()), initial, partitions))
 
 
-def address(broker: BrokerProcess) -> str:
-    return f"127.0.0.1:{broker.port}"
-
-
 # -- growing and shrinking --------------------------------------------------------------------------------------------
 
 
 def test_groups_of_every_kind_keep_the_order_while_a_topic_grows(shared: BrokerProcess, workers: Workers) -> None:
     """Ours with both protocols, and stock consumers, all somewhat slow; and one group that comes when all is over."""
-    with stage(address(shared), "growing", 1, workers) as it:
+    with stage(shared.address, "growing", 1, workers) as it:
         it.group(members=2, commit="each", delay_ms=2)
         it.group(members=2, commit="each", protocol="classic", delay_ms=2)
         it.group("stock", members=2, commit="each", delay_ms=2)
@@ -82,7 +47,7 @@ def test_groups_of_every_kind_keep_the_order_while_a_topic_grows(shared: BrokerP
 
 
 def test_ours_keep_the_order_while_a_topic_grows_and_shrinks(shared: BrokerProcess, workers: Workers) -> None:
-    with stage(address(shared), "breathing", 2, workers) as it:
+    with stage(shared.address, "breathing", 2, workers) as it:
         it.group(members=2, commit="each", delay_ms=2)
         it.group(members=2, commit="each", protocol="classic", delay_ms=2)
         it.until_all_owned()
@@ -95,7 +60,7 @@ def test_ours_keep_the_order_while_a_topic_grows_and_shrinks(shared: BrokerProce
 
 
 def test_automatic_commits_come_before_the_records_that_follow_them(shared: BrokerProcess, workers: Workers) -> None:
-    with stage(address(shared), "automatic", 2, workers) as it:
+    with stage(shared.address, "automatic", 2, workers) as it:
         it.group(members=1, commit="auto", delay_ms=2)
         it.group(members=2, commit="auto", delay_ms=2)
         it.until_all_owned()
@@ -108,7 +73,7 @@ def test_automatic_commits_come_before_the_records_that_follow_them(shared: Brok
 
 @pytest.mark.parametrize("library", ["ours", "stock"])
 def test_parents_without_records_hide_no_grandparents(shared: BrokerProcess, workers: Workers, library: str) -> None:
-    with stage(address(shared), f"idle-{library}", 1, workers) as it:
+    with stage(shared.address, f"idle-{library}", 1, workers) as it:
         group = it.group(library, members=2, commit="each", delay_ms=5, records_max=10)
         it.until_owned(group, [0])
         it.hold()
@@ -129,7 +94,7 @@ def test_an_application_that_leaves_records_uncommitted_gets_on_after_its_poll_i
     shared: BrokerProcess, workers: Workers, library: str
 ) -> None:
     """Some commit every tenth record and have fewer, some never commit: gates open by time."""
-    with stage(address(shared), f"lazy-{library}", 1, workers) as it:
+    with stage(shared.address, f"lazy-{library}", 1, workers) as it:
         tenth = it.group(library, commit="10", poll_interval_ms=2_000, patient=True)
         never = it.group(library, commit="never", poll_interval_ms=2_000)
         it.until_all_owned()
@@ -146,7 +111,7 @@ def test_an_application_that_leaves_records_uncommitted_gets_on_after_its_poll_i
 def test_a_parent_that_ends_in_a_marker_is_read_when_its_last_record_is_committed(
     shared: BrokerProcess, workers: Workers, library: str
 ) -> None:
-    with stage(address(shared), f"marked-{library}", 1, workers) as it:
+    with stage(shared.address, f"marked-{library}", 1, workers) as it:
         group = it.group(library, members=2, commit="each", isolation="read_committed")
         it.until_owned(group, [0])
         for count in (2, 4, 8):
@@ -162,7 +127,7 @@ def test_a_position_that_was_waited_for_in_vain_counts_again_when_it_moves(
     shared: BrokerProcess, workers: Workers
 ) -> None:
     """A gate opens by time, as records stay uncommitted; then the parent is read on, and later gates wait for it."""
-    with stage(address(shared), "resumed", 1, workers) as it:
+    with stage(shared.address, "resumed", 1, workers) as it:
         group = it.group("stock", members=2, commit="10", delay_ms=4, poll_interval_ms=2_000, patient=True)
         it.until_owned(group, [0])
         it.load.send(15, keys=1)
@@ -185,7 +150,7 @@ def test_a_position_that_was_waited_for_in_vain_counts_again_when_it_moves(
 def test_a_parent_whose_unread_end_was_deleted_holds_nothing_up(
     shared: BrokerProcess, workers: Workers, library: str
 ) -> None:
-    with stage(address(shared), f"forgotten-{library}", 1, workers) as it:
+    with stage(shared.address, f"forgotten-{library}", 1, workers) as it:
         group = it.group(library, commit="each", delay_ms=20, records_max=5)
         it.until_owned(group, [0])
         it.load.send(60)
@@ -204,7 +169,7 @@ def test_a_parent_whose_unread_end_was_deleted_holds_nothing_up(
 
 def test_partitions_that_are_made_again_keep_the_order(shared: BrokerProcess, workers: Workers) -> None:
     """Shrink, delete, remove the empty partitions, grow again; one group has read everything before, one nothing."""
-    with stage(address(shared), "again", 1, workers) as it:
+    with stage(shared.address, "again", 1, workers) as it:
         it.group(members=2, commit="each")
         it.until_all_owned()
         it.load.start()
@@ -227,7 +192,7 @@ def test_a_topic_that_is_made_again_with_another_count_at_creation_is_another_to
     shared: BrokerProcess, workers: Workers
 ) -> None:
     """One with 1 partition that grew to 4, then one that had 4 from the beginning: keys lie elsewhere."""
-    with stage(address(shared), "reborn", 1, workers) as it:
+    with stage(shared.address, "reborn", 1, workers) as it:
         group = it.group(members=2, commit="each")
         it.until_all_owned()
         it.load.start()
@@ -249,7 +214,7 @@ def test_a_group_that_reads_from_the_end_misses_nothing_after_it_began(
     shared: BrokerProcess, workers: Workers, library: str
 ) -> None:
     """It begins after a resize, and reads no history of what was there; then the topic grows, and it misses nothing."""
-    with stage(address(shared), f"latest-{library}", 1, workers) as it:
+    with stage(shared.address, f"latest-{library}", 1, workers) as it:
         it.load.send(20)
         it.resize(2)
         it.load.send(20)
@@ -270,7 +235,7 @@ def test_a_group_that_reads_from_the_end_misses_nothing_after_it_began(
 
 def test_a_partition_is_given_away_only_when_its_owner_has_let_go(shared: BrokerProcess, workers: Workers) -> None:
     """The owner of all partitions works on its records for a while when a second member comes."""
-    with stage(address(shared), "shared", 4, workers) as it:
+    with stage(shared.address, "shared", 4, workers) as it:
         group = it.group(commit="each")
         it.until_owned(group, range(4))
         it.load.send(5)
@@ -319,7 +284,7 @@ def test_a_member_that_gets_its_topic_back_is_told_again_what_others_have_read(
     shared: BrokerProcess, workers: Workers
 ) -> None:
     """An eager rebalance takes an empty child away, and gives it back; its parent gets no more records."""
-    with stage(address(shared), "back", 1, workers) as it:
+    with stage(shared.address, "back", 1, workers) as it:
         group = it.group(members=2, commit="each", protocol="classic")
         it.until_owned(group, [0])
         it.load.send(5)
@@ -345,7 +310,7 @@ def test_a_member_that_gets_its_topic_back_is_told_again_what_others_have_read(
 def test_a_member_that_is_killed_while_it_owns_a_parent_holds_the_order(
     shared: BrokerProcess, workers: Workers, library: str
 ) -> None:
-    with stage(address(shared), f"bereft-{library}", 1, workers) as it:
+    with stage(shared.address, f"bereft-{library}", 1, workers) as it:
         it.admin.alter_configs("group", f"{it.topic}-g0", {"consumer.session.timeout.ms": "2000"})
         group = it.group(library, process="victim", commit="each", delay_ms=5)
         it.until_owned(group, [0])
@@ -362,9 +327,9 @@ def test_a_member_that_is_killed_while_it_owns_a_parent_holds_the_order(
 
 def test_brokers_that_are_killed_hold_the_order(tmp_path: Path, own_workers: Workers) -> None:
     broker = BrokerProcess(tmp_path / "data", **QUICK).start()
-    broker.settings["listeners"] = address(broker)
+    broker.settings["listeners"] = broker.address
     try:
-        with stage(address(broker), "killed", 1, own_workers) as it:
+        with stage(broker.address, "killed", 1, own_workers) as it:
             it.group(members=2, commit="each", delay_ms=1)
             it.group("stock", members=2, commit="each", delay_ms=1)
             it.until_all_owned()

@@ -20,7 +20,7 @@ class StockApplication(Application):
             "group.protocol": plan.protocol,
             "auto.offset.reset": plan.reset,
             "enable.auto.commit": plan.commit == "auto",
-            "auto.commit.interval.ms": 300,
+            "auto.commit.interval.ms": plan.commit_interval_ms,
             "max.poll.interval.ms": plan.poll_interval_ms,
             "isolation.level": plan.isolation,
             "fetch.wait.max.ms": 100,

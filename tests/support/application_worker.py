@@ -17,6 +17,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 At = tuple[str, int]
@@ -33,12 +34,21 @@ class Plan:
     topic: str
     protocol: str = "consumer"
     commit: str = "each"
-    """`each` poll, `auto`, `never`, or the number of records after which it commits."""
+    """`each` poll, `auto`, `never`, `told` by the test alone, or the number of records after which it commits."""
+    commit_interval_ms: int = 300
+    """Of automatic commits."""
+    flushes: bool = False
+    """Whether a listener of partition keys commits where a gate waits for it (our consumer)."""
+    transactional: bool = False
+    """Whether commits are those of a producer's transactions (our consumer)."""
     reset: str = "earliest"
     delay_ms: float = 0
     """How long it works on each record."""
     records_max: int = 200
     poll_interval_ms: int = 60_000
+    session_ms: int = 10_000
+    heartbeat_ms: int = 200
+    """Both of the classic protocol."""
     isolation: str = "read_uncommitted"
 
 
@@ -54,6 +64,10 @@ class Application(ABC):
         self.plan = plan
         self.leaves = threading.Event()
         self.stands_until = 0.0
+        self.commits_after = 1 if plan.commit == "each" else int(plan.commit) if plan.commit.isdigit() else None
+        """The number of records after which the application commits by itself."""
+        self.told: SimpleQueue[dict[At, int] | None] = SimpleQueue()
+        """Commits that the test asks for: these offsets, or None for all that was handed out."""
         self._owned: set[At] = set()
         self._lives: dict[At, str] = {}
         self._seen: dict[tuple[str, str], tuple[At, int]] = {}
@@ -98,7 +112,7 @@ class Application(ABC):
 
     def revoked(self, partitions: Iterable[At]) -> None:
         gone = set(partitions)
-        if self.plan.commit not in ("auto", "never"):
+        if self.commits_after is not None:
             self._commit(gone)
         self._owned -= gone
         self._uncommitted = {at: end for at, end in self._uncommitted.items() if at not in gone}
@@ -118,7 +132,9 @@ class Application(ABC):
                     time.sleep(0.02)
                     continue
                 self._take(self.poll())
-            if self.plan.commit not in ("auto", "never"):
+                while not self.told.empty():
+                    self._commit_told(self.told.get())
+            if self.commits_after is not None:
                 self._commit(self._owned)
             self.close()
             self.tell("left")
@@ -145,7 +161,7 @@ class Application(ABC):
         self.tell("records", at, records=rows)
         self._handed += len(rows)
         time.sleep(self.plan.delay_ms * len(rows) / 1000)
-        if self.plan.commit == "each" or (self.plan.commit.isdigit() and self._handed >= int(self.plan.commit)):
+        if self.commits_after is not None and self._handed >= self.commits_after:
             self._handed = 0
             self._commit(self._owned)
 
@@ -153,8 +169,21 @@ class Application(ABC):
         """The partition with the life of its topic."""
         return f"{partition[0]}~{self._lives.get(partition, '1')}", partition[1]
 
-    def _commit(self, partitions: set[At]) -> None:
-        offsets = {at: end for at, end in self._uncommitted.items() if at in partitions}
+    def flush(self, partitions: Iterable[At]) -> None:
+        """Commit what was handed out of partitions that a gate waits on."""
+        self._commit(set(partitions))
+
+    def _commit_told(self, offsets: dict[At, int] | None) -> None:
+        """Commit what the test says; once more where the coordinator refuses, as the next poll may bring the epoch."""
+        self._commit(self._owned, offsets)
+        if self._is_refused:
+            self._is_refused = False
+            self.told.put(offsets)
+
+    def _commit(self, partitions: set[At], offsets: dict[At, int] | None = None) -> None:
+        """Commit these offsets, by default all that was handed out of the partitions."""
+        if offsets is None:
+            offsets = {at: end for at, end in self._uncommitted.items() if at in partitions}
         if not offsets:
             self._is_refused = False
             return
@@ -195,6 +224,12 @@ def main(library: str, address: str) -> None:
             applications[name].thread.start()
         elif do == "stand":
             applications[name].stands_until = time.monotonic() + command["seconds"]
+        elif do == "commit":
+            offsets = command["offsets"]
+            applications[name].told.put(None if offsets is None else {(at[0], at[1]): end for *at, end in offsets})
+        elif do == "commit each":
+            applications[name].commits_after = 1
+            applications[name].told.put(None)
         else:
             applications.pop(name).leaves.set()
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +26,17 @@ NS = 1_000_000_000
 LATE_NS = 2 * NS
 """How late what an application says may arrive here: events are put in order by the time they name."""
 CLOSED_MS_MIN = 20
+CLOSED_S = 1.0
+"""How long a gate is watched that must stay closed: positions travel between members in a tenth of it."""
+QUICK = {
+    "group.consumer.session.timeout.ms": 10_000,
+    "group.consumer.min.session.timeout.ms": 1_000,
+    "group.consumer.heartbeat.interval.ms": 200,
+    "group.consumer.min.heartbeat.interval.ms": 100,
+    "group.min.session.timeout.ms": 1_000,
+    "group.initial.rebalance.delay.ms": 0,
+}
+"""Settings of a broker whose groups notice everything soon."""
 
 
 class Worker:
@@ -110,6 +121,16 @@ class Member:
         """Have it poll nothing for a while."""
         self.worker.tell(self.name, "stand", seconds=seconds)
 
+    def commit(self, offsets: dict[int, int] | None = None) -> None:
+        """Have it commit these offsets by partition, by default all that it was handed."""
+        topic = self.group.stage.topic
+        said = None if offsets is None else [(topic, number, offset) for number, offset in offsets.items()]
+        self.worker.tell(self.name, "commit", offsets=said)
+
+    def commit_on(self) -> None:
+        """Have it commit all that it was handed, and from now on after each poll."""
+        self.worker.tell(self.name, "commit each")
+
     def kill(self) -> None:
         """Kill its process, with all applications in it."""
         self.worker.kill()
@@ -142,6 +163,10 @@ class Group:
         self.closed_ms: list[float] = []
         """For how long gates were closed for certain: from the append of a record to the commit of the one before."""
         self.failures: list[str] = []
+        self.handed_from: Counter[int] = Counter()
+        """By partition, how many records were handed out, those that came again included."""
+        self.committed: dict[int, int] = {}
+        """The committed offset of each partition."""
         self._commit_times: dict[Partition, list[tuple[int, int]]] = defaultdict(list)
         self._lives: set[str] = {"1"}
         self._events: list[tuple[int, int, dict[str, Any]]] = []
@@ -174,6 +199,11 @@ class Group:
         """The members that own a partition."""
         return [member for member in self.present if (self.stage.topic, number) in member.owned]
 
+    def owner(self, number: int) -> Member:
+        """The only owner of a partition, once there is one."""
+        self.stage.until_owned(self, [number])
+        return self.owners(number)[0]
+
     # -- events --------------------------------------------------------------------------------------------------------
 
     def _arrived(self, event: dict[str, Any]) -> None:
@@ -188,6 +218,9 @@ class Group:
                     member.owned -= {(topic, number) for topic, number in event["partitions"]}
                 case "records":
                     member.handed += len(event["records"])
+                    self.handed_from.update(number for (_, number), *_ in event["records"])
+                case "committed":
+                    self.committed.update((number, end) for _, number, end in event["offsets"])
                 case "left":
                     member.is_gone = True
                 case "failed":
@@ -220,16 +253,23 @@ class Group:
                 edge.gone(member)
             case "committing":
                 edge.committing(offsets)
-            case "committed" | "observed":
+                self._note_commit(offsets, now_ms)
+            case "committed":
                 edge.committed(offsets, now_ms)
-                for partition, end in offsets.items():
-                    self._commit_times[partition].append((end, now_ms))
+            case "observed":
+                edge.committed(offsets, now_ms)
+                self._note_commit(offsets, now_ms)
             case "refused":
                 edge.refused(offsets)
             case "records":
                 for (topic, number), offset, producer, key, index in event["records"]:
                     self._lives.add(topic.rpartition("~")[2])
                     self._deliver(member, Handed(producer, key, index, (topic, number), offset), now_ms)
+
+    def _note_commit(self, offsets: dict[Partition, int], now_ms: int) -> None:
+        """Note when a commit began: no gate that waits for it was open before."""
+        for partition, end in offsets.items():
+            self._commit_times[partition].append((end, now_ms))
 
     def _deliver(self, member: str, record: Handed, now_ms: int) -> None:
         moves = self.edge.moves
@@ -506,6 +546,13 @@ class Stage:
             assert time.monotonic() < deadline, what
             for group in self.groups:
                 assert not group.failures, group.failures[0]
+            time.sleep(0.02)
+
+    def keeps(self, holds: Callable[[], object], what: str, seconds: float = CLOSED_S) -> None:
+        """Check that something stays so for a while, in which a member without the rule under test breaks it."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            assert holds(), what
             time.sleep(0.02)
 
     def until_owned(self, group: Group, numbers: Sequence[int]) -> None:

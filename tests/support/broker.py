@@ -79,6 +79,11 @@ class BrokerProcess:
         self._ready.set()
 
     @property
+    def address(self) -> str:
+        """Its host and port."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
     def pid(self) -> int:
         """Its process id."""
         assert self._process is not None

@@ -7,7 +7,8 @@ Without a group, records count as read when the application asks for the next on
 
 A gate whose segment has committed records was open once, and is not closed again; records below the log start do not
 count, since a member that finds them deleted begins behind them, and commits that. A gate that opens by time counts
-what it waits on as read up to the offset it needs, and no further: a later gate waits again.
+what it waits on as read up to the offset it needs, and no further: a later gate waits again. What such a gate waits on
+is still needed: as soon as that position moves, the coordinator takes its word back, and the gate is closed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from anabranch.base.ids import TopicPartition
 from anabranch.machines.clients.fetching.state import FetchingState, Partition, Topic
 from anabranch.machines.clients.fetching.values import TopicView
 from anabranch.machines.keyspace import interval
-from anabranch.machines.lineage import BEYOND, NO_CUTS, Lineage
+from anabranch.machines.lineage import BEYOND, NO_CUTS, Gates, Lineage
 from anabranch.machines.progress import progress as read_up_to
 
 
@@ -78,19 +79,28 @@ def _evaluate(topic: Topic) -> tuple[dict[int, int | None], dict[int, int]]:
     assert topic.view is not None
     lineage = topic.view.lineage
     positions = _positions(topic, topic.view)
-    gates = lineage.gates(positions)
+    waiting = gates = lineage.gates(positions)
+    if topic.lifted:
+        lifted = {number: max(offset, positions.get(number, offset)) for number, offset in topic.lifted.items()}
+        gates = lineage.gates({**positions, **lifted})
     found: dict[int, int | None] = {}
     needs: dict[int, int] = {}
     for number in topic.partitions.keys() & positions.keys():
-        limit = gates.limit(number)
-        partition = topic.partitions[number]
-        if limit is not None and partition.committed and partition.committed > partition.log_start:
-            limit = _begun(lineage, number, partition.committed, limit)
-        found[number] = limit
-        if topic.granted and limit is not None:
-            for wait in gates.waits(number):
-                needs[wait.partition] = max(wait.offset, needs.get(wait.partition, 0))
+        found[number] = _limit(topic, gates, number)
+        for each in (gates, waiting) if topic.lifted else (gates,):
+            if topic.granted and _limit(topic, each, number) is not None:
+                for wait in each.waits(number):
+                    needs[wait.partition] = max(wait.offset, needs.get(wait.partition, 0))
+    topic.lifted = {number: offset for number, offset in topic.lifted.items() if number in needs}
     return found, needs
+
+
+def _limit(topic: Topic, gates: Gates, number: int) -> int | None:
+    limit, partition = gates.limit(number), topic.partitions[number]
+    if limit is None or not partition.committed or partition.committed <= partition.log_start:
+        return limit
+    assert topic.view is not None
+    return _begun(topic.view.lineage, number, partition.committed, limit)
 
 
 def _positions(topic: Topic, view: TopicView) -> dict[int, int]:
@@ -107,8 +117,6 @@ def _positions(topic: Topic, view: TopicView) -> dict[int, int]:
         read = progress(partition)
         if read is not None:
             positions[number] = read
-    for number, offset in topic.lifted.items():
-        positions[number] = max(offset, positions.get(number, offset))
     return positions
 
 

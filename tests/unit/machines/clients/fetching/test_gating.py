@@ -114,12 +114,29 @@ def test_the_coordinators_word_opens_a_gate_on_an_own_partition_too() -> None:
 def test_time_opens_a_gate_no_further_than_it_was_asked_for() -> None:
     fetcher = member(GREW, p1=0)
     fetcher.lift(P0, 10)
-    assert fetcher.needs() == {} and spans(fetcher) == {1: (0, 30)}
+    assert fetcher.needs() == {P0: 10} and spans(fetcher) == {1: (0, 30)}
     later = Lineage.of_ends(1, (1, 2, 1, 2), ({0: 10}, {0: 12, 1: 20}, {0: 15, 1: 20}))
     fetcher.topic_known(view(later), 0)
     assert fetcher.needs()[P0] == 15 and spans(fetcher) == {1: (0, 20)}
     fetcher.lift(P0, None)
     assert fetcher.needs()[P0] == 10 and spans(fetcher) == {}
+
+
+def test_what_a_gate_that_opened_by_time_waits_on_is_needed_until_it_is_read_or_the_gate_has_begun() -> None:
+    fetcher = member(GREW, p1=0)
+    fetcher.lift(P0, 10)
+    fetcher.told(P0, 7)
+    assert fetcher.needs() == {P0: 10}
+    fetcher.lift(P0, None)
+    assert fetcher.needs() == {P0: 10} and spans(fetcher) == {}
+    fetcher.lift(P0, 10)
+    fetcher.told(P0, 10)
+    assert fetcher.needs() == {} and spans(fetcher) == {1: (0, 30)}
+    fetcher.told(P0, 7)
+    assert fetcher.needs() == {P0: 10} and spans(fetcher) == {}, "nothing is remembered"
+    fetcher.lift(P0, 10)
+    fetcher.committed(P1, 3)
+    assert fetcher.needs() == {} and spans(fetcher) == {1: (0, 30)}
 
 
 def test_a_gate_with_committed_records_behind_it_is_not_closed_again() -> None:
