@@ -24,6 +24,8 @@ CONFIGS = {
     "delete.retention.ms": "0",
 }
 DEADLINE_S = 60.0
+FOLDED_KEYS = 12_000
+"""So many that folding half of them back takes longer than writing some of them anew."""
 State = dict[bytes, bytes]
 
 
@@ -282,6 +284,64 @@ def test_retiring_partitions_are_folded_back_and_disappear_while_producers_write
     asyncio.run(story())
     metrics = broker.metrics()
     assert metrics.get("anabranch_compaction_failures_total", 0.0) == 0
+    assert broker.stop() == 0
+
+
+def test_no_copy_of_a_folded_record_comes_after_a_later_write_of_its_key(broker: BrokerProcess) -> None:
+    """The segment is never finished, so the survivor's log keeps everything: each key's numbers must not go back.
+
+    The lag keeps the retiring partition from being folded back until a producer is about to write all keys anew.
+    """
+    keys = [b"key-%d" % number for number in range(FOLDED_KEYS)]
+    log: list[tuple[bytes, int]] = []
+    moved: set[bytes] = set()
+
+    async def write_anew(producer: Producer, done: asyncio.Event) -> None:
+        chance, turn = random.Random(1), 0
+        while not done.is_set():
+            turn += 1
+            for place, key in enumerate(chance.sample(keys, len(keys))):
+                await producer.send(TOPIC, b"%d" % turn, key=key)
+                if place % 20 == 0:
+                    await asyncio.sleep(0.005)
+                    if done.is_set():
+                        break
+        await producer.flush()
+
+    async def story() -> None:
+        configs = {**CONFIGS, "segment.bytes": str(1 << 30), "min.compaction.lag.ms": "3600000"}
+        async with Admin(address(broker)) as admin, Producer(address(broker), linger_ms=2) as producer:
+            await admin.create_topics(TOPIC, partitions=1, configs=configs)
+            await admin.resize(TOPIC, 2)
+            outcomes = [(key, await producer.send(TOPIC, b"0", key=key)) for key in keys]
+            moved.update([key for key, outcome in outcomes if (await outcome).partition == 1])
+            await admin.resize(TOPIC, 1)
+            await (await producer.send(TOPIC, b"0", key=b"learns of the resize"))
+            done = asyncio.Event()
+            await admin.alter_configs("topic", TOPIC, {"min.compaction.lag.ms": "0"})
+            writing = asyncio.create_task(write_anew(producer, done))
+            deadline = time.monotonic() + DEADLINE_S
+            while len((await admin.topics([TOPIC]))[TOPIC].partitions) > 1:
+                assert time.monotonic() < deadline, "the retiring partition does not disappear"
+                await asyncio.sleep(0.01)
+            done.set()
+            await writing
+            end = (await admin.topic_offsets(TOPIC))[0].end
+        async with Consumer(address(broker), auto_offset_reset="earliest") as consumer:
+            consumer.assign(TOPIC)
+            while await consumer.position(TOPIC, 0) < end:
+                table = await consumer.poll_arrow(1.0, columns=("key", "value"))
+                log.extend(zip(table["key"].to_pylist(), map(int, table["value"].to_pylist()), strict=True))
+
+    asyncio.run(story())
+    copies = [place for place, (key, number) in enumerate(log) if number == 0 and key in moved]
+    assert copies, "nothing was folded back"
+    assert any(number for _, number in log[: copies[-1]]), "nothing was written while it was folded back"
+    newest: dict[bytes, int] = {}
+    for key, number in log:
+        assert number >= newest.get(key, 0), f"{key!r}: the copy of {number} comes after {newest[key]}"
+        newest[key] = number
+    assert set(keys) <= newest.keys()
     assert broker.stop() == 0
 
 
