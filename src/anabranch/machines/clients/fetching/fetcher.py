@@ -74,6 +74,7 @@ class Fetcher:
         if topic is None or self.known(tp) == offset:
             return
         topic.limits = None
+        topic.unsure.discard(tp.partition)
         partition = topic.partitions.get(tp.partition)
         if partition is None:
             topic.elsewhere[tp.partition] = offset
@@ -81,9 +82,12 @@ class Fetcher:
             partition.told = offset
 
     def known(self, tp: TopicPartition) -> int | None:
-        """Return the group's progress that gates count for a partition beside what this member reads and commits."""
+        """Return the group's progress that gates count for a partition beside what this member reads and commits.
+
+        None also where the coordinator would keep silent about a gate that opens by time.
+        """
         topic = self._state.topics.get(tp.topic)
-        if topic is None:
+        if topic is None or tp.partition in topic.unsure:
             return None
         partition = topic.partitions.get(tp.partition)
         return topic.elsewhere.get(tp.partition) if partition is None else partition.told

@@ -91,7 +91,9 @@ def _evaluate(topic: Topic) -> tuple[dict[int, int | None], dict[int, int]]:
             if topic.granted and _limit(topic, each, number) is not None:
                 for wait in each.waits(number):
                     needs[wait.partition] = max(wait.offset, needs.get(wait.partition, 0))
-    topic.lifted = {number: offset for number, offset in topic.lifted.items() if number in needs}
+    for number in topic.lifted.keys() - needs.keys():
+        del topic.lifted[number]
+        topic.unsure.add(number)
     return found, needs
 
 

@@ -110,6 +110,8 @@ class Topic:
     """For a granted topic, the group's positions in partitions that other members read."""
     lifted: dict[int, int] = field(default_factory=dict)
     """For a granted topic, by partition the offset up to which it counts as read because gates open by time."""
+    unsure: set[int] = field(default_factory=set)
+    """Partitions that were in `lifted` until no gate needed them: the coordinator takes it that they still are."""
     needs: dict[int, int] = field(default_factory=dict)
     """What the closed gates at `limits` wait on: partition to the offset that the group must have read up to."""
     gated: dict[int, tuple[int, ...]] = field(default_factory=dict)

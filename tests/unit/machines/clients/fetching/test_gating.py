@@ -134,9 +134,13 @@ def test_what_a_gate_that_opened_by_time_waits_on_is_needed_until_it_is_read_or_
     assert fetcher.needs() == {} and spans(fetcher) == {1: (0, 30)}
     fetcher.told(P0, 7)
     assert fetcher.needs() == {P0: 10} and spans(fetcher) == {}, "nothing is remembered"
+    assert fetcher.known(P0) == 7
     fetcher.lift(P0, 10)
     fetcher.committed(P1, 3)
     assert fetcher.needs() == {} and spans(fetcher) == {1: (0, 30)}
+    assert fetcher.known(P0) is None, "the coordinator would not say again that the gate opens by time"
+    fetcher.told(P0, 7)
+    assert fetcher.known(P0) == 7
 
 
 def test_a_gate_with_committed_records_behind_it_is_not_closed_again() -> None:
