@@ -1,9 +1,10 @@
 """Mutations of shipped code: each breaks one rule of the order, and each must die twice: `python -m tests.mutations`.
 
-A mutation changes the text of a source file in a copy of the tree. It must be found out by a simulator, in a story or
-within some seeds, and by an end-to-end test, which sees the product from outside. The seeds begin with one that finds
-it out today: where a change of the simulator moves that, some more follow. A mutation that survives either shows a
-rule that nothing proves. A text that is not in its file any more is an error: the mutation has to follow the code.
+A mutation changes the text of a source file in a copy of the tree; the working tree is left alone. It must be found out
+by a simulator, in a story or within some seeds, and by an end-to-end test, which sees the product from outside. The
+seeds begin with one that finds it out today: where a change of the simulator moves that, some more follow. A mutation
+that survives either shows a rule that nothing proves. A text that is not in its file any more is an error: the mutation
+has to follow the code.
 """
 
 from __future__ import annotations
@@ -11,20 +12,29 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 900
 EDGE = "tests/end_to_end/test_order_at_the_edge.py"
+BETWEEN = "tests/end_to_end/test_gates_between_members.py"
+COMPACTED = "tests/end_to_end/test_compacted_topics.py"
 STOCK = "tests/end_to_end/test_stock_groups.py"
 STORIES = "tests/simulation/test_groups_stories.py::test_a_story_of_a_group_that_reads_in_order_ends_well"
 SEEDS = 200
 """Lives, from the seed that finds a mutation out today on."""
+SIMULATOR, END_TO_END = "simulator", "end to end"
+VERDICTS = {0: "SURVIVED", 1: "died", None: "DID NOT END"}
+NOT_THERE = "-"
 PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
 
 
@@ -59,6 +69,7 @@ class Mutation:
     name: str
     edits: tuple[Edit, ...]
     simulator: tuple[str, ...]
+    """Empty where only delays or another simulator's rules tell: unit tests see those without a run of chance."""
     test: str
 
 
@@ -66,6 +77,7 @@ LINEAGE = "machines/lineage.py"
 APPENDING = "machines/partition/appending.py"
 GATEKEEPER = "machines/groups/gatekeeper.py"
 POSITIONS = "machines/clients/positions.py"
+GATES = "client/consumer/gates.py"
 
 MUTATIONS = (
     Mutation(
@@ -201,6 +213,72 @@ MUTATIONS = (
         story("a_topic_is_granted_again_to_a_member_that_was_told_of_its_parent"),
         f"{EDGE}::test_a_member_that_gets_its_topic_back_is_told_again_what_others_have_read",
     ),
+    Mutation(
+        "a retiring partition's record is folded back after a later write of its key",
+        (
+            Edit(
+                "server/partitions/folding.py",
+                "                if folding.touches(chunk):\n",
+                "                if folding.touches(Chunk([])):\n",
+            ),
+        ),
+        (),
+        f"{COMPACTED}::test_no_copy_of_a_folded_record_comes_after_a_later_write_of_its_key",
+    ),
+    Mutation(
+        "a member counts a gate as opened by time for ever",
+        (
+            Edit(
+                "machines/clients/fetching/fetcher.py",
+                "topic.lifted.get(tp.partition) != offset:\n",
+                "topic.lifted.get(tp.partition) != offset and offset is not None:\n",
+            ),
+        ),
+        (),
+        f"{BETWEEN}::test_a_gate_that_opened_by_time_closes_when_the_position_before_it_moves",
+    ),
+    Mutation(
+        "a member reports positions that are not committed",
+        (
+            Edit(
+                POSITIONS,
+                "        progress = standing.progress\n        if progress is None or not self._is_report_due",
+                "        progress = standing.position\n        if progress is None or not self._is_report_due",
+            ),
+        ),
+        (),
+        f"{BETWEEN}::test_what_another_member_has_not_committed_opens_no_gate",
+    ),
+    Mutation(
+        "applications that commit by hand are not asked to flush before a gate",
+        (Edit(GATES, "            await self.flush(due)\n", "            await self.flush(())\n"),),
+        (),
+        f"{BETWEEN}::test_what_a_gate_waits_for_is_flushed_and_committed_at_once[told]",
+    ),
+    Mutation(
+        "automatic commits do not come early before a gate",
+        (Edit(GATES, "self._commits.is_due() or (due and self._commits.may_begin()):", "self._commits.is_due():"),),
+        (),
+        f"{BETWEEN}::test_what_a_gate_waits_for_is_flushed_and_committed_at_once[auto]",
+    ),
+    Mutation(
+        "positions are not reported again to a coordinator that has restarted",
+        (Edit(POSITIONS, "        self._reported.clear()\n", ""),),
+        (),
+        f"{BETWEEN}::test_after_a_restart_of_the_coordinator_a_member_reports_its_position_again",
+    ),
+    Mutation(
+        "a member sends no heartbeat when its question tells of a rebalance",
+        (Edit(GATES, "                context.member.heartbeat_now()\n", ""),),
+        (),
+        f"{BETWEEN}::test_a_classic_member_learns_of_a_rebalance_from_its_parked_question",
+    ),
+    Mutation(
+        "a member with more to ask waits for its parked question",
+        (Edit(GATES, "OPEN_MAX = 2\n", "OPEN_MAX = 1\n"),),
+        (),
+        f"{BETWEEN}::test_a_member_that_has_more_to_ask_does_not_wait_for_its_parked_question",
+    ),
 )
 
 
@@ -215,69 +293,108 @@ def _mutated(tree: Path, mutation: Mutation) -> str | None:
     return None
 
 
-def _ends(tree: Path, *command: str) -> tuple[int, str]:
-    """Run Python in the copy; return the exit code, and the last lines that say why."""
+class Row(NamedTuple):
+    """The result of one mutation in one way."""
+
+    died: bool
+    verdict: str
+    where: str
+    why: str = ""
+
+
+def _ends(tree: Path, *command: str) -> tuple[int | None, str]:
+    """Run Python in the copy; return the exit code, None at the timeout, and the line that says why.
+
+    The run has a process group, which ends with it: an interrupted test leaves no broker behind.
+    """
     environment = {**os.environ, "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree}"}
-    run = subprocess.run(
-        [sys.executable, *command], cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
+    run = subprocess.Popen(
+        [sys.executable, *command],
+        cwd=tree,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
-    lines = [line for line in (run.stdout + run.stderr).splitlines() if line.strip()]
+    try:
+        output, _ = run.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return None, f"not over after {TIMEOUT_S} s"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+    lines = [line for line in output.splitlines() if line.strip()]
     telling = [line for line in lines if line.startswith(("seed ", "E  "))] or lines[-1:]
     return run.returncode, telling[0].removeprefix("E").strip() if telling else ""
 
 
-def _copied(directory: Path, name: str) -> Path:
-    tree = directory / name
+def _copied(source: Path, tree: Path) -> Path:
+    """Copy the sources and the tests, with the compiled kernels: to compile them takes longer than most tests."""
     for part in ("src", "tests"):
-        shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tree)
+        shutil.copytree(source / part, tree / part)
+    shutil.copy(source / "pyproject.toml", tree)
     return tree
 
 
-def _judge(mutation: Mutation, directory: Path, number: int, *, ways: frozenset[str]) -> bool:
-    """Run one mutation, print its row; return whether it died in every way."""
-    tree = _copied(directory, f"m{number}")
-    reason = _mutated(tree, mutation)
-    if reason is not None:
-        print(f"{mutation.name}\n  cannot be applied: {reason}", flush=True)
-        return False
-    commands = {
-        "simulator": mutation.simulator,
-        "end to end": (*PYTEST, mutation.test),
-    }
+def _judge(mutation: Mutation, base: Path, tree: Path, ways: Sequence[str]) -> dict[str, Row]:
+    """Run one mutation, print its rows; return them by way."""
+    reason = _mutated(_copied(base, tree), mutation)
     print(mutation.name, flush=True)
-    well = True
-    for way, command in commands.items():
-        if way not in ways:
+    rows: dict[str, Row] = {}
+    for way, command in ((SIMULATOR, mutation.simulator), (END_TO_END, (*PYTEST, mutation.test))):
+        if way not in ways or not command:
             continue
-        began = time.monotonic()
-        code, why = _ends(tree, *command)
-        well &= code == 1
-        verdict = "died" if code == 1 else "SURVIVED" if code == 0 else f"DID NOT RUN ({code})"
-        where = command[-1].rpartition("::")[2] if command[:2] == PYTEST[:2] else " ".join(command[1:4])
-        print(f"  {way}: {verdict} in {time.monotonic() - began:.0f} s, {where}\n    {why[:200]}", flush=True)
+        if reason is not None:
+            rows[way] = Row(False, "CANNOT BE APPLIED", "", reason)
+        else:
+            began = time.monotonic()
+            code, why = _ends(tree, *command)
+            verdict = VERDICTS.get(code, f"DID NOT RUN ({code})")
+            where = command[-1].rpartition("::")[2] if command[:2] == PYTEST[:2] else " ".join(command[1:4])
+            rows[way] = Row(code == 1, f"{verdict} in {time.monotonic() - began:.0f} s", where, why)
+        print(f"  {way}: {rows[way].verdict}, {rows[way].where}\n    {rows[way].why[:200]}", flush=True)
     shutil.rmtree(tree)
-    return well
+    return rows
+
+
+def _print_table(found: Mapping[str, Mapping[str, Row]], ways: Sequence[str]) -> None:
+    width = max(map(len, found), default=0)
+    for name, cells in [("mutation", list(ways))] + [
+        (name, [rows[way].verdict if way in rows else NOT_THERE for way in ways]) for name, rows in found.items()
+    ]:
+        print(f"{name:{width}}  " + "  ".join(f"{cell:18}" for cell in cells).rstrip())
+
+
+def _interrupted(number: int, frame: object) -> NoReturn:
+    """End as at the end of the program: the copies go, and the processes that run in them."""
+    sys.exit(128 + number)
 
 
 def main() -> int:
     """Run the mutations; the exit code is 1 if one survives or cannot be applied."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
     parser.add_argument("--only", default="", help="mutations with this text in their name")
-    parser.add_argument("--way", choices=["simulator", "end to end"], action="append", help="by default both")
+    parser.add_argument("--way", choices=[SIMULATOR, END_TO_END], action="append", help="by default both")
     parser.add_argument("--check", action="store_true", help="only look whether every text is in its file")
     given = parser.parse_args()
-    ways = frozenset(given.way or ["simulator", "end to end"])
+    ways = given.way or [SIMULATOR, END_TO_END]
     chosen = [mutation for mutation in MUTATIONS if given.only in mutation.name]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupted)
     with tempfile.TemporaryDirectory() as directory:
+        base = _copied(ROOT, Path(directory) / "base")  # The working tree may change meanwhile.
         if given.check:
-            trees = [(mutation, _copied(Path(directory), f"m{at}")) for at, mutation in enumerate(chosen)]
+            trees = [(mutation, _copied(base, Path(directory) / f"m{at}")) for at, mutation in enumerate(chosen)]
             reasons = [f"{mutation.name}: {why}" for mutation, tree in trees if (why := _mutated(tree, mutation))]
             print("\n".join(reasons) or f"{len(chosen)} mutations can be applied")
             return 1 if reasons else 0
-        died = [_judge(mutation, Path(directory), at, ways=ways) for at, mutation in enumerate(chosen)]
+        found = {each.name: _judge(each, base, Path(directory) / f"m{at}", ways) for at, each in enumerate(chosen)}
+    _print_table(found, ways)
+    died = [all(row.died for row in rows.values()) for rows in found.values()]
     print(f"{sum(died)} of {len(died)} mutations died wherever they had to")
-    return 0 if all(died) else 1
+    return 0 if died and all(died) else 1
 
 
 if __name__ == "__main__":
