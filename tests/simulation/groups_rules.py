@@ -27,6 +27,7 @@ from anabranch.machines.groups.consumer.group import (
 from anabranch.machines.groups.consumer.target import client_assignor, offers_of, subscription
 from anabranch.machines.groups.coordinator import Coordinator
 from anabranch.machines.groups.embedded import assigned_by_name
+from anabranch.machines.groups.gatekeeper import LOOK_MS
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.lineage import BEYOND
@@ -65,8 +66,10 @@ STRICT = frozenset(
 )
 """Errors after which the state must be unchanged."""
 TIMER_SLACK_MS = 50
-LOOKED_AT_IN_MS = 20_000
-"""The time in which a coordinator notices that nothing is left before a partition, also when leaders answer late."""
+PACKET_MAX_MS = 10
+"""The longest time that a packet takes."""
+ANSWERED_IN_MS = 8_000
+"""The same when the network is bad."""
 Partition = tuple[UUID, int]
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -109,6 +112,8 @@ class Rules:
         self._subscribed: dict[str, dict[str, frozenset[str]]] = {}
         self.positions = PositionRules(self)
         self._held: dict[tuple[str, UUID, int], _Held] = {}
+        self._waits_idly: dict[tuple[str, UUID, int], int] = {}
+        """Free partitions that wait although everything before them is committed: since when."""
         self._owners_seen: dict[str, object] = {}
         """By group: on what the last check of its owners was based."""
         self._removals = 0
@@ -396,11 +401,14 @@ class Rules:
                 assert self._may_deliver(group, topic, number), ("a gate is closed", known, member, topic)
                 self.counts["gated"] += topic.lineage is not None and topic.lineage.current > 0
 
-    def _may_deliver(self, group: ConsumerGroup, topic: TopicImage, partition: int) -> bool:
+    def _may_deliver(
+        self, group: ConsumerGroup, topic: TopicImage, partition: int, *, committed_only: bool = False
+    ) -> bool:
         """Whether all records before the next one of a partition have been read, as far as commits show.
 
         Without a commit, a partition has been read up to the end at which its owner, as its reset says, began. Gates
-        open by time, where a partition's position and owner have been the same for long.
+        open by time, where a partition's position and owner have been the same for long. Neither counts where
+        `committed_only` says so: what a member knows may take long to arrive.
         """
         lineage = topic.lineage
         if lineage is None:
@@ -411,10 +419,12 @@ class Rules:
             key = (group.group_id, topic.name, number)
             topic_id, offset = self.positions.committed.get(key, (None, 0))
             if topic_id != topic.topic_id:
-                offset = edge.begins_at(topic.topic_id, number) if number != partition else 0
+                begins = number != partition and not committed_only
+                offset = edge.begins_at(topic.topic_id, number) if begins else 0
             positions[number] = self._next_record(topic, number, offset)
             since_ms = self.positions.moved_ms.get(key, 0) if topic_id == topic.topic_id else 0
             still = number != partition and self._is_still(group, (topic.topic_id, number), since_ms)
+            still = still and not committed_only
             counted[number] = BEYOND if still else positions[number]
         layout = lineage.layout_at(partition, positions[partition])
         topic_id, offset = self.positions.committed.get((group.group_id, topic.name, partition), (None, 0))
@@ -488,8 +498,31 @@ class Rules:
                 assert told == set(_each(member.assigned)), (reply, member)
                 assert not told & waits and waits <= set(_each(group.target(member.member_id))), (reply, member)
                 self.counts["waits"] += len(waits)
+            self._waits_rightly(machine, group, member)
         elif isinstance(reply, SyncGroupResponse) and isinstance(group, ClassicGroup):
             assert bytes(reply.assignment) == group.members[request.member_id].assignment
+
+    def _waits_rightly(self, machine: Coordinator, group: ConsumerGroup, member: Member) -> None:
+        """Check that a heartbeat brings a free partition in time once everything before it is committed."""
+        if member.state is not MemberState.UNRELEASED_PARTITIONS:
+            return
+        for topic_id, number in set(_each(group.target(member.member_id))) - set(member.holds):
+            at, topic = (group.group_id, topic_id, number), machine.image.by_id.get(topic_id)
+            is_free = topic is not None and topic.has(number) and (topic_id, number) not in group.holders
+            if topic is None or not is_free or not self._may_deliver(group, topic, number, committed_only=True):
+                self._waits_idly.pop(at, None)
+                continue
+            waited_ms = self.world.now_ms - self._waits_idly.setdefault(at, self.world.now_ms)
+            assert waited_ms <= self._looked_at_in_ms(at), f"{at} waits since {waited_ms} ms for nothing: {member}"
+
+    def _looked_at_in_ms(self, waits: tuple[str, UUID, int]) -> int:
+        """The time in which a coordinator notices that nothing is left before a partition that waits.
+
+        It looks at what gates wait on every `LOOK_MS`, and asks a leader one question at a time: a question of before
+        the last commit may have to be answered first, and then the one that counts.
+        """
+        is_quiet = self._waits_idly[waits] >= self.world.quiet_since_ms + ANSWERED_IN_MS
+        return 2 * (LOOK_MS + (PACKET_MAX_MS if is_quiet else ANSWERED_IN_MS)) + LOOK_MS + TIMER_SLACK_MS
 
     def _overdue(self, group: ConsumerGroup) -> None:
         """Check that the coordinator does not wait for a revocation beyond the member's rebalance timeout."""
@@ -510,6 +543,8 @@ class Rules:
         """Restart all sessions; classic members that were not stored are removed."""
         self.counts["loads"] += 1
         self._changes = []
+        for at in [at for at in self._waits_idly if self.world.broker_of(at[0]) is broker]:
+            del self._waits_idly[at]
         broker.expired_ms = self.world.now_ms
         for group_id, before in broker.lost.items():
             now = see(machine.groups.get(group_id))

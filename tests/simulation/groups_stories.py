@@ -128,6 +128,25 @@ def unread_records_were_deleted() -> None:
         assert world.given() == {0, 1}, "the child waits for records that are gone"
 
 
+def records_before_a_gate_are_deleted() -> None:
+    """Nothing tells the coordinator that the records which a partition waits for were deleted: it looks itself.
+
+    The members are stock consumers, as ours report how far they are.
+    """
+    serves = mock.patch.object(Way, "serves", lambda _, request: request is not ConsumerGroupPositionRequest)
+    with serves, quiet() as world:
+        client = world.start(GROUP)
+        world.until(lambda: world.owned(client) == [{0}])
+        world.send_all()
+        world.resize_to(2)
+        world.send_all()
+        world.run_until(world.now_ms + SOON_MS)
+        assert world.given() == {0}, "the child does not wait"
+        log = world.topic.logs[0]
+        log.delete_before(log.end)
+        world.until(lambda: world.given() == {0, 1}, 2 * POLL_INTERVAL_MS)
+
+
 def another_owner_has_all_its_time() -> None:
     """An owner without commits has had its time, and its partition counts as read; then another member owns it.
 

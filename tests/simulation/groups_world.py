@@ -26,7 +26,7 @@ from tests.simulation.groups_incidents import INCIDENTS
 from tests.simulation.groups_network import Connection
 from tests.simulation.groups_reader import LongPolls
 from tests.simulation.groups_records import GroupEdge, Topic
-from tests.simulation.groups_rules import Rules
+from tests.simulation.groups_rules import ANSWERED_IN_MS, PACKET_MAX_MS, Rules
 from tests.simulation.groups_shard import Broker
 from tests.simulation.groups_theme import NAMES, PATTERNS, Theme
 from tests.simulation.groups_transcript import shown
@@ -57,6 +57,7 @@ class World:
         self._tickets = 0
         self._names = 0
         self._incidents = True
+        self.quiet_since_ms = 1 << 60
         self.assignor_data = b"0"
         self.wrong_assignors = self.chance.choice((0.0, 0.2))
         self.slow_assignors = self.chance.choice((0.0, 0.2))
@@ -163,8 +164,8 @@ class World:
         """How long a packet takes."""
         chance = self.chance
         if self._incidents and chance.random() < 0.03 * self.theme.faults:
-            return chance.randint(20, 8_000)
-        return chance.randint(1, 10)
+            return chance.randint(20, ANSWERED_IN_MS)
+        return chance.randint(1, PACKET_MAX_MS)
 
     @property
     def is_disturbed(self) -> bool:
@@ -413,7 +414,7 @@ class World:
     def heal(self) -> None:
         """From now on nothing happens."""
         self.say("quiet")
-        self._incidents = False
+        self._incidents, self.quiet_since_ms = False, self.now_ms
         self._unreachable.clear()
         self.wrong_assignors = self.slow_assignors = self.stuck = self.slow_syncs = 0.0
         self.assignor_data = b"well"
