@@ -371,3 +371,56 @@ def test_a_record_without_a_key_is_refused_by_name(broker: BrokerProcess) -> Non
     producer.produce(TOPIC, b"nowhere", on_delivery=lambda error, _: failed.append(error))
     producer.flush(20)
     assert [error.code() for error in failed] == [confluent_kafka.KafkaError.INVALID_RECORD]
+
+
+@pytest.mark.parametrize("reset", ["none", "latest"])
+def test_a_reader_inside_a_partition_that_is_folded_back_reads_on(broker: BrokerProcess, reset: str) -> None:
+    """With `none` it failed, with `latest` it left out what was not folded back yet."""
+    expected = {city(number): b"v" for number in range(300)} | {b"last": b"new"}
+
+    async def story() -> None:
+        state: State = {}
+        async with (
+            Admin(address(broker)) as admin,
+            Producer(address(broker), batch_size=200) as producer,
+            Producer(address(broker), transactional_id="open") as open_one,
+            Consumer(
+                address(broker),
+                auto_offset_reset=reset,
+                isolation_level="read_committed",
+                max_partition_fetch_bytes=500,
+            ) as reader,
+        ):
+
+            async def read_until(holds: Callable[[], bool]) -> None:
+                deadline = time.monotonic() + DEADLINE_S
+                while not holds():
+                    assert time.monotonic() < deadline, len(state)
+                    for record in await reader.poll(0.2, max_records=5):
+                        put(state, record.key or b"", record.value)
+
+            await admin.create_topics(TOPIC, partitions=1, configs=CONFIGS)
+            await admin.resize(TOPIC, 2)
+            for outcome in [
+                await producer.send(TOPIC, value, key=key, partition=1)
+                for key, value in (expected | {b"last": b"old"}).items()
+            ]:
+                await outcome
+            await open_one.init_transactions()
+            await open_one.begin_transaction()
+            await (await open_one.send(TOPIC, b"new", key=b"last", partition=0))
+            both = [At(TOPIC, 0), At(TOPIC, 1)]
+            reader.assign(both)
+            for at in both:
+                await reader.seek(at.topic, at.partition, 0)
+            await read_until(lambda: bool(state))
+            position = await reader.position(TOPIC, 1)
+            await admin.resize(TOPIC, 1)
+            async with asyncio.timeout(DEADLINE_S):
+                while (await reader.beginning_offsets(*both))[At(TOPIC, 1)] <= position + 100:
+                    await asyncio.sleep(0.02)
+            await read_until(lambda: state.get(b"last") == b"old")
+            await open_one.commit_transaction()
+            await read_until(lambda: state == expected)
+
+    asyncio.run(story())

@@ -214,6 +214,7 @@ class FetchingDriver:
                     data.last_stable_offset,
                     data.log_start_offset,
                     [(entry.producer_id, entry.first_offset) for entry in data.aborted_transactions or ()],
+                    data.folded,
                 )
                 for topic in response.responses
                 if (name := topic.topic or self._names.get(topic.topic_id))

@@ -10,7 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from anabranch.codec import Records, array, int8, int16, int32, int64, message, nested, records, string, struct, uuid
+from anabranch.codec import (
+    Records,
+    array,
+    boolean,
+    int8,
+    int16,
+    int32,
+    int64,
+    message,
+    nested,
+    records,
+    string,
+    struct,
+    uuid,
+)
 
 
 @struct()
@@ -118,7 +132,11 @@ class SnapshotId:
 
 @struct()
 class PartitionData:
-    """Records of one partition, and how far it goes."""
+    """Records of one partition, and how far it goes; ours: why there are none below the log start.
+
+    `folded`: the partition is being folded back (ADR 0036). Whoever has read up to an offset below the log start reads
+    the rest of it elsewhere, and may go on at the log start.
+    """
 
     partition_index: int = int32()
     error_code: int = int16()
@@ -131,6 +149,7 @@ class PartitionData:
     aborted_transactions: Sequence[AbortedTransaction] | None = array(AbortedTransaction, nullable=True)
     preferred_read_replica: int = int32(since=11, default=-1)
     records: Records = records(nullable=True)
+    folded: bool = boolean(tag=10000)
 
 
 @struct()

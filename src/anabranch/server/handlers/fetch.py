@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import COUNT_NOT_SAID
 from anabranch.machines.partition.fetching import FetchBudget
 from anabranch.protocol.messages.fetch import (
     AbortedTransaction,
@@ -101,6 +102,8 @@ def _partition(read: PartitionRead, node_id: int, *, committed: bool) -> Partiti
         else None,
         records=b"" if read.found is None else read.found.wire,
     )
+    # Only readers that said a count: not every client skips tagged fields rightly.
+    answer.folded = read.folded and read.target.undeleted_partition_count != COUNT_NOT_SAID
     if read.diverging is not None:
         answer.diverging_epoch = EpochEndOffset(epoch=read.diverging.epoch, end_offset=read.diverging.end_offset)
     if read.error is ErrorCode.FENCED_LEADER_EPOCH and read.partition is not None:

@@ -54,6 +54,8 @@ class PartitionRead:
     """Set where the reader's log is not a prefix of the leader's; nothing is found then."""
     limit: int = -1
     """Only records below it are found."""
+    folded: bool = False
+    """Whether the reader may go on at the log start: what lay before it was written into another partition."""
     coming: asyncio.Future[Slice | None] | None = None
     """The pending slice, while it must be waited for."""
 
@@ -171,6 +173,8 @@ class Fetch:
         if isinstance(failure, OffsetOutOfRangeError):
             self._budget.urgent = True
             read.error = ErrorCode.OFFSET_OUT_OF_RANGE
+            read.log_start = partition.log.log_start
+            read.folded = partition.is_folded_below(read.target.offset)
             return read
         if isinstance(failure, OSError):
             partition.storage_failed(failure)

@@ -104,6 +104,10 @@ class Partition:
         """Whether its role takes no more appends."""
         return self.leadership is not None and self.leadership.retiring
 
+    def is_folded_below(self, offset: int) -> bool:
+        """Whether the records that lay there and are gone were folded back into another partition (ADR 0036)."""
+        return self.retiring and self.settings.log.compact and offset < self.log.log_start
+
     @property
     def last_stable_offset(self) -> int:
         """Where readers of committed records stop."""

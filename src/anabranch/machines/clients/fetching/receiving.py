@@ -49,6 +49,9 @@ def take(state: FetchingState, partition: Partition, origin: FetchFrom, result: 
             _hold(state, partition, origin, result)
     elif code is ErrorCode.OFFSET_OUT_OF_RANGE and partition.held:
         partition.retry_at_ms = now_ms + state.settings.retry_backoff_ms
+    elif code is ErrorCode.OFFSET_OUT_OF_RANGE and result.folded:
+        partition.forget()
+        partition.stand(result.log_start_offset)  # Nothing is left out, whatever `auto.offset.reset` says.
     elif code is ErrorCode.OFFSET_OUT_OF_RANGE:
         _reset(state, partition)
     elif code in STALE:

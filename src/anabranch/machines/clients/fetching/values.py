@@ -77,6 +77,8 @@ class FetchResult:
     log_start_offset: int = -1
     aborted: Sequence[tuple[int, int]] = ()
     """(producer id, first offset) of aborted transactions; only with read_committed."""
+    folded: bool = False
+    """Whether the records below the log start were folded back into another partition."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -97,6 +97,15 @@ def test_an_offset_out_of_range_waits_until_held_batches_are_read_and_then_reset
     assert partition.position is None
 
 
+@pytest.mark.parametrize("reset", ["none", "latest", "earliest"])
+def test_what_was_folded_back_is_left_out_without_a_reset(reset: str) -> None:
+    """The records between lie in another partition; those from the log start on are still to be read here."""
+    state, partition = world(reset)
+    folded = FetchResult(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=7, folded=True)
+    receiving.take(state, partition, ORIGIN, folded, 0)
+    assert partition.position == partition.fetch_offset == 7 and not partition.paused and not state.errors
+
+
 def test_without_a_reset_an_offset_out_of_range_pauses_and_is_told() -> None:
     state, partition = world("none")
     receiving.take(state, partition, ORIGIN, FetchResult(ErrorCode.OFFSET_OUT_OF_RANGE), 0)
