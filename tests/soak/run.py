@@ -84,8 +84,8 @@ class Soak:
                 self.come_or_go(group)
             elif happens < 0.35:
                 self.kill_member(group)
-            elif happens < 0.6 and group.present:
-                self.chance.choice(group.present).stand(self.chance.uniform(0.2, 1.5))
+            elif happens < 0.6 and group.staying:
+                self.chance.choice(group.staying).stand(self.chance.uniform(0.2, 1.5))
                 self.stops += 1
             elif happens < 0.65:
                 self.kill_broker()
@@ -114,10 +114,10 @@ class Soak:
 
     def come_or_go(self, group: Group) -> None:
         """A member joins, or one leaves; one is always left."""
-        if len(group.present) < 2 or (len(group.present) < MEMBERS_MAX and self.chance.random() < 0.5):
+        if len(group.staying) < 2 or (len(group.staying) < MEMBERS_MAX and self.chance.random() < 0.5):
             self.join(group)
-        elif len(group.present) > 1:
-            self.chance.choice(group.present).leave()
+        else:
+            self.chance.choice(group.staying).leave()
             self.goings += 1
 
     def kill_member(self, group: Group) -> None:

@@ -14,7 +14,7 @@ import time
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from anabranch.client import AnabranchError, Producer, sync
@@ -93,7 +93,8 @@ class Worker:
         self._reader.join(5)
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                stream.close()
+                with suppress(BrokenPipeError):  # what was not read is lost with the process
+                    stream.close()
 
 
 Workers = dict[tuple[str, str], Worker]
@@ -111,15 +112,19 @@ class Member:
         self.assignments = 0
         """How often it was given partitions."""
         self.handed = 0
+        self.is_leaving = False
         self.is_gone = False
 
     def leave(self) -> None:
-        """Have it close its consumer."""
-        self.worker.tell(self.name, "leave")
+        """Have it close its consumer, which takes a while; its process knows no application of that name any more."""
+        if not self.is_leaving:
+            self.is_leaving = True
+            self.worker.tell(self.name, "leave")
 
     def stand(self, seconds: float) -> None:
-        """Have it poll nothing for a while."""
-        self.worker.tell(self.name, "stand", seconds=seconds)
+        """Have it poll nothing for a while, unless it leaves."""
+        if not self.is_leaving:
+            self.worker.tell(self.name, "stand", seconds=seconds)
 
     def commit(self, offsets: dict[int, int] | None = None) -> None:
         """Have it commit these offsets by partition, by default all that it was handed."""
@@ -187,6 +192,11 @@ class Group:
     @property
     def present(self) -> list[Member]:
         return [member for member in self.members if not member.is_gone]
+
+    @property
+    def staying(self) -> list[Member]:
+        """Those of `present` that were not told to leave."""
+        return [member for member in self.present if not member.is_leaving]
 
     def forget(self, member: Member) -> None:
         """Owned nothing from now on."""
