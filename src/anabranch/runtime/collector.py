@@ -4,24 +4,27 @@ A collection of the oldest generation looks at every object of the process, at a
 broker of 1,000 partitions, in the middle of whatever request happens to allocate. So the objects that survive one are
 set aside (`gc.freeze`), and thresholds are such that the next one looks at 20,000 objects at most, those made since.
 The rule: reference counts free what is set aside, but for cycles that become garbage later. A complete collection,
-which finds these, takes place only after the objects have doubled: at a quiet moment, or, once they have quadrupled,
-at any. Counting the objects takes a tenth of a microsecond each, and is done as rarely.
+which finds these, takes place only after the memory in use has doubled: at a quiet moment, or, where none comes within
+an hour, at any.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from time import process_time
+from time import monotonic, process_time
 from typing import Any
 
 THRESHOLDS = (500, 10, 1)
 """Objects made, net, until a young collection; young until a middle one; middle until one of the oldest generation."""
-LOOK_INTERVAL_S = 1.0
+LOOK_INTERVAL_S = 2.0
 QUIET_LOAD_MAX = 0.02
-"""The part of the processor that is in use, at most, at a quiet moment."""
+"""The part of the processor that was in use, at most, since the look before a quiet moment."""
+WAIT_MAX_S = 3600.0
+"""How long a complete collection waits for a quiet moment."""
 OLDEST = 2
 
 
@@ -29,11 +32,9 @@ class Collector:
     """The collector of a process whose event loop must not be held up. `installed`, then `run` as a task."""
 
     def __init__(self) -> None:
-        self._set_aside = 0
-        """Objects set aside since they were last counted; some of them are gone."""
-        self._left = 0
-        """Objects that were there at the start of `run`, or after the last complete collection."""
-        self._due = False
+        self._left = sys.getallocatedblocks()
+        """Blocks of memory at the start of `run`, or after the last complete collection."""
+        self._due_since: float | None = None
         self.completed = 0
         """Complete collections so far."""
 
@@ -42,44 +43,42 @@ class Collector:
         """Set survivors aside meanwhile."""
         before = gc.get_threshold()
         gc.set_threshold(*THRESHOLDS)
-        gc.callbacks.append(self._on_collection)
-        self._count()
+        gc.callbacks.append(_on_collection)
+        self._settle()
         try:
             yield
         finally:
-            gc.callbacks.remove(self._on_collection)
+            gc.callbacks.remove(_on_collection)
             gc.set_threshold(*before)
             gc.unfreeze()
 
-    def _on_collection(self, phase: str, info: Mapping[str, Any]) -> None:
-        if phase == "stop" and info["generation"] == OLDEST:
-            self._set_aside += len(gc.get_objects(OLDEST))
-            gc.freeze()
-
     async def run(self) -> None:
         """Collect all garbage at quiet moments, when there may be much of it."""
-        self._count()
+        self._settle()
         while True:
             used = process_time()
             await asyncio.sleep(LOOK_INTERVAL_S)
-            self.look(quiet=process_time() - used < QUIET_LOAD_MAX * LOOK_INTERVAL_S)
+            self.look(monotonic(), quiet=process_time() - used < QUIET_LOAD_MAX * LOOK_INTERVAL_S)
 
-    def look(self, *, quiet: bool) -> None:
+    def look(self, now_s: float, *, quiet: bool) -> None:
         """Collect all garbage, if it is time."""
-        if self._set_aside > self._left:
-            self._set_aside, count = 0, gc.get_freeze_count()
-            self._due = count > 2 * self._left
-            quiet = quiet or count > 4 * self._left
-        if self._due and quiet:
+        if self._due_since is None and sys.getallocatedblocks() > 2 * self._left:
+            self._due_since = now_s
+        if self._due_since is not None and (quiet or now_s - self._due_since >= WAIT_MAX_S):
             gc.unfreeze()
             gc.collect()
-            self._count()
+            self._settle()
             self.completed += 1
 
-    def _count(self) -> None:
+    def _settle(self) -> None:
         gc.freeze()
         gc.collect()  # Of nothing: the next one is due after a quarter of what the last one left.
-        self._set_aside, self._left, self._due = 0, gc.get_freeze_count(), False
+        self._left, self._due_since = sys.getallocatedblocks(), None
+
+
+def _on_collection(phase: str, info: Mapping[str, Any]) -> None:
+    if phase == "stop" and info["generation"] == OLDEST:
+        gc.freeze()
 
 
 @contextmanager

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
-from anabranch.runtime.collector import OLDEST, THRESHOLDS, Collector, collector_paused
+from anabranch.runtime.collector import OLDEST, THRESHOLDS, WAIT_MAX_S, Collector, collector_paused
 
 
 def _fail_while_paused() -> None:
@@ -66,22 +67,23 @@ def test_a_collection_of_the_oldest_generation_looks_at_no_survivor_of_an_earlie
     assert max(looked_at) < 1_000
 
 
-def test_few_objects_are_made_until_the_oldest_generation_is_collected(collector: Collector) -> None:
-    made_until: list[int] = []
-    kept: list[Node] = []
-    collector._on_collection("stop", {"generation": OLDEST})
-    before = collector._set_aside
-    for _ in range(100_000):
-        kept.append(Node())
-        if collector._set_aside > before:
-            made_until.append(collector._set_aside - before)
-            before = collector._set_aside
-    assert len(made_until) > 3
-    assert max(made_until) <= 20_000
+def test_few_objects_are_looked_at_whenever_the_oldest_generation_is_collected(collector: Collector) -> None:
+    looked_at: list[int] = []
+
+    def note(phase: str, info: Mapping[str, int]) -> None:
+        if phase == "stop" and info["generation"] == OLDEST:
+            looked_at.append(len(gc.get_objects(OLDEST)))
+
+    gc.callbacks.insert(0, note)
+    try:
+        kept = [Node() for _ in range(100_000)]
+    finally:
+        gc.callbacks.remove(note)
+    assert len(kept) == 100_000 and len(looked_at) > 3
+    assert max(looked_at) <= 20_000
 
 
 def test_cycles_that_become_garbage_after_they_were_set_aside_are_found_at_a_quiet_moment(collector: Collector) -> None:
-    collector._count()
     node = Node()
     node.other = node
     there = weakref.ref(node)
@@ -89,28 +91,31 @@ def test_cycles_that_become_garbage_after_they_were_set_aside_are_found_at_a_qui
     del node
     gc.collect()
     assert there() is not None
-    grown = _grow(collector, 2.5)
-    collector.look(quiet=False)
+    collector.look(0.0, quiet=True)
+    assert there() is not None and not collector.completed  # Too little was made.
+    grown = _doubled()
+    collector.look(1.0, quiet=False)
     assert there() is not None and not collector.completed
-    collector.look(quiet=True)
+    collector.look(2.0, quiet=True)
     assert there() is None and collector.completed == 1
-    collector.look(quiet=True)
+    collector.look(3.0, quiet=True)
     assert collector.completed == 1
     del grown
 
 
-def test_a_process_that_is_never_quiet_collects_once_its_objects_have_quadrupled(collector: Collector) -> None:
-    collector._count()
-    grown = _grow(collector, 4.5)
-    collector.look(quiet=False)
+def test_a_process_that_is_never_quiet_collects_all_after_an_hour(collector: Collector) -> None:
+    grown = _doubled()
+    collector.look(10.0, quiet=False)
+    collector.look(10.0 + WAIT_MAX_S - 1, quiet=False)
+    assert not collector.completed
+    collector.look(10.0 + WAIT_MAX_S, quiet=False)
     assert collector.completed == 1
     del grown
 
 
-def _grow(collector: Collector, factor: float) -> list[Node]:
-    grown = [Node() for _ in range(int(collector._left * (factor - 1)))]
-    gc.collect()
-    return grown
+def _doubled() -> list[bytes]:
+    """Twice as many blocks of memory."""
+    return [number.to_bytes(9, "big") for number in range(int(1.1 * sys.getallocatedblocks()))]
 
 
 def test_the_collector_of_others_is_left_as_it_was() -> None:

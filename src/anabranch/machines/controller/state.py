@@ -2,12 +2,15 @@
 
 `apply` is the only code that changes a `ControllerState`, live and on reload. It works in place (a topic may have
 100,000 partitions) and returns the state, for `reduce(apply, journal, ControllerState())`; decisions only read it.
+`applied` folds into a state of its own, for readers in other threads.
 A node that came into being without its parent (a crash between two writes) is kept and waits for it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
@@ -71,6 +74,50 @@ def apply(state: ControllerState, record: MetadataRecord) -> ControllerState:
             if topic is not None and topic.topic_id == topic_id:
                 state.stopped.setdefault(name, set()).update(replicas)
     return state
+
+
+def applied(state: ControllerState, records: Iterable[MetadataRecord]) -> ControllerState:
+    """Fold records into another state, which shares with `state` what they do not touch; `state` stays as it is."""
+    records = tuple(records)
+    other = replace(
+        state,
+        brokers=dict(state.brokers),
+        topics=dict(state.topics),
+        partitions=dict(state.partitions),
+        configs=dict(state.configs),
+        group_configs=dict(state.group_configs),
+        deleting=set(state.deleting),
+        names=dict(state.names),
+        confirmed=dict(state.confirmed),
+        unconfirmed=dict(state.unconfirmed),
+        stopped=dict(state.stopped),
+    )
+    for name in _touched(state, records):
+        if name in state.partitions:
+            other.partitions[name] = dict(state.partitions[name])
+        if name in state.confirmed:
+            other.confirmed[name] = dict(state.confirmed[name])
+        if name in state.unconfirmed:
+            other.unconfirmed[name] = dict(state.unconfirmed[name])
+        if name in state.stopped:
+            other.stopped[name] = set(state.stopped[name])
+    return reduce(apply, records, other)
+
+
+def _touched(state: ControllerState, records: Iterable[MetadataRecord]) -> set[str]:
+    """The topics with entries that records change; all that brokers have confirmed where one comes or goes."""
+    found: set[str] = set()
+    for record in records:
+        match record:
+            case PutNode(path) | DeleteNode(path):
+                match path.split("/", 4)[1:]:
+                    case ["brokers", "topics", name, *_]:
+                        found.add(name)
+                    case ["brokers", "ids", _]:
+                        found |= state.confirmed.keys()
+            case Confirmed(name) | Unconfirmed(name) | Stopped(name):
+                found.add(name)
+    return found
 
 
 def _put(state: ControllerState, path: str, data: bytes) -> None:

@@ -67,7 +67,10 @@ class Commands:
     async def create_internal_topic(self, command: CreateTopic, timeout_ms: int) -> Accepted | Validated:
         """Make a topic for the broker itself."""
         default_count = self._default_partition_count
-        return await self._carry_out(lambda state: decide_create_topic(state, command, default_count), timeout_ms)
+        count = max(command.partition_count, default_count, len(command.assignments))
+        return await self._carry_out(
+            lambda state: decide_create_topic(state, command, default_count), timeout_ms, partitions=count
+        )
 
     async def delete_topic(self, command: DeleteTopic, timeout_ms: int) -> Accepted | Validated:
         """Delete a topic, unless the broker keeps it for itself, or deletes none."""
@@ -85,7 +88,9 @@ class Commands:
 
     async def resize_topic(self, command: ResizeTopic, timeout_ms: int) -> Accepted | Validated:
         """Give a topic more partitions, or fewer."""
-        return await self._carry_out(lambda state: decide_resize_topic(state, command), timeout_ms)
+        return await self._carry_out(
+            lambda state: decide_resize_topic(state, command), timeout_ms, partitions=command.count
+        )
 
     async def cancel_resize(self, topic: str) -> None:
         """Cancel the resize of a topic that runs, if it can be undone.
@@ -128,10 +133,10 @@ class Commands:
         self._controller.inspect_soon(topic)
 
     async def _carry_out(
-        self, decide: Callable[[ControllerState], Decision[CommandReply]], timeout_ms: int
+        self, decide: Callable[[ControllerState], Decision[CommandReply]], timeout_ms: int, *, partitions: int = 0
     ) -> Accepted | Validated:
         try:
-            return await self._controller.command(decide, timeout_ms)
+            return await self._controller.command(decide, timeout_ms, partitions=partitions)
         except OSError as error:
             raise _storage_error(error) from error
 

@@ -3,13 +3,17 @@
 One decision at a time: `decide` reads the state, its records go to the metadata store in one transaction, only then
 are they applied and published, and the reply is given. Effects are performed one after the other, in their order; their
 answers are submitted like commands. Requests that wait for a condition check it after every change.
+
+A decision about a topic of 10,000 partitions takes 100 ms. From the first large topic on, a thread decides, applies and
+checks: the state of a decision is not changed any more then, but replaced by the next one (`applied`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.machines.controller import nodes, views
@@ -32,22 +36,28 @@ from anabranch.machines.controller.folding import decide_fold_layouts
 from anabranch.machines.controller.nodes import BrokerNode, DeleteNode, MetadataRecord, PutNode, Topic
 from anabranch.machines.controller.reaper import decide_reap
 from anabranch.machines.controller.resize import decide_leader_and_isr_answered, decide_retry
-from anabranch.machines.controller.state import ControllerState, apply
+from anabranch.machines.controller.state import ControllerState, applied, apply
 from anabranch.machines.controller.terms import decide_elected, decide_register_broker
 from anabranch.machines.controller.topics import decide_stop_replica_answered
+from anabranch.machines.controller.views import ResizeWait
 from anabranch.machines.outcome import SetTimer
 from anabranch.runtime.clock import Clock, SteadyTime
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.timers import Timers
 from anabranch.server.cluster.feed import everything, update_after
 from anabranch.server.cluster.peers import Peers
-from anabranch.server.cluster.resize_waits import ResizeWaits, RunningResize
+from anabranch.server.cluster.resize_waits import ResizeWaits, RunningResize, waits_after
+from anabranch.server.cluster.view import ClusterUpdate
 from anabranch.storage.interface import Create, Delete, MetadataStore, Operation, Set
 
 events = EventLogger("controller")
 Reply = TypeVar("Reply")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 RETRY_AFTER_FAILURE_MS = 500
 EFFECTS_MAX = 1_000_000
+LARGE_TOPIC = 200
+"""Partitions of a topic from which on decisions are made in a thread: about 4 ms."""
 
 
 class Controller:
@@ -68,6 +78,8 @@ class Controller:
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: set[asyncio.Future[None]] = set()
         self._failures = 0
+        self._large = False
+        """Whether there has been a large topic, so that decisions are made in a thread."""
 
     # -- its term ----------------------------------------------------------------------------------------------------
 
@@ -78,6 +90,7 @@ class Controller:
             for node in await self._store.subtree(path):
                 if node.data:
                     apply(self.state, PutNode(node.path, node.data))
+        self._large = any(len(topic.partitions) >= LARGE_TOPIC for topic in self.state.topics.values())
         epoch = await self.submit(decide_elected)
         self._peers.publish(everything(self.state, node_id))
         broker = BrokerNode(node_id, epoch, rack, endpoints)
@@ -98,11 +111,13 @@ class Controller:
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
-    async def submit(self, decide: Callable[[ControllerState], Decision[Reply]]) -> Reply:
+    async def submit(self, decide: Callable[[ControllerState], Decision[Reply]], *, partitions: int = 0) -> Reply:
         """Decide, persist, apply, answer. OSError when the store refuses: then nothing has changed.
 
-        A step that has begun runs to its end even if its caller is cancelled: persisted records are always applied.
+        `partitions`: of the topic that the decision makes or resizes. A step that has begun runs to its end even if its
+        caller is cancelled: persisted records are always applied.
         """
+        self._large |= partitions >= LARGE_TOPIC
         step = asyncio.get_running_loop().create_task(self._step(decide))
         try:
             return await asyncio.shield(step)
@@ -112,12 +127,12 @@ class Controller:
 
     async def _step(self, decide: Callable[[ControllerState], Decision[Reply]]) -> Reply:
         async with self._turn:
-            decision = decide(self.state)
-            operations = await self._operations(decision.records)
-            if operations:
-                await self._store.multi(operations)
-            for record in decision.records:
-                apply(self.state, record)
+            decision, paths = await self._work_out(_decided, decide, self.state)
+            if paths:
+                known = await self._store.existing(paths)
+                await self._store.multi(await self._work_out(_operations, decision.records, known))
+            change = await self._work_out(_changed, self.state, decision.records, not self._large)
+            self.state = change.state
             for timer in decision.timers:
                 if isinstance(timer, SetTimer):
                     self._timers.set(timer.key, timer.at_ms)
@@ -126,22 +141,29 @@ class Controller:
             for effect in decision.effects:
                 self._effects.put_nowait(effect)
             if decision.records:
-                self.waits.look(self.state, decision.records)
-                self._peers.publish(update_after(self.state, decision.records))
+                self.waits.note(self.state, change.waits)
+                self._peers.publish(change.update)
         if decision.records:
             self._wake()
         return decision.reply
 
+    async def _work_out(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        """Do work that only reads: in a thread, if there may be much of it."""
+        if self._large:
+            return await asyncio.get_running_loop().run_in_executor(None, work, *arguments)
+        return work(*arguments)
+
     async def command(
-        self, decide: Callable[[ControllerState], Decision[CommandReply]], timeout_ms: int
+        self, decide: Callable[[ControllerState], Decision[CommandReply]], timeout_ms: int, *, partitions: int = 0
     ) -> Accepted | Validated:
         """Submit a command, again after each `WaitForResize`, and wait until the change has been carried out.
 
-        Raises ApiError: the refusal, or REQUEST_TIMED_OUT when it is accepted but `timeout_ms` was too short.
+        `partitions`: as for `submit`. Raises ApiError: the refusal, or REQUEST_TIMED_OUT when it is accepted but
+        `timeout_ms` was too short.
         """
         deadline = self._loop_time() + max(timeout_ms, 0) / 1000
         while True:
-            reply = await self.submit(decide)
+            reply = await self.submit(decide, partitions=partitions)
             if not isinstance(reply, WaitForResize):
                 break
             waiting = reply
@@ -173,47 +195,27 @@ class Controller:
     async def wait_until(self, true: Callable[[ControllerState], bool], deadline: float) -> bool:
         """Wait until `true` of the state, at most until `deadline` on the loop's clock; return whether it came true."""
         loop = asyncio.get_running_loop()
-        while not true(self.state):
-            left = deadline - loop.time()
-            if left <= 0:
-                return False
+        while True:
             change: asyncio.Future[None] = loop.create_future()
-            self._waiting.add(change)
+            self._waiting.add(change)  # Before the state is looked at, as it may change meanwhile.
             try:
+                if await self._work_out(true, self.state):
+                    return True
+                left = deadline - loop.time()
+                if left <= 0:
+                    return False
                 async with asyncio.timeout(left):
                     await change
             except TimeoutError:
-                return true(self.state)
+                return await self._work_out(true, self.state)
             finally:
                 self._waiting.discard(change)
-        return True
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, set()
         for change in waiting:
             if not change.done():
                 change.set_result(None)
-
-    async def _operations(self, records: tuple[MetadataRecord, ...]) -> list[Operation]:
-        """Translate records into changes of the tree as it now is; parents that are missing are made."""
-        paths = [record.path for record in records if isinstance(record, PutNode | DeleteNode)]
-        if not paths:
-            return []
-        known = set(await self._store.existing({*paths, *(above for path in paths for above in _parents(path))}))
-        operations: list[Operation] = []
-        for record in records:
-            match record:
-                case PutNode(path, data) if path in known:
-                    operations.append(Set(path, data))
-                case PutNode(path, data):
-                    missing = [above for above in _parents(path) if above not in known]
-                    operations += [Create(above) for above in missing]
-                    operations.append(Create(path, data, ephemeral=path.rpartition("/")[0] == nodes.BROKERS))
-                    known.update(missing, [path])
-                case DeleteNode(path) if path in known:
-                    operations.append(Delete(path))
-                    known.discard(path)
-        return operations
 
     # -- effects and events --------------------------------------------------------------------------------------------
 
@@ -309,6 +311,52 @@ class Controller:
     @staticmethod
     def _loop_time() -> float:
         return asyncio.get_running_loop().time()
+
+
+class _Change(NamedTuple):
+    """The consequences of a decision's records."""
+
+    state: ControllerState
+    update: ClusterUpdate
+    waits: Mapping[str, tuple[ResizeWait, ...]]
+
+
+def _decided(
+    decide: Callable[[ControllerState], Decision[Reply]], state: ControllerState
+) -> tuple[Decision[Reply], frozenset[str]]:
+    """Decide; add the paths of the nodes that the records change, and of those above."""
+    decision = decide(state)
+    paths = [record.path for record in decision.records if isinstance(record, PutNode | DeleteNode)]
+    return decision, frozenset((*paths, *(above for path in paths for above in _parents(path))))
+
+
+def _operations(records: Iterable[MetadataRecord], existing: Collection[str]) -> Sequence[Operation]:
+    """Translate records into changes of the tree as it now is; parents that are missing are made."""
+    known = set(existing)
+    operations: list[Operation] = []
+    for record in records:
+        match record:
+            case PutNode(path, data) if path in known:
+                operations.append(Set(path, data))
+            case PutNode(path, data):
+                missing = [above for above in _parents(path) if above not in known]
+                operations += [Create(above) for above in missing]
+                operations.append(Create(path, data, ephemeral=path.rpartition("/")[0] == nodes.BROKERS))
+                known.update(missing, [path])
+            case DeleteNode(path) if path in known:
+                operations.append(Delete(path))
+                known.discard(path)
+    return operations
+
+
+def _changed(state: ControllerState, records: Sequence[MetadataRecord], in_place: bool) -> _Change:
+    """Apply records, to the state itself or to another one."""
+    state = reduce(apply, records, state) if in_place else applied(state, records)
+    update = update_after(state, records)
+    for topic in update.topics.values():
+        if topic is not None and len(topic.nodes) >= LARGE_TOPIC:
+            topic.view  # noqa: B018 - made here, and not when it is asked for first
+    return _Change(state, update, waits_after(state, records))
 
 
 def _parents(path: str) -> list[str]:

@@ -7,6 +7,7 @@ offsets are requested and cached, and missing in the response until they arrive.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from functools import partial
 from typing import Protocol
@@ -21,7 +22,10 @@ from anabranch.protocol.messages.write_txn_markers import WriteTxnMarkersRequest
 from anabranch.server.cluster.view import ClusterUpdate, ClusterView
 from anabranch.server.partitions.cutting import cuts_of, held_layouts
 from anabranch.server.partitions.offsets import next_record
-from anabranch.server.partitions.replicas import Replicas
+from anabranch.server.partitions.replicas import Replicas, retiring_ranges
+
+LOOKED_AT_AT_A_TIME = 500
+"""Partitions that are looked at before other work has its turn."""
 
 
 class Peers(Protocol):
@@ -92,7 +96,11 @@ class LocalPeers:
 
     async def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
         """As `Peers.retiring_ranges`."""
-        return self._replicas.retiring_ranges(topic)
+        partitions, found = self._replicas.of_topic(topic), dict[int, LogRange]()
+        for begin in range(0, len(partitions), LOOKED_AT_AT_A_TIME):
+            found |= retiring_ranges(partitions[begin : begin + LOOKED_AT_AT_A_TIME])
+            await asyncio.sleep(0)
+        return found
 
     async def held_layouts(self, topic: str) -> HeldLayouts | None:
         """As `Peers.held_layouts`."""

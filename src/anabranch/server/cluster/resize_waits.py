@@ -5,7 +5,7 @@ Which partitions these are is decided in `machines.controller.views`; the times 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 from uuid import UUID
 
@@ -51,6 +51,11 @@ class RunningResize(NamedTuple):
     now_ms: int
 
 
+def waits_after(state: ControllerState, records: Iterable[MetadataRecord]) -> dict[str, tuple[ResizeWait, ...]]:
+    """What the resizes of the topics wait for that these applied records concern."""
+    return {name: resize_waits(state, name) for name in topics_of(state, records)}
+
+
 class ResizeWaits:
     """The partitions that running resizes wait for, by topic."""
 
@@ -58,12 +63,12 @@ class ResizeWaits:
         self._now_ms = now_ms
         self._known: dict[str, dict[int, Waiting]] = {}
 
-    def look(self, state: ControllerState, records: Iterable[MetadataRecord]) -> None:
-        """Look at the topics that these applied records concern; log each partition that begins to hold a resize up."""
-        for name in topics_of(state, records):
+    def note(self, state: ControllerState, waits: Mapping[str, Iterable[ResizeWait]]) -> None:
+        """Note what resizes of topics wait for now; log each partition that begins to hold one up."""
+        for name, waited in waits.items():
             before = self._known.pop(name, {})
             found: dict[int, Waiting] = {}
-            for wait in resize_waits(state, name):
+            for wait in waited:
                 known = before.get(wait.partition)
                 if known is not None and known.wait == wait:
                     found[wait.partition] = known

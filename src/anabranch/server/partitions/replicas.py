@@ -8,7 +8,8 @@ partition offline and no other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 from uuid import UUID
@@ -38,6 +39,10 @@ events = EventLogger("replicas")
 RECOVERY_THREADS = 4
 ROLES_AT_A_TIME = 8
 """Roles that are taken before other work has its turn; the file of a log's epochs is written for each."""
+COMMITTED_AT_A_TIME = 64
+"""Partitions of which a sync is begun before other work has its turn."""
+OPENED_AT_A_TIME = 16
+"""Logs that a thread opens, and the loop takes over, in one go."""
 T = TypeVar("T")
 SNAPSHOT_INTERVAL_RECORDS = 200_000
 """Records after which the producers of a partition are kept anew, so that a restart reads few batches."""
@@ -145,17 +150,27 @@ class Replicas:
             if take_role(partition.leadership, order, role, partition.log.epochs.latest).final_end:
                 behind.append(partition)
         if behind:
-            await asyncio.gather(*(self.commit(partition) for partition in behind), return_exceptions=True)
+            for synced in await self._commit_all(behind):
+                with contextlib.suppress(OSError):
+                    await synced
 
     async def _sync_ends(self, ended: Sequence[Partition], errors: dict[int, ErrorCode]) -> None:
         """Sync the partitions whose segments have ended, before the controller relies on their ends."""
-        synced = await asyncio.gather(*(self.commit(partition) for partition in ended), return_exceptions=True)
-        for partition, failure in zip(ended, synced, strict=True):
-            if isinstance(failure, OSError):
+        for partition, synced in zip(ended, await self._commit_all(ended), strict=True):
+            try:
+                await synced
+            except OSError as failure:
                 events.error("end of a segment not synced", partition=partition.name, reason=failure)
                 errors[partition.name.partition] = ErrorCode.KAFKA_STORAGE_ERROR
-            elif failure is not None:
-                raise failure
+
+    async def _commit_all(self, partitions: Sequence[Partition]) -> list[asyncio.Future[None]]:
+        """Begin to make the records of partitions durable, as `commit`."""
+        syncing: list[asyncio.Future[None]] = []
+        for place, partition in enumerate(partitions, 1):
+            if place % COMMITTED_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+            syncing.append(self.commit(partition))
+        return syncing
 
     def _take_role(self, partition: Partition, order: SendLeaderAndIsr, role: Role) -> Taken:
         if partition.offline_reason is not None:
@@ -173,27 +188,32 @@ class Replicas:
 
     async def _open_all(self, order: SendLeaderAndIsr, roles: Sequence[Role]) -> None:
         settings = self._settings_of(order.topic)
+        some = (roles[begin : begin + OPENED_AT_A_TIME] for begin in range(0, len(roles), OPENED_AT_A_TIME))
+
+        async def open_on() -> None:
+            for chosen in some:
+                await self._open_some(order, chosen, settings)
+
+        await asyncio.gather(*(open_on() for _ in range(RECOVERY_THREADS)))
+        if self._settings_of(order.topic) != settings:  # The configs were changed while the logs were opened.
+            self.apply_settings(order.topic)
+
+    async def _open_some(self, order: SendLeaderAndIsr, roles: Sequence[Role], settings: TopicSettings) -> None:
         names = [TopicPartition(order.topic, role.partition) for role in roles]
-        loop = asyncio.get_running_loop()
-        opened: Sequence[PartitionLog | OSError | OfflineLogError] = await asyncio.gather(
-            *(
-                loop.run_in_executor(self._threads, self._open, name, role, settings)
-                for name, role in zip(names, roles, strict=True)
-            )
+        opened = await self.in_thread(
+            lambda: [self._open(name, role, settings) for name, role in zip(names, roles, strict=True)]
         )
         adopted = [self._adopt(name, order, settings, log) for name, log in zip(names, opened, strict=True)]
         partitions = [partition for partition in adopted if partition is not None]
         heirs = [partition for partition in partitions if self._inherits(partition)]
         if heirs:
             # Until the inherited producers are durable, requests find the removed partitions.
-            await asyncio.gather(*(loop.run_in_executor(self._threads, self._save_inherited, heir) for heir in heirs))
+            await self.in_thread(lambda: self._save_inherited(heirs))
         for partition in partitions:
             self._partitions[order.topic, partition.name.partition] = partition
             self._unopened.discard(partition.name)
             if partition.offline_reason is None:
                 self.removed.forget(partition.name)
-        if self._settings_of(order.topic) != settings:  # The configs were changed while the logs were opened.
-            self.apply_settings(order.topic)
 
     def _open(
         self, name: TopicPartition, role: Role, settings: TopicSettings
@@ -270,12 +290,13 @@ class Replicas:
         partition.table = earlier
         return len(earlier) > 0
 
-    def _save_inherited(self, partition: Partition) -> None:
-        """Save a partition's inherited table beside its log. Blocks."""
-        try:
-            partition.save_inherited()
-        except OSError as error:
-            partition.take_offline(str(error))
+    def _save_inherited(self, partitions: Iterable[Partition]) -> None:
+        """Save the inherited tables of partitions beside their logs. Blocks."""
+        for partition in partitions:
+            try:
+                partition.save_inherited()
+            except OSError as error:
+                partition.take_offline(str(error))
 
     async def stop(self, order: SendStopReplica) -> dict[int, ErrorCode]:
         """Carry out a StopReplica: delete the logs, keep their producer tables; return an error code for each."""
@@ -361,18 +382,9 @@ class Replicas:
             partition.log.configure(settings.log)
             partition.changed()
 
-    def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
-        """The log starts and ends of a topic's retiring partitions, without those where a transaction is open."""
-        return {
-            partition.name.partition: LogRange(
-                partition.log.log_start, partition.log.end, partition.leadership.leader_epoch
-            )
-            for partition in self.of_topic(topic)
-            if partition.leadership is not None
-            and partition.retiring
-            and partition.offline_reason is None
-            and not partition.table.transactions
-        }
+    def retiring_ranges(self, topic: str) -> dict[int, LogRange]:
+        """As `retiring_ranges` of all partitions of a topic."""
+        return retiring_ranges(self.of_topic(topic))
 
     # -- durability and upkeep ---------------------------------------------------------------------------------------
 
@@ -445,6 +457,20 @@ class Replicas:
             events.error("checkpoints not saved", reason=error)
             return False
         return sound
+
+
+def retiring_ranges(partitions: Iterable[Partition]) -> dict[int, LogRange]:
+    """The log starts and ends of those partitions that retire, without those where a transaction is open."""
+    return {
+        partition.name.partition: LogRange(
+            partition.log.log_start, partition.log.end, partition.leadership.leader_epoch
+        )
+        for partition in partitions
+        if partition.leadership is not None
+        and partition.retiring
+        and partition.offline_reason is None
+        and not partition.table.transactions
+    }
 
 
 def _retained_before(partition: Partition) -> int | None:

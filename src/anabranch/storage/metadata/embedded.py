@@ -158,7 +158,7 @@ class EmbeddedMetadataStore:
         return await asyncio.shield(change)
 
     def _call_watches(self, change: asyncio.Future[tuple[int, Happened]]) -> None:
-        if change.cancelled() or change.exception() is not None:
+        if change.cancelled() or change.exception() is not None or not self._watches:
             return
         for path, happened in change.result()[1]:
             for watch in self._watches.pop(path, ()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,17 @@ from uuid import UUID
 import pytest
 
 from anabranch.base.errors import ErrorCode
-from anabranch.machines.controller.effects import Accepted, SendLeaderAndIsr, SendStopReplica
+from anabranch.machines.controller.effects import Accepted, CommandReply, Decision, SendLeaderAndIsr, SendStopReplica
 from anabranch.machines.controller.nodes import BrokerNode, Topic
 from anabranch.machines.controller.reaper import LogRange
+from anabranch.machines.controller.resize import ResizeTopic, decide_resize_topic
+from anabranch.machines.controller.state import ControllerState
 from anabranch.machines.controller.terms import decide_register_broker
 from anabranch.machines.controller.topics import CreateTopic, DeleteTopic, decide_create_topic, decide_delete_topic
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.metrics import Metrics
-from anabranch.server.cluster.controller import Controller
+from anabranch.server.cluster.controller import LARGE_TOPIC, Controller
 from anabranch.server.cluster.peers import LocalPeers
 from anabranch.server.cluster.view import ClusterUpdate, ClusterView
 from anabranch.server.partitions.replicas import Replicas
@@ -239,3 +242,38 @@ def test_an_order_that_failed_is_not_given_again_once_it_is_outdated() -> None:
     peers = ForgetfulPeers()
     start_and_create(peers, start_again)
     assert peers.epochs == [0, 1]
+
+
+def test_decisions_about_large_topics_are_made_in_a_thread_and_readers_keep_their_state(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = World(tmp_path)
+        controller = await world.start()
+        await create(controller, "small", 2)
+        here, deciders = threading.get_ident(), list[int]()
+        small_state = controller.state
+
+        def deciding(command: CreateTopic) -> Callable[[ControllerState], Decision[CommandReply]]:
+            def decide(state: ControllerState) -> Decision[CommandReply]:
+                deciders.append(threading.get_ident())
+                return decide_create_topic(state, command)
+
+            return decide
+
+        command = CreateTopic("large", UUID(int=7), LARGE_TOPIC)
+        await controller.command(deciding(command), TIMEOUT_MS, partitions=LARGE_TOPIC)
+        assert deciders and here not in deciders
+        assert small_state.topics.keys() == {"small"} and controller.state.topics.keys() == {"small", "large"}
+        held, nodes_held = controller.state, dict(controller.state.partitions["large"])
+        resize = ResizeTopic("large", LARGE_TOPIC + 1)
+        await controller.command(lambda state: decide_resize_topic(state, resize), TIMEOUT_MS)
+        assert held.partitions["large"] == nodes_held != controller.state.partitions["large"]
+        assert len(controller.state.partitions["large"]) == LARGE_TOPIC + 1
+        assert len(world.view.topic("large").view.partitions) == LARGE_TOPIC + 1  # type: ignore[union-attr]
+        await controller.stop()
+        again = await world.start()
+        assert again.state.partitions["large"].keys() == controller.state.partitions["large"].keys()
+        await again.submit(deciding(CreateTopic("later", UUID(int=8), 1)))
+        assert here not in deciders
+        await again.stop()
+
+    asyncio.run(story())
