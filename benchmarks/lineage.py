@@ -76,7 +76,7 @@ def _serve(data: str, port: Any, longest_gap_s: Any, most_work_s: Any, stop: Any
             if not most_work_s.value:
                 broker.loop_steps.forget()
             longest_gap_s.value = max(longest_gap_s.value, time.perf_counter() - last - TICK_S)
-            most_work_s.value = broker.loop_steps.longest_processor
+            most_work_s.value = broker.loop_steps.longest_processor.seconds
             last = time.perf_counter()
         collecting.cancel()
         assert await broker.stop()

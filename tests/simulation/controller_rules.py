@@ -218,7 +218,8 @@ class Rules:
             data = self.cluster.tree.nodes.get(nodes.partition_path(TOPIC, partition))
             if data:
                 epoch = _leader_epoch(data)
-                assert epoch >= self._newest_epochs.get(partition, -1)
+                newest = self._newest_epochs.get(partition, -1)
+                assert epoch >= newest, f"the leader epoch of partition {partition} went back from {newest} to {epoch}"
                 self._newest_epochs[partition] = epoch
         for _, led in self.partitions():
             entries = led.log.epochs.entries

@@ -28,7 +28,7 @@ from tests.simulation.virtual_time import run, running_loop
 STEPS = 650
 FOUND_OUT = (
     r"still takes those before|is stuck|moved from|lies in the segment of|were lost|after record|is refused|"
-    r"are forgotten|is not where layout|Unexpected"
+    r"are forgotten|is not where layout|went back from|Unexpected"
 )
 SEEDS_PER_TEST = 6
 

@@ -69,6 +69,11 @@ def decode_request(frame: Blob) -> tuple[RequestHeader, Any]:
     return header, message
 
 
+def request_key(frame: Blob) -> int:
+    """The API key of a request; -1 of one that is too short to have any."""
+    return int.from_bytes(frame[:2], "big", signed=True) if len(frame) >= 2 else -1
+
+
 def encode_response(message: object, api_key: int, version: int, correlation_id: int) -> list[Part]:
     """Write a response frame, its size first. The header of ApiVersions is never flexible (KIP-511)."""
     out = bytearray(_ANSWER.pack(0, correlation_id))

@@ -18,7 +18,7 @@ import contextlib
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from functools import partial
 from time import perf_counter, thread_time
-from typing import Any, ParamSpec
+from typing import Any, NamedTuple, ParamSpec
 
 from anabranch.runtime.events import EventLimit, EventLogger
 from anabranch.runtime.metrics import Metrics
@@ -31,6 +31,16 @@ WINDOW_S = 60.0
 LOG_INTERVAL_S = 10.0
 OTHER_WORK = "other"
 Given = ParamSpec("Given")
+
+
+class Step(NamedTuple):
+    """A step, and what it was done for."""
+
+    seconds: float
+    work: str
+
+
+NO_STEP = Step(0.0, OTHER_WORK)
 
 
 class LoopSteps:
@@ -49,21 +59,21 @@ class LoopSteps:
         self._processor = processor
         self._limit = EventLimit(LOG_INTERVAL_S)
         self._metrics = metrics or Metrics()
-        self._longest = self._longest_processor = 0.0
-        self._earlier = self._earlier_processor = 0.0
+        self._longest = self._longest_processor = self._earlier = self._earlier_processor = NO_STEP
         self._window_end = clock() + WINDOW_S
         self.mark_due = float("-inf")
         """When the clock of the processor is read again."""
         self.noted = 0.0
         """A step of at most this time is not slow, and the longest in neither way."""
         self._marked_processor = 0.0
-        gauge = self._metrics.gauge
-        gauge("anabranch_loop_step_seconds_max", "The longest step on the event loop of late.", lambda: self.longest)
-        gauge(
+        gauges = self._metrics.gauges
+        name, doc = "anabranch_loop_step_seconds_max", "The longest step on the event loop of late, and its work."
+        gauges(name, doc, lambda: [_sample(self.longest)])
+        name, doc = (
             "anabranch_loop_step_processor_seconds_max",
-            "The most processor time of a step on the event loop of late.",
-            lambda: self.longest_processor,
+            "The most processor time of a step of late, and its work.",
         )
+        gauges(name, doc, lambda: [_sample(self.longest_processor)])
 
     # -- timing ------------------------------------------------------------------------------------------------------
 
@@ -118,27 +128,29 @@ class LoopSteps:
     # -- what was noted ----------------------------------------------------------------------------------------------
 
     @property
-    def longest(self) -> float:
-        """The time of the longest step in the last one to two windows, in seconds."""
+    def longest(self) -> Step:
+        """The longest step in the last one to two windows."""
         self._turn_window(self.clock())
         return max(self._longest, self._earlier)
 
     @property
-    def longest_processor(self) -> float:
-        """The most processor time of a step in the last one to two windows, in seconds."""
+    def longest_processor(self) -> Step:
+        """The step with the most processor time in the last one to two windows."""
         self._turn_window(self.clock())
         return max(self._longest_processor, self._earlier_processor)
 
     def forget(self) -> None:
         """Begin anew."""
-        self._longest = self._longest_processor = self._earlier = self._earlier_processor = self.noted = 0.0
+        self._longest = self._longest_processor = self._earlier = self._earlier_processor = NO_STEP
+        self.noted = 0.0
 
     def _turn_window(self, now: float) -> None:
         if now >= self._window_end:
             recent = now < self._window_end + WINDOW_S
-            self._earlier = self._longest if recent else 0.0
-            self._earlier_processor = self._longest_processor if recent else 0.0
-            self._longest = self._longest_processor = self.noted = 0.0
+            self._earlier = self._longest if recent else NO_STEP
+            self._earlier_processor = self._longest_processor if recent else NO_STEP
+            self._longest = self._longest_processor = NO_STEP
+            self.noted = 0.0
             self._window_end = now + WINDOW_S
 
     def note(self, took: float, began: float) -> None:
@@ -146,9 +158,9 @@ class LoopSteps:
         now = began + took
         self._turn_window(now)
         processor = min(took, self._processor() - self._marked_processor)
-        self._longest = max(self._longest, took)
-        self._longest_processor = max(self._longest_processor, processor)
-        self.noted = min(self._longest_processor, SLOW_STEP_S)
+        self._longest = max(self._longest, Step(took, self.work))
+        self._longest_processor = max(self._longest_processor, Step(processor, self.work))
+        self.noted = min(self._longest_processor.seconds, SLOW_STEP_S)
         if took > SLOW_STEP_S:
             self._slow(took, processor, now)
 
@@ -165,6 +177,10 @@ class LoopSteps:
                 processor_ms=round(processor * 1000, 1),
                 suppressed=suppressed,
             )
+
+
+def _sample(step: Step) -> tuple[dict[str, str], float]:
+    return {"work": step.work}, step.seconds
 
 
 def timed(loop: asyncio.AbstractEventLoop, work: str, callback: Callable[Given, None]) -> Callable[Given, None]:

@@ -15,11 +15,11 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Literal, NamedTuple, TypeVar
 
 SAMPLES_PER_STEP = 200
-"""Counters or histograms read in one step of the event loop."""
+"""Counters, histograms or samples of a gauge read in one step of the event loop."""
 
 Key = TypeVar("Key")
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class Metrics:
         self.gauges(name, doc, lambda: [({}, read())])
 
     def gauges(self, name: str, doc: str, read: Callable[[], Iterable[Sample]]) -> None:
-        """Call `read` for labelled samples at every scrape."""
+        """Call `read` for labelled samples at every scrape; an iterator is read in steps, and must bear changes."""
         self._help[name] = doc
         self._gauges[name] = read
 
@@ -136,8 +136,12 @@ class Metrics:
                 await asyncio.sleep(0)
             found.append(Family("histogram", name, self._help[name], buckets))
         for name, read in list(self._gauges.items()):
-            found.append(Family("gauge", name, self._help[name], list(read())))
-            await asyncio.sleep(0)
+            read_so_far: list[Sample] = []
+            samples = iter(read())
+            while some_read := list(islice(samples, SAMPLES_PER_STEP)):
+                read_so_far += some_read
+                await asyncio.sleep(0)
+            found.append(Family("gauge", name, self._help[name], read_so_far))
         return found
 
 

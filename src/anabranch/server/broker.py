@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -301,12 +301,12 @@ class Broker:
         name = "anabranch_controller_resize_waiting_seconds"
         gauges(name, "How long a partition has held up the resize of its topic.", held_up)
 
-        def per_partition(read: str) -> list[tuple[Labels, float]]:
-            return [
+        def per_partition(read: str) -> Iterator[tuple[Labels, float]]:
+            return (
                 ({"topic": it.name.topic, "partition": str(it.name.partition)}, float(getattr(it.log, read)))
                 for it in context.replicas
                 if it.offline_reason is None
-            ]
+            )
 
         gauges("kafka_log_log_size_bytes", "Bytes of a partition's log.", lambda: per_partition("size"))
         gauges("kafka_log_log_logstartoffset", "Where a log starts.", lambda: per_partition("log_start"))

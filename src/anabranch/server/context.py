@@ -70,6 +70,16 @@ class Apart(NamedTuple):
     handle: Callable[[Any], Awaitable[Any]]
 
 
+PARTITIONS_AT_A_TIME = 500
+"""Partitions that a handler looks at before other work has its turn, and of which an answer is encoded on the loop."""
+
+
+class Large(NamedTuple):
+    """A handler's answer of which there is much: it is made and encoded in a thread, from values that do not change."""
+
+    make: Callable[[], Any]
+
+
 class RequestContext(NamedTuple):
     """The context of one request: everything except its message."""
 

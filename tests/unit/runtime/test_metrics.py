@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import pytest
@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from anabranch.runtime import exposition
 from anabranch.runtime.exposition import LoopCollector
-from anabranch.runtime.metrics import SAMPLES_PER_STEP, Family, Metrics, MetricsServer
+from anabranch.runtime.metrics import SAMPLES_PER_STEP, Family, Metrics, MetricsServer, Sample
 
 T = TypeVar("T")
 
@@ -220,6 +220,31 @@ def test_the_loop_goes_on_within_a_metric_of_many_samples(kind: str) -> None:
     (family,) = asyncio.run(run())
     assert steps >= 6
     assert len(family.samples) == count, "samples that come and go meanwhile change nothing"
+
+
+def test_the_loop_goes_on_within_a_gauge_whose_samples_are_an_iterator() -> None:
+    metrics = Metrics()
+    count, read = 5 * SAMPLES_PER_STEP + 1, 0
+    at_once: list[int] = []
+
+    def samples() -> Iterator[Sample]:
+        nonlocal read
+        for number in range(count):
+            read += 1
+            yield {"partition": str(number)}, float(number)
+
+    async def run() -> list[Family]:
+        metrics.gauges("many", "Many.", samples)
+        reading = asyncio.create_task(metrics.families())
+        while not reading.done():
+            before = read
+            await asyncio.sleep(0)
+            at_once.append(read - before)
+        return reading.result()
+
+    (family,) = asyncio.run(run())
+    assert [value for _, value in family.samples] == [*map(float, range(count))]  # type: ignore[misc]
+    assert max(at_once) <= SAMPLES_PER_STEP
 
 
 def test_values_are_read_in_the_thread_of_the_loop() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller.views import TopicView
 from anabranch.protocol.messages.describe_topic_partitions import (
@@ -11,7 +13,8 @@ from anabranch.protocol.messages.describe_topic_partitions import (
     DescribeTopicPartitionsResponsePartition,
     DescribeTopicPartitionsResponseTopic,
 )
-from anabranch.server.context import BrokerContext, RequestContext
+from anabranch.server.cluster.view import TopicSnapshot
+from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
 
 PARTITIONS_MAX = 2_000
 """The largest page; a limit of the endpoint."""
@@ -20,20 +23,29 @@ UNKNOWN_OPERATIONS = -(2**31)
 
 def handle_describe_topic_partitions(
     broker: BrokerContext, request: DescribeTopicPartitionsRequest, call: RequestContext
-) -> DescribeTopicPartitionsResponse:
+) -> DescribeTopicPartitionsResponse | Large:
     """Describe the topics that are asked for, or all, in the order of their names, from the cursor on."""
     everything = not request.topics
     names = broker.view.topic_names() if everything else sorted({topic.name for topic in request.topics})
-    cursor, begin = request.cursor, 0
+    cursor, limit = request.cursor, max(1, request.response_partition_limit)
     if cursor is not None:
-        begin = max(0, cursor.partition_index)
         names = [name for name in names if name >= cursor.topic_name]
-    left = max(1, request.response_partition_limit)
+    topics = {name: broker.view.topic(name) for name in names}
+    count = sum(len(topic.nodes) for topic in topics.values() if topic is not None)
+    if min(count, limit) < PARTITIONS_AT_A_TIME:
+        return _page(topics, cursor, limit)
+    return Large(lambda: _page(topics, cursor, limit))
+
+
+def _page(
+    topics: Mapping[str, TopicSnapshot | None], cursor: Cursor | None, left: int
+) -> DescribeTopicPartitionsResponse:
+    """Describe `left` partitions of these topics, from the cursor on."""
+    begin = 0 if cursor is None else max(0, cursor.partition_index)
     found: list[DescribeTopicPartitionsResponseTopic] = []
-    for name in names:
+    for name, topic in topics.items():
         if not left:
             return DescribeTopicPartitionsResponse(topics=found, next_cursor=Cursor(topic_name=name, partition_index=0))
-        topic = broker.view.topic(name)
         if topic is None:
             found.append(
                 DescribeTopicPartitionsResponseTopic(

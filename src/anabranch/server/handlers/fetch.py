@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+import asyncio
+from collections.abc import Awaitable, Sequence
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID
@@ -11,12 +12,14 @@ from anabranch.protocol.messages.fetch import (
     AbortedTransaction,
     EpochEndOffset,
     FetchableTopicResponse,
+    FetchPartition,
     FetchRequest,
     FetchResponse,
+    FetchTopic,
     LeaderIdAndEpoch,
     PartitionData,
 )
-from anabranch.server.context import BrokerContext, RequestContext
+from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
 from anabranch.server.partitions.fetch_sessions import Key, Target
 from anabranch.server.partitions.fetching import Fetch, PartitionRead
 
@@ -26,25 +29,63 @@ TOPIC_IDS_SINCE = 13
 
 def handle_fetch(
     broker: BrokerContext, request: FetchRequest, call: RequestContext
-) -> FetchResponse | Awaitable[FetchResponse]:
+) -> FetchResponse | Awaitable[FetchResponse | Large]:
     """Answer a fetch at once, or when enough records are found."""
+    named = sum(len(topic.partitions) for topic in request.topics)
+    if named + broker.fetches.sessions.size_of(request.session_id) >= PARTITIONS_AT_A_TIME:
+        return _handle_in_steps(broker, request, call)
+    fetch = _begun(broker, request, call, _targets(request))
+    if isinstance(fetch, ErrorCode):
+        return FetchResponse(error_code=fetch, session_id=0)
+    fetch.read()
+    if fetch.complete or (request.max_wait_ms <= 0 and not fetch.coming):
+        return _response(fetch, broker.settings.node_id)
+    return _waited(fetch, request.max_wait_ms, broker.settings.node_id)
+
+
+def _begun(
+    broker: BrokerContext, request: FetchRequest, call: RequestContext, targets: list[Target]
+) -> Fetch | ErrorCode:
+    """Take a fetch into its session."""
     uses_ids = call.api_version >= TOPIC_IDS_SINCE
     fetches = broker.fetches
     context = fetches.sessions.begin(
         request.session_id,
         request.session_epoch,
-        _targets(request),
+        targets,
         _forgotten(request, uses_ids=uses_ids),
         uses_topic_ids=uses_ids,
         now_ms=broker.clock.now_ms(),
     )
     if isinstance(context, ErrorCode):
-        return FetchResponse(error_code=context, session_id=0)
+        return context
     budget = FetchBudget(request.min_bytes, request.max_bytes, fetches.size_max)
-    fetch = Fetch(fetches, context, budget, committed=request.isolation_level == READ_COMMITTED)
-    if fetch.complete or (request.max_wait_ms <= 0 and not fetch.coming):
-        return _response(fetch, broker.settings.node_id)
-    return _waited(fetch, request.max_wait_ms, broker.settings.node_id)
+    return Fetch(fetches, context, budget, committed=request.isolation_level == READ_COMMITTED)
+
+
+async def _handle_in_steps(broker: BrokerContext, request: FetchRequest, call: RequestContext) -> FetchResponse | Large:
+    """As `handle_fetch`, for so many partitions that other work must have its turn meanwhile."""
+    targets: list[Target] = []
+    for topic in request.topics:
+        for begin in range(0, len(topic.partitions), PARTITIONS_AT_A_TIME):
+            if targets:
+                await asyncio.sleep(0)
+            targets += _targets_of(topic, topic.partitions[begin : begin + PARTITIONS_AT_A_TIME])
+    fetch = _begun(broker, request, call, targets)
+    if isinstance(fetch, ErrorCode):
+        return FetchResponse(error_code=fetch, session_id=0)
+    await asyncio.sleep(0)
+    await fetch.read_in_steps()
+    if not fetch.complete and (request.max_wait_ms > 0 or fetch.coming):
+        await fetch.wait(request.max_wait_ms)
+    answer = _Answer(fetch, broker.settings.node_id)
+    for place, read in enumerate(fetch.answer(), 1):
+        if read is not None:
+            answer.add(read)
+        if place % PARTITIONS_AT_A_TIME == 0:
+            await asyncio.sleep(0)
+    response = answer.response
+    return Large(lambda: response)
 
 
 async def _waited(fetch: Fetch, wait_max_ms: int, node_id: int) -> FetchResponse:
@@ -53,6 +94,10 @@ async def _waited(fetch: Fetch, wait_max_ms: int, node_id: int) -> FetchResponse
 
 
 def _targets(request: FetchRequest) -> list[Target]:
+    return [target for topic in request.topics for target in _targets_of(topic, topic.partitions)]
+
+
+def _targets_of(topic: FetchTopic, partitions: Sequence[FetchPartition]) -> list[Target]:
     return [
         Target(
             topic.topic,
@@ -64,8 +109,7 @@ def _targets(request: FetchRequest) -> list[Target]:
             asked.last_fetched_epoch,
             topic.undeleted_partition_count,
         )
-        for topic in request.topics
-        for asked in topic.partitions
+        for asked in partitions
     ]
 
 
@@ -78,14 +122,30 @@ def _forgotten(request: FetchRequest, *, uses_ids: bool) -> list[Key]:
 
 
 def _response(fetch: Fetch, node_id: int) -> FetchResponse:
-    topics: list[FetchableTopicResponse] = []
+    answer = _Answer(fetch, node_id)
     for read in fetch.answer():
-        target = read.target
+        if read is not None:
+            answer.add(read)
+    return answer.response
+
+
+class _Answer:
+    """The answer to a fetch in the making."""
+
+    def __init__(self, fetch: Fetch, node_id: int) -> None:
+        self._topics: list[FetchableTopicResponse] = []
+        self._partitions: list[PartitionData] = []
+        self._node_id = node_id
+        self._committed = fetch.committed
+        self.response = FetchResponse(session_id=fetch.context.session_id, responses=self._topics)
+
+    def add(self, read: PartitionRead) -> None:
+        """Add what was read of one partition."""
+        target, topics = read.target, self._topics
         if not topics or topics[-1].topic != target.topic or topics[-1].topic_id != target.topic_id:
-            partitions: list[PartitionData] = []
+            partitions = self._partitions = []
             topics.append(FetchableTopicResponse(topic=target.topic, topic_id=target.topic_id, partitions=partitions))
-        partitions.append(_partition(read, node_id, committed=fetch.committed))
-    return FetchResponse(session_id=fetch.context.session_id, responses=topics)
+        self._partitions.append(_partition(read, self._node_id, committed=self._committed))
 
 
 def _partition(read: PartitionRead, node_id: int, *, committed: bool) -> PartitionData:

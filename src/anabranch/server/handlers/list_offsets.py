@@ -17,7 +17,7 @@ from anabranch.protocol.messages.list_offsets import (
     ListOffsetsTopic,
     ListOffsetsTopicResponse,
 )
-from anabranch.server.context import BrokerContext, RequestContext
+from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
 from anabranch.server.handlers.groups import caller_of
 from anabranch.server.partitions.offsets import NOT_FOUND, list_offset
 
@@ -26,22 +26,22 @@ READ_COMMITTED = 1
 
 async def handle_list_offsets(
     broker: BrokerContext, request: ListOffsetsRequest, call: RequestContext
-) -> ListOffsetsResponse:
+) -> ListOffsetsResponse | Large:
     """Answer for each partition."""
     committed = request.isolation_level == READ_COMMITTED
     for topic in request.topics:
         await _tell_coordinators(broker, topic, call)
-    return ListOffsetsResponse(
-        topics=[
-            ListOffsetsTopicResponse(
-                name=topic.name,
-                partitions=[
-                    await _answer(broker, topic.name, asked, committed=committed) for asked in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
+    answer, count = ListOffsetsResponse(topics=[]), 0
+    answer.topics = topics = list[ListOffsetsTopicResponse]()
+    for topic in request.topics:
+        partitions: list[ListOffsetsPartitionResponse] = []
+        topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=partitions))
+        for asked in topic.partitions:
+            partitions.append(await _answer(broker, topic.name, asked, committed=committed))
+            count += 1
+            if count % PARTITIONS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+    return answer if count < PARTITIONS_AT_A_TIME else Large(lambda: answer)
 
 
 async def _tell_coordinators(broker: BrokerContext, topic: ListOffsetsTopic, call: RequestContext) -> None:

@@ -1,6 +1,7 @@
 """Metadata (API 3): brokers, topics, partitions, and how a topic came to its partition count.
 
-Half a layout is never shown (`views.topic_view`). A topic is described once for each snapshot of it.
+Half a layout is never shown (`views.topic_view`). A topic is described once for each snapshot of it. Snapshots do not
+change, so that a thread can describe large ones.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from anabranch.protocol.messages.metadata import (
     MetadataResponseTopic,
     TopicLayout,
 )
-from anabranch.server.context import BrokerContext, RequestContext
+from anabranch.server.cluster.view import TopicSnapshot
+from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
 
+Answer = MetadataResponse | Large
 AUTO_CREATE_TIMEOUT_MS = 5_000
 UNKNOWN_OPERATIONS = -(2**31)
 _LINEAGE, _PLAIN = "metadata with lineage", "metadata"
@@ -34,25 +37,25 @@ _LINEAGE, _PLAIN = "metadata with lineage", "metadata"
 
 def handle_metadata(
     broker: BrokerContext, request: MetadataRequest, call: RequestContext
-) -> MetadataResponse | Awaitable[MetadataResponse]:
+) -> Answer | Awaitable[Answer]:
     """Describe the topics that are asked for, or all; create those that are missing where that is wanted."""
     lineage = request.include_lineage
     everything = request.topics is None or (call.api_version == 0 and not request.topics)
     if everything or request.topics is None:
-        names = broker.view.topic_names()
-        return _response(broker, [topic for name in names if (topic := _topic(broker, name, lineage)) is not None])
+        topics = (broker.view.topic(name) for name in broker.view.topic_names())
+        return _answered(broker, [topic for topic in topics if topic is not None], lineage)
     asked = list({(topic.name, topic.topic_id): topic for topic in request.topics}.values())  # Each topic once.
     allowed = request.allow_auto_topic_creation or call.api_version < 4
     if allowed and broker.settings.auto_create_topics_enable:
         missing = [it.name for it in asked if it.name and broker.view.find(it.name) is None]
         if missing:
             return _create_and_answer(broker, asked, missing, lineage)
-    return _response(broker, [_asked(broker, topic, lineage) for topic in asked])
+    return _answered(broker, [_asked(broker, topic) for topic in asked], lineage)
 
 
 async def _create_and_answer(
     broker: BrokerContext, topics: Sequence[MetadataRequestTopic], missing: list[str], lineage: bool
-) -> MetadataResponse:
+) -> Answer:
     refusals: dict[str, ErrorCode] = {}
 
     async def create(name: str) -> None:
@@ -69,34 +72,42 @@ async def _create_and_answer(
                 refusals[name] = error.code
 
     await asyncio.gather(*(create(name) for name in dict.fromkeys(missing)))
-    return _response(broker, [_asked(broker, topic, lineage, refusals) for topic in topics])
+    return _answered(broker, [_asked(broker, topic, refusals) for topic in topics], lineage)
 
 
-def _response(broker: BrokerContext, topics: list[MetadataResponseTopic]) -> MetadataResponse:
+def _answered(broker: BrokerContext, topics: Sequence[TopicSnapshot | MetadataResponseTopic], lineage: bool) -> Answer:
+    """Answer for topics that exist, and for those that do not; in a thread for many partitions."""
     view = broker.view
-    return MetadataResponse(
+    response = MetadataResponse(
         brokers=[
             MetadataResponseBroker(node_id=node_id, host=host, port=port, rack=rack)
             for node_id, host, port, rack in view.brokers.values()
         ],
         cluster_id=broker.cluster_id,
         controller_id=view.controller_id,
-        topics=topics,
+        topics=(),
         cluster_authorized_operations=UNKNOWN_OPERATIONS,
     )
 
+    def make() -> MetadataResponse:
+        response.topics = [_topic(it, lineage) if isinstance(it, TopicSnapshot) else it for it in topics]
+        return response
+
+    cost = sum(len(it.nodes) + 1 if isinstance(it, TopicSnapshot) else 1 for it in topics)
+    return make() if cost < PARTITIONS_AT_A_TIME else Large(make)
+
 
 def _asked(
-    broker: BrokerContext, asked: MetadataRequestTopic, lineage: bool, refusals: dict[str, ErrorCode] | None = None
-) -> MetadataResponseTopic:
+    broker: BrokerContext, asked: MetadataRequestTopic, refusals: dict[str, ErrorCode] | None = None
+) -> TopicSnapshot | MetadataResponseTopic:
     if asked.topic_id != NO_TOPIC_ID:
         name = broker.view.name_of(asked.topic_id)
-        found = None if name is None else _topic(broker, name, lineage)
+        found = None if name is None else broker.view.topic(name)
         if found is not None:
             return found
         return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=asked.topic_id)
     name = asked.name or ""
-    found = _topic(broker, name, lineage)
+    found = broker.view.topic(name)
     if found is not None:
         return found
     error = (refusals or {}).get(name)
@@ -105,11 +116,8 @@ def _asked(
     return MetadataResponseTopic(error_code=error or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name)
 
 
-def _topic(broker: BrokerContext, name: str, lineage: bool) -> MetadataResponseTopic | None:
+def _topic(topic: TopicSnapshot, lineage: bool) -> MetadataResponseTopic:
     """Describe a topic; its lineage only on request, because some clients do not skip tagged fields rightly."""
-    topic = broker.view.topic(name)
-    if topic is None:
-        return None
     key = _LINEAGE if lineage else _PLAIN
     made = topic.derived.get(key)
     if not isinstance(made, MetadataResponseTopic):

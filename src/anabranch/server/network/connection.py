@@ -4,6 +4,9 @@ The rule: a connection with malformed requests is closed, with one WARNING that 
 connections are not affected. While too many requests wait for their response, or the peer does not read its responses,
 no request is begun (`admission.may_begin`), so that a connection holds a bounded amount of memory. The response of a
 request that has begun is awaited even if its connection closes: its handler receives the cancellation.
+
+A request of many elements is decoded in a thread, and a large answer is encoded in one. A connection begins no further
+request before the one that was decoded apart is answered.
 """
 
 from __future__ import annotations
@@ -16,7 +19,13 @@ from time import perf_counter
 from typing import Any
 
 from anabranch.base.errors import DecodeError, ErrorCode
-from anabranch.protocol.frames import RequestHeader, UnsupportedVersionError, decode_request, encode_response
+from anabranch.protocol.frames import (
+    RequestHeader,
+    UnsupportedVersionError,
+    decode_request,
+    encode_response,
+    request_key,
+)
 from anabranch.protocol.registry import API
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.loop_steps import LoopSteps
@@ -24,13 +33,15 @@ from anabranch.runtime.metrics import Counter, Histogram, Metrics
 from anabranch.runtime.net.channel import FrameChannel, Part
 from anabranch.runtime.net.pool import BufferPool, Landing
 from anabranch.runtime.net.transport import Transport
-from anabranch.server.context import ANONYMOUS, Apart, BrokerContext, CloseConnectionError, RequestContext
+from anabranch.server.context import ANONYMOUS, Apart, BrokerContext, CloseConnectionError, Large, RequestContext
 from anabranch.server.handlers import Endpoint
 from anabranch.server.handlers.api_versions import supported
 from anabranch.server.network.admission import Activity, may_begin
 
 events = EventLogger("listener")
-API_VERSIONS = 18
+PRODUCE, API_VERSIONS = 0, 18
+LARGE_REQUEST_SIZE = 32 * 1024
+"""Bytes of a request from which on it is decoded in a thread: 1,000 partitions of a fetch, which take 2 ms."""
 BROKERS_ONLY = frozenset({4, 5, 6})
 """LeaderAndIsr, StopReplica, UpdateMetadata: spoken between controller and brokers, which are one process here."""
 
@@ -117,7 +128,7 @@ class Connection:
     @property
     def busy(self) -> bool:
         """Whether a request waits for its answer, or an answer to be sent."""
-        return bool(self._places) or self.channel.unsent > 0
+        return self._apart or bool(self._places) or self.channel.unsent > 0
 
     @property
     def activity(self) -> Activity:
@@ -131,18 +142,53 @@ class Connection:
     def on_frame(self, frame: memoryview) -> None:
         """Decode one request and handle it up to its first await."""
         began = perf_counter()
+        if len(frame) >= LARGE_REQUEST_SIZE and request_key(frame) != PRODUCE:  # Of a produce most are records.
+            self._take_apart(frame, began)
+            return
         try:
             header, request = decode_request(frame)
-        except UnsupportedVersionError as error:
+        except Exception as error:
+            self._not_decoded(error)
+            return
+        self._handle(header, request, frame, began)
+
+    def _not_decoded(self, error: Exception) -> None:
+        if isinstance(error, UnsupportedVersionError):
             self._refuse(error)
-            return
-        except DecodeError as error:
+        elif isinstance(error, DecodeError):
             self.violate(str(error))
-            return
-        except Exception as error:  # ours: this connection ends, the others go on
+        else:  # ours: this connection ends, the others go on
             events.error("request not decoded", exception=error, peer=self.peer)
             self.channel.close()
-            return
+
+    def _take_apart(self, frame: memoryview, began: float) -> None:
+        """Decode a request in a thread, from a buffer of its own; the connection begins no further one meanwhile."""
+        buffer = self._service.pool.take(len(frame))
+        copy = memoryview(buffer)[: len(frame)]
+        copy[:] = frame
+        self._apart = True
+        self._hold_back()
+
+        async def decode() -> None:
+            task = asyncio.current_task()
+            try:
+                header, request = await self._loop.run_in_executor(None, decode_request, copy)
+                before = self._tasks.copy()
+                self._handle(header, request, copy, began)
+                await asyncio.gather(*(self._tasks - before), return_exceptions=True)
+            except Exception as error:
+                self._not_decoded(error)
+            finally:
+                assert task is not None
+                self._service.pool.give(buffer)
+                self._apart = False
+                self._go_on()
+
+        task = self._loop.create_task(self._service.steps.named("large request", decode()))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _handle(self, header: RequestHeader, request: Any, frame: memoryview, began: float) -> None:
         endpoint = self._service.endpoints.get(header.api_key)
         if endpoint is None:
             self.violate(f"API key {header.api_key} is not served")
@@ -156,6 +202,9 @@ class Connection:
             answer = endpoint.handler(self._broker, request, call)
             if isinstance(answer, Apart):
                 self._await(self._handle_apart(answer, frame), header, metrics, began)
+                return
+            if isinstance(answer, Large):
+                self._await(_ready(answer), header, metrics, began)
                 return
             if hasattr(answer, "__await__"):
                 self._await(answer, header, metrics, began)
@@ -217,9 +266,12 @@ class Connection:
     ) -> None:
         try:
             message = await answer
-            place.parts = ()
-            if message is not None:
+            if isinstance(message, Large):
+                place.parts = await self._loop.run_in_executor(None, _encode, message, header)
+            elif message is not None:
                 place.parts = encode_response(message, header.api_key, header.api_version, header.correlation_id)
+            else:
+                place.parts = ()
         except asyncio.CancelledError:
             self.channel.close()  # Later answers would wait for this one, which will not come.
             raise
@@ -296,6 +348,14 @@ class Connection:
             # One loop turn later, because a task that has not begun would drop its handler's coroutine unawaited.
             self._loop.call_soon(_cancel, tuple(self._tasks))
         self._forget(self)
+
+
+async def _ready(answer: Large) -> Large:
+    return answer
+
+
+def _encode(answer: Large, header: RequestHeader) -> Sequence[Part]:
+    return encode_response(answer.make(), header.api_key, header.api_version, header.correlation_id)
 
 
 def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:

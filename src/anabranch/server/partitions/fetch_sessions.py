@@ -123,6 +123,11 @@ class FetchSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    def size_of(self, session_id: int) -> int:
+        """The partitions of a session; 0 without one."""
+        session = self._sessions.get(session_id)
+        return 0 if session is None else len(session.targets)
+
     @property
     def partitions(self) -> int:
         """Partitions remembered over all sessions."""
@@ -172,8 +177,7 @@ class FetchSessions:
             if session_id not in self._sessions:
                 break
         session = Session(session_id, uses_topic_ids, created_ms=now_ms, used_ms=now_ms)
-        for target in targets:
-            session.put(target)
+        session.targets = {target.key: target for target in targets}
         self._sessions[session_id] = session
         return session
 

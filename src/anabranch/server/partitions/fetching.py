@@ -17,7 +17,7 @@ from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
-from anabranch.machines.controller.leadership import refuse_read
+from anabranch.machines.controller.leadership import Leadership, refuse_read
 from anabranch.machines.partition.aborted import AbortedTransaction
 from anabranch.machines.partition.fetching import FetchBudget
 from anabranch.records.batch import headers
@@ -26,6 +26,8 @@ from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.storage.interface import OfflineLogError, OffsetOutOfRangeError, Slice
 
+READS_AT_A_TIME = 500
+"""Partitions that a fetch reads or watches before other work has its turn: about 3 ms."""
 TopicNames = Callable[[UUID], str | None]
 """Finds the name of the topic that has an id."""
 
@@ -56,6 +58,8 @@ class PartitionRead:
     """Only records below it are found."""
     folded: bool = False
     """Whether the reader may go on at the log start: what lay before it was written into another partition."""
+    role: Leadership | None = None
+    """The leader's role when it was read."""
     coming: asyncio.Future[Slice | None] | None = None
     """The pending slice, while it must be waited for."""
 
@@ -63,6 +67,16 @@ class PartitionRead:
     def size(self) -> int:
         """Bytes found."""
         return 0 if self.found is None else self.found.size
+
+    @property
+    def stale(self) -> bool:
+        """Whether the partition has changed since it was read."""
+        partition = self.partition
+        if partition is None or self.high_watermark < 0:
+            return False
+        log = partition.log
+        now = partition.leadership, log.high_watermark, log.log_start
+        return now != (self.role, self.high_watermark, self.log_start)
 
     @property
     def urgent(self) -> bool:
@@ -111,14 +125,25 @@ class Fetch:
     __slots__ = ("_budget", "_fetches", "_reads", "coming", "committed", "context")
 
     def __init__(self, fetches: Fetches, context: FetchContext, budget: FetchBudget, *, committed: bool) -> None:
-        """Read every target. `committed`: only records of committed transactions are wanted (READ_COMMITTED)."""
+        """Read nothing yet. `committed`: only records of committed transactions are wanted (READ_COMMITTED)."""
         self.context = context
         self.committed = committed
         self._fetches = fetches
         self._budget = budget
         self.coming: list[PartitionRead] = []
         """The reads that must be waited for, even by a fetch that is not to wait."""
-        self._reads = [self._read(target) for target in context.targets]
+        self._reads: list[PartitionRead] = []
+
+    def read(self) -> None:
+        """Read every target."""
+        self._reads = [self._read(target) for target in self.context.targets]
+
+    async def read_in_steps(self) -> None:
+        """Read every target; other work has its turn after every `READS_AT_A_TIME`."""
+        for place, target in enumerate(self.context.targets, 1):
+            self._reads.append(self._read(target))
+            if place % READS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
 
     @property
     def complete(self) -> bool:
@@ -140,7 +165,7 @@ class Fetch:
         if error is not ErrorCode.NONE:
             return self._refuse(target, partition, error)
         high_watermark, stable = log.high_watermark, partition.last_stable_offset
-        read = PartitionRead(target, partition, ErrorCode.NONE, high_watermark, stable, log.log_start)
+        read = PartitionRead(target, partition, ErrorCode.NONE, high_watermark, stable, log.log_start, role=role)
         if target.last_fetched_epoch >= 0:
             epoch, end = log.end_offset_for_epoch(target.last_fetched_epoch)
             if epoch < target.last_fetched_epoch or end < target.offset:
@@ -224,10 +249,12 @@ class Fetch:
         def read_again() -> None:
             if self.coming:
                 return  # `wait` calls again when the reads have arrived.
-            indexes = sorted(changed)
-            changed.clear()
             if done.done():
                 return
+            indexes = sorted(changed)[:READS_AT_A_TIME]
+            changed.difference_update(indexes)
+            if changed:
+                loop.call_soon(read_again)
             for index in indexes:
                 before = self._reads[index]
                 self._budget.give_back(before.size)
@@ -241,14 +268,18 @@ class Fetch:
             changed.add(index)
 
         watchers: list[tuple[Partition, Callable[[], None]]] = []
-        for index, read in enumerate(self._reads):
-            if read.partition is not None:
-                watcher: Callable[[], None] = partial(on_change, index)
-                read.partition.watch(watcher)
-                watchers.append((read.partition, watcher))
         timer = loop.call_later(wait_max_ms / 1000, _finish, done)
         self._fetches.waiting.add(done)
         try:
+            for index, read in enumerate(self._reads):
+                if read.partition is not None:
+                    watcher: Callable[[], None] = partial(on_change, index)
+                    read.partition.watch(watcher)
+                    watchers.append((read.partition, watcher))
+                    if read.stale:  # It changed before it was watched.
+                        on_change(index)
+                if index % READS_AT_A_TIME == READS_AT_A_TIME - 1:
+                    await asyncio.sleep(0)
             await self._arrive()
             read_again()
             await done
@@ -259,8 +290,8 @@ class Fetch:
             for partition, watcher in watchers:
                 partition.unwatch(watcher)
 
-    def answer(self) -> Iterator[PartitionRead]:
-        """Give the reads to answer, once; of an incremental session only those that changed since the last response."""
+    def answer(self) -> Iterator[PartitionRead | None]:
+        """Give each read, once; None for those that have not changed since the last response of their session."""
         session, incremental = self.context.session, self.context.incremental
         for read in self._reads:
             target = read.target
@@ -268,6 +299,7 @@ class Fetch:
                 size=read.size, error=read.error, high_watermark=read.high_watermark, log_start=read.log_start
             )
             if incremental and not changed and not read.urgent:
+                yield None
                 continue
             if session is not None and read.size:
                 session.to_the_back(target)

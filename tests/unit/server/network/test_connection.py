@@ -6,20 +6,21 @@ import asyncio
 import gc
 import socket
 import struct
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, cast
 
 import pytest
 
 from anabranch.base.limits import IN_FLIGHT_PER_CONNECTION_MAX
-from anabranch.protocol.frames import encode_request
+from anabranch.protocol.frames import decode_request, encode_request
 from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from anabranch.runtime.metrics import Metrics
 from anabranch.runtime.net.pool import BufferPool
 from anabranch.runtime.net.transport import PlainTransport
-from anabranch.server.context import ANONYMOUS, Apart, BrokerContext, CloseConnectionError, RequestContext
+from anabranch.server.context import ANONYMOUS, Apart, BrokerContext, CloseConnectionError, Large, RequestContext
 from anabranch.server.handlers import Endpoint, Handler, Operation
-from anabranch.server.network.connection import Connection, Service
+from anabranch.server.network.connection import LARGE_REQUEST_SIZE, Connection, Service
 
 HEARTBEAT = 12
 VERSION = 4
@@ -311,5 +312,117 @@ def test_a_request_handled_apart_may_want_no_answer_or_the_connection_closed() -
         await until(lambda: client.closed)
         assert client.connection._service.pool.in_use == 0
         client.sock.close()
+
+    run(story)
+
+
+# -- large requests and answers --------------------------------------------------------------------------------------
+
+
+def large(number: int) -> bytes:
+    """A request that is decoded in a thread."""
+    request = HeartbeatRequest(group_id="g" * LARGE_REQUEST_SIZE, generation_id=number, member_id="m")
+    return b"".join(bytes(part) for part in encode_request(request, VERSION, number, "a client"))
+
+
+def test_a_large_request_is_decoded_in_a_thread_and_the_next_one_begins_when_it_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[int] = []
+    threads: list[int] = []
+    answered = asyncio.Event()
+
+    def decode(frame: memoryview) -> Any:
+        threads.append(threading.get_ident())
+        return decode_request(frame)
+
+    monkeypatch.setattr("anabranch.server.network.connection.decode_request", decode)
+
+    async def wait(number: int) -> HeartbeatResponse:
+        await answered.wait()
+        return HeartbeatResponse()
+
+    def handle(broker: BrokerContext, request: HeartbeatRequest, call: RequestContext) -> Any:
+        begun.append(request.generation_id)
+        return wait(request.generation_id) if request.generation_id == 2 else HeartbeatResponse()
+
+    async def story() -> None:
+        client = Client(handle)
+        here = threading.get_ident()
+        await client.send(heartbeat(1), large(2), heartbeat(3), large(4), heartbeat(5))
+        await until(lambda: len(begun) == 2)
+        assert await client.answers(1) == [1]
+        assert begun == [1, 2] and client.connection.busy
+        answered.set()
+        assert await client.answers(4) == [2, 3, 4, 5]
+        assert begun == [1, 2, 3, 4, 5]
+        assert [thread == here for thread in threads] == [True, False, True, False, True]
+        await until(lambda: not client.connection._service.pool.in_use)
+        client.sock.close()
+        await until(lambda: client.closed)
+
+    run(story)
+
+
+def test_a_large_request_that_is_malformed_closes_its_connection() -> None:
+    async def story() -> None:
+        client = Client(lambda broker, request, call: HeartbeatResponse())
+        frame = bytearray(large(1))
+        frame[4 + 8 + 2 + len("a client")] = 0x7F  # The length of the group id.
+        await client.send(bytes(frame[:-3]) + b"\xff" * 3)
+        await until(lambda: client.closed)
+        await until(lambda: not client.connection._service.pool.in_use)
+        client.sock.close()
+
+    run(story)
+
+
+def test_a_connection_may_close_while_its_request_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoding, decoded = threading.Event(), threading.Event()
+
+    def decode(frame: memoryview) -> Any:
+        decoding.set()
+        assert decoded.wait(10)
+        return decode_request(frame)
+
+    monkeypatch.setattr("anabranch.server.network.connection.decode_request", decode)
+
+    async def story() -> None:
+        client = Client(lambda broker, request, call: HeartbeatResponse())
+        await client.send(large(1))
+        await until(decoding.is_set)
+        client.connection.channel.close()
+        await asyncio.sleep(0)
+        decoded.set()
+        await until(lambda: not client.connection._apart)
+        assert not client.connection._service.pool.in_use and not client.connection._tasks
+        client.sock.close()
+
+    run(story)
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_large_answer_is_made_in_a_thread(awaited: bool) -> None:
+    made: list[int] = []
+
+    def make() -> HeartbeatResponse:
+        made.append(threading.get_ident())
+        return HeartbeatResponse()
+
+    async def later() -> Large:
+        return Large(make)
+
+    def handle(broker: BrokerContext, request: HeartbeatRequest, call: RequestContext) -> Any:
+        if request.generation_id == 2:
+            return HeartbeatResponse()
+        return later() if awaited else Large(make)
+
+    async def story() -> None:
+        client = Client(handle)
+        await client.send(heartbeat(1), heartbeat(2))
+        assert await client.answers(2) == [1, 2]
+        assert made and made[0] != threading.get_ident()
+        client.sock.close()
+        await until(lambda: client.closed)
 
     run(story)

@@ -17,6 +17,7 @@ from anabranch.machines.partition.aborted import AbortedTransaction
 from anabranch.machines.partition.fetching import FetchBudget
 from anabranch.records.batch import TRANSACTIONAL, end_transaction_marker, parse_header
 from anabranch.runtime.disk import Disk
+from anabranch.server.partitions import fetching
 from anabranch.server.partitions.fetch_sessions import FetchSessions, Target
 from anabranch.server.partitions.fetching import EpochEnd, Fetch, Fetches, PartitionRead
 from tests.support.batches import make_batch
@@ -58,10 +59,14 @@ class World:
     ) -> Fetch:
         context = self.fetches.sessions.begin(*session, targets, (), uses_topic_ids=False, now_ms=NOW_MS)
         assert not isinstance(context, ErrorCode)
-        return Fetch(self.fetches, context, FetchBudget(size_min, size_max, self.fetches.size_max), committed=committed)
+        budget = FetchBudget(size_min, size_max, self.fetches.size_max)
+        fetch = Fetch(self.fetches, context, budget, committed=committed)
+        fetch.read()
+        return fetch
 
     def read(self, *targets: Target, committed: bool = False, size_max: int = 1 << 20) -> list[PartitionRead]:
-        return list(self.fetch(*targets, committed=committed, size_max=size_max).answer())
+        fetch = self.fetch(*targets, committed=committed, size_max=size_max)
+        return answered(fetch)
 
     def waited(self, fetch: Fetch, *events: Callable[[], object], wait_max_ms: int = LONG_MS) -> list[PartitionRead]:
         """What the fetch answers, after these events, one in each turn of the loop."""
@@ -76,7 +81,7 @@ class World:
             await waiting
 
         self.local.runner.run(run())
-        return list(fetch.answer())
+        return answered(fetch)
 
     def watched(self) -> bool:
         return any(self.local[number].watchers for number in (0, 1))
@@ -93,6 +98,11 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 def target(partition: int = 0, offset: int = 0, *, size_max: int = 1 << 20, topic_id: UUID = NO_TOPIC_ID) -> Target:
     return Target(TOPIC if topic_id == NO_TOPIC_ID else "", topic_id, partition, offset, size_max)
+
+
+def answered(fetch: Fetch) -> list[PartitionRead]:
+    """The reads that the answer holds."""
+    return [read for read in fetch.answer() if read is not None]
 
 
 def sizes(reads: list[PartitionRead]) -> dict[int, int]:
@@ -120,7 +130,7 @@ def test_what_is_not_near_is_waited_for_and_counts_as_what_is_near(world: World,
         made = world.fetch(target(0, size_max=3 * SIZE), target(1))
         assert not made.complete
         await made.wait(0)
-        return list(made.answer())
+        return answered(made)
 
     reads = world.local.runner.run(fetch())
     assert sizes(reads) == {0: 3, 1: 6}
@@ -142,7 +152,7 @@ def test_what_must_be_fetched_of_several_partitions_is_fetched_together(world: W
         made = world.fetch(target(0), target(1), size_min=2 * SIZE)
         async with asyncio.timeout(30):
             await made.wait(LONG_MS)
-        return list(made.answer())
+        return answered(made)
 
     assert sizes(world.local.runner.run(fetch())) == {0: 1, 1: 1}
 
@@ -165,7 +175,7 @@ def test_a_change_while_something_is_fetched_is_seen_when_that_is_there(world: W
         arriving.set()
         async with asyncio.timeout(30):
             await waiting
-        return list(made.answer())
+        return answered(made)
 
     assert sizes(world.local.runner.run(fetch())) == {0: 1, 1: 1}
 
@@ -180,7 +190,7 @@ def test_what_arrives_while_a_fetch_waits_may_have_to_be_fetched_too(world: Worl
         world.append(0)
         async with asyncio.timeout(30):
             await waiting
-        return list(made.answer())
+        return answered(made)
 
     assert sizes(world.local.runner.run(fetch())) == {0: 1}
 
@@ -194,7 +204,7 @@ def test_of_what_was_fetched_together_only_what_has_room_is_answered(world: Worl
     async def fetch() -> list[PartitionRead]:
         made = world.fetch(target(0), target(1))
         await made.wait(LONG_MS)
-        return list(made.answer())
+        return answered(made)
 
     assert sizes(world.local.runner.run(fetch())) == {0: 9, 1: 0}, "the broker allows ten batches"
 
@@ -235,7 +245,7 @@ def test_a_read_that_fails_later_is_answered_as_one_that_fails_at_once(world: Wo
     async def fetch() -> list[PartitionRead]:
         made = world.fetch(target(0), target(1))
         await made.wait(LONG_MS)
-        return list(made.answer())
+        return answered(made)
 
     reads = world.local.runner.run(fetch())
     assert [read.error for read in reads] == [ErrorCode.KAFKA_STORAGE_ERROR, OK]
@@ -269,7 +279,7 @@ def test_what_is_there_is_read_at_once(world: World) -> None:
     world.append(1)
     fetch = world.fetch(target(0), target(1))
     assert fetch.complete
-    assert sizes(list(fetch.answer())) == {0: 2, 1: 1}
+    assert sizes(answered(fetch)) == {0: 2, 1: 1}
     assert sizes(world.read(target(0, 1))) == {0: 1}
 
 
@@ -303,7 +313,7 @@ def test_the_limits_of_answer_and_partition_hold_beyond_the_first_batch(world: W
 def test_an_error_is_answered_at_once(world: World, asked: Target, error: ErrorCode) -> None:
     fetch = world.fetch(target(1), asked, size_min=1_000)
     assert fetch.complete
-    assert [read.error for read in fetch.answer()] == [OK, error]
+    assert [read.error for read in answered(fetch)] == [OK, error]
 
 
 def test_a_topic_is_found_by_its_id_and_another_one_of_its_name_is_not_it(world: World) -> None:
@@ -328,7 +338,7 @@ def test_a_reader_whose_log_diverges_is_told_where(world: World) -> None:
     asked = replace(target(0, 2), last_fetched_epoch=1)
     fetch = world.fetch(asked, size_min=1_000)
     assert fetch.complete
-    (read,) = fetch.answer()
+    (read,) = answered(fetch)
     assert (read.diverging, read.size, read.error) == (EpochEnd(1, 1), 0, OK)
     (read,) = world.read(replace(target(0, 1), last_fetched_epoch=1))
     assert (read.diverging, read.size) == (None, SIZE)
@@ -359,6 +369,51 @@ def test_a_fetch_waits_until_there_is_enough(world: World) -> None:
 def test_many_changes_of_one_turn_are_read_once(world: World) -> None:
     fetch = world.fetch(target(0), size_min=1)
     assert sizes(world.waited(fetch, lambda: [world.append() for _ in range(5)])) == {0: 5}
+
+
+def test_a_change_between_a_read_and_the_waiting_is_seen(world: World) -> None:
+    fetch = world.fetch(target(0), target(1))
+    world.append(1)
+    assert sizes(world.waited(fetch)) == {0: 0, 1: 1}
+
+
+def test_a_resize_between_a_read_and_the_waiting_is_seen(world: World) -> None:
+    fetch = world.fetch(replace(target(0), undeleted_partition_count=2))
+    leadership = world.local[0].leadership
+    assert leadership is not None
+    world.local[0].leadership = replace(leadership, undeleted_partition_count=3)
+    (read,) = world.waited(fetch)
+    assert read.error is ErrorCode.INVALID_PARTITION_METADATA
+
+
+def test_other_work_has_its_turn_while_many_partitions_are_read_and_read_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "READS_AT_A_TIME", 1)
+    fetch = world.fetch(target(0), target(1), size_min=2 * SIZE)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async def run() -> None:
+        counting = asyncio.ensure_future(count())
+        fetch._reads.clear()
+        await fetch.read_in_steps()
+        assert turns >= 1 and len(fetch._reads) == 2
+        waiting = asyncio.ensure_future(fetch.wait(LONG_MS))
+        while not world.watched():
+            await asyncio.sleep(0)
+        world.append(0)
+        world.append(1)
+        await waiting
+        counting.cancel()
+
+    world.local.runner.run(run())
+    assert sizes(answered(fetch)) == {0: 1, 1: 1}
 
 
 def test_a_fetch_waits_no_longer_than_its_reader_allows(world: World) -> None:
@@ -417,13 +472,13 @@ def test_where_records_are_synced_first_a_reader_waits_for_the_sync(tmp_path: Pa
 def test_a_session_answers_only_what_its_reader_was_not_sent(world: World) -> None:
     world.append(0)
     made = world.fetch(target(0), target(1), session=(0, 0))
-    assert sizes(list(made.answer())) == {0: 1, 1: 0}
+    assert sizes(answered(made)) == {0: 1, 1: 0}
     number = made.context.session_id
     fetch = world.fetch(target(0, 1), session=(number, 1))
-    assert list(fetch.answer()) == []
+    assert answered(fetch) == []
     world.append(1)
     fetch = world.fetch(session=(number, 2))
-    assert sizes(list(fetch.answer())) == {1: 1}
+    assert sizes(answered(fetch)) == {1: 1}
     assert [each.partition for each in world.fetch(session=(number, 3)).context.targets] == [0, 1], "1 is at the back"
 
 
@@ -438,5 +493,5 @@ def test_bytes_are_counted_when_they_are_answered(world: World) -> None:
     world.append(0)
     fetch = world.fetch(target(0))
     assert counted == []
-    list(fetch.answer())
+    answered(fetch)
     assert counted == [SIZE]
