@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Iterator
 
@@ -13,7 +14,7 @@ from benchmarks.peers.anabranch import Anabranch
 from tests.conformance.conftest import GROUP_SETTINGS, Broker
 from tests.conformance.kinds import KINDS
 from tests.conformance.members.group import Group, Kind
-from tests.conformance.members.process import Workers
+from tests.conformance.members.process import Workers, until
 
 BY_NAME = {str(kind): kind for kind in KINDS}
 OF_EACH_LIBRARY = [kind for number, kind in enumerate(KINDS) if kind.library not in {k.library for k in KINDS[:number]}]
@@ -97,6 +98,30 @@ def test_a_stale_member_epoch_at_offset_fetch_is_not_taken_for_latest(kind: Kind
         assert admin.list_group_offsets(group.group_id)
     group.join(kind, reset="latest")
     group.reads_all()
+
+
+@pytest.mark.parametrize("kind", EXACT, ids=str)
+def test_latest_means_the_same_in_partitions_that_wait_for_others(
+    kind: Kind, group: Group, group_broker: Broker
+) -> None:
+    """Formed after a resize, the group reads no history, and what was written while partitions waited."""
+    if not group_broker.elastic:
+        pytest.skip("only our broker has partitions wait")
+    group.produce(40, partitions=range(4))
+    group.resize(6)
+    group.produce_at_once(12, partitions=(4, 5))
+    member = group.join(kind, reset="latest")
+    until(lambda: len(member.owned) >= 4, lambda: f"{member} should own what does not wait")
+    group.produce_at_once(12, partitions=(4, 5))
+    rounds = 0
+    while {at[1] for at, _, _ in member.received} < {0, 1, 2, 3}:
+        group.produce_at_once(4, partitions=range(4))
+        rounds += 1
+        assert rounds < 100, member
+        time.sleep(0.1)
+    while_they_waited = {str(number) for number in range(52, 64)}
+    until(lambda: while_they_waited <= {value for _, _, value in member.received}, lambda: f"{member} lost something")
+    assert min(int(value) for _, _, value in member.received) >= 52, "history"
 
 
 @pytest.mark.parametrize("kind", OF_EACH_LIBRARY, ids=str)
