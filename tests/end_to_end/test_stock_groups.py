@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -246,6 +247,29 @@ def test_a_latest_group_reads_no_history_when_the_partition_before_is_committed_
         world.write(1, "later")
         reader.has("later")
         assert reader.values == ["live", "while it waited", "later"]
+
+
+def test_what_the_coordinator_has_heard_of_a_reset_outlives_the_broker(tmp_path: Path) -> None:
+    """The member goes on where it is, and asks no leader for its first offset again."""
+    with running(tmp_path, **SETTINGS) as broker:
+        broker.settings["listeners"] = f"127.0.0.1:{broker.port}"
+        world = World(broker, "killed")
+        world.admin.create_topics(world.topic, partitions=1)
+        world.write(0, "old")
+        world.resize(2)
+        world.write(1, "history")
+        with world.consumer(reset="latest") as reader:
+            reader.holds(0)
+            world.write(1, "while it waited")
+            reader.until(lambda: reader.is_at(0, 1))
+            broker.kill()
+            broker.start()
+            world.write(0, "live")
+            reader.has("live")
+            reader.commit()
+            reader.has("while it waited")
+            assert reader.values == ["live", "while it waited"]
+        world.admin.close()
 
 
 def test_an_earliest_group_formed_after_a_resize_reads_all_history_in_order(world: World) -> None:
