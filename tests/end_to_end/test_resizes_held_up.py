@@ -13,6 +13,7 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.client import Admin, ApiError, Consumer, Producer, ResizeDescription
 from anabranch.machines.placement import place
+from anabranch.protocol.messages.cancel_topic_resizes import CancelTopicResizesRequest
 from anabranch.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from anabranch.records.hashing import placement_hash
 from tests.support.broker import BrokerProcess, running
@@ -170,6 +171,17 @@ def test_the_client_that_asked_for_a_canceled_resize_is_told(held: BrokerProcess
         assert result.error_code == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
         assert result.error_message == "The resize of topic 'rivers' to 6 partitions was canceled."
         other.metadata(TOPIC)
+
+
+def test_a_request_to_cancel_more_resizes_than_a_cluster_needs_is_refused(held: BrokerProcess) -> None:
+    """Each named topic is a step of the controller: 200,000 of them stopped the broker for half a minute."""
+    with WireClient(held.port) as client:
+        some, many = (
+            client.call(CancelTopicResizesRequest(topics=["nowhere"] * count)).results for count in (100, 101)
+        )
+    assert [it.error_code for it in some] == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 100
+    assert [it.error_code for it in many] == [ErrorCode.INVALID_REQUEST] * 101
+    assert many[0].error_message == "101 topics are too many: name at most 100."
 
 
 def test_keys_keep_their_order_through_resizes_that_are_canceled(held: BrokerProcess) -> None:

@@ -36,7 +36,7 @@ from anabranch.protocol.messages.consumer_group_position import (
 )
 
 SPARE_PARTITIONS = 1_000
-"""Partitions that a question may name beyond twice those of the group's subscription."""
+"""Topics and partitions that a question may name beyond twice the partitions of the group's subscription."""
 Answered = Outcome[ConsumerGroupPositionResponse | Parked, CoordinatorRecord]
 
 
@@ -188,10 +188,10 @@ def _error(group: Group | None, request: ConsumerGroupPositionRequest) -> ErrorC
 
 
 def _is_too_large(keeper: Gatekeeper, group: Group, gates: GroupGates, request: ConsumerGroupPositionRequest) -> bool:
-    """Whether a request names many more partitions than the group subscribes to, whatever metadata the member has."""
+    """Whether a request names many more topics and partitions than the group subscribes to, by whatever metadata."""
     by_name = keeper.offsets.image.by_name
     room = sum(topic.size for name in keeper.topics_of(group, gates) if (topic := by_name.get(name)) is not None)
-    return sum(len(topic.partitions) for topic in request.topics) > 2 * room + SPARE_PARTITIONS
+    return sum(1 + len(topic.partitions) for topic in request.topics) > 2 * room + SPARE_PARTITIONS
 
 
 def _session_timeout_ms(group: Group, settings: GroupSettings, member_id: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from anabranch.base.errors import ApiError
+from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.protocol.messages.cancel_topic_resizes import (
     CancelTopicResizesRequest,
     CancelTopicResizesResponse,
@@ -21,6 +21,8 @@ from anabranch.server.context import BrokerContext, RequestContext
 
 WAITS_MAX = 100
 """How many partitions that hold a resize up a response names."""
+CANCELED_MAX = 100
+"""How many topics a request may name: each is a step of the controller."""
 
 
 def handle_list_topic_resizes(
@@ -55,7 +57,14 @@ def _listed(running: RunningResize) -> TopicResize:
 async def handle_cancel_topic_resizes(
     broker: BrokerContext, request: CancelTopicResizesRequest, call: RequestContext
 ) -> CancelTopicResizesResponse:
-    """Cancel the resize of each topic."""
+    """Cancel the resize of each topic; refuse a request that names too many."""
+    if len(request.topics) > CANCELED_MAX:
+        message = f"{len(request.topics)} topics are too many: name at most {CANCELED_MAX}."
+        refused = [
+            CancelTopicResizesResult(name=name, error_code=ErrorCode.INVALID_REQUEST, error_message=message)
+            for name in request.topics
+        ]
+        return CancelTopicResizesResponse(results=refused)
 
     async def cancel(name: str) -> CancelTopicResizesResult:
         try:
