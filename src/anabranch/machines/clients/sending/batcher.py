@@ -159,11 +159,12 @@ class Batcher:
         """Handle the end of a connection over which batches were sent that no response acknowledges (acks=0).
 
         The broker refuses a batch by closing the connection, so each topic with a leader there may have changed:
-        nothing of it is sent before its metadata is refreshed.
+        nothing of it is sent before its metadata is refreshed, and looked at again as after a refusal, since metadata
+        may not show the change yet.
         """
         for topic in self._topics.values():
             if node in topic.leaders.values():
-                topic.moving = topic.needs_metadata = True
+                topic.moving = topic.needs_metadata = topic.refused = True
 
     def not_sent(self, request_id: int, now_ms: int) -> None:
         """Handle a request that was never sent: the connection could not be made."""

@@ -18,6 +18,7 @@ from anabranch.machines.clients.sending import (
     ProducerWork,
     Send,
 )
+from anabranch.machines.clients.sending.placing import LOOK_BACKOFF_MS, LOOKS_MAX
 
 TOPIC = "t"
 LEADERS = {0: 1, 1: 1, 2: 2}
@@ -129,16 +130,41 @@ def test_after_a_lost_connection_without_acks_nothing_is_sent_before_metadata_is
     ]
 
 
-def test_a_lost_connection_without_a_change_of_the_topic_costs_one_backoff() -> None:
+def test_a_lost_connection_without_a_change_of_the_topic_costs_some_looks() -> None:
     writer = Writer(acks=0, enable_idempotence=False)
     (send,) = writer.send("0:a")
     writer.batcher.not_sent(send.request_id, writer.now)
     writer.batcher.connection_lost(1)
-    assert writer.drain() == []
+    writer.refreshes.clear()
+    looks, sends = 0, writer.drain()
+    while not sends and writer.now < 10_000:
+        if len(writer.refreshes) > looks:
+            looks += 1
+            writer.know()
+        writer.now += 10
+        sends = writer.drain()
+    assert seen(sends) == [(0, -1, ["0:a"])]
+    assert len(writer.refreshes) == LOOKS_MAX + 1
+    assert writer.now < 1_000
+
+
+def test_after_a_lost_connection_without_acks_a_resize_that_metadata_does_not_show_yet_is_waited_for() -> None:
+    """Leaders refuse the old count before metadata shows the new one: each record sent meanwhile would be lost."""
+    writer = Writer(acks=0, enable_idempotence=False)
+    (send,) = writer.send("0:a")
+    writer.answer(send)
+    writer.batcher.connection_lost(1)
+    writer.drain()
     writer.know()
-    assert writer.drain() == []
-    writer.now += 1_000
-    assert seen(writer.drain()) == [(0, -1, ["0:a"])]
+    assert writer.send("0:b") == []
+    writer.placement = Placement(1, 2)
+    writer.now += LOOK_BACKOFF_MS
+    writer.drain()
+    assert writer.refreshes == [TOPIC]
+    writer.know()
+    assert [(send.counts, records) for send in writer.drain() for _, _, records in seen([send])] == [
+        ({TOPIC: 2}, ["0:b"])
+    ]
 
 
 def test_records_linger_until_it_is_time_or_there_are_enough_or_a_flush() -> None:
