@@ -258,7 +258,9 @@ def test_a_question_about_far_more_topics_than_there_are_is_refused() -> None:
         question = ConsumerGroupPositionRequest(
             group_id=GROUP, generation_id=a, member_id="A", topics=topics, max_wait_ms=0
         )
-        answers.append(world.submit(lambda machine, it=question: machine.consumer_group_position(it, "t", world.now_ms)))
+        answers.append(
+            world.submit(lambda machine, it=question: machine.consumer_group_position(it, "t", world.now_ms))
+        )
     assert [answer.error_code for answer in answers] == [ErrorCode.INVALID_REQUEST, ErrorCode.NONE]
 
 
