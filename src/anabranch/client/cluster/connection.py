@@ -142,16 +142,17 @@ class Connection(asyncio.BufferedProtocol):
         return highest if highest >= max(api.versions[0], theirs[0]) else None
 
     def send(self, message: Any, *, timeout_ms: int, version: int | None = None) -> asyncio.Future[Any]:
-        """Send a request at once; the future completes with its response."""
+        """Send a request at once; the future completes with its response. EncodeError before anything is written."""
         self._check()
         self._correlation_ids = (self._correlation_ids + 1) & 0x7FFFFFFF
         correlation_id = self._correlation_ids
         api = api_of(type(message))
         version = self.version_of(type(message)) if version is None else version
+        parts = encode_request(message, version, correlation_id, self._client_id)
         future: asyncio.Future[Any] = self._loop.create_future()
         timer = self._loop.call_later(timeout_ms / 1000, self._too_late, api.name, timeout_ms)
         self._waiting[correlation_id] = (api, version, future, timer)
-        self._write(encode_request(message, version, correlation_id, self._client_id))
+        self._write(parts)
         return future
 
     def send_unanswered(self, message: Any, *, version: int) -> None:

@@ -9,6 +9,7 @@ import pytest
 from anabranch.base.errors import ApiError, DecodeError
 from anabranch.client.cluster.connection import ConnectError, Connection, ConnectionSettings, DisconnectedError, Lane
 from anabranch.client.cluster.metadata import parse_servers
+from anabranch.codec.primitives import EncodeError
 from anabranch.protocol.frames import encode_response
 from anabranch.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 from anabranch.protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
@@ -158,6 +159,23 @@ def test_a_request_that_is_not_answered_in_time_ends_the_connection() -> None:
         with pytest.raises(DisconnectedError, match="broker:9092 did not answer Metadata within 1 ms"):
             await future
         assert socket.closed
+
+    run(scenario)
+
+
+def test_a_request_that_cannot_be_written_leaves_nothing_to_wait_for() -> None:
+    """It raises at once, and does not end the connection for the others when its time would be over."""
+
+    async def scenario() -> None:
+        connection, socket = connected()
+        with pytest.raises(EncodeError, match="cannot carry"):
+            connection.send(FetchRequest(max_wait_ms=1 << 31), timeout_ms=1)
+        other = connection.send(MetadataRequest(), timeout_ms=TIMEOUT_MS)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(other), 0.05)
+        assert not socket.closed
+        connection.close()
+        assert isinstance(other.exception(), DisconnectedError)
 
     run(scenario)
 
