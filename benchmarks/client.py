@@ -170,12 +170,18 @@ def produce(scale: Scale) -> Iterator[Result]:
         )
 
 
+@contextmanager
+def filled(records: int) -> Iterator[str]:
+    """The address of a broker whose topic has so many records."""
+    with Anabranch(settings={"durability": "os"}) as broker, topic(broker.address):
+        fill(broker.address, records)
+        yield broker.address
+
+
 def consume(scale: Scale) -> Iterator[Result]:
     """`poll_arrow`, and `poll`, against confluent-kafka's `consume`."""
     many, few = scale.choose((4_000_000, 800_000), (20_000, 5_000))
-    with Anabranch(settings={"durability": "os"}) as broker, topic(broker.address):
-        address = broker.address
-        fill(address, many)
+    with filled(many) as address:
         yield from compare(
             "client.poll_arrow",
             what=f"{many} records as tables; confluent-kafka consumes {few}",
@@ -201,9 +207,7 @@ def consume(scale: Scale) -> Iterator[Result]:
 def consume_ordered(scale: Scale) -> Iterator[Result]:
     """A member of a group with ordered delivery against one without, on a topic that is not resized."""
     records = scale.choose(4_000_000, 20_000)
-    with Anabranch(settings={"durability": "os"}) as broker, topic(broker.address):
-        address = broker.address
-        fill(address, records)
+    with filled(records) as address:
         yield from compare(
             "client.consume_ordered",
             what=f"{records} records as tables, in a group; the other side has ordering=none",

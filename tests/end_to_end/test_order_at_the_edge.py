@@ -76,12 +76,7 @@ def test_parents_without_records_hide_no_grandparents(shared: BrokerProcess, wor
     with stage(shared.address, f"idle-{library}", 1, workers) as it:
         group = it.group(library, members=2, commit="each", delay_ms=5, records_max=10)
         it.until_owned(group, [0])
-        it.hold()
-        it.load.send(20)
-        it.resize(2)
-        it.resize(4)
-        it.load.send(5)
-        it.release()
+        it.resize_held(2, 4, before=20, after=5)
         it.finish()
         it.check_that_it_tested()
 
@@ -134,11 +129,7 @@ def test_a_position_that_was_waited_for_in_vain_counts_again_when_it_moves(
         it.resize(2)
         it.load.send(5, keys=8, name="others")
         it.until(lambda: group.owners(1), "the gate does not open by time")
-        it.hold()
-        it.load.send(30, keys=8)
-        it.resize(4)
-        it.load.send(10, keys=8)
-        it.release()
+        it.resize_held(4, before=30, after=10, keys=8)
         it.finish()
         it.check_that_it_tested()
 

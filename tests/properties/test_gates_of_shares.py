@@ -20,6 +20,7 @@ from anabranch.machines.keyspace import SPACE, SPACE_END, Interval, cuts, interv
 from anabranch.machines.lineage import BEYOND, UNKNOWN_END, Frontier, Lineage
 from anabranch.machines.placement import place
 from tests.properties.test_lineage import Topic, first_deliveries, grown_topic
+from tests.support.delivery import Delivery
 
 HISTORIES = 3_000
 CLASS_BITS = 5
@@ -114,14 +115,13 @@ def test_while_a_log_cannot_be_opened_the_gates_of_its_relatives_are_closed(seed
             assert lineage.gates(positions).limit(p) == positions[p]
 
 
-class Crowd:
+class Crowd(Delivery[Frontier]):
     """Readers of a whole topic: each partition is cut into shares, each with its own progress."""
 
     def __init__(self, topic: Topic, chance: random.Random) -> None:
+        super().__init__()
         self.topic = topic
         self.chance = chance
-        self.committed: dict[int, Frontier] = {}
-        self.progress: dict[int, Frontier] = {}
         self.shares: dict[int, list[Interval]] = {}
         self.delivered: dict[object, list[int]] = {}
 
@@ -177,18 +177,8 @@ class Crowd:
         self.progress[p] = moved(frontier, keys, end)
         return True
 
-    def commit(self) -> None:
-        self.committed = dict(self.progress)
-
-    def crash(self) -> None:
-        self.progress = dict(self.committed)
-
-    def drain(self) -> bool:
-        """Deliver all that is left; False if the crowd got stuck."""
-        while True:
-            self.commit()
-            if not self.step():
-                return all(f.lowest(SPACE) >= self.topic.logs[p].end for p, f in self.frontiers(self.progress).items())
+    def is_done(self) -> bool:
+        return all(f.lowest(SPACE) >= self.topic.logs[p].end for p, f in self.frontiers(self.progress).items())
 
 
 def moved(frontier: Frontier, keys: Interval, offset: int) -> Frontier:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from anabranch.machines.lineage import Lineage, sequence_cuts
 from anabranch.machines.placement import level_size, place
 from tests.properties.recursive_gates import before, direct_parent_rule, moves, recursive_rule
+from tests.support.delivery import Delivery
 
 Rule = Callable[[Lineage, Mapping[int, int]], Callable[[int, int], bool]]
 """For a lineage and a reader's positions: whether (partition, layout) may be delivered."""
@@ -93,15 +94,14 @@ class Topic:
         return self._lineage
 
 
-class Reader:
+class Reader(Delivery[int]):
     """Delivers what a rule allows, in the most adverse order chance finds; commits now and then; crashes."""
 
     def __init__(self, topic: Topic, rule: Rule, chance: random.Random) -> None:
+        super().__init__()
         self.topic = topic
         self.rule = rule
         self.chance = chance
-        self.committed: dict[int, int] = {}
-        self.progress: dict[int, int] = {}
         self.delivered: dict[int, list[int]] = {}
 
     def _positions(self, of: Mapping[int, int]) -> dict[int, int]:
@@ -132,18 +132,8 @@ class Reader:
             self.progress[p] = offset + 1
         return True
 
-    def commit(self) -> None:
-        self.committed = dict(self.progress)
-
-    def crash(self) -> None:
-        self.progress = dict(self.committed)
-
-    def drain(self) -> bool:
-        """Deliver all that is left; False if it got stuck."""
-        while True:
-            self.commit()
-            if not self.step():
-                return all(self._positions(self.progress)[p] == log.end for p, log in self.topic.logs.items())
+    def is_done(self) -> bool:
+        return all(self._positions(self.progress)[p] == log.end for p, log in self.topic.logs.items())
 
 
 def our_rule(lineage: Lineage, positions: Mapping[int, int]) -> Callable[[int, int], bool]:

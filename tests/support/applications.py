@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
-import os
-import signal
-import subprocess
 import sys
 import threading
 import time
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from anabranch.client import AnabranchError, Producer, sync
 from tests.support.application_edge import ApplicationEdge, Handed, OrderError, Partition, Stream
-from tests.support.broker import ROOT, BrokerProcess
+from tests.support.broker import BrokerProcess
+from tests.support.worker_process import WorkerProcess
 
 _names = itertools.count()
 NS = 1_000_000_000
@@ -39,62 +36,28 @@ QUICK = {
 """Settings of a broker whose groups notice everything soon."""
 
 
-class Worker:
+class Worker(WorkerProcess):
     """A process that runs applications of one library."""
 
     def __init__(self, library: str, address: str) -> None:
         self._listeners: dict[str, Callable[[dict[str, Any]], None]] = {}
         self._ready = threading.Event()
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "PYTHONWARNINGS": "ignore"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.application_worker", library, address],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env=environment,
-            start_new_session=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        super().__init__([sys.executable, "-m", "tests.support.application_worker", library, address])
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue  # cut off by a kill
-            if event["event"] == "ready":
-                self._ready.set()
-            else:
-                self._listeners[event["of"]](event)
+    def said(self, event: dict[str, Any]) -> None:
+        if event["event"] == "ready":
+            self._ready.set()
+        else:
+            self._listeners[event["of"]](event)
 
     def tell(self, name: str, do: str, **more: object) -> None:
         """Give an application a command."""
         assert self._ready.wait(60), "the applications' process does not start"
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"of": name, "do": do, **more}) + "\n")
-        self._process.stdin.flush()
+        self.say({"of": name, "do": do, **more})
 
     def listen(self, name: str, listener: Callable[[dict[str, Any]], None]) -> None:
         """Have an application's events told."""
         self._listeners[name] = listener
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def kill(self) -> None:
-        """kill -9."""
-        if self.alive:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._reader.join(5)
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with suppress(BrokenPipeError):  # what was not read is lost with the process
-                    stream.close()
 
 
 Workers = dict[tuple[str, str], Worker]
@@ -595,6 +558,15 @@ class Stage:
             self.resize(count)
             self._send_more(records)
             self.release()
+
+    def resize_held(self, *counts: int, before: int, after: int, keys: int = 4) -> None:
+        """Resize between records that wait behind those sent before, as nobody reads until all are there."""
+        self.hold()
+        self.load.send(before, keys=keys)
+        for count in counts:
+            self.resize(count)
+        self.load.send(after, keys=keys)
+        self.release()
 
     def _send_more(self, records: int) -> None:
         least = self.load.acknowledged + records

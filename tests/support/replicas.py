@@ -15,6 +15,7 @@ from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import Disk, File
 from anabranch.runtime.metrics import Metrics
 from anabranch.server.partitions.compaction import Compaction, TopicShape
+from anabranch.server.partitions.offsets import delete_records
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.server.partitions.topic_settings import topic_settings
@@ -150,3 +151,11 @@ class LocalReplicas:
         self.runner.run(self.replicas.close())
         self.runner.close()
         self._directory.release()
+
+
+async def delete_while_it_stops(partition: Partition, offset: int) -> int | ErrorCode:
+    """Begin to delete the records before an offset, and stop the replica before the deletion is made."""
+    deleting = asyncio.ensure_future(delete_records(partition, offset))
+    await asyncio.sleep(0)
+    partition.leadership = None
+    return await deleting

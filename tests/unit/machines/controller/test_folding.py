@@ -18,12 +18,7 @@ from tests.unit.machines.controller.transcript import Cluster
 
 
 def resized(*counts: int, start: int = 2) -> Cluster:
-    cluster = Cluster(partitions=start)
-    for count in counts:
-        cluster.resize(count)
-        cluster.run()
-    cluster.text()
-    return cluster
+    return Cluster.resized(*counts, start=start)
 
 
 def report_of(cluster: Cluster, held: Iterable[int]) -> HeldLayouts:

@@ -10,12 +10,7 @@ from tests.unit.machines.controller.transcript import Cluster
 
 
 def shrunk(*counts: int, start: int = 1) -> Cluster:
-    cluster = Cluster(partitions=start)
-    for count in counts:
-        cluster.resize(count)
-        cluster.run()
-    cluster.text()
-    return cluster
+    return Cluster.resized(*counts, start=start)
 
 
 def test_an_empty_partition_is_remembered_and_hidden_before_its_replica_is_deleted() -> None:

@@ -42,6 +42,16 @@ class Cluster:
             self.run()
         self.lines.clear()
 
+    @classmethod
+    def resized(cls, *counts: int, start: int) -> Cluster:
+        """A cluster whose topic was resized to these counts, one after the other, and a text that begins after that."""
+        cluster = cls(partitions=start)
+        for count in counts:
+            cluster.resize(count)
+            cluster.run()
+        cluster.text()
+        return cluster
+
     def submit(self, decide: Callable[[ControllerState], Decision[object]]) -> object:
         """Decide, persist, apply, write down; requests wait until they are answered."""
         decision = decide(self.state)

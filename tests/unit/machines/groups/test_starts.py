@@ -142,7 +142,8 @@ def test_a_latest_group_formed_after_a_resize_gets_what_was_written_while_it_wai
     assert committed(world) == {1: 7}, "the log end when the group began"
 
 
-def test_after_a_restart_nobody_waits_again() -> None:
+def waited_for_in_vain() -> tuple[Asking, int]:
+    """A member with a partition whose gate opened by time, and the member's epoch."""
     topic = Topic()
     topic.ends[0] = 5
     topic.resize(2)
@@ -151,6 +152,11 @@ def test_after_a_restart_nobody_waits_again() -> None:
     for _ in range(TIMEOUT_MS // 20_000 + 1):
         world.advance(20_000)
         world.beat("A", epoch)
+    return world, epoch
+
+
+def test_after_a_restart_nobody_waits_again() -> None:
+    world, _ = waited_for_in_vain()
     assert assigned(world) == "foo-0 foo-1" and committed(world) == {1: 0}
     world.leave("A")
     world.reload()
@@ -160,15 +166,7 @@ def test_after_a_restart_nobody_waits_again() -> None:
 
 
 def test_the_mark_of_an_open_gate_outlives_a_commit_at_the_same_offset() -> None:
-    test_after_a_restart_nobody_waits_again()
-    topic = Topic()
-    topic.ends[0] = 5
-    topic.resize(2)
-    world = Asking(topic.image())
-    epoch = settle(world, "A", world.join("A").member_epoch)
-    for _ in range(TIMEOUT_MS // 20_000 + 1):
-        world.advance(20_000)
-        world.beat("A", epoch)
+    world, epoch = waited_for_in_vain()
     world.commit("A", epoch, 1, 0)
     world.leave("A")
     settle(world, "B", world.join("B").member_epoch)

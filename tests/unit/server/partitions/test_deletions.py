@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from anabranch.server.partitions.partition import Partition
 from anabranch.storage.checkpoints import LOG_STARTS_FILE
 from anabranch.storage.log.snapshots import Snapshots
 from tests.support.batches import make_batch
-from tests.support.replicas import LocalReplicas
+from tests.support.replicas import LocalReplicas, delete_while_it_stops
 
 IDLE_MAX_MS = 1 << 40
 
@@ -84,14 +83,7 @@ def test_retention_writes_nothing_in_the_loop(world: LocalReplicas, monkeypatch:
 
 def test_nothing_is_deleted_of_a_replica_that_was_stopped_meanwhile(world: LocalReplicas) -> None:
     partition = fill(world)
-
-    async def story() -> int | ErrorCode:
-        deleting = asyncio.create_task(delete_records(partition, 15))
-        await asyncio.sleep(0)
-        partition.leadership = None
-        return await deleting
-
-    assert world.runner.run(story()) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert world.runner.run(delete_while_it_stops(partition, 15)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert partition.log.log_start == 0
     assert world.checkpoints.log_start("t-0") != 15, "a log that is made again must not start there"
 

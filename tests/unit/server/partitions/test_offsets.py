@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from anabranch.server.partitions.offsets import (
     list_offset,
 )
 from tests.support.batches import make_batch, make_keyed_batch
-from tests.support.replicas import NOW_MS, LocalReplicas
+from tests.support.replicas import NOW_MS, LocalReplicas, delete_while_it_stops
 
 
 @pytest.fixture
@@ -160,12 +159,5 @@ def test_a_replica_that_is_stopped_while_a_deletion_waits_is_left_alone(local: L
     partition = local[0]
     data = make_batch(3, producer_id=7, producer_epoch=0, base_sequence=0)
     partition.append(data, parse_header(data), NOW_MS)
-
-    async def stop_meanwhile() -> int | ErrorCode:
-        deleting = asyncio.ensure_future(delete_records(partition, 2))
-        await asyncio.sleep(0)
-        partition.leadership = None
-        return await deleting
-
-    assert local.runner.run(stop_meanwhile()) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert local.runner.run(delete_while_it_stops(partition, 2)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert partition.log.log_start == 0
