@@ -434,6 +434,9 @@ class Gatekeeper:
             if at in gates.unsure:
                 del gates.unsure[at]
                 gates.version += 1
+            made = gates.evaluated.get(topic_id)
+            if made is not None and number in made.verdicts:
+                made.doubt(number)  # its next record may lie behind another gate, and a heartbeat come before the look
 
     # -- the work of a look --------------------------------------------------------------------------------------------
 

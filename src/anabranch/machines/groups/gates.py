@@ -90,6 +90,14 @@ class Evaluated:
         self.is_outdated = False
         self._gates = None
 
+    def doubt(self, partition: int) -> None:
+        """Decide a partition, and those that wait on it, by its position of now."""
+        self.stands.pop(partition, None)
+        self.counted.pop(partition, None)
+        self._gates = None
+        self.left[partition] = None
+        self.left.update(self.waiting.get(partition, {}))
+
     def moved(self, partition: int, stand: Stand) -> None:
         """Take a position that is not behind the one before: the partition, and those that waited on it, are left."""
         self.stands[partition], self.counted[partition] = stand, stand.counted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from unittest import mock
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.image import Image, TopicImage
@@ -210,6 +211,22 @@ def test_a_partition_that_re_opens_is_taken_away_at_its_end_and_handed_out_again
     epoch = settle(world, "A", epoch)
     assert assigned(world) == "foo-0 foo-1" and committed(world) == {0: 8, 1: 3}
     world.check()
+
+
+def test_a_heartbeat_between_a_leaders_answer_and_the_look_brings_no_partition_behind_a_closed_gate() -> None:
+    """The answer says that the next record lies in the next layout, whose gate is closed."""
+    topic = Topic(2)
+    topic.resize(3)
+    topic.ends = {0: 1, 2: 4}
+    topic.resize(2)
+    topic.ends[0] = 2
+    world = Asking(topic.image())
+    with mock.patch.object(world, "perform"):
+        answer = world.join("A")
+        assert assigned(world) == "foo-1 foo-2", "where the next record of foo-0 is, its leader knows"
+        world.coordinator.next_records(GROUP, FOO, {0: 0}, {0: 2}, world.now_ms)
+        world.beat("A", answer.member_epoch, world.told(answer))
+    assert assigned(world) == "foo-1 foo-2", "foo-2 is not read"
 
 
 def test_a_partition_taken_away_without_a_commit_keeps_its_position() -> None:
