@@ -155,6 +155,11 @@ def test_groups_are_listed_by_types_and_states_with_commas_or_one_by_one(anabran
     assert found("--type", "classic", "--type", "consumer") == both
     assert found("--type", "classic") == {"listed-classic"}
     assert found("--type", "consumer", "--state", "stable,assigning") == set()
+    described = commands.document(anabranch.address, "group", "describe", "--type", "consumer")
+    assert {group["type"] for group in described} == {"consumer"}
+    assert "listed-consumer" in {group["group"] for group in described}
+    _, error = anabranch.run("group", "describe", "listed-classic", "--type", "consumer", code=1)
+    assert "group 'listed-classic' is of type classic, not consumer" in " ".join(error.split())
 
 
 def test_every_format_of_consume(anabranch: Commands) -> None:

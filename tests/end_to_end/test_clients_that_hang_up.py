@@ -13,11 +13,18 @@ from anabranch.base.errors import ErrorCode
 from anabranch.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from anabranch.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from anabranch.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from anabranch.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from anabranch.protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
 from anabranch.protocol.messages.metadata import MetadataRequest
 from anabranch.storage.directory import METADATA_FILE
 from tests.support.broker import BrokerProcess
 from tests.support.wire import WireClient, batch
 
+TOPIC_RESOURCE = 2
 CONNECTIONS = "kafka_server_socketservermetrics_connections"
 
 
@@ -33,6 +40,21 @@ def delete(name: str) -> DeleteTopicsRequest:
 def grow(name: str) -> CreatePartitionsRequest:
     asked = CreatePartitionsTopic(name=name, count=4, assignments=None)
     return CreatePartitionsRequest(topics=[asked], timeout_ms=20_000)
+
+
+def configure(name: str, value: str) -> IncrementalAlterConfigsRequest:
+    config = AlterableConfig(name="retention.ms", config_operation=0, value=value)
+    asked = AlterConfigsResource(resource_type=TOPIC_RESOURCE, resource_name=name, configs=[config])
+    return IncrementalAlterConfigsRequest(resources=[asked])
+
+
+def configured(client: WireClient, name: str) -> str | None:
+    """The retention of a topic."""
+    asked = DescribeConfigsResource(
+        resource_type=TOPIC_RESOURCE, resource_name=name, configuration_keys=["retention.ms"]
+    )
+    answer = client.call(DescribeConfigsRequest(resources=[asked]))
+    return next(config.value for result in answer.results for config in result.configs)
 
 
 def listed(client: WireClient) -> dict[str, int]:
@@ -109,3 +131,14 @@ def test_a_topic_whose_resizer_hung_up_has_the_new_count(broker: BrokerProcess, 
     hang_up_in_the_transaction(broker, grow("t"), lambda: listed(client) == {"t": 4})
     assert code(client, grow("t")) is ErrorCode.INVALID_PARTITIONS
     assert client.produce("t", 3, batch([b"x"]), count=4).base_offset == 0
+
+
+def test_a_topic_that_somebody_configured_who_hung_up_is_described_as_it_is_stored(
+    broker: BrokerProcess, client: WireClient
+) -> None:
+    client.create("t", 1)
+    hang_up_in_the_transaction(broker, configure("t", "123456"), lambda: configured(client, "t") == "123456")
+    assert broker.stop() == 0
+    broker.start()
+    with WireClient(broker.port) as later:
+        assert configured(later, "t") == "123456"

@@ -10,6 +10,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,10 @@ from anabranch.protocol.frames import encode_request
 from anabranch.protocol.messages.alter_configs import AlterConfigsRequest
 from anabranch.protocol.messages.alter_configs import AlterConfigsResource as Replaced
 from anabranch.protocol.messages.api_versions import ApiVersionsRequest
+from anabranch.protocol.messages.consumer_group_heartbeat import Assignor
 from anabranch.protocol.messages.consumer_group_install_assignment import ConsumerGroupInstallAssignmentRequest
+from anabranch.protocol.messages.consumer_group_install_assignment import Member as InstalledMember
+from anabranch.protocol.messages.consumer_group_install_assignment import TopicPartition as InstalledTopic
 from anabranch.protocol.messages.consumer_group_prepare_assignment import ConsumerGroupPrepareAssignmentRequest
 from anabranch.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from anabranch.protocol.messages.delete_groups import DeleteGroupsRequest
@@ -248,6 +252,51 @@ def test_prepare_and_install_are_answered_by_the_coordinator(client: GroupClient
     for answer in (prepared, installed):
         assert answer.error_code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND)
         assert answer.error_message
+
+
+def test_a_client_side_assignor_is_named_and_gives_nobody_what_it_does_not_subscribe_to(client: GroupClient) -> None:
+    for topic in ("foo", "bar"):
+        client.create(topic)
+    offer = Assignor(name="mine", minimum_version=0, maximum_version=1, metadata_version=1)
+    until(lambda: client.beat("g", "a", 0, topics=["foo"], client_assignors=[offer]).should_compute_assignment)
+    client.beat("g", "b", 0, topics=["foo", "bar"], client_assignors=[offer])
+    assert client.described("g").assignor_name == "mine"
+
+    def install(**shares: list[str]) -> Any:
+        prepared = client.call(ConsumerGroupPrepareAssignmentRequest(group_id="g", member_id="a", member_epoch=0))
+        assert prepared.assignor_name == "mine"
+        ids = {topic.topic_name: topic.topic_id for topic in prepared.topics}
+        members = [
+            InstalledMember(
+                member_id=name,
+                partitions=[InstalledTopic(topic_id=ids[topic], partitions=[0]) for topic in topics],
+                metadata_version=1,
+            )
+            for name, topics in shares.items()
+        ]
+        return client.call(
+            ConsumerGroupInstallAssignmentRequest(
+                group_id="g", member_id="a", member_epoch=0, group_epoch=prepared.group_epoch, members=members
+            )
+        )
+
+    refused = install(a=["foo", "bar"], b=[])
+    assert refused.error_code == ErrorCode.INVALID_ASSIGNMENT
+    assert "member a does not subscribe to topic" in refused.error_message
+    assert install(a=["foo"], b=["bar"]).error_code == ErrorCode.NONE
+
+
+def test_an_empty_group_without_offsets_is_removed_and_one_with_offsets_is_kept(tmp_path: Path) -> None:
+    quick = {"offsets.retention.check.interval.ms": 100}
+    with running(tmp_path, **quick) as broker, another(broker) as client:
+        client.ready()
+        client.create("t")
+        for group in ("bare", "kept"):
+            client.beat(group, "a", 0, topics=["t"])
+        assert client.commit("kept", {("t", 0): 0}, member="a", epoch=1) == [ErrorCode.NONE]
+        for group in ("bare", "kept"):
+            client.beat(group, "a", -1)
+        until(lambda: client.listed() == {"kept": "Empty"})
 
 
 def test_a_broker_may_do_without_the_consumer_protocol(tmp_path: Path) -> None:

@@ -92,26 +92,33 @@ def test_while_a_log_is_offline_its_children_are_not_handed_out(tmp_path: Path) 
             (assigned,) = owned(answer).values()
             assert 3 in assigned, "partition 1 is read to its end"
             assert 2 not in assigned, "no position is known to be behind the end of partition 0"
-        asyncio.run(_ours_reads_what_it_may(f"127.0.0.1:{broker.port}"))
+        for protocol in (None, "classic", "consumer"):
+            asyncio.run(_ours_reads_what_it_may(f"127.0.0.1:{broker.port}", protocol))
     finally:
         broker.stop()
 
 
-async def _ours_reads_what_it_may(address: str) -> None:
-    """A consumer of the whole topic: it reads partitions 1 and 3, and nothing of partition 2."""
+async def _ours_reads_what_it_may(address: str, protocol: str | None) -> None:
+    """A consumer of the whole topic, assigned or alone in a group: it reads partitions 1 and 3, and nothing of 2."""
     async with Admin(bootstrap_servers=address) as admin:
         lineage = await admin.lineage("t")
         assert lineage.unknown == {0: 0}
         ends = await admin.list_offsets({("t", 1): -1, ("t", 3): -1})
     found: dict[int, int] = {}
-    consumer = Consumer(address, auto_offset_reset="earliest")
+    of_group = {"group_id": f"ours-{protocol}", "group_protocol": protocol, "auto_commit_interval_ms": 50}
+    consumer = Consumer(address, auto_offset_reset="earliest", **({} if protocol is None else of_group))  # type: ignore[arg-type]
     try:
-        consumer.assign([TopicPartition("t", number) for number in range(4)])
+        if protocol is None:
+            consumer.assign([TopicPartition("t", number) for number in range(4)])
+        else:
+            consumer.subscribe("t")
         deadline = time.monotonic() + 30
         while sum(found.values()) < sum(end.offset for end in ends.values()):
             assert time.monotonic() < deadline, found
             for record in await consumer.poll(0.2):
                 found[record.partition] = found.get(record.partition, 0) + 1
+        for record in await consumer.poll(0.5):
+            found[record.partition] = found.get(record.partition, 0) + 1
     finally:
         await consumer.close()
     assert found.keys() == {1, 3}
