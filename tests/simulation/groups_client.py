@@ -187,6 +187,7 @@ class FalseCluster:
             if topic is None or tp.partition not in topic.logs:
                 raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             log = topic.logs[tp.partition]
+            self._client.asks_leader(tp, timestamp)
             if timestamp != EARLIEST:
                 self._client.begins_at_end(topic, tp.partition, log.end)
             found[tp] = OffsetAndTimestamp(log.start if timestamp == EARLIEST else log.end, -1, log.epoch)
@@ -540,16 +541,21 @@ class Client:
                     self.world.failed_with(error)
                     raise
 
+    def asks_leader(self, tp: TopicPartition, timestamp: int) -> None:
+        """Have the coordinators hear of a question for a first offset, as leaders tell them."""
+        topic = self.world.topics.get(tp.topic)
+        for broker in self.world.brokers if topic is not None else ():
+            broker.hear_reset(topic.topic_id, {tp.partition: timestamp}, self.name)
+
     def begins_at_end(self, topic: Topic, number: int, end: int) -> None:
         """Show the edge that a partition without a committed offset is read from its end."""
-        if self._counts_for(topic):
-            gone = TopicPartition(topic.name, number) in self.reader.gone
-            try:
-                self.world.edges[self.group].begins_at_end(topic, number, end, gone=gone)
-            except AssertionError as error:
-                if not self.is_void:
-                    self.world.failed_with(error)
-                    raise
+        gone = TopicPartition(topic.name, number) in self.reader.gone or not self._counts_for(topic)
+        try:
+            self.world.edges[self.group].begins_at_end(topic, number, end, gone=gone)
+        except AssertionError as error:
+            if not self.is_void:
+                self.world.failed_with(error)
+                raise
 
     def _counts_for(self, topic: Topic) -> bool:
         return topic.ordered and not self.world.is_ambiguous(topic)

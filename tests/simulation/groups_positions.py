@@ -141,6 +141,7 @@ class PositionRules:
         request = cause.request
         key = (request.group_id, name, part.partition_index)
         topic_id = machine.image.by_name[name].topic_id
+        by_id = by_id and not self._means_another(machine, request, topic_id, part.partition_index)
         before, committer = self.committed.get(key), (request.member_id, by_id)
         if before is not None and before[0] == topic_id and by_id:
             last, last_by_id = self._committers[key]
@@ -148,7 +149,7 @@ class PositionRules:
             log = None if known is None else known.logs.get(part.partition_index)
             is_real = log is not None and before[1] <= log.end  # a commit by name may be of a deleted topic's records
             others = last_by_id and last != request.member_id and self._world.is_open(cause.caller.connection)
-            if others and is_real and not self._means_another(machine, request, topic_id, part.partition_index):
+            if others and is_real:
                 assert part.committed_offset >= before[1], f"{key} goes back from {before} by {request}"
         self._rules.change(self.committed, key, (topic_id, part.committed_offset))
         self._rules.change(self._committers, key, committer)

@@ -156,6 +156,7 @@ class Reader:
             return
         answers = {}
         for tp, (timestamp, epoch) in lookup.partitions.items():
+            self._client.asks_leader(tp, timestamp)
             topic, log = self._log_of(tp)
             if topic is None or log is None:
                 answers[tp] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1

@@ -242,7 +242,8 @@ class GroupEdge(ApplicationEdge):
     def begins_at_end(self, topic: Topic, number: int, offset: int, *, gone: bool) -> None:
         """Check that a member that begins at the log end may: the partition was there when the group first came.
 
-        `gone`: the member stood at an offset that was deleted, so `auto.offset.reset` applies in any case.
+        `gone`: the member stood at an offset that was deleted, so `auto.offset.reset` applies in any case; or the topic
+        may be another one to a classic member.
         """
         assert self.reads_latest
         place = topic.life, number

@@ -8,7 +8,7 @@ the fold, so decisions change stored state by records alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -338,6 +338,14 @@ class Broker:
         if shard is not None and shard.active and shard.machine.image is not image:
             self.fold.image = image
             self.process.call(shard.tell, lambda machine, now_ms: machine.topics_changed(image, now_ms))
+
+    def hear_reset(self, topic_id: UUID, asked: Mapping[int, int], client_id: str) -> None:
+        """Tell the coordinator of a ListOffsets request, as the handler does."""
+        if self.machine is not None and self.machine.awaits_resets(topic_id):
+            assert self.shard is not None
+            self.process.call(
+                self.shard.tell, lambda machine, now_ms: machine.reset_heard(topic_id, asked, client_id, "/host")
+            )
 
     # -- requests ------------------------------------------------------------------------------------------------------
 

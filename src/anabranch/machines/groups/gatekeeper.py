@@ -357,15 +357,18 @@ class Gatekeeper:
             return None
         noted = self.starts.noted_end(group.group_id, topic, number)
         noted = waited_from if noted < 0 else noted
-        if topic.topic_id in gates.standing.from_end or self._reads_from_end(group.group_id, topic):
+        if self._reads_from_end(group.group_id, gates, topic):
             return max(log_start, noted)
         # Whether the group reads from the end is not known. Where nothing was written while the partition waited the
-        # client's own reset loses nothing either way.
-        return None if topic.log_end(number) <= noted else log_start
+        # client's own reset loses nothing either way; and of an empty partition the log start is both ends.
+        return None if log_start < topic.log_end(number) <= noted else log_start
 
-    def _reads_from_end(self, group_id: str, topic: TopicImage) -> bool:
+    def _reads_from_end(self, group_id: str, gates: GroupGates, topic: TopicImage) -> bool:
         return self.starts.reads_from_end(
-            group_id, topic.topic_id, lambda number: self.offsets.current(group_id, topic.name, number) is not None
+            group_id,
+            topic.topic_id,
+            lambda number: self.offsets.current(group_id, topic.name, number) is not None,
+            stands_late=topic.topic_id in gates.standing.from_end,
         )
 
     def _existed(self, group: ConsumerGroup, topic: TopicImage, number: int) -> bool:

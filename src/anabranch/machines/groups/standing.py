@@ -84,7 +84,7 @@ class Standing:
     unlearned: dict[str, set[At]] = field(default_factory=dict)
     """By member: the partitions that it was given in an answer after which it has not spoken again."""
     from_end: set[UUID] = field(default_factory=set)
-    """The topics that the group was found to read from the end."""
+    """The topics in which an owner without a commit was found behind a log start, as one that reads from the end is."""
 
     # -- positions -----------------------------------------------------------------------------------------------------
 

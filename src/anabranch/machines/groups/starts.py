@@ -68,10 +68,18 @@ class Starts:
         start = self.get(group_id, topic.topic_id)
         return NOT_NOTED if start is None else start.ends.get(partition, NOT_NOTED)
 
-    def reads_from_end(self, group_id: str, topic_id: UUID, has_committed: Callable[[int], bool]) -> bool:
-        """Whether the group is known to read a topic from its end (`resets`)."""
+    def reads_from_end(
+        self, group_id: str, topic_id: UUID, has_committed: Callable[[int], bool], *, stands_late: bool
+    ) -> bool:
+        """Whether the group is known to read a topic from its end (`resets`).
+
+        `stands_late`: an owner without a commit was found behind the log start. That alone says nothing: it may have
+        found no record there, or not have begun for all of its time.
+        """
         start = self.get(group_id, topic_id)
-        return start is not None and not start.other and any(has_committed(number) for number in start.latest)
+        if start is None or start.other or not start.latest:
+            return False
+        return stands_late or any(has_committed(number) for number in start.latest)
 
     def reads_from_beginning(self, group_id: str, topic_id: UUID) -> bool:
         """Whether the group is known not to read a topic from its end (`resets`)."""

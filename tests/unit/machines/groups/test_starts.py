@@ -21,6 +21,8 @@ from tests.unit.machines.groups.test_positions_asked import Asking, settle
 
 FOO = topic_id("foo")
 TIMEOUT_MS = 60_000
+LATEST = -1
+"""The timestamp of a question for the end of the log."""
 
 
 class Topic:
@@ -135,12 +137,29 @@ def test_a_latest_group_formed_after_a_resize_gets_what_was_written_while_it_wai
     world = Asking(topic.image())
     epoch = settle(world, "A", world.join("A").member_epoch)
     assert assigned(world) == "foo-0"
+    world.submit(lambda machine: machine.reset_heard(FOO, {0: LATEST}, "client", "/host"))
     topic.ends[1] = 12
     for _ in range(TIMEOUT_MS // 20_000 + 1):
         world.advance(20_000)
         world.beat("A", epoch)
     assert assigned(world) == "foo-0 foo-1"
     assert committed(world) == {1: 7}, "the log end when the group began"
+
+
+def test_an_owner_that_has_asked_for_nothing_in_all_of_its_time_is_not_taken_for_one_that_reads_from_the_end() -> None:
+    """A member that began slowly had its group lose what the partition that waited held before the group."""
+    topic = Topic()
+    topic.ends[0] = 5
+    topic.resize(2)
+    topic.ends = {0: 6, 1: 7}
+    world = Asking(topic.image())
+    epoch = settle(world, "A", world.join("A").member_epoch)
+    for _ in range(TIMEOUT_MS // 20_000 + 1):
+        world.advance(20_000)
+        world.beat("A", epoch)
+    topic.ends[1] = 12
+    settle(world, "A", epoch)
+    assert assigned(world) == "foo-0 foo-1" and committed(world) in ({}, {1: 0})
 
 
 def waited_for_in_vain() -> tuple[Asking, int]:
