@@ -303,9 +303,10 @@ UNREAD = 10
 class _Gated:
     """A group of one member in a topic that has doubled: all of its new partitions wait for the old ones."""
 
-    def __init__(self, partitions: int) -> None:
-        old = partitions // 2
+    def __init__(self, partitions: int, old: int) -> None:
         self.old = old
+        self.slowest_ms = 0.0
+        """The slowest decision so far."""
         self.now_ms = 1_000_000
         self.timers: dict[Hashable, int] = {}
         self.look_ms = 0.0
@@ -322,7 +323,9 @@ class _Gated:
         return TopicImage(self.topic_id, "t", partitions, lineage=lineage, log_end=lambda number: 2 * UNREAD)
 
     def _decide(self, decide: Callable[[Coordinator], Outcome[Any, Any]]) -> Any:
+        began = time.thread_time()
         outcome = decide(self.coordinator)
+        self.slowest_ms = max(self.slowest_ms, (time.thread_time() - began) * 1_000)
         for record in outcome.records:
             self.coordinator.apply(record)
         for timer in outcome.timers:
@@ -389,7 +392,7 @@ def gates(scale: Scale) -> list[Result]:
 
     def measured() -> Mapping[str, float]:
         with collector_paused():
-            return _Gated(partitions).heartbeats(beats)
+            return _Gated(partitions, partitions // 2).heartbeats(beats)
 
     return compare(
         "coordinator.gates",
@@ -405,6 +408,32 @@ def gates(scale: Scale) -> list[Result]:
     )
 
 
+def first_gates(scale: Scale) -> list[Result]:
+    """The slowest decision of a group whose topic has grown from one partition, until all gates are decided."""
+    partitions = scale.choose(5_000, 200)
+
+    def measured() -> Mapping[str, float]:
+        with collector_paused():
+            group = _Gated(partitions, 1)
+            for _ in range(3):
+                for _ in range(partitions):
+                    group.now_ms += 5
+                    group.look()
+                    if group.timers.get(("gates", "g"), 0) > group.now_ms + 100:
+                        break
+                group.heartbeats(1)
+            return {"decision": group.slowest_ms}
+
+    return compare(
+        "coordinator.first_gates",
+        what=f"one member of the consumer protocol in a topic of {partitions:,} partitions with one at creation, whose "
+        "10 records are unread. CPU milliseconds of the slowest decision, from the resize until all gates are decided",
+        sides={"anabranch": measured, "allowed": lambda: {"decision": LOOK_MS_MAX}},
+        bars=[Bar("decision", "ms", "less", 1.0)],
+        scale=scale,
+    )
+
+
 BENCHMARKS = {
     "uniform": uniform,
     "range": range_,
@@ -412,5 +441,6 @@ BENCHMARKS = {
     "own": own,
     "convergence": convergence,
     "gates": gates,
+    "first_gates": first_gates,
     "resize_gates": resize_gates,
 }

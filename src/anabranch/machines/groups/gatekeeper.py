@@ -19,7 +19,7 @@ from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import ConsumerGroup, Member
 from anabranch.machines.groups.consumer.target import subscriptions
 from anabranch.machines.groups.gates import OPEN, Evaluated, Stand, segment_start, was_reopened
-from anabranch.machines.groups.group_gates import GroupGates
+from anabranch.machines.groups.group_gates import GroupGates, held_of
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.positions import Position, position_record
@@ -38,7 +38,11 @@ LOOKED_AT_MAX = 100
 LOOK_ON_MS = 2
 ABSENT = object()
 DECIDED_AT_ONCE = 150
-"""Partitions whose gates one decision decides; the others follow in the next looks."""
+"""Partitions whose gates a heartbeat decides at most; the others are withheld until looks have decided them."""
+LOOK_ROOM = 300
+"""What the decisions of one look, or heartbeat, may cost (`Evaluated.next`), about 4 ms; the others follow later."""
+UNFINISHED_LOOKS_MAX = 50
+"""Looks at unfinished evaluations until what is waited for is found out all the same."""
 
 
 class AskNextRecords(NamedTuple):
@@ -81,12 +85,15 @@ class Gate:
         return self._keeper.withholds(self._group, gates, at, self._now_ms, may_decide=self._left > 0)
 
     def closed(self, topic_id: UUID) -> Set[int]:
-        """Partitions of a topic that are known to be closed: a heartbeat need not ask for each of thousands."""
-        gates = self._keeper.known(self._group.group_id)
-        made = None if gates is None else gates.evaluated.get(topic_id)
-        if made is None or made.is_outdated or made.topic is not self._keeper.offsets.image.by_id.get(topic_id):
+        """Partitions of a topic that are withheld, closed or to be decided by looks: a heartbeat asks for no others."""
+        topic = self._keeper.offsets.image.by_id.get(topic_id)
+        if topic is None or not topic.is_gated:
             return frozenset()
-        return made.closed.keys() - made.left.keys() if made.left else made.closed.keys()
+        made = self._keeper.evaluation(self._keeper.of(self._group.group_id), topic)
+        if not made.left:
+            return made.closed.keys()
+        asked_about, _ = made.next(LOOK_ROOM)
+        return (made.closed.keys() | made.left.keys()) - frozenset(asked_about)
 
     @property
     def takes(self) -> Callable[[UUID, int], bool] | None:
@@ -443,8 +450,12 @@ class Gatekeeper:
 
     # -- the work of a look --------------------------------------------------------------------------------------------
 
-    def refresh(self, group: Group, gates: GroupGates, now_ms: int) -> None:
-        """Decide gates of the topics that the group subscribes to, and find out what is waited for."""
+    def refresh(self, group: Group, gates: GroupGates, now_ms: int, room: int = LOOK_ROOM) -> int:
+        """Decide gates of the topics that the group subscribes to, and find out what is waited for.
+
+        Return what is left of `room`. What is waited for is of interest when all gates are decided.
+        """
+        unfinished = False
         by_id = self.offsets.image.by_id
         if gates.image_version != self.offsets.image.version:
             gates.image_version = self.offsets.image.version
@@ -453,40 +464,43 @@ class Gatekeeper:
             for topic_id in gone:
                 self.closed_in.pop(topic_id, None)
         if isinstance(group, ConsumerGroup):
-            room = DECIDED_AT_ONCE
             for name in sorted(self.topics_of(group, gates)):
                 topic = self.offsets.image.by_name.get(name)
                 if topic is not None and topic.is_gated:
                     made = self.evaluation(gates, topic)
-                    some = list(made.left)[:room]
-                    room -= len(some)
+                    some, room = made.next(room)
                     self.decide(group, gates, made, some, now_ms)
+                    unfinished |= bool(made.left)
         basis = (gates.version, changes(group), gates.questions.changes, len(gates.unsure), len(gates.standing.stalls))
-        if basis != gates.based_on:
+        gates.unfinished = gates.unfinished + 1 if unfinished and gates.unfinished < UNFINISHED_LOOKS_MAX else 0
+        if basis != gates.based_on and not gates.unfinished:
             gates.based_on = basis
             self._find_wanted(group, gates, now_ms)
         gates.is_due = any(made.left for made in gates.evaluated.values())
+        return room
 
     def _find_wanted(self, group: Group, gates: GroupGates, now_ms: int) -> None:
         owner = self.owner(group, gates)
         wanted: dict[At, int] = dict.fromkeys(gates.questions.askers, -1)
         inner: dict[At, None] = dict.fromkeys((*gates.unsure, *gates.standing.stalls))
-        holders = group.holders if isinstance(group, ConsumerGroup) else {}
+        held = held_of(group.holders if isinstance(group, ConsumerGroup) else ())
         gates.taking = False
         for topic_id, made in gates.evaluated.items():
-            lineage = made.topic.lineage
+            lineage, held_here = made.topic.lineage, held.get(topic_id, frozenset())
             assert lineage is not None
+            on: dict[int, int] = {}
             for number, verdict in made.verdicts.items():
-                at = topic_id, number
                 if not verdict.is_closed:
                     layout = lineage.layout_at(number, verdict.ahead)
-                    if at in holders and was_reopened(lineage, number, layout, verdict.ahead):
-                        inner[at] = None
-                elif verdict.is_reopened or at not in holders:
+                    if number in held_here and was_reopened(lineage, number, layout, verdict.ahead):
+                        inner[topic_id, number] = None
+                elif verdict.is_reopened or number not in held_here:
                     gates.taking |= verdict.is_reopened
                     for wait in verdict.waits:
-                        on = topic_id, wait.partition
-                        wanted[on] = max(wanted.get(on, -1), wait.offset)
+                        if wait.offset > on.get(wait.partition, -1):
+                            on[wait.partition] = wait.offset
+            for number, offset in on.items():
+                wanted[topic_id, number] = max(wanted.get((topic_id, number), -1), offset)
         gates.wanted, gates.inner = wanted, inner
         gates.wanted_of = {}
         for at in wanted:

@@ -46,6 +46,8 @@ class Verdict(NamedTuple):
 
 
 OPEN = Verdict()
+COST = 2
+"""What a decision about a partition costs, beside what each of its relatives does."""
 
 
 def judge(topic: TopicImage, gates: Gates, partition: int, stand: Stand) -> Verdict:
@@ -97,6 +99,17 @@ class Evaluated:
         self._gates = None
         self.left[partition] = None
         self.left.update(self.waiting.get(partition, {}))
+
+    def next(self, room: int) -> tuple[list[int], int]:
+        """The partitions to decide next, and what is left of `room`: a decision costs by the partition's relatives."""
+        assert self.topic.lineage is not None
+        some: list[int] = []
+        for partition in self.left:
+            if room <= 0:
+                break
+            some.append(partition)
+            room -= COST + len(self.topic.lineage.relatives(partition))
+        return some, room
 
     def moved(self, partition: int, stand: Stand) -> None:
         """Take a position that is not behind the one before: the partition, and those that waited on it, are left."""

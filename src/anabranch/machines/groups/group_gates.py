@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -47,6 +47,8 @@ class GroupGates:
     """By owner."""
     inner: dict[At, None] = field(default_factory=dict)
     """Further partitions to look at: unsure ones, stalled ones, and those that may be taken away."""
+    unfinished: int = 0
+    """Looks in a row after which gates were left to be decided, and `wanted` was not computed anew."""
     based_on: object = None
     """What `wanted` was computed from."""
     swept: tuple[object, ...] = ()
@@ -99,3 +101,14 @@ class GroupGates:
             known = self.evaluated.get(topic_id)
             if known is not None:
                 known.is_outdated = self.is_due = True
+
+
+def held_of(holders: Iterable[At]) -> Mapping[UUID, Set[int]]:
+    """Partitions that are held, by topic."""
+    found: dict[UUID, set[int]] = {}
+    before, numbers = None, set[int]()
+    for topic_id, number in holders:
+        if topic_id is not before:  # The hash of an id takes longer than all else here.
+            before, numbers = topic_id, found.setdefault(topic_id, set())
+        numbers.add(number)
+    return found

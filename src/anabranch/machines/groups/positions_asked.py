@@ -110,10 +110,10 @@ def decide_look(keeper: Gatekeeper, group_id: str, now_ms: int) -> Outcome[None,
         keeper.drop(group_id)
         return draft.outcome(None)
     gates.is_due = gates.is_rung = False
-    keeper.refresh(group, gates, now_ms)
+    room = keeper.refresh(group, gates, now_ms)
     wanted_before = gates.based_on
     moved, asks, more = keeper.compare(group, gates, now_ms)
-    keeper.refresh(group, gates, now_ms)
+    keeper.refresh(group, gates, now_ms, room)
     for topic_id, offsets in asks.items():
         name = keeper.offsets.image.name_of(topic_id)
         draft.perform(AskNextRecords(group_id, topic_id, name, offsets))

@@ -27,6 +27,8 @@ from anabranch.machines.groups.starts import NOT_NOTED, Start, Starts, start_rec
 from anabranch.machines.outcome import Draft, Outcome
 
 GROUPS_AT_A_TIME = 20
+PARTITIONS_AT_A_TIME = 1_000
+"""Partitions of settled groups after which the other groups wait for the next decision."""
 PAUSE_MS = 5
 Group = ConsumerGroup | ClassicGroup
 
@@ -102,12 +104,16 @@ class Settling:
 
     def _some(self, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
         topics = [topic for name in self._topics if (topic := self._offsets.image.by_name.get(name)) is not None]
+        settled = 0
         for group_id in list(self._left)[:GROUPS_AT_A_TIME]:
+            if settled >= PARTITIONS_AT_A_TIME:
+                break
             del self._left[group_id]
             group = self._groups.get(group_id)
             subscribed = frozenset() if group is None or not group.members else self._subscription(group)
             for topic in topics:
                 if topic.name in subscribed or self._offsets.of_topic(group_id, topic):
+                    settled += len(topic.readable)
                     self._settle(group_id, topic, draft, now_ms, begun=True)
                 else:
                     draft.write(*self._starts.trim(group_id, topic))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from anabranch.machines.groups.gates import OPEN, Evaluated, Stand, Verdict, segment_start, was_reopened
+from anabranch.machines.groups.gates import COST, OPEN, Evaluated, Stand, Verdict, segment_start, was_reopened
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.positions import Position
 from anabranch.machines.lineage import GateWait, Lineage
@@ -95,3 +95,22 @@ def test_a_partition_that_was_never_resized_has_no_gates() -> None:
     flat = TopicImage(FOO, "foo", (0, 1), lineage=Lineage.flat(2))
     assert not closed(flat, {0: 0, 1: 0}) and not flat.is_gated
     assert not replace(flat, lineage=None).is_gated
+
+
+def test_decisions_cost_by_the_relatives_that_they_look_at() -> None:
+    counts = (1, 2, 4, 8, 16)
+    ends = [dict.fromkeys(range(count), 5) for count in counts[:-1]]
+    made = Evaluated(TopicImage(FOO, "foo", range(16), lineage=Lineage.of_ends(1, counts, ends)))
+    assert made.topic.lineage is not None
+    cost = {number: COST + len(made.topic.lineage.relatives(number)) for number in range(16)}
+    assert cost[0] > cost[15] > COST
+    assert made.next(0) == ([], 0)
+    first, room = made.next(1)
+    assert (first, room) == ([0], 1 - cost[0]), "one is decided, whatever it costs"
+    decided: list[int] = []
+    while made.left:
+        some, room = made.next(10)
+        assert sum(cost[number] for number in some[:-1]) < 10 and room == 10 - sum(cost[number] for number in some)
+        made.decide(some, lambda number: Stand(0, 0, 0, None))
+        decided += some
+    assert decided == [*range(16)]

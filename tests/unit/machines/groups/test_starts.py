@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from unittest import mock
 
+import pytest
+
 from anabranch.base.errors import ErrorCode
+from anabranch.machines.groups import settling
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.settling import GROUPS_AT_A_TIME
 from anabranch.machines.lineage import Lineage
@@ -101,6 +104,20 @@ def test_many_groups_are_settled_one_after_the_other() -> None:
     assert sum(positions.get(group, "foo", 1) is not None for group in groups) == GROUPS_AT_A_TIME
     world.advance(100)
     assert all(positions.get(group, "foo", 1) is not None for group in groups)
+
+
+def test_groups_of_a_large_topic_are_settled_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settling, "PARTITIONS_AT_A_TIME", 6)
+    topic = Topic()
+    world = Asking(topic.image())
+    groups = [f"g{number}" for number in range(5)]
+    for group in groups:
+        world.join("A", group=group)
+    world.set_topics(topic.resize(3))
+    positions = world.coordinator.positions
+    assert sum(positions.get(group, "foo", 2) is not None for group in groups) == 2
+    world.advance(100)
+    assert all(positions.get(group, "foo", 2) is not None for group in groups)
 
 
 def test_a_resize_while_no_coordinator_decided_is_made_up_for() -> None:
