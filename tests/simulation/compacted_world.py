@@ -285,7 +285,9 @@ class World:
                     for number in chosen
                 ),
             )
+            self.busy = True  # Logs are opened in threads, and nobody writes to a log that is not open.
             errors = self.run(self.replicas.take_roles(order))
+            self.busy = False
             assert all(error is ErrorCode.NONE for error in errors.values()), errors
 
     def resize(self) -> None:
