@@ -90,7 +90,7 @@ MUTATIONS = (
                 "            if only_parents and held is not None and self._lowest(partition, held) < ends[index]:\n",
             ),
         ),
-        groups(96),
+        groups(238),
         f"{EDGE}::test_parents_without_records_hide_no_grandparents[ours]",
     ),
     Mutation(
@@ -102,7 +102,7 @@ MUTATIONS = (
                 "return position.lowest(keys) if isinstance(position, Frontier) else BEYOND * bool(position)\n",
             ),
         ),
-        groups(96),
+        groups(132),
         f"{STOCK}::test_records_deleted_behind_the_commit_are_nothing_to_read",
     ),
     Mutation(
@@ -163,7 +163,7 @@ MUTATIONS = (
             ),
             Edit(GATEKEEPER, "class Gatekeeper:\n", "class Gatekeeper:\n    for_ever: set = set()\n"),
         ),
-        groups(1),
+        groups(98),
         f"{STOCK}::test_a_position_that_was_waited_for_in_vain_holds_later_gates_when_it_moves_again",
     ),
     Mutation(
@@ -222,7 +222,7 @@ MUTATIONS = (
                 "                if folding.touches(Chunk([])):\n",
             ),
         ),
-        (),
+        (*PYTEST, "tests/simulation/test_compacted_topics.py"),
         f"{COMPACTED}::test_no_copy_of_a_folded_record_comes_after_a_later_write_of_its_key",
     ),
     Mutation(
@@ -246,7 +246,7 @@ MUTATIONS = (
                 "        progress = standing.position\n        if progress is None or not self._is_report_due",
             ),
         ),
-        (),
+        groups(32),
         f"{BETWEEN}::test_what_another_member_has_not_committed_opens_no_gate",
     ),
     Mutation(
