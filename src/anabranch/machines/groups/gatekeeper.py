@@ -37,8 +37,6 @@ LOOKED_AT_MAX = 100
 """Watched partitions that one look compares; the others follow in the next, `LOOK_ON_MS` later."""
 LOOK_ON_MS = 2
 ABSENT = object()
-DECIDED_AT_ONCE = 150
-"""Partitions whose gates a heartbeat decides at most; the others are withheld until looks have decided them."""
 LOOK_ROOM = 300
 """What the decisions of one look, or heartbeat, may cost (`Evaluated.next`), about 4 ms; the others follow later."""
 UNFINISHED_LOOKS_MAX = 50
@@ -68,31 +66,28 @@ class GateOpenedByTime(NamedTuple):
 class Gate:
     """The gates of one group as a decision about the group sees them."""
 
-    __slots__ = ("_group", "_keeper", "_left", "_now_ms")
+    __slots__ = ("_group", "_keeper", "_now_ms", "_room")
 
     def __init__(self, keeper: Gatekeeper, group: ConsumerGroup, now_ms: int) -> None:
         self._keeper = keeper
-        self._left = DECIDED_AT_ONCE
+        self._room = LOOK_ROOM
         self._group = group
         self._now_ms = now_ms
 
     def __call__(self, topic_id: UUID, partition: int) -> bool:
         """Whether a partition that nobody owns must not be handed out."""
         gates = self._keeper.of(self._group.group_id)
-        made = gates.evaluated.get(topic_id)
-        self._left -= made is None or partition in made.left
-        at = topic_id, partition
-        return self._keeper.withholds(self._group, gates, at, self._now_ms, may_decide=self._left > 0)
+        return self._keeper.withholds(self._group, gates, (topic_id, partition), self._now_ms)
 
-    def closed(self, topic_id: UUID) -> Set[int]:
-        """Partitions of a topic that are withheld, closed or to be decided by looks: a heartbeat asks for no others."""
+    def closed(self, topic_id: UUID, numbers: Set[int]) -> Set[int]:
+        """Those of some partitions that are withheld, closed or left to looks: a heartbeat asks for no others."""
         topic = self._keeper.offsets.image.by_id.get(topic_id)
         if topic is None or not topic.is_gated:
             return frozenset()
         made = self._keeper.evaluation(self._keeper.of(self._group.group_id), topic)
         if not made.left:
             return made.closed.keys()
-        asked_about, _ = made.next(LOOK_ROOM)
+        asked_about, self._room = made.next(self._room, sorted(numbers & made.left.keys()))
         return (made.closed.keys() | made.left.keys()) - frozenset(asked_about)
 
     @property
@@ -265,7 +260,7 @@ class Gatekeeper:
 
         return stand
 
-    def withholds(self, group: Group, gates: GroupGates, at: At, now_ms: int, *, may_decide: bool = True) -> bool:
+    def withholds(self, group: Group, gates: GroupGates, at: At, now_ms: int) -> bool:
         """Whether a partition that nobody owns must not be handed out; True while that is not decided.
 
         A missing partition waits, too: a target that a member computed may be older than the metadata.
@@ -277,8 +272,6 @@ class Gatekeeper:
             return False
         made = self.evaluation(gates, topic)
         if at[1] in made.left:
-            if not may_decide:
-                return True
             self.decide(group, gates, made, [at[1]], now_ms)
         if at[1] in made.closed:
             return True

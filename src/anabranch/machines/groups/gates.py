@@ -100,11 +100,14 @@ class Evaluated:
         self.left[partition] = None
         self.left.update(self.waiting.get(partition, {}))
 
-    def next(self, room: int) -> tuple[list[int], int]:
-        """The partitions to decide next, and what is left of `room`: a decision costs by the partition's relatives."""
+    def next(self, room: int, among: Iterable[int] | None = None) -> tuple[list[int], int]:
+        """The partitions to decide next, and what is left of `room`: a decision costs by the partition's relatives.
+
+        `among`: some of `left`; None for all.
+        """
         assert self.topic.lineage is not None
         some: list[int] = []
-        for partition in self.left:
+        for partition in self.left if among is None else among:
             if room <= 0:
                 break
             some.append(partition)

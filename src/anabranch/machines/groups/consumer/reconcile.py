@@ -34,13 +34,13 @@ Waits = Callable[[UUID, int], bool]
 """Whether a partition waits at a gate."""
 
 
-Closed = Callable[[UUID], Set[int]]
-"""The partitions of a topic that are known to wait: to be left out at once, where they are many."""
+Closed = Callable[[UUID, Set[int]], Set[int]]
+"""Of some partitions of a topic those that are known to wait, and perhaps others: to be left out at once."""
 
 
-def no_partition(topic_id: UUID) -> Set[int]:
+def no_partition(topic_id: UUID, numbers: Set[int]) -> Set[int]:
     """The `Closed` of a group without gates."""
-    del topic_id
+    del topic_id, numbers
     return frozenset()
 
 
@@ -75,7 +75,8 @@ def reconcile(
     missing = False
     for topic_id, numbers in wanted.items():
         mine = kept.setdefault(topic_id, set())
-        free = numbers - mine - closed(topic_id)
+        more = numbers - mine
+        free = more - closed(topic_id, more)
         missing |= len(free) + len(mine) < len(numbers)
         for partition in free:
             holder = group.holders.get((topic_id, partition), member.member_id)
