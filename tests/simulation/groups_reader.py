@@ -165,7 +165,9 @@ class Reader:
             elif timestamp == EARLIEST:
                 answers[tp] = ErrorCode.NONE, log.start
             else:
-                self._client.begins_at_end(topic, tp.partition, log.end)
+                waits = self.fetcher._state.find(tp)
+                if waits is not None and waits.looking_up == lookup.request_id:  # otherwise it was revoked meanwhile
+                    self._client.begins_at_end(topic, tp.partition, log.end)
                 answers[tp] = ErrorCode.NONE, log.end
         self.fetcher.found(lookup.request_id, answers, self._world.now_ms)
         self._client.happened()

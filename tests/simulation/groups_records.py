@@ -249,6 +249,8 @@ class GroupEdge(ApplicationEdge):
         place = topic.life, number
         if not gone:
             assert self._existed(topic, number), f"{place} appeared later, and is read from the end"
+            committed = self.committed_offset(place)
+            assert committed is None, f"{place} is committed at {committed}, and is read from the end"
         self._reset_to[place] = max(offset, self._reset_to.get(place, 0))
 
     def written(self, topic: Topic, number: int, offset: int) -> None:
