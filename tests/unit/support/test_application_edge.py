@@ -163,6 +163,29 @@ def test_a_gate_may_open_by_time_only_after_the_patience_without_progress() -> N
             edge.delivered("m", handed(2, P1, 0), 1_100)
 
 
+@pytest.mark.parametrize(
+    ("resizes", "allowed"),
+    [
+        ([(0, 1), (500, 2)], True),
+        ([(0, 1), (1_300, 2)], False),
+        ([(0, 1), (500, 3), (1_300, 2)], True),
+        ([(0, 2)], False),
+    ],
+)
+def test_a_gate_that_opened_by_time_stays_open_and_later_ones_wait_again(
+    resizes: list[tuple[int, int]], allowed: bool
+) -> None:
+    """The position of P0 stands still from 0 to 1,200 ms."""
+    edge = begun(patience_ms=1_000, resizes=resizes)
+    edge.committed({P0: 1}, 0)
+    edge.committed({P0: 0}, 1_200)
+    if allowed:
+        edge.delivered("m", handed(2, P1, 0), 1_500)
+        return
+    with pytest.raises(OrderError):
+        edge.delivered("m", handed(2, P1, 0), 1_500)
+
+
 def test_a_group_that_reads_from_the_end_begins_anywhere_and_then_misses_nothing() -> None:
     edge = ApplicationEdge(begins_late=True)
     edge.delivered("m", handed(5))
