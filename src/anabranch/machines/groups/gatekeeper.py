@@ -18,6 +18,7 @@ from anabranch.machines.groups import classic, embedded
 from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import ConsumerGroup, Member
 from anabranch.machines.groups.consumer.target import subscriptions
+from anabranch.machines.groups.first_offsets import FirstOffsets
 from anabranch.machines.groups.gates import OPEN, Evaluated, Stand, segment_start, was_reopened
 from anabranch.machines.groups.group_gates import GroupGates, held_of
 from anabranch.machines.groups.image import TopicImage
@@ -136,6 +137,7 @@ class Gatekeeper:
         self.offsets = offsets
         self.starts = starts
         self._regexes = regexes
+        self._first_offsets = FirstOffsets(offsets, starts, regexes)
         self._of: dict[str, GroupGates] = {}
         self.closed_in: dict[UUID, dict[str, None]] = {}
         """By topic: the groups in which partitions of it wait, and others in which they have waited."""
@@ -333,7 +335,8 @@ class Gatekeeper:
             layout = topic.lineage.layout_at(number, made.stands[number].position)
         position: Position | None = None
         if was is None:
-            offset = self._first_offset(group, gates, topic, number, None if waited is None else waited[0])
+            waited_from, stands_late = None if waited is None else waited[0], at[0] in gates.standing.from_end
+            offset = self._first_offsets.of(group, topic, number, waited_from, stands_late=stands_late)
             if offset is not None:
                 position = Position(offset, committed_at_ms=now_ms, topic_id=topic.topic_id, opened=layout)
         elif layout > was.opened and was.offset <= segment_start(topic, number, layout):
@@ -343,41 +346,6 @@ class Gatekeeper:
         cause = gates.by_time.pop(at, None)
         if cause is not None:
             yield GateOpenedByTime(group_id, topic.name, number, *cause)
-
-    def _first_offset(
-        self, group: ConsumerGroup, gates: GroupGates, topic: TopicImage, number: int, waited_from: int | None
-    ) -> int | None:
-        """The position to write for a partition without a committed offset; None leaves it to the client."""
-        log_start = topic.log_start(number)
-        if not topic.was_resized:
-            return None
-        if not self._existed(group, topic, number):
-            return log_start
-        if waited_from is None:
-            return None
-        noted = self.starts.noted_end(group.group_id, topic, number)
-        noted = waited_from if noted < 0 else noted
-        if self._reads_from_end(group.group_id, gates, topic):
-            return max(log_start, noted)
-        # Whether the group reads from the end is not known. Where nothing was written while the partition waited the
-        # client's own reset loses nothing either way; and of an empty partition the log start is both ends.
-        return None if log_start < topic.log_end(number) <= noted else log_start
-
-    def _reads_from_end(self, group_id: str, gates: GroupGates, topic: TopicImage) -> bool:
-        return self.starts.reads_from_end(
-            group_id,
-            topic.topic_id,
-            lambda number: self.offsets.current(group_id, topic.name, number) is not None,
-            stands_late=topic.topic_id in gates.standing.from_end,
-        )
-
-    def _existed(self, group: ConsumerGroup, topic: TopicImage, number: int) -> bool:
-        """Whether a partition existed when the group began in its topic, which may be with this decision."""
-        begins = self.starts.get(group.group_id, topic.topic_id) is None and not (
-            (group.members and topic.name in subscriptions(group, self.offsets.image, self._regexes))
-            or self.offsets.of_topic(group.group_id, topic)
-        )
-        return begins or self.starts.existed(group.group_id, topic, number)
 
     def _taken_away(
         self, group_id: str, gates: GroupGates, topic: TopicImage, number: int, now_ms: int
