@@ -11,8 +11,10 @@ from pathlib import Path
 import confluent_kafka
 import pytest
 
-from anabranch.client import Admin, AnabranchError, Consumer, Producer
+from anabranch.client import Admin, AnabranchError, Consumer, Producer, sync
 from anabranch.client import TopicPartition as At
+from anabranch.machines.placement import place
+from anabranch.records.hashing import placement_hash
 from tests.end_to_end.test_order_through_resizes import free_port
 from tests.support.broker import BrokerProcess
 
@@ -300,9 +302,9 @@ def test_no_copy_of_a_folded_record_comes_after_a_later_write_of_its_key(broker:
         chance, turn = random.Random(1), 0
         while not done.is_set():
             turn += 1
-            for place, key in enumerate(chance.sample(keys, len(keys))):
+            for sent, key in enumerate(chance.sample(keys, len(keys))):
                 await producer.send(TOPIC, b"%d" % turn, key=key)
-                if place % 20 == 0:
+                if sent % 20 == 0:
                     await asyncio.sleep(0.005)
                     if done.is_set():
                         break
@@ -342,6 +344,39 @@ def test_no_copy_of_a_folded_record_comes_after_a_later_write_of_its_key(broker:
         assert number >= newest.get(key, 0), f"{key!r}: the copy of {number} comes after {newest[key]}"
         newest[key] = number
     assert set(keys) <= newest.keys()
+    assert broker.stop() == 0
+
+
+def test_what_was_compacted_away_unread_holds_no_gate(broker: BrokerProcess) -> None:
+    """Fault 2: the records behind the commit are superseded by records of the new partition, which wait for them."""
+    moving = [key for key in map(city, range(40)) if place(placement_hash(key), 1, 2) == 1][:10]
+    partitions: list[int] = []
+    values: list[bytes | None] = []
+
+    async def story(consumer: sync.Consumer) -> None:
+        def reads_on() -> bool:
+            for record in consumer.poll(0.2):
+                partitions.append(record.partition)
+                values.append(record.value)
+            return b"new" in values
+
+        async with Admin(address(broker)) as admin, Producer(address(broker)) as producer:
+            await admin.create_topics(TOPIC, partitions=1, configs=CONFIGS)
+            await write(producer, {b"head": b"head"})
+            await write(producer, dict.fromkeys(moving, b"old"))
+            consumer.subscribe(TOPIC)
+            while len(values) < 11:
+                reads_on()
+            consumer.commit({(TOPIC, 0): 1})
+            await admin.resize(TOPIC, 2)
+            await write(producer, dict.fromkeys(moving, b"new"))
+            assert not await asyncio.to_thread(reads_on) and set(partitions) == {0}
+            await Filler(producer).until(reads_on, broker)
+
+    settings = {"group_id": "g", "group_protocol": "consumer", "auto_offset_reset": "earliest"}
+    with sync.Consumer(address(broker), enable_auto_commit=False, **settings) as consumer:  # type: ignore[arg-type]
+        asyncio.run(story(consumer))
+    assert values.count(b"old") == values.count(b"new") == 10
     assert broker.stop() == 0
 
 

@@ -93,11 +93,13 @@ class Member:
         """Have it commit these offsets by partition, by default all that it was handed."""
         topic = self.group.stage.topic
         said = None if offsets is None else [(topic, number, offset) for number, offset in offsets.items()]
-        self.worker.tell(self.name, "commit", offsets=said)
+        if not self.is_leaving:
+            self.worker.tell(self.name, "commit", offsets=said)
 
     def commit_on(self) -> None:
         """Have it commit all that it was handed, and from now on after each poll."""
-        self.worker.tell(self.name, "commit each")
+        if not self.is_leaving:
+            self.worker.tell(self.name, "commit each")
 
     def kill(self) -> None:
         """Kill its process, with all applications in it."""
