@@ -30,7 +30,7 @@ class CountingLoop(VirtualLoop):
         self.scheduled += 1
         return super().call_at(when, callback, *args, context=context)
 
-    def now_ms(self) -> int:
+    def clock_ms(self) -> int:
         return round(self.time() * 1000)
 
 
@@ -39,17 +39,17 @@ class World:
 
     def __init__(self, loop: CountingLoop) -> None:
         self.loop = loop
-        self.began_ms = loop.now_ms()
+        self.began_ms = loop.clock_ms()
         self.due: list[tuple[int, Hashable]] = []
         self.on_due: Callable[[Hashable], None] = lambda key: None
-        self.timers = Timers(loop.now_ms, self._note)
+        self.timers = Timers(loop.clock_ms, self._note)
 
     def _note(self, key: Hashable) -> None:
-        self.due.append((self.loop.now_ms() - self.began_ms, key))
+        self.due.append((self.loop.clock_ms() - self.began_ms, key))
         self.on_due(key)
 
     def set(self, key: Hashable, delay_ms: int) -> None:
-        self.timers.set(key, self.loop.now_ms() + delay_ms)
+        self.timers.set(key, self.loop.clock_ms() + delay_ms)
 
 
 def play(story: Callable[[World], list[tuple[int, Callable[[], None]]]]) -> World:
@@ -60,7 +60,7 @@ def play(story: Callable[[World], list[tuple[int, Callable[[], None]]]]) -> Worl
         assert isinstance(loop, CountingLoop)
         world = World(loop)
         for at_ms, act in story(world):
-            await asyncio.sleep((at_ms - (loop.now_ms() - world.began_ms)) / 1000)
+            await asyncio.sleep((at_ms - (loop.clock_ms() - world.began_ms)) / 1000)
             act()
         await asyncio.sleep(3_600)
         return world
@@ -147,11 +147,11 @@ def test_a_loop_that_wakes_before_the_clock_has_reached_the_time_waits_on() -> N
     async def run() -> None:
         loop, due = asyncio.get_running_loop(), asyncio.Event()
         assert isinstance(loop, CountingLoop)
-        began = loop.now_ms()
-        slow = Timers(lambda: began + (loop.now_ms() - began) // 2, lambda key: due.set())
+        began = loop.clock_ms()
+        slow = Timers(lambda: began + (loop.clock_ms() - began) // 2, lambda key: due.set())
         slow.set("a", began + 1_000)
         await due.wait()
-        assert 2_000 <= loop.now_ms() - began <= 2_010
+        assert 2_000 <= loop.clock_ms() - began <= 2_010
 
     with asyncio.Runner(loop_factory=CountingLoop) as runner:
         runner.run(run())
