@@ -61,8 +61,19 @@ def judge(topic: TopicImage, gates: Gates, partition: int, stand: Stand) -> Verd
         return Verdict(ahead=max(limit, stand.position), waits=gates.waits(partition))
     start, was = segment_start(topic, partition, layout), stand.committed
     if was is not None and (was.offset > start or was.opened >= layout):
-        return OPEN
+        ahead = next_closed(topic, gates, partition, layout, was)
+        return OPEN if ahead is None else Verdict(ahead=ahead, waits=gates.waits(partition))
     return Verdict(True, -1, gates.waits(partition), was_reopened(lineage, partition, layout, start))
+
+
+def next_closed(topic: TopicImage, gates: Gates, partition: int, layout: int, was: Position) -> int | None:
+    """Return where the first closed gate behind one of `layout` that was open once is; None without any."""
+    assert topic.lineage is not None
+    for segment in topic.lineage.segments(partition, topic.log_start(partition)):
+        was_open = segment.layout <= max(layout, was.opened) or was.offset > segment.start
+        if not was_open and not gates.may_deliver(partition, segment.layout):
+            return segment.start
+    return None
 
 
 class Evaluated:

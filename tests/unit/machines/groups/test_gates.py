@@ -43,6 +43,13 @@ def closed(
     return {number: made.verdicts[number] for number in made.closed}
 
 
+def test_a_gate_that_was_open_once_opens_no_later_one() -> None:
+    """Where the next record is has to be known: behind the gate of layout 1, which was open, or that of layout 3."""
+    found = evaluated(CAME_BACK, {0: 0, 1: 0}, {1: Position(0, opened=1)}).verdicts[1]
+    assert not found.is_closed and found.ahead == 3
+    assert 1 not in evaluated(CAME_BACK, {0: 0, 1: 0}, {1: Position(0, opened=3)}).verdicts
+
+
 def test_a_child_waits_until_its_parent_has_reached_the_cut() -> None:
     found = evaluated(GREW, {0: 4, 1: 0})
     assert found.verdicts == {1: Verdict(True, -1, (GateWait(0, 5),))}
