@@ -230,10 +230,13 @@ class GroupEdge(ApplicationEdge):
         self._owners.clear()
         super().assigned(member, partitions)
 
-    def begins_at(self, topic_id: UUID, number: int) -> int:
-        """Return where the group begins in a partition without a commit: the log end, or 0 where it reads all."""
+    def read_up_to(self, topic_id: UUID, number: int, *, is_committed: bool) -> int:
+        """Return the highest commit of a partition, or without any the log end at which the group began; or 0."""
         topic = self._world.topic_of(topic_id)
-        return 0 if topic is None else self._reset_to.get((topic.life, number), 0)
+        if topic is None:
+            return 0
+        place = topic.life, number
+        return self.highest_commit(place) if is_committed else self._reset_to.get(place, 0)
 
     def _existed(self, topic: Topic, number: int) -> bool:
         """Whether a partition existed when the group first subscribed to its topic."""

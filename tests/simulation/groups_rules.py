@@ -414,9 +414,10 @@ class Rules:
     ) -> bool:
         """Whether all records before the next one of a partition have been read, as far as commits show.
 
-        Without a commit, a partition has been read up to the end at which its owner, as its reset says, began. Gates
-        open by time, where a partition's position and owner have been the same for long. Neither counts where
-        `committed_only` says so: what a member knows may take long to arrive.
+        A late commit may have put the offset back, which the owner that reports it does not know. Without a commit, a
+        partition has been read up to the end at which its owner, as its reset says, began. Gates open by time,
+        where a partition's position and owner have been the same for long. None of this counts where `committed_only`
+        says so: what a member knows may take long to arrive.
         """
         lineage = topic.lineage
         if lineage is None:
@@ -426,9 +427,9 @@ class Rules:
         for number in (*topic.partitions, *topic.retiring):
             key = (group.group_id, topic.name, number)
             topic_id, offset = self.positions.committed.get(key, (None, 0))
-            if topic_id != topic.topic_id:
-                begins = number != partition and not committed_only
-                offset = edge.begins_at(topic.topic_id, number) if begins else 0
+            offset = offset if topic_id == topic.topic_id else 0
+            if number != partition and not committed_only:
+                offset = max(offset, edge.read_up_to(topic.topic_id, number, is_committed=topic_id == topic.topic_id))
             positions[number] = self._next_record(topic, number, offset)
             since_ms = self.positions.moved_ms.get(key, 0) if topic_id == topic.topic_id else 0
             still = number != partition and self._is_still(group, (topic.topic_id, number), since_ms)
