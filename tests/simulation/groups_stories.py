@@ -150,11 +150,11 @@ def records_before_a_gate_are_deleted() -> None:
 def another_owner_has_all_its_time() -> None:
     """An owner without commits has had its time, and its partition counts as read; then another member owns it.
 
-    The members are stock consumers, as ours report where they begin. What the former owner's time counted for is
-    forgotten: the children of a later resize wait for the new owner's time.
+    The members are stock consumers that begin at the end, as ours report where they begin. What the former owner's time
+    counted for is forgotten: the children of a later resize wait for the new owner's time.
     """
     serves = mock.patch.object(Way, "serves", lambda _, request: request is not ConsumerGroupPositionRequest)
-    with serves, quiet() as world:
+    with serves, quiet(latest=1.0) as world:
         world.send_all()
         world.resize_to(2)
         clients = [world.start(GROUP), world.start(GROUP)]
@@ -172,12 +172,12 @@ def another_owner_has_all_its_time() -> None:
 
 
 def an_owner_that_comes_back_has_all_its_time() -> None:
-    """A stock owner without commits lets go of its partition before its time is over, and gets it back.
+    """A stock owner that begins at the end lets go of its partition before its time is over, and gets it back.
 
     The time that it had before is forgotten: the child waits for all of its time again.
     """
     serves = mock.patch.object(Way, "serves", lambda _, request: request is not ConsumerGroupPositionRequest)
-    with serves, quiet() as world:
+    with serves, quiet(latest=1.0) as world:
         world.send_all()
         world.resize_to(2)
         world.send_all()

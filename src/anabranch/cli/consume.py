@@ -6,8 +6,6 @@ import base64
 import json
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -89,7 +87,7 @@ def consume(
     printed = 0
     wait_s = 0.1 if until_end else 0.5
     with (
-        _interrupted_by_sigterm(),
+        _Interruption() as interruption,
         Consumer(
             bootstrap_servers=servers,
             group_id=group,
@@ -103,7 +101,7 @@ def consume(
         else:
             consumer.assign(topic if partition is None else [(topic, number) for number in partition])
         try:
-            while limit is None or printed < limit:
+            while not interruption.told and (limit is None or printed < limit):
                 table = consumer.poll_arrow(timeout_s=wait_s, max_bytes=8 << 20, columns=COLUMNS)
                 if table.num_rows:
                     wanted = table.num_rows if limit is None else min(table.num_rows, limit - printed)
@@ -123,14 +121,29 @@ def consume(
     note(f"{printed:,} records")
 
 
-@contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end a block as Ctrl-C does: the consumer commits, and leaves its group at once."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+class _Interruption:
+    """Has SIGTERM end a block as Ctrl-C does: the consumer commits, and leaves its group at once.
+
+    The exception ends a wait. It is lost where it is raised within a destructor or a callback of the collector: so what
+    was told is kept, too.
+    """
+
+    def __init__(self) -> None:
+        self.told = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> _Interruption:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self.told = True
+        raise KeyboardInterrupt
 
 
 def _seek_back(consumer: Consumer, topic: str, table: pa.Table) -> None:
