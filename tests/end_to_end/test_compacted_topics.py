@@ -214,7 +214,7 @@ def test_retiring_partitions_are_folded_back_and_disappear_while_producers_write
                 "max.in.flight.requests.per.connection": 1,
                 "topic.metadata.refresh.interval.ms": 200,
                 "message.timeout.ms": 5_000,
-                # Or, once the broker was away, it forgets who leads the partitions that were removed (elastic-topics.md).
+                # Or, after an outage, it forgets who leads the partitions that were removed (elastic-topics.md).
                 "metadata.recovery.strategy": "none",
                 "linger.ms": 1,
                 "log_level": 0,
