@@ -519,6 +519,7 @@ def image_of(topic: Topic) -> TopicImage:
         lambda number: logs[number].start if number in logs else 0,
         lambda number: logs[number].end if number in logs else 0,
         topic.initial if len(topic.counts) > 1 else 0,
+        max(*topic.counts, max(topic.logs) + 1),
     )
 
 

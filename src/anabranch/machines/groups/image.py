@@ -29,6 +29,9 @@ class TopicImage:
     initial: int = 0
     """Partition count at the creation of a topic that was resized, with or without ordered delivery; otherwise 0."""
 
+    highest_count: int = 0
+    """The most partitions that the topic ever had at a time; 0 where it is as many as it has now."""
+
     @property
     def was_resized(self) -> bool:
         """Whether some of its partitions may have appeared after its creation."""
@@ -57,6 +60,10 @@ class TopicImage:
     def has(self, partition: int) -> bool:
         """Whether a partition is readable."""
         return partition in self.partitions or partition in self.retiring
+
+    def ever_had(self, partition: int) -> bool:
+        """Whether there is such a partition, or was one that is removed: a commit in it may be late."""
+        return 0 <= partition < self.highest_count or self.has(partition)
 
     @property
     def signature(self) -> tuple[object, ...]:

@@ -148,6 +148,8 @@ class Offsets:
             metadata = part.committed_metadata or ""
             if topic is None:
                 yield part.partition_index, error
+            elif not topic.ever_had(part.partition_index):
+                yield part.partition_index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             elif len(metadata) > self.settings.offset_metadata_max_bytes:
                 yield part.partition_index, ErrorCode.OFFSET_METADATA_TOO_LARGE
             else:

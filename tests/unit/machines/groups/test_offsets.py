@@ -197,3 +197,20 @@ def test_offsets_expire_after_the_retention_unless_a_member_subscribes_to_their_
     fold(offsets, records)
     records, count = offsets.expired(None, "g", frozenset(), 8 * DAY_MS, 9)
     assert [record.key.topic for record in records] == ["bar"] and count == 1
+
+
+def test_commits_are_taken_of_partitions_that_are_or_were_there() -> None:
+    """A commit in a partition that was removed may be late; one in a partition to come would skip its records."""
+    offsets = Offsets(GroupSettings(), IMAGE)
+    offsets.image = topics(foo=2)
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert [commit(offsets, None, 5, partition=number) for number in (-1, 0, 1, 2, 999)] == [
+        unknown,
+        0,
+        0,
+        unknown,
+        unknown,
+    ]
+    shrunk = replace(offsets.image.by_name["foo"], highest_count=3)
+    offsets.image = Image(2, {"foo": shrunk})
+    assert [commit(offsets, None, 5, partition=number) for number in (-1, 2, 3)] == [unknown, 0, unknown]
