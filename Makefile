@@ -45,6 +45,7 @@ layers: $(READY)
 
 kernels: $(READY)
 	$(BIN)/python -m anabranch.records.arrow.warm
+	$(BIN)/python -m anabranch.runtime.native
 
 peers: $(READY)
 	@$(BIN)/python -m tests.support.peers

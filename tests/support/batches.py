@@ -1,4 +1,4 @@
-"""Record batches for tests: valid headers and CRCs around an opaque payload."""
+"""Record batches for tests, with valid headers and CRCs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import crc32c
 
-from anabranch.records.batch import TRANSACTIONAL, build
+from anabranch.records.batch import TRANSACTIONAL, build, expanded, parse_header, recompressed
 from anabranch.records.compression import Compression, compress
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
@@ -24,7 +24,7 @@ def make_batch(
     base_sequence: int = -1,
     attributes: int = 0,
 ) -> bytearray:
-    """Make one batch of `records` records, its offset and leader epoch not yet stamped."""
+    """Make one batch around an opaque payload, for logs, which do not look inside."""
     rest = struct.pack(
         ">hiqqqhii",
         attributes,
@@ -39,6 +39,37 @@ def make_batch(
     crc = crc32c.crc32c(rest + payload)
     head = struct.pack(">qiibI", 0, _HEADER.size - 12 + len(payload), -1, 2, crc)
     return bytearray(head + rest + payload)
+
+
+def make_sound_batch(
+    records: int = 1,
+    payload: bytes = b"payload",
+    *,
+    timestamp: int = 1_000,
+    max_timestamp: int | None = None,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    attributes: int = 0,
+) -> bytearray:
+    """Make one batch of `records` records as producers send them.
+
+    The first record has `payload` as its value, the others have no bytes in theirs; none has a key.
+    """
+    rows = bytearray()
+    for index in range(records):
+        body = b"\0\0" + _varint(index) + _sized(None) + _sized(b"" if index else payload) + _varint(0)
+        rows += _varint(len(body)) + body
+    return build(
+        rows,
+        record_count=records,
+        base_timestamp=timestamp,
+        max_timestamp=timestamp if max_timestamp is None else max_timestamp,
+        attributes=attributes,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+    )
 
 
 def make_keyed_batch(
@@ -65,6 +96,12 @@ def make_keyed_batch(
         producer_epoch=0 if producer_id >= 0 else -1,
         base_sequence=base_sequence,
     )
+
+
+def recompress(batch: bytes | bytearray, codec: Compression, size_max: int) -> bytearray:
+    """Copy one batch into another codec; `size_max` bounds its records while they are not compressed."""
+    header = parse_header(batch)
+    return recompressed(header, expanded(memoryview(batch), header, size_max), codec)
 
 
 def _sized(data: bytes | None) -> bytes:

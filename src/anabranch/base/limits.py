@@ -17,6 +17,10 @@ MESSAGE_SIZE_MAX = 1_048_588
 """Default of `max.message.bytes`: the largest record batch, header included."""
 DECOMPRESSION_RATIO_MAX = 128
 """A batch may expand to at most `max.message.bytes` times this, or it is refused as a decompression bomb."""
+EXPANDED_SIZE_MAX = 64 * 1024 * 1024
+"""A batch may expand to at most this, whatever `max.message.bytes` is, unless it could be sent uncompressed."""
+RECORDS_PER_BATCH_MAX = 1_000_000
+"""Records of a produced batch: librdkafka's upper bound of `batch.num.messages`."""
 
 ARRAY_LENGTH_MAX = 1_000_000
 """Array elements of one message, all its arrays together, beside the rule that they must fit in the bytes left."""

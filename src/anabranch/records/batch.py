@@ -32,6 +32,8 @@ OFFSET_MAX = (1 << 63) - 1
 LOG_APPEND_TIME = 1 << 3
 TRANSACTIONAL = 1 << 4
 CONTROL = 1 << 5
+ATTRIBUTES_OF_PRODUCERS = COMPRESSION_MASK | TRANSACTIONAL
+"""The bits that a client may set: the one of a delete horizon (KIP-534), and those without a meaning, it may not."""
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _CRC = struct.Struct(">I")
@@ -198,6 +200,16 @@ def stamp_log_append_time(buffer: Bytes, position: int, now_ms: int) -> None:
     stamp_crc(buffer, position)
 
 
+def stamp_max_timestamp(buffer: Bytes, position: int, header: BatchHeader, max_timestamp: int) -> BatchHeader:
+    """Correct the largest timestamp in the header of the batch at `position`, in place, as a Kafka broker does."""
+    head = memoryview(buffer)[position + _ATTRIBUTES_AT : position + _PRODUCER_AT]
+    before = bytes(head)
+    _BASE_OFFSET.pack_into(buffer, position + _MAX_TIMESTAMP_AT, max_timestamp)
+    crc = changed(header.crc, before, head, header.size - _PRODUCER_AT)
+    _CRC.pack_into(buffer, position + _CRC_AT, crc)
+    return header._replace(max_timestamp=max_timestamp, crc=crc)
+
+
 def stamp_producer(
     buffer: Bytes,
     producer_id: int,
@@ -271,19 +283,22 @@ def build(
     return batch
 
 
-def expanded(batch: memoryview, header: BatchHeader) -> Bytes:
-    """Return the records of a batch, decompressed; DecodeError where they are malformed or expand beyond reason."""
+def expanded(batch: memoryview, header: BatchHeader, size_max: int | None = None) -> Bytes:
+    """Return the records of a batch, decompressed.
+
+    `size_max` bounds them, by default by what no batch has any reason to expand to. ExpandsTooFarError where they are
+    more, DecodeError where they are malformed.
+    """
     records = batch[HEADER_SIZE : header.size]
     if not header.attributes & COMPRESSION_MASK or not header.record_count:
         return records
-    return decompress(header.compression, records, max(len(records), MESSAGE_SIZE_MAX) * DECOMPRESSION_RATIO_MAX)
+    if size_max is None:
+        size_max = max(len(records), MESSAGE_SIZE_MAX) * DECOMPRESSION_RATIO_MAX
+    return decompress(header.compression, records, size_max)
 
 
-def recompress(batch: Bytes, codec: Compression, size_max: int, level: int | None = None) -> bytearray:
-    """Copy one batch into another codec; `size_max` bounds its records while they are not compressed."""
-    header = parse_header(batch)
-    view = memoryview(batch)[HEADER_SIZE : header.size]
-    plain = view if header.compression is Compression.NONE else decompress(header.compression, view, size_max)
+def recompressed(header: BatchHeader, plain: Bytes, codec: Compression, level: int | None = None) -> bytearray:
+    """Make a batch like the one of `header`, in another codec; `plain` are its records, not compressed."""
     return build(
         plain if codec is Compression.NONE else compress(codec, plain, level),
         attributes=header.attributes & ~COMPRESSION_MASK | codec,

@@ -56,6 +56,10 @@ class OutputTooSmallError(DecodeError):
     """The content does not fit in the output that was given for it."""
 
 
+class ExpandsTooFarError(DecodeError):
+    """The content is longer than the bound that its reader allows."""
+
+
 def compress(codec: Compression, data: Bytes, level: int | None = None) -> bytes | bytearray:
     """Compress the records of one batch, in the framing that every Kafka client reads."""
     if level is None:
@@ -74,7 +78,10 @@ def compress(codec: Compression, data: Bytes, level: int | None = None) -> bytes
 
 
 def decompress(codec: Compression, data: Bytes, size_max: int) -> bytearray:
-    """Expand the records of one batch into at most `size_max` bytes; more, or garbage, is a DecodeError."""
+    """Expand the records of one batch into at most `size_max` bytes.
+
+    ExpandsTooFarError where they are more, DecodeError where they are garbage.
+    """
     view = memoryview(data).cast("B")
     size = min(max(size_hint(codec, view), _OUTPUT_SIZE_MIN), size_max)
     while True:
@@ -83,7 +90,7 @@ def decompress(codec: Compression, data: Bytes, size_max: int) -> bytearray:
             used = decompress_into(codec, view, output)
         except OutputTooSmallError:
             if size == size_max:
-                raise DecodeError(
+                raise ExpandsTooFarError(
                     f"{len(view)} bytes of {codec.name} records expand to more than the {size_max} bytes allowed"
                 ) from None
             size = grown(size, size_max)

@@ -36,6 +36,7 @@ from anabranch.server.coordinators.producer_ids import ProducerIds
 from anabranch.server.coordinators.shard_set import ShardServices
 from anabranch.server.coordinators.transactions import Transactions
 from anabranch.server.network.listener import Listener
+from anabranch.server.partitions.checks import BatchChecks
 from anabranch.server.partitions.compaction import Compaction, TopicShape
 from anabranch.server.partitions.fetch_sessions import FetchSessions
 from anabranch.server.partitions.fetching import Fetches
@@ -109,6 +110,7 @@ class Broker:
         self._upkeep = [
             asyncio.create_task(self._every(settings.log_retention_check_interval_ms, self._keep_up)),
             asyncio.create_task(self._every(settings.reaper_interval_ms, controller.inspect_all_retiring)),
+            asyncio.create_task(context.checks.load()),
         ]
         if not clean and len(context.replicas):
             events.info("logs checked after a stop that was not clean", partitions=len(context.replicas))
@@ -153,6 +155,7 @@ class Broker:
             chance=chance,
             metrics=metrics,
             replicas=replicas,
+            checks=BatchChecks(),
             view=view,
             commands=commands,
             fetches=Fetches(
@@ -222,6 +225,7 @@ class Broker:
         await self._listener.close(self.settings.controlled_shutdown_timeout_ms / 1000)
         if self._metrics_server is not None:
             await self._metrics_server.stop()
+        self.context.checks.close()
         await self._controller.stop()
         sound = await self.context.replicas.close()
         if sound:

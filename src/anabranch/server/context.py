@@ -16,6 +16,7 @@ from anabranch.server.coordinators.markers import Markers
 from anabranch.server.coordinators.producer_ids import ProducerIds
 from anabranch.server.coordinators.shard_set import ShardSet
 from anabranch.server.coordinators.transactions import Transactions
+from anabranch.server.partitions.checks import BatchChecks
 from anabranch.server.partitions.fetching import Fetches
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.server.settings import Address, Settings
@@ -35,6 +36,7 @@ class BrokerContext:
     chance: Chance
     metrics: Metrics
     replicas: Replicas
+    checks: BatchChecks
     view: ClusterView
     commands: Commands
     fetches: Fetches

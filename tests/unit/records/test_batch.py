@@ -12,6 +12,7 @@ from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchB
 from anabranch.base.errors import DecodeError
 from anabranch.records import batch as b
 from anabranch.records.compression import Compression
+from tests.support.batches import recompress
 
 
 def peer_batch(
@@ -112,7 +113,7 @@ def test_another_producer_in_a_large_batch_does_not_hide_damage(damaged: bool) -
 @pytest.mark.parametrize("target", list(Compression))
 def test_recompressing_changes_the_codec_alone(source: Compression, target: Compression) -> None:
     data = peer_batch(50, source, transactional=True)
-    changed = b.recompress(data, target, 1 << 20)
+    changed = recompress(data, target, 1 << 20)
     before, after = b.parse_header(data), b.parse_header(changed)
     b.check(changed, 0, after)
     assert after.compression is target
@@ -126,7 +127,7 @@ def test_recompressing_changes_the_codec_alone(source: Compression, target: Comp
 
 def test_recompressing_a_bomb_is_refused() -> None:
     with pytest.raises(DecodeError):
-        b.recompress(peer_batch(100, 4, value=bytes(1000)), Compression.NONE, 10_000)
+        recompress(peer_batch(100, 4, value=bytes(1000)), Compression.NONE, 10_000)
 
 
 @pytest.mark.parametrize("commit", [True, False])

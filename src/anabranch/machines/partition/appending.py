@@ -73,8 +73,8 @@ class Refuse(NamedTuple):
     remember: bool = False
     """Whether the partition's table must remember the refusal (`ProducerTable.refused`): the batch was in order, and
     the reason may pass (docs/adr/0012)."""
-    records: tuple[int, ...] = ()
-    """The records at fault, by their place in the batch; empty where the fault is the whole batch's."""
+    records: tuple[tuple[int, str], ...] = ()
+    """The records at fault, by their place in the batch, and why (KIP-467); empty where the whole batch is at fault."""
 
 
 @dataclass(frozen=True, slots=True)

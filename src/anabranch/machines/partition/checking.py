@@ -1,32 +1,74 @@
 """Checks of produced batches before any decision about them: the first step of a produce request.
 
-The bytes are whole batches, not too many; each has an allowed size, a correct checksum, and a header that a client may
-send; in a compacted topic every record has a key (`refuse_unfit`). The rule: every batch of a request is checked before
-the first one is appended, and a batch with a wrong checksum is CORRUPT_MESSAGE, which producers retry, regardless of
-the rest of its header.
+The bytes are whole batches, not too many; each has an allowed size, a correct checksum, a header that a client may
+send, and sound records (`records.examination`), also where they are compressed. What is appended harms no reader. The
+rule: every batch of a request is checked before the first one is appended, and a batch with a wrong checksum is
+CORRUPT_MESSAGE, which producers retry, regardless of the rest of its header.
+
+A batch leaves the check as it is to be written: with the codec of its topic, and its largest timestamp corrected in
+place where its producer was wrong about it, as a Kafka broker does. What one check costs is bounded: by the size of a
+batch, by the number of its records, and by what it may expand to (`expanded_size_max`). A caller on an event loop
+bounds it further (`Effort`).
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.base.ids import NO_PRODUCER_ID
-from anabranch.base.limits import PRODUCER_ID_BITS
+from anabranch.base.limits import DECOMPRESSION_RATIO_MAX, EXPANDED_SIZE_MAX, PRODUCER_ID_BITS, RECORDS_PER_BATCH_MAX
 from anabranch.machines.partition.appending import Refuse
 from anabranch.records.batch import (
+    ATTRIBUTES_OF_PRODUCERS,
+    HEADER_SIZE,
+    LOG_APPEND_TIME,
     BatchHeader,
     UnsupportedCompressionError,
     UnsupportedFormatError,
     check,
+    expanded,
     headers,
     parse_header,
+    recompressed,
+    stamp_max_timestamp,
 )
-from anabranch.records.keyless import Unfit
+from anabranch.records.compression import COMPRESSION_MASK, Bytes, Compression, ExpandsTooFarError
+from anabranch.records.examination import (
+    BODY_SIZE_MIN,
+    INT64_MAX,
+    INT64_MIN,
+    Accepted,
+    Examine,
+    Examined,
+    Flaw,
+    Malformed,
+    examine,
+)
 
 BATCHES_PER_PARTITION_MAX = 1_000
-KEYLESS_REPORTED_MAX = 1_000
-"""Records of one refused batch that the answer names."""
+_RECORD_SIZE_MIN = BODY_SIZE_MIN + 1
+_TAKES_ALL = Accepted()
+_BYTES_PER_US = 4096
+"""Of a checksum, and of memory that is read."""
+_EXPANDED_BYTES_PER_US = 256
+"""By the slowest codec."""
+_COMPRESSED_BYTES_PER_US = 16
+
+_BROKEN_RULES = {
+    Malformed.CUT_OFF: "is cut off, or has a length that is none",
+    Malformed.NUMBER: "has a number that is cut off or too large",
+    Malformed.OFFSET: "has another offset delta than its place in the batch",
+    Malformed.TIMESTAMP: "has a timestamp beyond 64 bits",
+    Malformed.KEY: "has a key that does not fit into it",
+    Malformed.VALUE: "has a value that does not fit into it",
+    Malformed.HEADERS: "has headers that do not fit into it, or bytes behind them",
+    Malformed.BYTES_BEHIND: "is the last one, and is not where the batch ends",
+}
+_OF_RECORDS = {
+    Flaw.UNTIMELY: "The record's timestamp is out of range.",
+    Flaw.KEYLESS: "The record has no key.",
+}
 
 
 class BatchLimits(Protocol):
@@ -35,6 +77,10 @@ class BatchLimits(Protocol):
     @property
     def message_size_max(self) -> int: ...
     @property
+    def compression(self) -> Compression | None: ...
+    @property
+    def keyed(self) -> bool: ...
+    @property
     def log_append_time(self) -> bool: ...
     @property
     def timestamp_before_max_ms(self) -> int: ...
@@ -42,10 +88,54 @@ class BatchLimits(Protocol):
     def timestamp_after_max_ms(self) -> int: ...
 
 
-def check_batches(data: memoryview, limits: BatchLimits, now_ms: int) -> list[tuple[int, BatchHeader]] | Refuse:
-    """Check all batches of a request for one partition; return the position and header of each, in order."""
-    batches: list[tuple[int, BatchHeader]] = []
+class TooLongError(Exception):
+    """The rest of a check would take longer than its caller can wait for."""
+
+
+class Effort:
+    """The time that is left for the checks of one request; TooLongError where a step would take more."""
+
+    __slots__ = ("_left_us", "_record_us")
+
+    def __init__(self, left_us: float, record_us: float) -> None:
+        """`record_us` is what the examination of one record takes."""
+        self._left_us = left_us
+        self._record_us = record_us
+
+    def spend(self, size: int, records: int, bytes_per_us: int = _BYTES_PER_US) -> None:
+        """Take off a step over so many bytes and records, before it is done."""
+        self._left_us -= size / bytes_per_us + records * self._record_us
+        if self._left_us < 0:
+            raise TooLongError
+
+    @property
+    def expanded_size_max(self) -> int:
+        """Bytes to which records can be expanded in the time that is left."""
+        return int(self._left_us * _EXPANDED_BYTES_PER_US) + 1
+
+
+class CheckedBatch(NamedTuple):
+    """A batch as it is to be written; its offset and leader epoch are not stamped."""
+
+    header: BatchHeader
+    data: memoryview
+
+
+def expanded_size_max(message_size_max: int) -> int:
+    """Bytes of a batch's records while they are not compressed; a batch that could be sent uncompressed may expand."""
+    return max(message_size_max, min(message_size_max * DECOMPRESSION_RATIO_MAX, EXPANDED_SIZE_MAX))
+
+
+def check_batches(
+    data: memoryview, limits: BatchLimits, now_ms: int, examine: Examine = examine, effort: Effort | None = None
+) -> list[CheckedBatch] | Refuse:
+    """Check all batches of a request for one partition; return them in order. Nothing else holds `data` meanwhile.
+
+    TooLongError where that takes more than the `effort`; None bounds nothing. The check can then be begun anew.
+    """
+    batches: list[CheckedBatch] = []
     end = 0
+    accepted = _accepted(limits, now_ms)
     try:
         for position, header in headers(data):
             if header.size > limits.message_size_max:
@@ -53,12 +143,15 @@ def check_batches(data: memoryview, limits: BatchLimits, now_ms: int) -> list[tu
                     ErrorCode.MESSAGE_TOO_LARGE,
                     f"The batch has {header.size} bytes, max.message.bytes allows {limits.message_size_max}.",
                 )
+            if effort is not None:
+                effort.spend(header.size, 0)
             check(data, position, header)
-            refusal = refuse_header(header, limits, now_ms)
-            if refusal is not None:
-                return refusal
-            batches.append((position, header))
             end = position + header.size
+            batch = data[position:end]
+            found = refuse_header(header) or _check_records(batch, header, limits, accepted, examine, effort)
+            if isinstance(found, Refuse):
+                return found
+            batches.append(found)
             if len(batches) > BATCHES_PER_PARTITION_MAX:
                 return Refuse(ErrorCode.INVALID_RECORD, f"more than {BATCHES_PER_PARTITION_MAX} batches")
         if end != len(data) or not batches:
@@ -73,30 +166,25 @@ def check_batches(data: memoryview, limits: BatchLimits, now_ms: int) -> list[tu
     return batches
 
 
-def refuse_unfit(unfit: Unfit) -> Refuse:
-    """Refuse the batches of a request for a partition of a compacted topic, one of which it cannot take.
-
-    Compaction keeps the last record of each key; a record without a key would be lost (KIP-467 names the records).
-    """
-    if unfit.malformed is not None:
-        return Refuse(ErrorCode.INVALID_RECORD, f"The records of the batch cannot be read: {unfit.malformed}.")
-    count = len(unfit.keyless)
-    verb = "has" if count == 1 else "have"
-    return Refuse(
-        ErrorCode.INVALID_RECORD,
-        f"The topic is compacted and takes no record without a key; {count} of this batch {verb} none.",
-        records=unfit.keyless[:KEYLESS_REPORTED_MAX],
-    )
-
-
-def refuse_header(header: BatchHeader, limits: BatchLimits, now_ms: int) -> Refuse | None:
-    """Check the header of a batch with a correct checksum; return None if a client may send such a batch now."""
+def refuse_header(header: BatchHeader) -> Refuse | None:
+    """Check the header of a batch with a correct checksum; return None if a client may send such a batch."""
     if header.is_control:
         return Refuse(ErrorCode.INVALID_RECORD, "Clients may not send control batches.")
+    if header.attributes & LOG_APPEND_TIME:
+        return Refuse(ErrorCode.INVALID_TIMESTAMP, "Clients may not send batches with the time of their append.")
+    if header.attributes & ~ATTRIBUTES_OF_PRODUCERS:
+        return Refuse(
+            ErrorCode.INVALID_RECORD, f"The batch has attributes that clients may not set: {header.attributes:#x}."
+        )
     if header.record_count < 1 or header.last_offset_delta != header.record_count - 1:
         return Refuse(
             ErrorCode.INVALID_RECORD,
             f"The batch has {header.record_count} records, and {header.last_offset_delta} as its last offset delta.",
+        )
+    if header.record_count > RECORDS_PER_BATCH_MAX:
+        return Refuse(
+            ErrorCode.INVALID_RECORD,
+            f"The batch has {header.record_count} records, {RECORDS_PER_BATCH_MAX} are allowed.",
         )
     producer_id = header.producer_id
     if producer_id != NO_PRODUCER_ID:
@@ -106,20 +194,89 @@ def refuse_header(header: BatchHeader, limits: BatchLimits, now_ms: int) -> Refu
             return Refuse(ErrorCode.INVALID_PRODUCER_ID_MAPPING, f"No producer was given producer id {producer_id}.")
     elif header.is_transactional:
         return Refuse(ErrorCode.INVALID_RECORD, "The batch is transactional, but has no producer id.")
-    return None if limits.log_append_time else _refuse_timestamps(header, limits, now_ms)
-
-
-def _refuse_timestamps(header: BatchHeader, limits: BatchLimits, now_ms: int) -> Refuse | None:
-    if header.max_timestamp - now_ms > limits.timestamp_after_max_ms:
-        return Refuse(
-            ErrorCode.INVALID_TIMESTAMP,
-            f"Timestamp {header.max_timestamp} is more than {limits.timestamp_after_max_ms} ms ahead of the broker's "
-            f"clock, {now_ms}.",
-        )
-    if header.base_timestamp >= 0 and now_ms - header.base_timestamp > limits.timestamp_before_max_ms:
-        return Refuse(
-            ErrorCode.INVALID_TIMESTAMP,
-            f"Timestamp {header.base_timestamp} is more than {limits.timestamp_before_max_ms} ms behind the broker's "
-            f"clock, {now_ms}.",
-        )
     return None
+
+
+def _accepted(limits: BatchLimits, now_ms: int) -> Accepted:
+    if limits.log_append_time:
+        return Accepted(keyed=True) if limits.keyed else _TAKES_ALL
+    return Accepted(
+        max(now_ms - limits.timestamp_before_max_ms, INT64_MIN),
+        min(now_ms + limits.timestamp_after_max_ms, INT64_MAX),
+        limits.keyed,
+    )
+
+
+def _check_records(
+    batch: memoryview,
+    header: BatchHeader,
+    limits: BatchLimits,
+    accepted: Accepted,
+    examine: Examine,
+    effort: Effort | None,
+) -> CheckedBatch | Refuse:
+    """Check the records of a batch with a header that is sound, and give the batch its topic's codec."""
+    records: Bytes = batch[HEADER_SIZE:]
+    if header.attributes & COMPRESSION_MASK:
+        found = _expand(batch, header, limits, effort)
+        if isinstance(found, Refuse):
+            return found
+        records = found
+    count = header.record_count
+    if count * _RECORD_SIZE_MIN > len(records):
+        return Refuse(ErrorCode.INVALID_RECORD, f"The batch claims {count} records, and has {len(records)} bytes.")
+    if effort is not None:
+        effort.spend(len(records), count)
+    examined = examine(records, count, header.base_timestamp, accepted)
+    if not examined.sound:
+        return _refuse_records(header, examined, accepted)
+    if examined.max_timestamp != header.max_timestamp and not limits.log_append_time:
+        header = stamp_max_timestamp(batch, 0, header, examined.max_timestamp)
+    codec = limits.compression
+    if codec is None or codec is header.compression:
+        return CheckedBatch(header, batch)
+    if effort is not None:
+        effort.spend(len(records), 0, _COMPRESSED_BYTES_PER_US)
+    written = memoryview(recompressed(header, records, codec))
+    if len(written) > limits.message_size_max:
+        return Refuse(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"Recompressed, the batch has {len(written)} bytes; {limits.message_size_max} are allowed.",
+        )
+    return CheckedBatch(parse_header(written), written)
+
+
+def _expand(batch: memoryview, header: BatchHeader, limits: BatchLimits, effort: Effort | None) -> Bytes | Refuse:
+    size_max = expanded_size_max(limits.message_size_max)
+    allowed = size_max if effort is None else min(size_max, effort.expanded_size_max)
+    try:
+        records = expanded(batch, header, allowed)
+    except ExpandsTooFarError:
+        if allowed < size_max:
+            raise TooLongError from None
+        return Refuse(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"The batch of {header.size} bytes expands to more than the {size_max} bytes that its topic allows.",
+        )
+    except DecodeError as error:
+        return Refuse(ErrorCode.INVALID_RECORD, f"The batch cannot be decompressed: {error}.")
+    if effort is not None:
+        effort.spend(len(records), 0, _EXPANDED_BYTES_PER_US)
+    return records
+
+
+def _refuse_records(header: BatchHeader, examined: Examined, accepted: Accepted) -> Refuse:
+    """Refuse a batch for its records: as a whole if they are malformed, else naming those at fault (KIP-467)."""
+    if examined.malformed:
+        reason = f"Record {examined.place} {_BROKEN_RULES[examined.malformed]}"
+        message = f"The records of the batch cannot be read: {reason} ({header.record_count} records)."
+        return Refuse(ErrorCode.INVALID_RECORD, message)
+    untimely, keyless = examined.counts
+    refused = tuple((place, _OF_RECORDS[flaw]) for place, flaw in examined.refused)
+    if untimely:
+        message = f"Timestamps must be from {accepted.earliest} to {accepted.latest} now; {untimely} of this batch "
+        message += f"{'is' if untimely == 1 else 'are'} not."
+        return Refuse(ErrorCode.INVALID_TIMESTAMP, message, records=refused)
+    message = f"The topic is compacted and takes no record without a key; {keyless} of this batch "
+    message += f"{'has' if keyless == 1 else 'have'} none."
+    return Refuse(ErrorCode.INVALID_RECORD, message, records=refused)

@@ -14,9 +14,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
-from functools import cache
-from hashlib import blake2b
 from typing import Any, TypeVar, cast
 
 from numba import njit
@@ -29,8 +26,7 @@ from numba.core.caching import (
     ZipCacheLocator,
 )
 
-PREFIX = "kernels-"
-"""Of the directories' names; the digest follows."""
+from anabranch.records.kernels.sources import PREFIX, SOURCES, digest, make_only
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -52,44 +48,6 @@ def called(function: Function) -> Function:
     return cast(Function, njit(nogil=True, error_model="numpy")(function))
 
 
-@cache
-def digest(directory: str) -> str:
-    """Return the digest of the names and contents of all Python sources in a directory and those below it."""
-    found = blake2b(digest_size=10)
-    pending = [directory]
-    while pending:
-        at = pending.pop()
-        with os.scandir(at) as entries:
-            ordered = sorted(entries, key=lambda entry: entry.name)
-        for entry in ordered:
-            if entry.name.endswith(".py"):
-                with open(entry.path, "rb") as file:
-                    content = file.read()
-                found.update(b"%s\0%d\0" % (os.path.relpath(entry.path, directory).encode(), len(content)))
-                found.update(content)
-            elif entry.is_dir() and entry.name != "__pycache__":
-                pending.append(entry.path)
-    return found.hexdigest()
-
-
-@cache
-def _replace_others(path: str) -> None:
-    """Make a directory in the place of those of other versions, once in a process: two versions may run at once."""
-    if not os.path.isdir(path):
-        os.makedirs(path, exist_ok=True)
-        for entry in os.scandir(os.path.dirname(path)):
-            if entry.name.startswith(PREFIX) and entry.path != path:
-                _remove(entry.path)
-
-
-def _remove(path: str) -> None:
-    """Remove a directory of files, unless another process is removing or filling the directory at the same time."""
-    with suppress(OSError):
-        for entry in os.scandir(path):
-            os.unlink(entry.path)
-        os.rmdir(path)
-
-
 class _KeyedBySources:
     """Makes a locator of Numba's put the files into a directory of their version."""
 
@@ -97,11 +55,11 @@ class _KeyedBySources:
         return os.path.join(super().get_cache_path(), PREFIX + self.get_source_stamp())  # type: ignore[misc]
 
     def get_source_stamp(self) -> str:
-        return digest(os.path.dirname(os.path.dirname(__file__)))
+        return digest(SOURCES)
 
     def ensure_cache_path(self) -> None:
         path = self.get_cache_path()
-        _replace_others(path)
+        make_only(path)
         os.makedirs(path, exist_ok=True)
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(f"{path} cannot be written")

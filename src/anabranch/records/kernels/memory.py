@@ -31,7 +31,8 @@ OFFSETS_AT, OFFSETS_WIDE, DATA_AT, DATA_END, VALIDITY_AT, VALIDITY_FIRST = 0, 1,
 COLUMN_FIELDS = 6
 MASK_32 = 0xFFFF_FFFF
 INT64_MAX = 0x7FFF_FFFF_FFFF_FFFF
-_NOWHERE = 1 << 62
+NOWHERE = 1 << 62
+"""An address above any end, to which a number leads that cannot be read."""
 COPIED_INLINE = 2048
 """Bytes that are not worth a call."""
 PROCESSOR = get_process_triple().partition("-")[0]
@@ -244,7 +245,7 @@ def read_varint(at: int, end: int) -> tuple[int, int]:
         if byte < 0x80:
             return from_zigzag(value), at
         shift += 7
-    return 0, _NOWHERE
+    return 0, NOWHERE
 
 
 @inlined

@@ -1,7 +1,7 @@
 """Produce (API 0): translates; `server.partitions.appending` appends. Since v13 a request gives topics by id (KIP-516).
 
-Everything up to the append happens before the handler returns; only durability is awaited. Records for compacted topics
-must have keys: where many are to be looked into, a thread does that first, and the connection waits (`Apart`).
+Everything up to the append happens before the handler returns; only durability is awaited. Where the check of the
+batches takes longer than the event loop can wait, a thread does it first, and the connection waits (`Apart`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.machines.controller.topics import INTERNAL_TOPICS
 from anabranch.machines.partition.appending import UNKNOWN_TOPIC
+from anabranch.machines.partition.checking import TooLongError
 from anabranch.protocol.messages.produce import (
     BatchIndexAndErrorMessage,
     PartitionProduceData,
@@ -22,58 +23,73 @@ from anabranch.protocol.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
-from anabranch.records.keyless import Unfit, find_unfit, is_quick
 from anabranch.runtime.syncs import Told
 from anabranch.server.context import Apart, BrokerContext, CloseConnectionError, RequestContext
 from anabranch.server.partitions.appending import Appender, Produced, TransactionCheck, no_transaction
+from anabranch.server.partitions.checks import Checked, Unchecked
+from anabranch.server.partitions.partition import Partition
+from anabranch.server.partitions.removed import RemovedPartition
 
 NO_ACKS, LEADER_ACK, ALL_ACKS = 0, 1, -1
+ACKS = (NO_ACKS, LEADER_ACK, ALL_ACKS)
 TOPIC_IDS_SINCE = 13
 ABORTABLE_SINCE = 11
 """The first version of Produce with the error TRANSACTION_ABORTABLE."""
 
 
 Answer = ProduceResponse | Awaitable[ProduceResponse] | None
-NO_KEY = "The record has no key."
 
 
 def handle_produce(broker: BrokerContext, request: ProduceRequest, call: RequestContext) -> Answer | Apart:
     """Append every partition's batches in order; None where the client wants no answer (acks=0)."""
-    if is_quick(_view(data) for data in _sent_to_compacted(broker, request, call)):
-        return _append_all(broker, request, call, {})
+    now_ms = broker.clock.now_ms()
+    sent = _sent(broker, request, call)
+    try:
+        checked = broker.checks.now([each for _, each in sent], now_ms)
+    except TooLongError:
 
-    async def look_first(copy: ProduceRequest) -> Answer:
-        sent = _sent_to_compacted(broker, copy, call)
-        found = await asyncio.to_thread(lambda: [find_unfit(_view(data)) for data in sent])
-        looked = {id(data): (unfit,) for data, unfit in zip(sent, found, strict=True)}
-        return _append_all(broker, copy, call, looked)
+        async def check_first(copy: ProduceRequest) -> Answer:
+            sent = _sent(broker, copy, call)
+            checked = await broker.checks.beside([each for _, each in sent], now_ms)
+            return _append_all(broker, copy, call, _by_data(sent, checked))
 
-    return Apart(look_first)
+        return Apart(check_first)
+    return _append_all(broker, request, call, _by_data(sent, checked))
 
 
-def _sent_to_compacted(
+def _sent(
     broker: BrokerContext, request: ProduceRequest, call: RequestContext
-) -> list[PartitionProduceData]:
-    """List the records for partitions of compacted topics that clients may write to."""
-    return [
-        data
-        for topic in request.topic_data
-        if (name := _name_of(broker, topic, call)) is not None
-        and name not in INTERNAL_TOPICS
-        and broker.replicas.is_compacted(name)
-        for data in topic.partition_data
-        if data.records is not None and len(data.records)
-    ]
+) -> list[tuple[PartitionProduceData, Unchecked]]:
+    """List the records that may be appended once they are checked."""
+    found: list[tuple[PartitionProduceData, Unchecked]] = []
+    if request.acks not in ACKS:
+        return found
+    replicas = broker.replicas
+    for topic in request.topic_data:
+        name = _name_of(broker, topic, call)
+        if name is None or name in INTERNAL_TOPICS:
+            continue
+        for data in topic.partition_data:
+            partition: Partition | RemovedPartition | None = replicas.get(name, data.index)
+            if partition is None and broker.view.has_removed(name, data.index):
+                partition = replicas.removed_partition(TopicPartition(name, data.index))
+            if partition is not None and data.records is not None and len(data.records):
+                found.append((data, Unchecked(_view(data), partition.settings)))
+    return found
+
+
+def _by_data(sent: list[tuple[PartitionProduceData, Unchecked]], checked: list[Checked]) -> Mapping[int, Checked]:
+    return {id(data): outcome for (data, _), outcome in zip(sent, checked, strict=True)}
 
 
 def _append_all(
-    broker: BrokerContext, request: ProduceRequest, call: RequestContext, looked: Mapping[int, tuple[Unfit | None]]
+    broker: BrokerContext, request: ProduceRequest, call: RequestContext, checked: Mapping[int, Checked]
 ) -> Answer:
-    """Append every partition's batches; `looked`: the outcomes of `find_unfit` by the identity of the data."""
+    """Append every partition's batches; `checked`: the outcomes of the checks by the identity of the data."""
     replicas = broker.replicas
     unsynced: _UnsyncedResponse | None = None
     topics: list[TopicProduceResponse] = []
-    refusal = ErrorCode.NONE if request.acks in (NO_ACKS, LEADER_ACK, ALL_ACKS) else ErrorCode.INVALID_REQUIRED_ACKS
+    refusal = ErrorCode.NONE if request.acks in ACKS else ErrorCode.INVALID_REQUIRED_ACKS
     check_transaction = _transaction_check(broker, request.transactional_id, call.api_version)
     appender = Appender(replicas, broker.clock.now_ms(), check_transaction)
     for topic in request.topic_data:
@@ -97,7 +113,7 @@ def _append_all(
             else:
                 addressed = partition or replicas.removed_partition(TopicPartition(name, data.index))
                 produced = appender.produce(
-                    addressed, _view(data), topic.undeleted_partition_count, looked.get(id(data)), topic.topic_id
+                    addressed, _view(data), topic.undeleted_partition_count, checked.get(id(data)), topic.topic_id
                 )
             answer = PartitionProduceResponse(
                 index=data.index,
@@ -107,8 +123,8 @@ def _append_all(
                 log_start_offset=-1 if partition is None else partition.log.log_start,
                 error_message=produced.message,
                 record_errors=[
-                    BatchIndexAndErrorMessage(batch_index=place, batch_index_error_message=NO_KEY)
-                    for place in produced.refused_records
+                    BatchIndexAndErrorMessage(batch_index=place, batch_index_error_message=reason)
+                    for place, reason in produced.refused_records
                 ],
             )
             answers.append(answer)

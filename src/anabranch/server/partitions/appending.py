@@ -1,7 +1,7 @@
 """Carries out the decisions about produced batches: looks up partitions, calls `decide_append`, appends, answers.
 
-A compacted topic takes no record without a key. Looking into many records takes too long for the event loop: the
-caller has it done in a thread before (`KeyChecks`), and hands over the outcome.
+Batches are checked before (`machines.partition.checking`). That may take too long for the event loop: the caller has it
+done elsewhere (`server.partitions.checks`), and hands over the outcome.
 
 Nothing here awaits, so that no resize comes between a decision and its append. Before a decision every log involved is
 resumed if a sync of it has failed: records that this cuts are removed from the producer table, too.
@@ -13,14 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from anabranch.base.errors import DecodeError, ErrorCode
+from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, NO_PRODUCER_ID, NO_TOPIC_ID, TopicPartition
-from anabranch.base.limits import DECOMPRESSION_RATIO_MAX
 from anabranch.machines.partition.appending import APPEND, VERIFY, Duplicate, Redirect, Refuse, decide_append
-from anabranch.machines.partition.checking import check_batches, refuse_unfit
+from anabranch.machines.partition.checking import CheckedBatch, check_batches
 from anabranch.machines.partition.producers import Remembered
-from anabranch.records.batch import BatchHeader, parse_header, recompress, stamp_log_append_time, with_producer
-from anabranch.records.keyless import Unfit, find_unfit
+from anabranch.records.batch import BatchHeader, parse_header, stamp_log_append_time, with_producer
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.removed import RemovedPartition
 from anabranch.server.partitions.replicas import Replicas
@@ -35,8 +33,8 @@ class Produced(NamedTuple):
     message: str | None = None
     unsynced: tuple[Partition, ...] = ()
     """The partitions whose logs hold the records and have not synced them yet."""
-    refused_records: tuple[int, ...] = ()
-    """The records at fault, by their place in the batch, where the error is theirs."""
+    refused_records: tuple[tuple[int, str], ...] = ()
+    """The records at fault, by their place in the batch, and why, where the error is theirs."""
 
 
 class ProducedBatch(NamedTuple):
@@ -76,26 +74,20 @@ class Appender:
         partition: Partition | RemovedPartition,
         data: memoryview,
         count_said: int,
-        looked: tuple[Unfit | None] | None = None,
+        checked: list[CheckedBatch] | Refuse | None = None,
         topic_id_said: UUID = NO_TOPIC_ID,
     ) -> Produced:
         """Append the batches in `data` to `partition`, or to the one that holds its keys now; in order, all or a part.
 
-        The answer is that of the first batch, or of the one that ends the work with an error. `looked`: the outcome of
-        `find_unfit`, if the caller has it already.
+        The answer is that of the first batch, or of the one that ends the work with an error. `checked`: the outcome of
+        `check_batches`, if the caller has it already.
         """
-        batches = check_batches(data, partition.settings, self._now_ms)
+        batches = check_batches(data, partition.settings, self._now_ms) if checked is None else checked
         if isinstance(batches, Refuse):
-            return Produced(batches.code, message=batches.message)
-        if partition.settings.log.compact:
-            (unfit,) = looked or (find_unfit(data),)
-            if unfit is not None:
-                refusal = refuse_unfit(unfit)
-                return Produced(refusal.code, message=refusal.message, refused_records=refusal.records)
+            return Produced(batches.code, message=batches.message, refused_records=batches.records)
         first: Produced | None = None
         unsynced: tuple[Partition, ...] = ()
-        for position, header in batches:
-            wire = data[position : position + header.size]
+        for header, wire in batches:
             batch = ProducedBatch(partition, header, wire, count_said, topic_id_said)
             produced = self._produce_one(batch)
             if produced.error is not ErrorCode.NONE or len(batches) == 1:
@@ -153,23 +145,13 @@ class Appender:
         return None
 
     def _append(self, batch: ProducedBatch, target: Partition) -> Produced:
-        """Append a batch, as its topic wants it written, to `target`."""
-        settings, header = target.settings, batch.header
+        """Append a batch to `target`, with the time of its append if the topic wants that."""
+        settings, header, wire = target.settings, batch.header, batch.data
         append_time = -1
-        wire: memoryview | bytearray = batch.data
-        try:
-            if settings.compression is not None and settings.compression is not header.compression:
-                wire = recompress(wire, settings.compression, settings.message_size_max * DECOMPRESSION_RATIO_MAX)
-                if len(wire) > settings.message_size_max:
-                    message = f"Recompressed, the batch has {len(wire)} bytes; {settings.message_size_max} are allowed."
-                    return Produced(ErrorCode.MESSAGE_TOO_LARGE, message=message)
-            if settings.log_append_time:
-                append_time = self._now_ms
-                stamp_log_append_time(wire, 0, append_time)
-            if wire is not batch.data or settings.log_append_time:
-                header = parse_header(wire)
-        except DecodeError as error:
-            return Produced(ErrorCode.CORRUPT_MESSAGE, message=str(error))
+        if settings.log_append_time:
+            append_time = self._now_ms
+            stamp_log_append_time(wire, 0, append_time)
+            header = parse_header(wire)
         unavailable = target.unavailable()
         if unavailable is not ErrorCode.NONE:
             return Produced(unavailable)

@@ -33,6 +33,11 @@ class TopicSettings:
     min_insync_replicas: int
 
     @property
+    def keyed(self) -> bool:
+        """Whether every record must have a key: compaction keeps the last one of each."""
+        return self.log.compact
+
+    @property
     def fsync(self) -> bool:
         """Whether acks=all waits for the disk."""
         return self.log.durability is Durability.FSYNC

@@ -22,6 +22,7 @@ from anabranch.records.arrow.decode import COLUMN_TYPES, COLUMNS_DEFAULT, decode
 from anabranch.records.arrow.encode import encode_records
 from anabranch.records.arrow.warm import warm
 from anabranch.records.compression import Compression
+from tests.support.batches import recompress
 from tests.support.records import RECORDS, as_tuples
 
 
@@ -180,7 +181,7 @@ def test_a_malformed_header_is_refused(headers: bytes) -> None:
 
 @pytest.mark.parametrize("codec", [codec for codec in Compression if codec])
 def test_a_bomb_is_refused_in_bounded_memory(codec: Compression) -> None:
-    bomb = b.recompress(encode_records([(None, bytes(1 << 27), 0, ())]), codec, 1 << 28)
+    bomb = recompress(encode_records([(None, bytes(1 << 27), 0, ())]), codec, 1 << 28)
     b.stamp(bomb, 0, 99, 0)
     gc.collect()
     tracemalloc.start()
@@ -193,7 +194,7 @@ def test_a_bomb_is_refused_in_bounded_memory(codec: Compression) -> None:
 
 
 def test_many_bombs_at_once_stop_at_the_bound_of_the_whole() -> None:
-    bomb = bytes(b.recompress(encode_records([(None, bytes(4 << 20), 0, ())]), Compression.ZSTD, 1 << 28))
+    bomb = bytes(recompress(encode_records([(None, bytes(4 << 20), 0, ())]), Compression.ZSTD, 1 << 28))
     bombs = bytearray(bomb * 100)
     for number, (position, _) in enumerate(b.headers(bombs)):
         b.stamp(bombs, position, number, 0)

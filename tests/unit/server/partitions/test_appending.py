@@ -13,7 +13,7 @@ from anabranch.machines.partition.producers import redirected
 from anabranch.records.batch import LOG_APPEND_TIME, TRANSACTIONAL, BatchHeader, headers, parse_header
 from anabranch.records.compression import Compression
 from anabranch.server.partitions.appending import Appender, Produced
-from tests.support.batches import make_batch, make_keyed_batch
+from tests.support.batches import make_keyed_batch, make_sound_batch
 from tests.support.replicas import NOW_MS, TOPIC, LocalReplicas
 
 OK = ErrorCode.NONE
@@ -30,7 +30,7 @@ def local(tmp_path: Path) -> Iterator[LocalReplicas]:
 
 def batch(sequence: int = -1, *, epoch: int = 0, producer: int = 7, transactional: bool = False) -> bytearray:
     identity = {"producer_id": producer, "producer_epoch": epoch, "base_sequence": sequence} if sequence >= 0 else {}
-    return make_batch(timestamp=NOW_MS, attributes=TRANSACTIONAL if transactional else 0, **identity)
+    return make_sound_batch(timestamp=NOW_MS, attributes=TRANSACTIONAL if transactional else 0, **identity)
 
 
 class Coordinator:
@@ -226,7 +226,7 @@ def test_the_topic_decides_how_a_batch_is_compressed_and_stamped(tmp_path: Path)
     local.resize(1)
     sent = make_keyed_batch([(b"k", b"v" * 80)], timestamp=5, producer_id=7, base_sequence=0)
     identity = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
-    sent = make_batch(1, bytes(sent[61:]), timestamp=5, **identity)
+    sent = make_sound_batch(1, bytes(sent[61:]), timestamp=5, **identity)
     assert produce(local, 0, sent) == Produced(OK, 0, NOW_MS)
     local.clock.ms += 1
     assert produce(local, 0, sent) == Produced(OK, 0, NOW_MS), "as it was answered the first time"

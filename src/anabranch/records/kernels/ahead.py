@@ -1,0 +1,63 @@
+"""A kernel as plain machine code: for processes that load neither Numba nor LLVM (ADR 0040).
+
+The kernel takes and returns numbers of 64 bits, calls nothing and has no constants in memory, so its code runs wherever
+it is put: it has no relocations. It is compiled for every processor of the architecture, not for this one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import llvmlite.binding as llvm
+from numba import njit, types
+
+_ENTRY = "entry"
+
+
+class NotPlainError(Exception):
+    """The kernel's code refers to something outside of it, or is not in ELF."""
+
+
+def machine_code(kernel: Any, arguments: int) -> bytes:
+    """Compile a kernel that takes so many numbers, in the calling convention of C; the code begins with its entry."""
+    dispatcher = cast(Any, njit(nogil=True, error_model="numpy")(kernel.py_func))
+    dispatcher.compile((types.int64,) * arguments)
+    (compiled,) = dispatcher.overloads.values()
+    module = llvm.parse_assembly(compiled.library.get_llvm_str())
+    module.link_in(llvm.parse_assembly(_entry_of(compiled.fndesc.llvm_func_name, arguments)))
+    for function in module.functions:
+        if function.name != _ENTRY and not function.is_declaration:
+            function.linkage = llvm.Linkage.internal
+    target = llvm.Target.from_default_triple()
+    machine = target.create_target_machine(cpu="", features="", opt=3, reloc="pic", codemodel="small")
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = options.slp_vectorization = False  # Vectors would need constants in memory.
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return _text_of(machine.emit_object(module))
+
+
+def _entry_of(name: str, arguments: int) -> str:
+    """A function that calls a kernel as C would; Numba's own calls give the result and an error by address."""
+    taken = ", ".join(f"i64 %a{number}" for number in range(arguments))
+    types_taken = ", ".join(["i64"] * arguments)
+    return f"""
+        declare i32 @"{name}"(ptr, ptr, {types_taken})
+        define i64 @{_ENTRY}({taken}) {{
+            %result = alloca i64
+            %error = alloca ptr
+            call i32 @"{name}"(ptr %result, ptr %error, {taken})
+            %value = load i64, ptr %result
+            ret i64 %value
+        }}
+    """
+
+
+def _text_of(object_file: bytes) -> bytes:
+    if not object_file.startswith(b"\x7fELF"):
+        raise NotPlainError("machine code is kept for systems with ELF alone")
+    sections = llvm.ObjectFileRef.from_data(object_file).sections()
+    found = {(section.name() or b"").decode(): bytes(section.data()) for section in sections if section.size()}
+    if any(name.startswith((".rela.text", ".rel.text")) for name in found):
+        raise NotPlainError("the kernel's code refers to something outside of it")
+    return found[".text"]

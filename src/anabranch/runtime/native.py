@@ -1,0 +1,145 @@
+"""Compiled kernels in a process that loads neither Numba nor LLVM: machine code from a file.
+
+The code of the examination of records (`records.kernels.examine`) is compiled ahead of time and kept beside Numba's own
+files, in a directory named by the digest of its sources (`records.kernels.sources`). `load` maps the file, a matter of
+microseconds; `python -m anabranch.runtime.native` makes it, a matter of seconds. A file that is damaged is not used.
+See docs/adr/0040-brokers-examine-records.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from anabranch.records.compression import Bytes
+from anabranch.records.examination import (
+    REFUSED_RECORDS_REPORTED_MAX,
+    Accepted,
+    Examine,
+    Examined,
+    Flaw,
+    Malformed,
+)
+from anabranch.records.kernels.sources import directories, make_only
+
+_ARGUMENTS = 8
+_DIGEST_SIZE = 16
+_ANSWER_FIELDS = 5
+"""As `records.kernels.examine` numbers them: the largest timestamp, the place, two counts, how many are refused."""
+_LARGE = 64 * 1024
+"""Bytes from which on other threads may run meanwhile."""
+_Number = ctypes.c_int64
+_Answer = _Number * (_ANSWER_FIELDS + REFUSED_RECORDS_REPORTED_MAX)
+
+
+def file_name() -> str:
+    """The name of the file: code is for one architecture."""
+    return f"examine-{os.uname().machine}.code"
+
+
+def load() -> Examine | None:
+    """Find the code and make it callable; None where there is none, or no sound one."""
+    for directory in _directories():
+        with suppress(OSError, ValueError):
+            return NativeExamination(_mapped(Path(directory, file_name())))
+    return None
+
+
+def _directories() -> list[str]:
+    try:
+        return directories()
+    except OSError:  # The sources are in an archive.
+        return []
+
+
+def build() -> Path:
+    """Compile the code and keep it where `load` finds it. Takes seconds; OSError where no directory can be written."""
+    from anabranch.records.kernels.ahead import machine_code
+    from anabranch.records.kernels.examine import examine
+
+    code = machine_code(examine, _ARGUMENTS)
+    content = code + blake2b(code, digest_size=_DIGEST_SIZE).digest()
+    failure: OSError | None = None
+    for directory in _directories():
+        path = Path(directory, file_name())
+        written = path.with_name(f"{path.name}.{os.getpid()}")
+        try:
+            make_only(directory)
+            written.write_bytes(content)
+            written.replace(path)
+        except OSError as error:
+            failure = error
+        else:
+            return path
+    raise failure or OSError("there is no directory for machine code")
+
+
+def _mapped(path: Path) -> int:
+    """Map the code of a file and return its address. It stays there. OSError, ValueError."""
+    content = path.read_bytes()
+    code, digest = content[:-_DIGEST_SIZE], content[-_DIGEST_SIZE:]
+    if not code or blake2b(code, digest_size=_DIGEST_SIZE).digest() != digest:
+        raise ValueError(f"{path} is damaged")
+    mapping = ctypes.CDLL(None, use_errno=True).mmap
+    mapping.restype = ctypes.c_void_p
+    mapping.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_ssize_t)
+    with path.open("rb") as file:
+        at = mapping(None, len(content), mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE, file.fileno(), 0)
+    if at in (None, ctypes.c_void_p(-1).value):
+        raise OSError(ctypes.get_errno(), "machine code cannot be mapped", str(path))
+    return int(at)
+
+
+class NativeExamination:
+    """`records.examination.examine`, compiled."""
+
+    def __init__(self, code_at: int) -> None:
+        self._quick: Any = ctypes.PYFUNCTYPE(_Number, *[_Number] * _ARGUMENTS)(code_at)
+        self._long: Any = ctypes.CFUNCTYPE(_Number, *[_Number] * _ARGUMENTS)(code_at)
+        self._own = threading.local()
+
+    def __call__(self, records: Bytes, count: int, base_timestamp: int, accepted: Accepted) -> Examined:
+        try:
+            answer, answer_at = self._own.answer
+        except AttributeError:
+            answer = _Answer()
+            answer_at = ctypes.addressof(answer)
+            self._own.answer = answer, answer_at
+        size = len(records)
+        held = _held(records)
+        at = ctypes.addressof(held)
+        run = self._quick if size < _LARGE else self._long
+        earliest, latest, keyed = accepted
+        broken = run(at, at + size, count, base_timestamp, earliest, latest, keyed, answer_at)
+        max_timestamp, place, untimely, keyless, reported = answer[:_ANSWER_FIELDS]
+        if not broken and not reported:
+            return Examined(max_timestamp)
+        refused = answer[_ANSWER_FIELDS : _ANSWER_FIELDS + reported]
+        return Examined(
+            max_timestamp,
+            Malformed(broken),
+            place if broken else 0,
+            (untimely, keyless),
+            tuple((each >> 1, Flaw(each & 1)) for each in refused),
+        )
+
+
+def _held(records: Bytes) -> Any:
+    """Something whose address is that of the bytes, which stay as long as it does."""
+    try:
+        return ctypes.c_char.from_buffer(records)
+    except TypeError:  # They may not be written.
+        return ctypes.create_string_buffer(bytes(records), max(len(records), 1))
+    except ValueError:  # They are none.
+        return ctypes.create_string_buffer(1)
+
+
+if __name__ == "__main__":
+    os.nice(10)
+    build()

@@ -1,0 +1,84 @@
+"""Where produced batches are checked: a few small ones in the event loop, all others in a thread of their own.
+
+The rule: a request holds the loop for LOOP_US at most, by the estimates of `machines.partition.checking`. Checks that
+take longer are done one after the other in a single thread, so that no more than one batch is expanded at a time, and
+a producer of large batches waits for others of its kind, not for the loop.
+
+Records are examined by machine code (`runtime.native`) as soon as there is any, before that in plain Python.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from anabranch.machines.partition.appending import Refuse
+from anabranch.machines.partition.checking import BatchLimits, CheckedBatch, Effort, check_batches
+from anabranch.records.examination import Examine, examine
+from anabranch.runtime import native
+from anabranch.runtime.events import EventLogger
+
+events = EventLogger("checks")
+LOOP_US = 2_000
+PLAIN_RECORD_US, NATIVE_RECORD_US = 2.0, 0.02
+
+Checked = list[CheckedBatch] | Refuse
+
+
+class Unchecked(NamedTuple):
+    """What a request has for one partition."""
+
+    data: memoryview
+    limits: BatchLimits
+
+
+class BatchChecks:
+    """The checks of one broker."""
+
+    def __init__(self) -> None:
+        self._examine: Examine = examine
+        self._record_us = PLAIN_RECORD_US
+        self._thread = ThreadPoolExecutor(1, "checks")
+
+    def use(self, examine: Examine) -> None:
+        """Examine records by machine code from now on."""
+        self._examine, self._record_us = examine, NATIVE_RECORD_US
+
+    async def load(self) -> None:
+        """Use machine code; have it compiled by another process before, if there is none yet."""
+        found = native.load()
+        if found is None:
+            compiler = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", native.__name__), stderr=asyncio.subprocess.PIPE
+            )
+            try:
+                _, said = await compiler.communicate()
+            finally:
+                if compiler.returncode is None:
+                    compiler.kill()
+            found = native.load()
+            if found is None:
+                reason = said.decode(errors="replace").strip().rpartition("\n")[2]
+                events.warning("records are examined slowly, there is no machine code", reason=reason)
+                return
+        self.use(found)
+
+    def now(self, sent: Sequence[Unchecked], now_ms: int) -> list[Checked]:
+        """Check all that a request has. TooLongError where the loop cannot wait for that."""
+        effort = Effort(LOOP_US, self._record_us)
+        return [check_batches(data, limits, now_ms, self._examine, effort) for data, limits in sent]
+
+    async def beside(self, sent: Sequence[Unchecked], now_ms: int) -> list[Checked]:
+        """Check in the thread."""
+
+        def check() -> list[Checked]:
+            return [check_batches(data, limits, now_ms, self._examine) for data, limits in sent]
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, check)
+
+    def close(self) -> None:
+        """Give up the checks that wait for the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
