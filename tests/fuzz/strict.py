@@ -134,7 +134,15 @@ def expand(codec: int, data: bytes, size_max: int) -> bytes:
     """Decompress the records of a batch."""
     try:
         plain = _CODECS[codec](data)
-    except (OSError, EOFError, zlib.error, RuntimeError, ValueError, struct.error) as error:
+    except (
+        OSError,
+        EOFError,
+        zlib.error,
+        RuntimeError,
+        struct.error,
+        snappy.UncompressError,
+        zstandard.ZstdError,
+    ) as error:
         raise Objection(f"no content of codec {codec}: {error}") from None
     if codec and len(plain) > size_max:
         raise Objection("a bomb")

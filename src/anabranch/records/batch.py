@@ -129,9 +129,12 @@ def parse_header(buffer: Bytes, position: int = 0, left: int | None = None) -> B
     Callers rely on the checks: the size, magic 2, a known codec, offsets that fit, a record count that the offsets
     allow. The checksum is not compared (`check`).
     """
-    read = len(buffer) - position
-    left = read if left is None else left
-    if min(left, read) <= _MAGIC_AT:
+    readable = len(buffer) - position
+    if left is None:
+        left = readable
+    elif left < readable:
+        readable = left
+    if readable <= _MAGIC_AT:
         raise DecodeError(f"a record batch is cut off: {left} bytes are left, its header has {HEADER_SIZE}")
     magic = buffer[position + _MAGIC_AT]
     if magic != MAGIC:
@@ -140,22 +143,23 @@ def parse_header(buffer: Bytes, position: int = 0, left: int | None = None) -> B
                 f"records in message format {magic}: only format 2 (Kafka 0.11 and newer) is read"
             )
         raise DecodeError(f"a record batch of magic {magic}, expected {MAGIC}")
-    if min(left, read) < HEADER_SIZE:
+    if readable < HEADER_SIZE:
         raise DecodeError(f"a record batch is cut off: {left} bytes are left, its header has {HEADER_SIZE}")
     fields = _HEADER.unpack_from(buffer, position)
-    header = BatchHeader(fields[0], fields[1] + LENGTH_END, *fields[2:])
-    if not HEADER_SIZE <= header.size <= left:
-        raise DecodeError(f"a record batch of {header.size} bytes where {left} are left, header {HEADER_SIZE}")
-    if header.attributes & COMPRESSION_MASK > _CODEC_MAX:
-        raise UnsupportedCompressionError(f"compression codec {header.attributes & COMPRESSION_MASK} is unknown")
-    if not 0 <= header.base_offset <= OFFSET_MAX - header.last_offset_delta or header.last_offset_delta < 0:
-        raise DecodeError(f"a record batch from offset {header.base_offset}, last one {header.last_offset_delta} on")
-    if not 0 <= header.record_count <= header.last_offset_delta + 1:
+    base_offset, length, _, _, _, attributes, last_delta, _, _, _, _, _, count = fields
+    size = length + LENGTH_END
+    if not HEADER_SIZE <= size <= left:
+        raise DecodeError(f"a record batch of {size} bytes where {left} are left, header {HEADER_SIZE}")
+    if attributes & COMPRESSION_MASK > _CODEC_MAX:
+        raise UnsupportedCompressionError(f"compression codec {attributes & COMPRESSION_MASK} is unknown")
+    if not 0 <= base_offset <= OFFSET_MAX - last_delta or last_delta < 0:
+        raise DecodeError(f"a record batch from offset {base_offset}, last one {last_delta} on")
+    if not 0 <= count <= last_delta + 1:
         raise DecodeError(
-            f"the record batch at offset {header.base_offset} claims {header.record_count} records"
-            f" in {header.last_offset_delta + 1} offsets"
+            f"the record batch at offset {base_offset} claims {count} records in {last_delta + 1} offsets"
         )
-    return header
+    # As `BatchHeader(...)`, at half the cost.
+    return tuple.__new__(BatchHeader, (base_offset, size, *fields[2:]))
 
 
 def headers(buffer: Bytes) -> Iterator[tuple[int, BatchHeader]]:
@@ -172,7 +176,8 @@ def headers(buffer: Bytes) -> Iterator[tuple[int, BatchHeader]]:
 
 def check(buffer: Bytes, position: int, header: BatchHeader) -> None:
     """Compare the batch at `position` with its checksum."""
-    found = crc32c(memoryview(buffer)[position + _ATTRIBUTES_AT : position + header.size])
+    view = buffer if isinstance(buffer, memoryview) else memoryview(buffer)
+    found = crc32c(view[position + _ATTRIBUTES_AT : position + header.size])
     if found != header.crc:
         raise ChecksumError(
             f"the record batch at offset {header.base_offset} ({header.size} bytes) has checksum {found:#010x},"

@@ -61,7 +61,7 @@ class Examined(NamedTuple):
     """The outcome of an examination."""
 
     max_timestamp: int
-    """The largest timestamp of the records; of no meaning in a malformed batch."""
+    """The largest timestamp of the records; 0 in a malformed batch."""
     malformed: Malformed = Malformed.NOTHING
     place: int = 0
     """Of a malformed batch: the record that breaks the rule, counted from 0."""
@@ -75,8 +75,9 @@ class Examined(NamedTuple):
         return not self.malformed and self.counts == (0, 0)
 
 
-Examine = Callable[[Bytes, int, int, Accepted], Examined]
-"""Examines the records of a batch, which are not compressed: bytes, count, base timestamp, what the topic takes."""
+Examine = Callable[[Bytes, int, int, int, Accepted], Examined | None]
+"""Examines the records of a batch, which are not compressed: bytes, count, base timestamp, the largest timestamp as the
+header has it, what the topic takes. None where they are sound and the largest timestamp is right."""
 
 
 class _MalformedError(Exception):
@@ -84,8 +85,8 @@ class _MalformedError(Exception):
         self.rule = rule
 
 
-def examine(records: Bytes, count: int, base_timestamp: int, accepted: Accepted) -> Examined:
-    """Examine records in plain Python, about a microsecond each. `count` is at least 1."""
+def examine(records: Bytes, count: int, base_timestamp: int, max_timestamp: int, accepted: Accepted) -> Examined | None:
+    """Examine records in plain Python, a few microseconds each (`Examine`). `count` is at least 1."""
     view, end = memoryview(records), len(records)
     greatest, counts = INT64_MIN, [0, 0]
     refused: list[tuple[int, Flaw]] = []
@@ -110,7 +111,9 @@ def examine(records: Bytes, count: int, base_timestamp: int, accepted: Accepted)
         if at != end:
             raise _MalformedError(Malformed.BYTES_BEHIND)
     except _MalformedError as error:
-        return Examined(greatest, error.rule, place)
+        return Examined(0, error.rule, place)
+    if not refused and greatest == max_timestamp:
+        return None
     return Examined(greatest, counts=(counts[0], counts[1]), refused=tuple(refused))
 
 

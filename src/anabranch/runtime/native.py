@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import struct
 import threading
 from contextlib import suppress
 from hashlib import blake2b
@@ -28,14 +29,15 @@ from anabranch.records.examination import (
 )
 from anabranch.records.kernels.sources import directories, make_only
 
-_ARGUMENTS = 8
 _DIGEST_SIZE = 16
-_ANSWER_FIELDS = 5
-"""As `records.kernels.examine` numbers them: the largest timestamp, the place, two counts, how many are refused."""
+# As in `records.kernels.examine`, which needs Numba: the numbers of a question, those of its answer, and a result.
+_QUESTION = struct.Struct("=8q")
+_ANSWER, _ANSWER_END = 8, 13
+_SOUND = -1
 _LARGE = 64 * 1024
 """Bytes from which on other threads may run meanwhile."""
 _Number = ctypes.c_int64
-_Answer = _Number * (_ANSWER_FIELDS + REFUSED_RECORDS_REPORTED_MAX)
+_Sheet = _Number * (_ANSWER_END + REFUSED_RECORDS_REPORTED_MAX)
 
 
 def file_name() -> str:
@@ -63,7 +65,7 @@ def build() -> Path:
     from anabranch.records.kernels.ahead import machine_code
     from anabranch.records.kernels.examine import examine
 
-    code = machine_code(examine, _ARGUMENTS)
+    code = machine_code(examine)
     content = code + blake2b(code, digest_size=_DIGEST_SIZE).digest()
     failure: OSError | None = None
     for directory in _directories():
@@ -100,33 +102,32 @@ class NativeExamination:
     """`records.examination.examine`, compiled."""
 
     def __init__(self, code_at: int) -> None:
-        self._quick: Any = ctypes.PYFUNCTYPE(_Number, *[_Number] * _ARGUMENTS)(code_at)
-        self._long: Any = ctypes.CFUNCTYPE(_Number, *[_Number] * _ARGUMENTS)(code_at)
+        self._quick: Any = ctypes.PYFUNCTYPE(_Number, ctypes.c_void_p)(code_at)
+        self._long: Any = ctypes.CFUNCTYPE(_Number, ctypes.c_void_p)(code_at)
         self._own = threading.local()
 
-    def __call__(self, records: Bytes, count: int, base_timestamp: int, accepted: Accepted) -> Examined:
+    def __call__(
+        self, records: Bytes, count: int, base_timestamp: int, max_timestamp: int, accepted: Accepted
+    ) -> Examined | None:
         try:
-            answer, answer_at = self._own.answer
+            sheet, sheet_at = self._own.sheet
         except AttributeError:
-            answer = _Answer()
-            answer_at = ctypes.addressof(answer)
-            self._own.answer = answer, answer_at
+            sheet = _Sheet()
+            sheet_at = ctypes.addressof(sheet)
+            self._own.sheet = sheet, sheet_at
         size = len(records)
         held = _held(records)
         at = ctypes.addressof(held)
-        run = self._quick if size < _LARGE else self._long
-        earliest, latest, keyed = accepted
-        broken = run(at, at + size, count, base_timestamp, earliest, latest, keyed, answer_at)
-        max_timestamp, place, untimely, keyless, reported = answer[:_ANSWER_FIELDS]
-        if not broken and not reported:
-            return Examined(max_timestamp)
-        refused = answer[_ANSWER_FIELDS : _ANSWER_FIELDS + reported]
+        _QUESTION.pack_into(sheet, 0, at, at + size, count, base_timestamp, max_timestamp, *accepted)
+        found = self._quick(sheet_at) if size < _LARGE else self._long(sheet_at)
+        if found == _SOUND:
+            return None
+        greatest, place, untimely, keyless, reported = sheet[_ANSWER:_ANSWER_END]
+        if found:
+            return Examined(0, Malformed(found), place)
+        refused = sheet[_ANSWER_END : _ANSWER_END + reported]
         return Examined(
-            max_timestamp,
-            Malformed(broken),
-            place if broken else 0,
-            (untimely, keyless),
-            tuple((each >> 1, Flaw(each & 1)) for each in refused),
+            greatest, counts=(untimely, keyless), refused=tuple((each >> 1, Flaw(each & 1)) for each in refused)
         )
 
 

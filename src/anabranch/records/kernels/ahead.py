@@ -1,7 +1,7 @@
 """A kernel as plain machine code: for processes that load neither Numba nor LLVM (ADR 0040).
 
-The kernel takes and returns numbers of 64 bits, calls nothing and has no constants in memory, so its code runs wherever
-it is put: it has no relocations. It is compiled for every processor of the architecture, not for this one.
+The kernel takes and returns a number of 64 bits, calls nothing and has no constants in memory. So its code has no
+relocations, and runs wherever it is put. It is compiled for every processor of the architecture, not for this one.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ class NotPlainError(Exception):
     """The kernel's code refers to something outside of it, or is not in ELF."""
 
 
-def machine_code(kernel: Any, arguments: int) -> bytes:
-    """Compile a kernel that takes so many numbers, in the calling convention of C; the code begins with its entry."""
+def machine_code(kernel: Any) -> bytes:
+    """Compile a kernel that takes one number, in the calling convention of C; the code begins with its entry."""
     dispatcher = cast(Any, njit(nogil=True, error_model="numpy")(kernel.py_func))
-    dispatcher.compile((types.int64,) * arguments)
+    dispatcher.compile((types.int64,))
     (compiled,) = dispatcher.overloads.values()
     module = llvm.parse_assembly(compiled.library.get_llvm_str())
-    module.link_in(llvm.parse_assembly(_entry_of(compiled.fndesc.llvm_func_name, arguments)))
+    module.link_in(llvm.parse_assembly(_entry_of(compiled.fndesc.llvm_func_name)))
     for function in module.functions:
         if function.name != _ENTRY and not function.is_declaration:
             function.linkage = llvm.Linkage.internal
@@ -37,16 +37,14 @@ def machine_code(kernel: Any, arguments: int) -> bytes:
     return _text_of(machine.emit_object(module))
 
 
-def _entry_of(name: str, arguments: int) -> str:
+def _entry_of(name: str) -> str:
     """A function that calls a kernel as C would; Numba's own calls give the result and an error by address."""
-    taken = ", ".join(f"i64 %a{number}" for number in range(arguments))
-    types_taken = ", ".join(["i64"] * arguments)
     return f"""
-        declare i32 @"{name}"(ptr, ptr, {types_taken})
-        define i64 @{_ENTRY}({taken}) {{
+        declare i32 @"{name}"(ptr, ptr, i64)
+        define i64 @{_ENTRY}(i64 %argument) {{
             %result = alloca i64
             %error = alloca ptr
-            call i32 @"{name}"(ptr %result, ptr %error, {taken})
+            call i32 @"{name}"(ptr %result, ptr %error, i64 %argument)
             %value = load i64, ptr %result
             ret i64 %value
         }}

@@ -14,12 +14,16 @@ from anabranch.records.examination import (
     Malformed,
 )
 from anabranch.records.kernels.compiled import inlined, kernel
-from anabranch.records.kernels.memory import NOWHERE, from_zigzag, put64, u8
+from anabranch.records.kernels.memory import NOWHERE, from_zigzag, i64, put64, u8
 
-# The answer: numbers of 64 bits. Behind the fields the refused records, as 2 * place + flaw.
-MAX_TIMESTAMP, PLACE, UNTIMELY_COUNT, KEYLESS_COUNT, REFUSED_COUNT = 0, 1, 2, 3, 4
-ANSWER_FIELDS = 5
-ANSWER_SIZE = ANSWER_FIELDS + REFUSED_RECORDS_REPORTED_MAX
+# The only argument is the address of numbers of 64 bits, as calls with many arguments take long. First the question:
+AT, END, COUNT, BASE_TIMESTAMP, SAID_MAX_TIMESTAMP, EARLIEST, LATEST, KEYED = 0, 1, 2, 3, 4, 5, 6, 7
+QUESTION_FIELDS = 8
+# Then the answer, with the refused records behind its fields, as 2 * place + flaw.
+MAX_TIMESTAMP, PLACE, UNTIMELY_COUNT, KEYLESS_COUNT, REFUSED_COUNT = 8, 9, 10, 11, 12
+ANSWER_END = 13
+SHEET_SIZE = ANSWER_END + REFUSED_RECORDS_REPORTED_MAX
+SOUND = -1
 # Numba takes members of enumerations for objects of their own.
 _CUT_OFF, _NUMBER, _OFFSET, _TIMESTAMP = (
     int(Malformed.CUT_OFF),
@@ -68,22 +72,24 @@ def _behind(at: int, end: int, least: int) -> tuple[int, int]:
 
 
 @kernel
-def examine(
-    at: int, end: int, count: int, base_timestamp: int, earliest: int, latest: int, keyed: int, answer: int
-) -> int:
-    """Examine the records from `at` to `end`; return the rule that they break, 0 for none.
+def examine(sheet: int) -> int:
+    """Examine the records from AT to END; return the rule that they break, 0 or SOUND for none.
 
-    `answer` is the address of ANSWER_SIZE numbers. Its fields mean what those of `Examined` do.
+    SOUND: no record is refused, the largest timestamp is the one that was said, and the answer means nothing. Otherwise
+    its fields mean what those of `Examined` do. `sheet` is the address of SHEET_SIZE numbers.
     """
+    at = i64(sheet + 8 * AT)
+    end = i64(sheet + 8 * END)
+    base_timestamp = i64(sheet + 8 * BASE_TIMESTAMP)
+    earliest = i64(sheet + 8 * EARLIEST)
+    latest = i64(sheet + 8 * LATEST)
+    keyed = i64(sheet + 8 * KEYED)
     greatest = INT64_MIN
     untimely = 0
     keyless = 0
     reported = 0
-    put64(answer + 8 * UNTIMELY_COUNT, 0)
-    put64(answer + 8 * KEYLESS_COUNT, 0)
-    put64(answer + 8 * REFUSED_COUNT, 0)
-    for place in range(count):
-        put64(answer + 8 * PLACE, place)
+    for place in range(i64(sheet + 8 * COUNT)):
+        put64(sheet + 8 * PLACE, place)
         length, at = _number(at, end, 32)
         if at > end or length < BODY_SIZE_MIN or length > end - at:
             return _CUT_OFF
@@ -117,17 +123,19 @@ def examine(
         if timestamp != NO_TIMESTAMP and (timestamp < earliest or timestamp > latest):
             untimely += 1
             if reported < REFUSED_RECORDS_REPORTED_MAX:
-                put64(answer + 8 * (ANSWER_FIELDS + reported), 2 * place + _UNTIMELY)
+                put64(sheet + 8 * (ANSWER_END + reported), 2 * place + _UNTIMELY)
                 reported += 1
         if key_size < 0 and keyed != 0:
             keyless += 1
             if reported < REFUSED_RECORDS_REPORTED_MAX:
-                put64(answer + 8 * (ANSWER_FIELDS + reported), 2 * place + _KEYLESS)
+                put64(sheet + 8 * (ANSWER_END + reported), 2 * place + _KEYLESS)
                 reported += 1
     if at != end:
         return _BYTES_BEHIND
-    put64(answer + 8 * MAX_TIMESTAMP, greatest)
-    put64(answer + 8 * UNTIMELY_COUNT, untimely)
-    put64(answer + 8 * KEYLESS_COUNT, keyless)
-    put64(answer + 8 * REFUSED_COUNT, reported)
+    if reported == 0 and greatest == i64(sheet + 8 * SAID_MAX_TIMESTAMP):
+        return SOUND
+    put64(sheet + 8 * MAX_TIMESTAMP, greatest)
+    put64(sheet + 8 * UNTIMELY_COUNT, untimely)
+    put64(sheet + 8 * KEYLESS_COUNT, keyless)
+    put64(sheet + 8 * REFUSED_COUNT, reported)
     return 0

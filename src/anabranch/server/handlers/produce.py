@@ -7,7 +7,7 @@ batches takes longer than the event loop can wait, a thread does it first, and t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
@@ -42,26 +42,26 @@ Answer = ProduceResponse | Awaitable[ProduceResponse] | None
 
 def handle_produce(broker: BrokerContext, request: ProduceRequest, call: RequestContext) -> Answer | Apart:
     """Append every partition's batches in order; None where the client wants no answer (acks=0)."""
-    now_ms = broker.clock.now_ms()
-    sent = _sent(broker, request, call)
+    topics = request.topic_data
     try:
-        checked = broker.checks.now([each for _, each in sent], now_ms)
-    except TooLongError:
+        if len(topics) == 1 and len(topics[0].partition_data) == 1:  # Checked on the way to being appended.
+            return _append_all(broker, request, call, {})
+        now_ms = broker.clock.now_ms()
+        sent = _sent(broker, request, call)
+        return _append_all(broker, request, call, _by_data(sent, broker.checks.all_now(sent.values(), now_ms)))
+    except TooLongError:  # Nothing has been appended.
+        return Apart(lambda copy: _append_apart(broker, copy, call))
 
-        async def check_first(copy: ProduceRequest) -> Answer:
-            sent = _sent(broker, copy, call)
-            checked = await broker.checks.beside([each for _, each in sent], now_ms)
-            return _append_all(broker, copy, call, _by_data(sent, checked))
 
-        return Apart(check_first)
+async def _append_apart(broker: BrokerContext, request: ProduceRequest, call: RequestContext) -> Answer:
+    sent = _sent(broker, request, call)
+    checked = await broker.checks.beside(sent.values(), broker.clock.now_ms())
     return _append_all(broker, request, call, _by_data(sent, checked))
 
 
-def _sent(
-    broker: BrokerContext, request: ProduceRequest, call: RequestContext
-) -> list[tuple[PartitionProduceData, Unchecked]]:
-    """List the records that may be appended once they are checked."""
-    found: list[tuple[PartitionProduceData, Unchecked]] = []
+def _sent(broker: BrokerContext, request: ProduceRequest, call: RequestContext) -> dict[int, Unchecked]:
+    """Find the records that may be appended once they are checked, by the identity of the data."""
+    found: dict[int, Unchecked] = {}
     if request.acks not in ACKS:
         return found
     replicas = broker.replicas
@@ -74,24 +74,29 @@ def _sent(
             if partition is None and broker.view.has_removed(name, data.index):
                 partition = replicas.removed_partition(TopicPartition(name, data.index))
             if partition is not None and data.records is not None and len(data.records):
-                found.append((data, Unchecked(_view(data), partition.settings)))
+                found[id(data)] = Unchecked(_view(data), partition.settings)
     return found
 
 
-def _by_data(sent: list[tuple[PartitionProduceData, Unchecked]], checked: list[Checked]) -> Mapping[int, Checked]:
-    return {id(data): outcome for (data, _), outcome in zip(sent, checked, strict=True)}
+def _by_data(sent: Iterable[int], checked: list[Checked]) -> Mapping[int, Checked]:
+    return dict(zip(sent, checked, strict=True))
 
 
 def _append_all(
     broker: BrokerContext, request: ProduceRequest, call: RequestContext, checked: Mapping[int, Checked]
 ) -> Answer:
-    """Append every partition's batches; `checked`: the outcomes of the checks by the identity of the data."""
+    """Append every partition's batches.
+
+    `checked`: the outcomes of checks, by the identity of the data. TooLongError where one is missing and takes
+    longer than the loop can wait.
+    """
     replicas = broker.replicas
     unsynced: _UnsyncedResponse | None = None
     topics: list[TopicProduceResponse] = []
     refusal = ErrorCode.NONE if request.acks in ACKS else ErrorCode.INVALID_REQUIRED_ACKS
     check_transaction = _transaction_check(broker, request.transactional_id, call.api_version)
-    appender = Appender(replicas, broker.clock.now_ms(), check_transaction)
+    now_ms = broker.clock.now_ms()
+    appender = Appender(replicas, now_ms, check_transaction, broker.checks.now)
     for topic in request.topic_data:
         name = _name_of(broker, topic, call)
         answers: list[PartitionProduceResponse] = []
@@ -125,7 +130,9 @@ def _append_all(
                 record_errors=[
                     BatchIndexAndErrorMessage(batch_index=place, batch_index_error_message=reason)
                     for place, reason in produced.refused_records
-                ],
+                ]
+                if produced.refused_records
+                else [],
             )
             answers.append(answer)
             for appended_to in produced.unsynced:

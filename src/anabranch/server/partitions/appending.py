@@ -16,7 +16,7 @@ from uuid import UUID
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, NO_PRODUCER_ID, NO_TOPIC_ID, TopicPartition
 from anabranch.machines.partition.appending import APPEND, VERIFY, Duplicate, Redirect, Refuse, decide_append
-from anabranch.machines.partition.checking import CheckedBatch, check_batches
+from anabranch.machines.partition.checking import BatchLimits, CheckedBatch, check_batches
 from anabranch.machines.partition.producers import Remembered
 from anabranch.records.batch import BatchHeader, parse_header, stamp_log_append_time, with_producer
 from anabranch.server.partitions.partition import Partition
@@ -54,6 +54,10 @@ TransactionCheck = Callable[[TopicPartition, int, int], ErrorCode]
 """Asks the coordinator whether the transaction of a producer (id, epoch) holds a partition: NONE, or why not."""
 
 
+BatchCheck = Callable[[memoryview, BatchLimits, int], list[CheckedBatch] | Refuse]
+"""Checks produced batches by the limits of their topic, now (in ms)."""
+
+
 def no_transaction(partition: TopicPartition, producer_id: int, producer_epoch: int) -> ErrorCode:
     """The `TransactionCheck` of a request that names no transactional id."""
     return ErrorCode.INVALID_TXN_STATE
@@ -62,12 +66,19 @@ def no_transaction(partition: TopicPartition, producer_id: int, producer_epoch: 
 class Appender:
     """Appends the batches of one produce request."""
 
-    __slots__ = ("_check_transaction", "_now_ms", "_replicas")
+    __slots__ = ("_check", "_check_transaction", "_now_ms", "_replicas")
 
-    def __init__(self, replicas: Replicas, now_ms: int, check_transaction: TransactionCheck = no_transaction) -> None:
+    def __init__(
+        self,
+        replicas: Replicas,
+        now_ms: int,
+        check_transaction: TransactionCheck = no_transaction,
+        check: BatchCheck = check_batches,
+    ) -> None:
         self._replicas = replicas
         self._now_ms = now_ms
         self._check_transaction = check_transaction
+        self._check = check
 
     def produce(
         self,
@@ -80,9 +91,9 @@ class Appender:
         """Append the batches in `data` to `partition`, or to the one that holds its keys now; in order, all or a part.
 
         The answer is that of the first batch, or of the one that ends the work with an error. `checked`: the outcome of
-        `check_batches`, if the caller has it already.
+        the check, if the caller has it already.
         """
-        batches = check_batches(data, partition.settings, self._now_ms) if checked is None else checked
+        batches = self._check(data, partition.settings, self._now_ms) if checked is None else checked
         if isinstance(batches, Refuse):
             return Produced(batches.code, message=batches.message, refused_records=batches.records)
         first: Produced | None = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -66,12 +66,16 @@ class BatchChecks:
                 return
         self.use(found)
 
-    def now(self, sent: Sequence[Unchecked], now_ms: int) -> list[Checked]:
+    def now(self, data: memoryview, limits: BatchLimits, now_ms: int) -> Checked:
         """Check all that a request has. TooLongError where the loop cannot wait for that."""
+        return check_batches(data, limits, now_ms, self._examine, Effort(LOOP_US, self._record_us))
+
+    def all_now(self, sent: Iterable[Unchecked], now_ms: int) -> list[Checked]:
+        """As `now`, for several partitions: the loop waits no longer for all of them together."""
         effort = Effort(LOOP_US, self._record_us)
         return [check_batches(data, limits, now_ms, self._examine, effort) for data, limits in sent]
 
-    async def beside(self, sent: Sequence[Unchecked], now_ms: int) -> list[Checked]:
+    async def beside(self, sent: Iterable[Unchecked], now_ms: int) -> list[Checked]:
         """Check in the thread."""
 
         def check() -> list[Checked]:
