@@ -22,7 +22,7 @@ INT32, INT64 = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
 MAX_RECORDS = 1_000_000
 
 
-class Objection(Exception):
+class ObjectionError(Exception):
     """The batch is none that a client may send."""
 
 
@@ -45,7 +45,7 @@ class Bytes:
     def take(self, size: int) -> bytes:
         """Take the next bytes."""
         if not 0 <= size <= len(self.data):
-            raise Objection(f"{size} bytes where {len(self.data)} are left")
+            raise ObjectionError(f"{size} bytes where {len(self.data)} are left")
         taken, self.data = self.data[:size], self.data[size:]
         return taken
 
@@ -59,11 +59,11 @@ class Bytes:
             if digit < 128:
                 break
             if len(digits) == most:
-                raise Objection("a number of too many digits")
+                raise ObjectionError("a number of too many digits")
         folded = sum(digit * 128**place for place, digit in enumerate(digits))
         value = -(folded + 1) // 2 if folded % 2 else folded // 2
         if not bounds[0] <= value <= bounds[1]:
-            raise Objection(f"the number {value} is out of range")
+            raise ObjectionError(f"the number {value} is out of range")
         return value
 
     def nullable(self) -> bytes | None:
@@ -75,36 +75,36 @@ class Bytes:
 def decode(
     batch: bytes, *, size_max: int, earliest: int = INT64[0], latest: int = INT64[1], keyed: bool = False
 ) -> list[Record]:
-    """Take one batch apart. Objection, whatever is wrong with it."""
+    """Take one batch apart. ObjectionError, whatever is wrong with it."""
     whole = Bytes(batch)
     header = whole.take(61)
     base_offset, length, _, magic, crc = struct.unpack(">qiibI", header[:21])
     attributes, last_delta, base_timestamp, _ = struct.unpack(">hiqq", header[21:43])
     producer_id, epoch, sequence, count = struct.unpack(">qhii", header[43:])
     if magic != 2 or length != len(batch) - 12 or base_offset < 0:
-        raise Objection("another format, or another size")
+        raise ObjectionError("another format, or another size")
     if crc32c.crc32c(batch[21:]) != crc:
-        raise Objection("the checksum is of other bytes")
+        raise ObjectionError("the checksum is of other bytes")
     if attributes not in range(5) and attributes - 16 not in range(5):
-        raise Objection("attributes that are no client's")
+        raise ObjectionError("attributes that are no client's")
     if not 1 <= count <= MAX_RECORDS or last_delta != count - 1:
-        raise Objection("a count that does not fit")
+        raise ObjectionError("a count that does not fit")
     if base_offset + last_delta > INT64[1]:
-        raise Objection("offsets that are too large")
+        raise ObjectionError("offsets that are too large")
     if producer_id == -1:
         if attributes >= 16:
-            raise Objection("a transaction of nobody")
+            raise ObjectionError("a transaction of nobody")
     elif not 0 <= producer_id < 2**40 or epoch < 0 or sequence < 0:
-        raise Objection("a producer that there cannot be")
+        raise ObjectionError("a producer that there cannot be")
     rows = Bytes(expand(attributes % 16, whole.data, size_max))
     records = [_record(rows, place, base_timestamp) for place in range(count)]
     if rows.data:
-        raise Objection("bytes behind the last record")
+        raise ObjectionError("bytes behind the last record")
     for record in records:
         if record.timestamp != -1 and not earliest <= record.timestamp <= latest:
-            raise Objection("a time that the topic does not take")
+            raise ObjectionError("a time that the topic does not take")
         if keyed and record.key is None:
-            raise Objection("no key")
+            raise ObjectionError("no key")
     return records
 
 
@@ -113,20 +113,20 @@ def _record(rows: Bytes, place: int, base_timestamp: int) -> Record:
     one.take(1)
     timestamp = base_timestamp + one.number(INT64)
     if not INT64[0] <= timestamp <= INT64[1]:
-        raise Objection("a time beyond 64 bits")
+        raise ObjectionError("a time beyond 64 bits")
     if one.number(INT32) != place:
-        raise Objection("offsets with holes, or out of order")
+        raise ObjectionError("offsets with holes, or out of order")
     record = Record(timestamp, one.nullable(), one.nullable())
     headers = one.number(INT32)
     if headers < 0:
-        raise Objection("fewer than no headers")
+        raise ObjectionError("fewer than no headers")
     for _ in range(headers):
         name = one.nullable()
         if name is None:
-            raise Objection("a header without a name")
+            raise ObjectionError("a header without a name")
         record.headers.append((name, one.nullable()))
     if one.data:
-        raise Objection("bytes behind the headers")
+        raise ObjectionError("bytes behind the headers")
     return record
 
 
@@ -134,18 +134,10 @@ def expand(codec: int, data: bytes, size_max: int) -> bytes:
     """Decompress the records of a batch."""
     try:
         plain = _CODECS[codec](data)
-    except (
-        OSError,
-        EOFError,
-        zlib.error,
-        RuntimeError,
-        struct.error,
-        snappy.UncompressError,
-        zstandard.ZstdError,
-    ) as error:
-        raise Objection(f"no content of codec {codec}: {error}") from None
+    except _REFUSALS as error:
+        raise ObjectionError(f"no content of codec {codec}: {error}") from None
     if codec and len(plain) > size_max:
-        raise Objection("a bomb")
+        raise ObjectionError("a bomb")
     return plain
 
 
@@ -165,4 +157,5 @@ def _zstd(data: bytes) -> bytes:
         return bytes(reader.read())
 
 
+_REFUSALS = (OSError, EOFError, RuntimeError, zlib.error, snappy.UncompressError, zstandard.ZstdError)
 _CODECS = {0: bytes, 1: gzip.decompress, 2: _snappy, 3: lz4.frame.decompress, 4: _zstd}
