@@ -348,6 +348,8 @@ def parse_end_transaction_marker(buffer: Bytes, position: int = 0) -> EndTransac
     header = parse_header(buffer, position)
     assert header.is_control
     records = memoryview(buffer)[position + HEADER_SIZE : position + header.size]
+    if not header.record_count:
+        raise DecodeError(f"the control batch at offset {header.base_offset} has no record")
     record = next(iterate(records, 1, header.base_offset))
     key = records[record.key_start : max(record.key_end, record.key_start)]
     value = records[record.value_start : max(record.value_end, record.value_start)]

@@ -1,4 +1,8 @@
-"""The record of a batch with a given timestamp, or with the largest one, for ListOffsets; DecodeError from all."""
+"""The record of a batch with a given timestamp, or with the largest one, for ListOffsets; DecodeError from all.
+
+A log may hold batches from before produced batches were checked: a timestamp beyond 64 bits is read as every other
+reader reads it, wrapped around.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from anabranch.records.batch import BatchHeader, expanded, parse_header
-from anabranch.records.rows import iterate
+from anabranch.records.rows import RecordSpan, iterate
+
+_HALF = 1 << 63
 
 
 class TimestampAndOffset(NamedTuple):
@@ -15,6 +21,13 @@ class TimestampAndOffset(NamedTuple):
     offset: int
     timestamp: int
     leader_epoch: int
+
+
+def timestamp_of(header: BatchHeader, record: RecordSpan) -> int:
+    """The timestamp of a record, as all readers have it."""
+    if header.log_append_time:
+        return header.max_timestamp
+    return (header.base_timestamp + record.timestamp_delta + _HALF) % (2 * _HALF) - _HALF
 
 
 def first_at_or_after(batch: memoryview, timestamp: int, log_start: int) -> TimestampAndOffset | None:
@@ -42,4 +55,4 @@ def _timestamps(batch: memoryview, header: BatchHeader) -> Iterator[tuple[int, i
         yield header.base_offset, header.max_timestamp
         return
     for record in iterate(expanded(batch, header), header.record_count, header.base_offset):
-        yield header.base_offset + record.offset_delta, header.base_timestamp + record.timestamp_delta
+        yield header.base_offset + record.offset_delta, timestamp_of(header, record)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -108,7 +108,15 @@ class Broker:
         for coordinators in context.coordinators.values():
             coordinators.start()
         self._upkeep = [
-            asyncio.create_task(self._every(settings.log_retention_check_interval_ms, self._keep_up)),
+            asyncio.create_task(
+                self._every(
+                    settings.log_retention_check_interval_ms,
+                    partial(context.replicas.maintain, settings.producer_id_expiration_ms),
+                    self._compaction.run,
+                    controller.inspect_all_retiring,
+                    controller.inspect_all_layouts,
+                )
+            ),
             asyncio.create_task(self._every(settings.reaper_interval_ms, controller.inspect_all_retiring)),
             asyncio.create_task(context.checks.load()),
         ]
@@ -239,22 +247,18 @@ class Broker:
 
     # -- upkeep ------------------------------------------------------------------------------------------------------
 
-    async def _every(self, interval_ms: int, work: object) -> None:
-        assert callable(work)
+    async def _every(self, interval_ms: int, *works: Callable[[], Awaitable[object]]) -> None:
+        """Do works one after the other, again and again; one that fails ends neither the others nor the next time."""
         while True:
             await asyncio.sleep(interval_ms / 1000)
-            try:
-                await work()
-            except OSError as error:
-                events.warning("upkeep failed", work=getattr(work, "__name__", "?"), reason=error)
-            except Exception as error:  # A defect: without upkeep the logs would grow until the next start.
-                events.error("upkeep failed", work=getattr(work, "__name__", "?"), exception=error)
-
-    async def _keep_up(self) -> None:
-        await self.context.replicas.maintain(self.settings.producer_id_expiration_ms)
-        await self._compaction.run()
-        await self._controller.inspect_all_retiring()
-        await self._controller.inspect_all_layouts()
+            for work in works:
+                name = getattr(getattr(work, "func", work), "__qualname__", "?")
+                try:
+                    await work()
+                except OSError as error:
+                    events.warning("upkeep failed", work=name, reason=error)
+                except Exception as error:  # A defect: without upkeep the logs would grow until the next start.
+                    events.error("upkeep failed", work=name, exception=error)
 
     # -- metrics -----------------------------------------------------------------------------------------------------
 

@@ -537,6 +537,7 @@ class Settings:
 
 
 _ASCENDING = (
+    ("message_max_bytes", "socket_request_max_bytes"),
     ("group_consumer_min_session_timeout_ms", "group_consumer_session_timeout_ms"),
     ("group_consumer_session_timeout_ms", "group_consumer_max_session_timeout_ms"),
     ("group_consumer_min_heartbeat_interval_ms", "group_consumer_heartbeat_interval_ms"),

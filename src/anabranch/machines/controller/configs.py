@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from anabranch.base.errors import ErrorCode
-from anabranch.base.limits import MESSAGE_SIZE_MAX
+from anabranch.base.limits import MESSAGE_SIZE_MAX, REQUEST_SIZE_MAX
 from anabranch.machines.controller import nodes
 from anabranch.machines.controller.effects import (
     Accepted,
@@ -416,17 +416,28 @@ def decide_alter_configs(
         else:
             items = [item for item in items if item not in given]
         overrides[change.name] = ",".join(items)
-    return _decide_overrides(state, command.topic, overrides, validate_only=command.validate_only)
+    return _decide_overrides(
+        state, command.topic, overrides, broker_settings or {}, validate_only=command.validate_only
+    )
 
 
-def decide_replace_configs(state: ControllerState, command: ReplaceConfigs) -> Decision[CommandReply]:
+def decide_replace_configs(
+    state: ControllerState, command: ReplaceConfigs, broker_settings: Mapping[str, str] | None = None
+) -> Decision[CommandReply]:
     """Replace all overrides of a topic."""
     overrides = {name: value for name, value in command.configs.items() if value is not None}
-    return _decide_overrides(state, command.topic, overrides, validate_only=command.validate_only)
+    return _decide_overrides(
+        state, command.topic, overrides, broker_settings or {}, validate_only=command.validate_only
+    )
 
 
-def refuse_configs(overrides: Mapping[str, str]) -> Refused | None:
-    """Return the refusal of invalid overrides; None for valid ones."""
+def message_size_max(broker_settings: Mapping[str, str]) -> int:
+    """The largest value of `max.message.bytes`: no request can bring a larger batch."""
+    return int(broker_settings.get("socket.request.max.bytes", REQUEST_SIZE_MAX))
+
+
+def refuse_configs(overrides: Mapping[str, str], broker_settings: Mapping[str, str] | None = None) -> Refused | None:
+    """Return the refusal of invalid overrides on a broker with these settings; None for valid ones."""
     for name, value in overrides.items():
         config = TOPIC_CONFIGS.get(name)
         if config is None:
@@ -434,6 +445,13 @@ def refuse_configs(overrides: Mapping[str, str]) -> Refused | None:
         wanted = config.validator(value)
         if wanted is not None:
             return Refused(ErrorCode.INVALID_CONFIG, f"The config {name!r} must be {wanted}, not {value!r}.")
+    largest = message_size_max(broker_settings or {})
+    if int(overrides.get("max.message.bytes", 0)) > largest:
+        return Refused(
+            ErrorCode.INVALID_CONFIG,
+            f"The config 'max.message.bytes' ({overrides['max.message.bytes']}) must not be above the broker's "
+            f"socket.request.max.bytes ({largest}): no request could bring such a batch.",
+        )
     least, most = (
         int(overrides.get(name, TOPIC_CONFIGS[name].default))
         for name in ("min.compaction.lag.ms", "max.compaction.lag.ms")
@@ -473,12 +491,17 @@ def split(value: str) -> list[str]:
 
 
 def _decide_overrides(
-    state: ControllerState, topic: str, overrides: dict[str, str], *, validate_only: bool
+    state: ControllerState,
+    topic: str,
+    overrides: dict[str, str],
+    broker_settings: Mapping[str, str],
+    *,
+    validate_only: bool,
 ) -> Decision[CommandReply]:
     known = state.topics.get(topic)
     if known is None or topic in state.deleting:
         return Decision(reply=Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic {topic!r}."))
-    refusal = refuse_configs(overrides)
+    refusal = refuse_configs(overrides, broker_settings)
     if refusal is not None:
         return Decision(reply=refusal)
     if validate_only:

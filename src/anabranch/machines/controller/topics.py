@@ -59,7 +59,12 @@ class DeleteTopic:
     topic_id: UUID | None = None
 
 
-def decide_create_topic(state: ControllerState, command: CreateTopic, default_count: int = 1) -> Decision[CommandReply]:
+def decide_create_topic(
+    state: ControllerState,
+    command: CreateTopic,
+    default_count: int = 1,
+    broker_settings: Mapping[str, str] | None = None,
+) -> Decision[CommandReply]:
     """Make a topic. `default_count` is the broker's `num.partitions`."""
     refusal = refuse_name(state, command.name)
     if refusal is not None:
@@ -68,7 +73,7 @@ def decide_create_topic(state: ControllerState, command: CreateTopic, default_co
     if isinstance(placed, Refused):
         return Decision(reply=placed)
     overrides = {name: value for name, value in command.configs.items() if value is not None}
-    refusal = refuse_configs(overrides)
+    refusal = refuse_configs(overrides, broker_settings)
     if refusal is not None:
         return Decision(reply=refusal)
     if command.validate_only:

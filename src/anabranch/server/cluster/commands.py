@@ -66,10 +66,10 @@ class Commands:
 
     async def create_internal_topic(self, command: CreateTopic, timeout_ms: int) -> Accepted | Validated:
         """Make a topic for the broker itself."""
-        default_count = self._default_partition_count
+        default_count, settings = self._default_partition_count, self._broker_settings
         count = max(command.partition_count, default_count, len(command.assignments))
         return await self._carry_out(
-            lambda state: decide_create_topic(state, command, default_count), timeout_ms, partitions=count
+            lambda state: decide_create_topic(state, command, default_count, settings), timeout_ms, partitions=count
         )
 
     async def delete_topic(self, command: DeleteTopic, timeout_ms: int) -> Accepted | Validated:
@@ -116,7 +116,8 @@ class Commands:
 
     async def replace_configs(self, command: ReplaceConfigs, timeout_ms: int) -> Accepted | Validated:
         """Replace all config overrides of a topic."""
-        return await self._carry_out(lambda state: decide_replace_configs(state, command), timeout_ms)
+        settings = self._broker_settings
+        return await self._carry_out(lambda state: decide_replace_configs(state, command, settings), timeout_ms)
 
     async def alter_group_configs(self, command: AlterGroupConfigs) -> None:
         """Change some configs of a group."""

@@ -94,6 +94,8 @@ class Compaction:
                     await work(subject, shape)
                 except (OSError, OfflineLogError) as error:
                     self._failed(subject.name, error)
+                except Exception as error:  # A defect, which concerns this partition alone.
+                    self._failed(subject.name, error, defect=error)
                 await asyncio.sleep(0)
 
     def _failed(self, name: object, reason: Exception, defect: Exception | None = None) -> None:

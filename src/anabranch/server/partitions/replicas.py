@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 from uuid import UUID
 
-from anabranch.base.errors import ErrorCode
+from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendStopReplica
 from anabranch.machines.controller.leadership import Taken, take_role
@@ -66,6 +66,9 @@ class Replicas:
         self._disk = disk
         self._clock = clock
         self._metrics = metrics
+        self._upkeep_failures = metrics.counter(
+            "anabranch_upkeep_failures_total", "Logs whose retention or producer snapshot failed."
+        )
         self._settings_of = settings_of
         self._checkpoints = directory.checkpoints
         self.removed = RemovedPartitions(directory.path, disk)
@@ -407,11 +410,15 @@ class Replicas:
         for partition in self:
             if partition.offline_reason is not None or partition.leadership is None:
                 continue
-            partition.table.expire(now_ms, producer_idle_max_ms)
             try:
+                partition.table.expire(now_ms, producer_idle_max_ms)
                 await self._delete_expired(partition, now_ms)
-            except (OSError, OfflineLogError) as error:
+            except (OSError, OfflineLogError, DecodeError) as error:
+                self._upkeep_failures.add()
                 events.warning("retention or producer snapshot failed", partition=partition.name, reason=error)
+            except Exception as error:  # A defect, which concerns this partition alone.
+                self._upkeep_failures.add()
+                events.error("retention or producer snapshot failed", partition=partition.name, exception=error)
             await asyncio.sleep(0)
         try:
             self.removed.expire(now_ms, producer_idle_max_ms)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from anabranch.machines.controller.configs import TOPIC_CONFIGS, effective, split
+from anabranch.machines.controller.configs import TOPIC_CONFIGS, effective, message_size_max, split
 from anabranch.records.compression import Compression
 from anabranch.storage.log.config import Durability, LogConfig
 
@@ -63,7 +63,7 @@ def topic_settings(overrides: Mapping[str, str], broker_settings: Mapping[str, s
             min_cleanable_dirty_ratio=float(value["min.cleanable.dirty.ratio"]),
             min_compaction_lag_ms=int(value["min.compaction.lag.ms"]),
         ),
-        message_size_max=int(value["max.message.bytes"]),
+        message_size_max=min(int(value["max.message.bytes"]), message_size_max(broker_settings)),
         compression=_COMPRESSIONS[value["compression.type"]],
         log_append_time=value["message.timestamp.type"] == "LogAppendTime",
         timestamp_before_max_ms=min(int(value["message.timestamp.before.max.ms"]), difference),

@@ -11,6 +11,7 @@ from anabranch.base.errors import DecodeError
 from anabranch.machines.partition.aborted import AbortedTransaction
 from anabranch.records.batch import HEADER_SIZE, BatchHeader, check, expanded, parse_header
 from anabranch.records.rows import iterate
+from anabranch.records.timestamps import timestamp_of
 from anabranch.runtime.disk import Disk, File
 from anabranch.storage.log.segment import Segment, path_of
 
@@ -85,7 +86,7 @@ def records(header: BatchHeader, batch: memoryview) -> Iterator[KeyedRecord]:
     for span in iterate(data, header.record_count, header.base_offset):
         yield KeyedRecord(
             header.base_offset + span.offset_delta,
-            header.max_timestamp if header.log_append_time else header.base_timestamp + span.timestamp_delta,
+            timestamp_of(header, span),
             None if span.key_end < 0 else bytes(data[span.key_start : span.key_end]),
             span.value_end < 0,
             data[span.start : span.end],

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.base.limits import REQUEST_SIZE_MAX
 from anabranch.machines.controller.configs import (
     TOPIC_CONFIGS,
     AlterConfigs,
@@ -21,6 +24,7 @@ from anabranch.machines.controller.configs import (
     synonyms,
 )
 from anabranch.machines.controller.effects import Accepted, Refused, Validated
+from anabranch.machines.controller.topics import CreateTopic, decide_create_topic
 from tests.unit.machines.controller.transcript import Cluster
 
 SET, DELETE, APPEND, SUBTRACT = ConfigOperation
@@ -90,6 +94,27 @@ def test_a_value_that_can_be_is_taken(name: str, value: str) -> None:
 def test_an_unknown_config_is_refused_with_the_nearest_known_one(name: str, hint: str) -> None:
     refusal = refuse_configs({name: "1"})
     assert refusal == Refused(ErrorCode.INVALID_CONFIG, f"There is no topic config {name!r}.{hint}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "largest"), [({}, REQUEST_SIZE_MAX), ({"socket.request.max.bytes": "5000"}, 5000)]
+)
+def test_a_batch_that_no_request_could_bring_is_refused(settings: dict[str, str], largest: int) -> None:
+    cluster = Cluster()
+    cluster.create(1)
+    larger = str(largest + 1)
+    alteration = AlterConfigs("t", [ConfigChange("max.message.bytes", SET, larger)])
+    replacement = ReplaceConfigs("t", {"max.message.bytes": larger})
+    creation = CreateTopic("u", UUID(int=5), configs={"max.message.bytes": larger})
+    for refusal in (
+        cluster.submit(lambda state: decide_alter_configs(state, alteration, settings)),
+        cluster.submit(lambda state: decide_replace_configs(state, replacement, settings)),
+        cluster.submit(lambda state: decide_create_topic(state, creation, 1, settings)),
+    ):
+        assert isinstance(refusal, Refused)
+        assert refusal.code is ErrorCode.INVALID_CONFIG
+        assert f"must not be above the broker's socket.request.max.bytes ({largest})" in refusal.message
+    assert refuse_configs({"max.message.bytes": str(largest)}, settings) is None
 
 
 def test_lags_that_contradict_each_other_are_refused() -> None:

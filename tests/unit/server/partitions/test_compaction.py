@@ -13,7 +13,8 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendStopReplica
-from anabranch.records.batch import build, end_transaction_marker, headers, parse_header
+from anabranch.records.batch import CONTROL, TRANSACTIONAL, build, end_transaction_marker, headers, parse_header
+from anabranch.records.compression import Compression
 from anabranch.records.key_values import decode_pairs
 from anabranch.records.varint import encode_varint
 from anabranch.server.partitions.folding import FoldBack
@@ -67,17 +68,80 @@ def test_a_replica_that_is_stopped_while_it_is_compacted_leaves_no_checkpoint(
     local.close()
 
 
-def test_records_that_cannot_be_compacted_do_not_end_the_upkeep_of_other_partitions(tmp_path: Path) -> None:
+def _poison(
+    rows: bytes, *, base_timestamp: int = 0, count: int = 1, attributes: int = 0, producer: int = -1
+) -> bytearray:
+    """A batch as brokers took it before they looked at records."""
+    return build(
+        rows,
+        record_count=count,
+        last_offset_delta=max(count, 1) - 1,
+        base_timestamp=base_timestamp,
+        max_timestamp=NOW_MS,
+        attributes=attributes,
+        producer_id=producer,
+        producer_epoch=0,
+    )
+
+
+POISONS = {
+    "no record": _poison(b"no record"),
+    "a length of -1, 2^31 - 1 times": _poison(b"\1", count=2**31 - 1),
+    "a key of -100 bytes": _poison(bytes((14, 0, 0, 0, 199, 1, 2, 0))),
+    "a timestamp beyond 64 bits": _poison(
+        b"\x12\0\0\0\6key\0\0" + b"\x0e\0\2\2\2t\0\0", base_timestamp=2**63 - 1, count=2
+    ),
+    "a marker without a record": _poison(b"", count=0, attributes=CONTROL | TRANSACTIONAL, producer=5),
+    "a codec's garbage": _poison(b"garbage", attributes=Compression.ZSTD),
+}
+
+
+@pytest.mark.parametrize("poison", POISONS)
+def test_records_that_cannot_be_compacted_do_not_end_the_upkeep_of_other_partitions(
+    tmp_path: Path, poison: str
+) -> None:
     local = compacted(tmp_path)
     local.resize(2)
-    for number, payload in enumerate((b"no record", b"")):
+    for number, kept in enumerate((bytearray(POISONS[poison]), None)):
         for _ in range(5):
-            data = make_batch(payload=payload) if payload else make_keyed_batch([(b"key", b"value")])
+            data = make_keyed_batch([(b"key", b"value")])
+            local[number].append(data, parse_header(data), NOW_MS)
+            if kept is not None:
+                header = parse_header(kept)._replace(producer_id=-1)
+                local[number].append(kept, header, NOW_MS)
+        local.sync(number)
+    size, end = local[1].log.size, local[0].log.end
+    for _ in range(2):
+        local.runner.run(local.compaction.run())
+    assert local[1].log.size < size
+    assert local[0].log.end == end
+    local.close()
+
+
+def test_a_defect_in_the_upkeep_of_one_partition_is_logged_and_counted_and_ends_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = compacted(tmp_path)
+    local.resize(2)
+    for number in range(2):
+        for _ in range(5):
+            data = make_keyed_batch([(b"key", b"value")])
             local[number].append(data, parse_header(data), NOW_MS)
         local.sync(number)
-    size = local[1].log.size
+    size, run = local[1].log.size, Cleaning.run
+
+    def fail_at_first(cleaning: Cleaning) -> list[Cleaned]:
+        if cleaning.subject.directory.name.endswith("-0"):
+            raise RuntimeError("a defect")
+        return run(cleaning)
+
+    monkeypatch.setattr(Cleaning, "run", fail_at_first)
+    monkeypatch.setattr(type(local[0].table), "expire", lambda *_: 1 / 0)
     local.runner.run(local.compaction.run())
+    local.runner.run(local.replicas.maintain(1))
     assert local[1].log.size < size
+    assert local.metrics.counter("anabranch_compaction_failures_total", "").value == 1
+    assert local.metrics.counter("anabranch_upkeep_failures_total", "").value == 2
     local.close()
 
 

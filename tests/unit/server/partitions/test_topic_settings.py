@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from anabranch.base.limits import REQUEST_SIZE_MAX
 from anabranch.records.compression import Compression
 from anabranch.server.partitions.topic_settings import TopicSettings, topic_settings
 from anabranch.storage.log.config import Durability
@@ -28,6 +29,11 @@ def test_defaults_are_kafkas() -> None:
 def test_a_topics_config_counts_before_the_brokers_and_that_before_the_default() -> None:
     assert settings(broker={"log.retention.ms": "5"}).log.retention_ms == 5
     assert settings({"retention.ms": "7"}, {"log.retention.ms": "5"}).log.retention_ms == 7
+
+
+def test_no_batch_may_be_larger_than_a_request() -> None:
+    assert settings({"max.message.bytes": str(2**31 - 1)}).message_size_max == REQUEST_SIZE_MAX
+    assert settings({"max.message.bytes": "5000"}, {"socket.request.max.bytes": "4000"}).message_size_max == 4000
 
 
 @pytest.mark.parametrize(
