@@ -320,7 +320,7 @@ def machine_code() -> Examine:
         native.build()
         found = native.load()
     assert found is not None
-    return found
+    return found.examine
 
 
 def main() -> int:

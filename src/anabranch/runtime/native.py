@@ -1,9 +1,9 @@
 """Compiled kernels in a process that loads neither Numba nor LLVM: machine code from a file.
 
-The code of the examination of records (`records.kernels.examine`) is compiled ahead of time and kept beside Numba's own
-files, in a directory named by the digest of its sources (`records.kernels.sources`). `load` maps the file, a matter of
-microseconds; `python -m anabranch.runtime.native` makes it, a matter of seconds. A file that is damaged is not used.
-See docs/adr/0040-brokers-examine-records.md.
+What brokers do inside batches (`records.kernels.examine`, `records.kernels.search`) is compiled ahead of time. The code
+is kept beside Numba's own files, in a directory named by the digest of its sources (`records.kernels.sources`). `load`
+maps it, a matter of microseconds; `python -m anabranch.runtime.native` makes it, a matter of seconds. A file that is
+damaged is not used. See docs/adr/0040-brokers-look-into-batches.md.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import threading
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from anabranch.base.errors import DecodeError
+from anabranch.records.batch import BatchHeader
 from anabranch.records.compression import Bytes
 from anabranch.records.examination import (
     REFUSED_RECORDS_REPORTED_MAX,
@@ -28,28 +30,39 @@ from anabranch.records.examination import (
     Malformed,
 )
 from anabranch.records.kernels.sources import directories, make_only
+from anabranch.records.timestamps import Search
 
 _DIGEST_SIZE = 16
-# As in `records.kernels.examine`, which needs Numba: the numbers of a question, those of its answer, and a result.
+# As in `records.kernels.examine` and `records.kernels.search`, which need Numba: what a sheet has room for, where the
+# answer is, and results.
 _QUESTION = struct.Struct("=8q")
-_ANSWER, _ANSWER_END = 8, 13
-_SOUND = -1
+_ANSWER, _ANSWER_END, _SOUND = 8, 13, -1
+_SEARCH_QUESTION = struct.Struct("=7q")
+_SEARCH_ANSWER, _SEARCH_ANSWER_END, _FOUND, _MALFORMED = 7, 9, 1, -1
 _LARGE = 64 * 1024
 """Bytes from which on other threads may run meanwhile."""
 _Number = ctypes.c_int64
 _Sheet = _Number * (_ANSWER_END + REFUSED_RECORDS_REPORTED_MAX)
 
 
-def file_name() -> str:
-    """The name of the file: code is for one architecture."""
-    return f"examine-{os.uname().machine}.code"
+class Native(NamedTuple):
+    """What is compiled."""
+
+    examine: Examine
+    search: Search
 
 
-def load() -> Examine | None:
+def file_name(kernel: str) -> str:
+    """The name of a kernel's file: code is for one architecture."""
+    return f"{kernel}-{os.uname().machine}.code"
+
+
+def load() -> Native | None:
     """Find the code and make it callable; None where there is none, or no sound one."""
     for directory in _directories():
         with suppress(OSError, ValueError):
-            return NativeExamination(_mapped(Path(directory, file_name())))
+            examine, search = (_mapped(Path(directory, file_name(name))) for name in Native._fields)
+            return Native(NativeExamination(examine), NativeSearch(search))
     return None
 
 
@@ -60,26 +73,28 @@ def _directories() -> list[str]:
         return []
 
 
-def build() -> Path:
+def build() -> list[Path]:
     """Compile the code and keep it where `load` finds it. Takes seconds; OSError where no directory can be written."""
     from anabranch.records.kernels.ahead import machine_code
     from anabranch.records.kernels.examine import examine
+    from anabranch.records.kernels.search import search
 
-    code = machine_code(examine)
-    content = code + blake2b(code, digest_size=_DIGEST_SIZE).digest()
-    failure: OSError | None = None
+    codes = {name: machine_code(kernel) for name, kernel in zip(Native._fields, (examine, search), strict=True)}
+    failure = OSError("there is no directory for machine code")
     for directory in _directories():
-        path = Path(directory, file_name())
-        written = path.with_name(f"{path.name}.{os.getpid()}")
         try:
             make_only(directory)
-            written.write_bytes(content)
-            written.replace(path)
+            return [_keep(Path(directory, file_name(name)), code) for name, code in codes.items()]
         except OSError as error:
             failure = error
-        else:
-            return path
-    raise failure or OSError("there is no directory for machine code")
+    raise failure
+
+
+def _keep(path: Path, code: bytes) -> Path:
+    """Write a file of code, whole or not at all."""
+    written = path.with_name(f"{path.name}.{os.getpid()}")
+    written.write_bytes(code + blake2b(code, digest_size=_DIGEST_SIZE).digest())
+    return written.replace(path)
 
 
 def _mapped(path: Path) -> int:
@@ -129,6 +144,28 @@ class NativeExamination:
         return Examined(
             greatest, counts=(untimely, keyless), refused=tuple((each >> 1, Flaw(each & 1)) for each in refused)
         )
+
+
+class NativeSearch:
+    """`records.timestamps.search`, compiled."""
+
+    def __init__(self, code_at: int) -> None:
+        self._run: Any = ctypes.CFUNCTYPE(_Number, ctypes.c_void_p)(code_at)
+
+    def __call__(
+        self, records: Bytes, header: BatchHeader, least_delta: int, timestamp: int | None
+    ) -> tuple[int, int] | None:
+        sheet = (_Number * _SEARCH_ANSWER_END)()
+        held = _held(records)
+        at = ctypes.addressof(held)
+        largest = timestamp is None
+        wanted = (header.base_timestamp, least_delta, 0 if timestamp is None else timestamp, largest)
+        _SEARCH_QUESTION.pack_into(sheet, 0, at, at + len(records), header.record_count, *wanted)
+        found = self._run(ctypes.addressof(sheet))
+        if found == _MALFORMED:
+            raise DecodeError(f"the record batch at offset {header.base_offset} has a record that is cut off")
+        delta, recorded_ms = sheet[_SEARCH_ANSWER:_SEARCH_ANSWER_END]
+        return (delta, recorded_ms) if found == _FOUND else None
 
 
 def _held(records: Bytes) -> Any:

@@ -59,7 +59,9 @@ async def _answer(
     broker: BrokerContext, topic: str, asked: ListOffsetsPartition, *, committed: bool
 ) -> ListOffsetsPartitionResponse:
     partition = broker.replicas.get(topic, asked.partition_index)
-    listed = await list_offset(partition, asked.timestamp, asked.current_leader_epoch, committed=committed)
+    listed = await list_offset(
+        partition, asked.timestamp, asked.current_leader_epoch, broker.checks, committed=committed
+    )
     error, found = (listed, NOT_FOUND) if isinstance(listed, ErrorCode) else (ErrorCode.NONE, listed)
     return ListOffsetsPartitionResponse(
         partition_index=asked.partition_index,

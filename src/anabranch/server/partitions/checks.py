@@ -4,24 +4,27 @@ The rule: a request holds the loop for LOOP_US at most, by the estimates of `mac
 take longer are done one after the other in a single thread, so that no more than one batch is expanded at a time, and
 a producer of large batches waits for others of its kind, not for the loop.
 
-Records are examined by machine code (`runtime.native`) as soon as there is any, before that in plain Python.
+Searches for times in batches of logs have a thread of their own, too. Both look into batches by machine code
+(`runtime.native`) as soon as there is any, before that in plain Python.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from anabranch.machines.partition.appending import Refuse
 from anabranch.machines.partition.checking import BatchLimits, CheckedBatch, Effort, check_batches
 from anabranch.records.examination import Examine, examine
+from anabranch.records.timestamps import Search, search
 from anabranch.runtime import native
 from anabranch.runtime.events import EventLogger
 
 events = EventLogger("checks")
+T = TypeVar("T")
 LOOP_US = 2_000
 PLAIN_RECORD_US, NATIVE_RECORD_US = 2.0, 0.02
 
@@ -36,16 +39,18 @@ class Unchecked(NamedTuple):
 
 
 class BatchChecks:
-    """The checks of one broker."""
+    """The checks of one broker, and its searches."""
 
     def __init__(self) -> None:
+        self.search: Search = search
         self._examine: Examine = examine
         self._record_us = PLAIN_RECORD_US
         self._thread = ThreadPoolExecutor(1, "checks")
+        self._readers = ThreadPoolExecutor(1, "searches")
 
-    def use(self, examine: Examine) -> None:
-        """Examine records by machine code from now on."""
-        self._examine, self._record_us = examine, NATIVE_RECORD_US
+    def use(self, found: native.Native) -> None:
+        """Look into batches by machine code from now on."""
+        self._examine, self._record_us, self.search = found.examine, NATIVE_RECORD_US, found.search
 
     async def load(self) -> None:
         """Use machine code; have it compiled by another process before, if there is none yet."""
@@ -62,7 +67,7 @@ class BatchChecks:
             found = native.load()
             if found is None:
                 reason = said.decode(errors="replace").strip().rpartition("\n")[2]
-                events.warning("records are examined slowly, there is no machine code", reason=reason)
+                events.warning("batches are looked into slowly, there is no machine code", reason=reason)
                 return
         self.use(found)
 
@@ -83,6 +88,11 @@ class BatchChecks:
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, check)
 
+    async def look(self, work: Callable[[Search], T]) -> T:
+        """Do a search in a batch of a log, in another thread of its own."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work, self.search)
+
     def close(self) -> None:
-        """Give up the checks that wait for the thread."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Give up the work that waits for the threads."""
+        for thread in (self._thread, self._readers):
+            thread.shutdown(wait=False, cancel_futures=True)

@@ -1,12 +1,11 @@
 """The offsets of a partition that clients ask for (ListOffsets) and move (DeleteRecords).
 
-Which record of a batch has a time is found in a thread: a batch may hold, or expand to, more records than the loop has
-time for.
+Which record of a batch has a time is found in a thread (`checks.BatchChecks`): a batch may hold, or expand to, more
+records than the loop has time for.
 """
 
 from __future__ import annotations
 
-import asyncio
 from typing import NamedTuple
 
 from anabranch.base.errors import DecodeError, ErrorCode
@@ -14,6 +13,7 @@ from anabranch.base.ids import COUNT_NOT_SAID
 from anabranch.machines.controller.leadership import refuse_read
 from anabranch.records.timestamps import first_at_or_after, first_of_max
 from anabranch.runtime.events import EventLogger
+from anabranch.server.partitions.checks import BatchChecks
 from anabranch.server.partitions.partition import Partition
 from anabranch.storage.interface import OfflineLogError, OffsetOutOfRangeError, fetched
 
@@ -36,7 +36,7 @@ NOT_FOUND = ListedOffset(-1, -1, -1)
 
 
 async def list_offset(
-    partition: Partition | None, timestamp: int, leader_epoch: int, *, committed: bool
+    partition: Partition | None, timestamp: int, leader_epoch: int, checks: BatchChecks, *, committed: bool
 ) -> ListedOffset | ErrorCode:
     """Find the first record of `timestamp` or later, or the offset for a special timestamp.
 
@@ -51,13 +51,13 @@ async def list_offset(
     if error is not ErrorCode.NONE:
         return error
     try:
-        return await _find(partition, timestamp, committed=committed)
+        return await _find(partition, timestamp, checks, committed=committed)
     except (OSError, OfflineLogError, DecodeError) as failure:
         events.error("timestamps not read", partition=partition.name, reason=failure)
         return ErrorCode.KAFKA_STORAGE_ERROR
 
 
-async def _find(partition: Partition, timestamp: int, *, committed: bool) -> ListedOffset:
+async def _find(partition: Partition, timestamp: int, checks: BatchChecks, *, committed: bool) -> ListedOffset:
     log = partition.log
     end = partition.last_stable_offset if committed else log.high_watermark
     epoch = partition.leader_epoch
@@ -66,18 +66,17 @@ async def _find(partition: Partition, timestamp: int, *, committed: bool) -> Lis
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         first_epoch = max(log.epochs.epoch_at(log.log_start), -1) if log.log_start < log.end else epoch
         return ListedOffset(-1, log.log_start, first_epoch)
-    if timestamp == MAX_TIMESTAMP:
-        newest = await fetched(log.batch_of_max_timestamp())
-        found = None if newest is None else await asyncio.to_thread(first_of_max, newest.view(), log.log_start)
-    elif timestamp < 0:
+    if timestamp < 0 and timestamp != MAX_TIMESTAMP:
         return NOT_FOUND
+    largest = timestamp == MAX_TIMESTAMP
+    batch = await fetched(log.batch_of_max_timestamp() if largest else log.batch_for_timestamp(timestamp))
+    if batch is None:
+        return NOT_FOUND
+    view, start = batch.view(), log.log_start
+    if largest:
+        found = await checks.look(lambda search: first_of_max(view, start, search))
     else:
-        batch = await fetched(log.batch_for_timestamp(timestamp))
-        found = (
-            None
-            if batch is None
-            else await asyncio.to_thread(first_at_or_after, batch.view(), timestamp, log.log_start)
-        )
+        found = await checks.look(lambda search: first_at_or_after(view, timestamp, start, search))
     if found is None or found.offset >= end:
         return NOT_FOUND
     return ListedOffset(found.timestamp, found.offset, found.leader_epoch)

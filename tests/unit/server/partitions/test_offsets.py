@@ -11,6 +11,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_LEADER_EPOCH
 from anabranch.records.batch import TRANSACTIONAL, parse_header
 from anabranch.records.compression import Compression
+from anabranch.server.partitions.checks import BatchChecks
 from anabranch.server.partitions.offsets import (
     EARLIEST,
     EARLIEST_LOCAL,
@@ -24,6 +25,8 @@ from anabranch.server.partitions.offsets import (
 )
 from tests.support.batches import make_batch, make_keyed_batch
 from tests.support.replicas import NOW_MS, LocalReplicas, delete_while_it_stops
+
+CHECKS = BatchChecks()
 
 
 @pytest.fixture
@@ -44,7 +47,7 @@ def append(local: LocalReplicas, *timestamps: int, compression: Compression = Co
 def listed(
     local: LocalReplicas, timestamp: int, *, epoch: int = NO_LEADER_EPOCH, committed: bool = False
 ) -> ListedOffset | ErrorCode:
-    return local.runner.run(list_offset(local[0], timestamp, epoch, committed=committed))
+    return local.runner.run(list_offset(local[0], timestamp, epoch, CHECKS, committed=committed))
 
 
 def deleted(local: LocalReplicas, before: int) -> int | ErrorCode:
@@ -102,7 +105,7 @@ def test_only_a_leader_of_the_readers_epoch_answers(local: LocalReplicas) -> Non
     assert listed(local, LATEST) is ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert deleted(local, 0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
     unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    assert local.runner.run(list_offset(None, LATEST, NO_LEADER_EPOCH, committed=False)) is unknown
+    assert local.runner.run(list_offset(None, LATEST, NO_LEADER_EPOCH, CHECKS, committed=False)) is unknown
     assert local.runner.run(delete_records(None, 0)) is unknown
 
 

@@ -1,0 +1,195 @@
+"""Hostile record batches, sent and found on the disk: their senders are refused, and nobody else notices."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from anabranch.base.errors import ErrorCode
+from anabranch.protocol.messages.metadata import MetadataRequest
+from anabranch.records.batch import build, stamp
+from anabranch.records.compression import Compression, compress
+from tests.support.broker import BrokerProcess, running
+from tests.support.wire import WireClient, batch, varint
+
+NOW_MS = 1_700_000_000_000
+WAIT_MAX_S = 0.25
+"""What an innocent client waits at most, on a machine that does other things, too."""
+EMPTY = b"\x0c\0\0\0\1\1\0"
+"""A record with nothing in it; its offset delta is 0."""
+
+
+def plain(count: int) -> bytes:
+    """So many records of a few bytes."""
+    rows = bytearray()
+    for place in range(count):
+        body = b"\0\0" + varint(place) + b"\1\1\0"
+        rows += varint(len(body)) + body
+    return bytes(rows)
+
+
+def made(rows: bytes, count: int, codec: Compression = Compression.NONE, *, base_timestamp: int = NOW_MS) -> bytearray:
+    """A batch of records, whatever they are."""
+    return build(
+        compress(codec, rows),
+        record_count=count,
+        base_timestamp=base_timestamp,
+        max_timestamp=base_timestamp,
+        attributes=codec,
+    )
+
+
+@contextlib.contextmanager
+def innocent(broker: BrokerProcess) -> Iterator[None]:
+    """A client that asks all the time, and must not wait."""
+    waits: list[float] = []
+    begun, over = threading.Event(), threading.Event()
+
+    def ask() -> None:
+        with WireClient(broker.port) as client:
+            while not over.is_set():
+                began = time.monotonic()
+                client.call(MetadataRequest(topics=[]), 9)
+                waits.append(time.monotonic() - began)
+                begun.set()
+                over.wait(0.005)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert begun.wait(20)
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(30)
+    assert max(waits) < WAIT_MAX_S, sorted(waits)[-5:]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with running(tmp_path_factory.mktemp("hostile")) as process:
+        yield process
+
+
+HOSTILE = {
+    "a record of length -1, 2^31 - 1 times": (made(b"\1", 2**31 - 1), ErrorCode.INVALID_RECORD),
+    "18 million records": (made(EMPTY * 18_000_000, 18_000_000, Compression.ZSTD), ErrorCode.INVALID_RECORD),
+    "a bomb of a gigabyte": (made(bytes(1 << 30), 1, Compression.ZSTD), ErrorCode.MESSAGE_TOO_LARGE),
+    "a million records out of order": (made(EMPTY * 1_000_000, 1_000_000, Compression.ZSTD), ErrorCode.INVALID_RECORD),
+    "a time beyond 64 bits": (
+        made(b"\x0c\0\2\0\1\1\0", 1, base_timestamp=2**63 - 1),
+        ErrorCode.INVALID_RECORD,
+    ),
+    "a time in the year 5138": (made(plain(1), 1, base_timestamp=10**14), ErrorCode.INVALID_TIMESTAMP),
+    "no content of gzip": (
+        build(b"?", record_count=1, base_timestamp=0, max_timestamp=0, attributes=Compression.GZIP),
+        ErrorCode.INVALID_RECORD,
+    ),
+    "messages of format 1": (
+        bytearray(struct.pack(">qiIbbqii", 0, 22, 0, 1, 0, 0, -1, -1)),
+        ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    ),
+    "messages of format 0": (
+        bytearray(struct.pack(">qiIbbii", 0, 14, 0, 0, 0, -1, -1)),
+        ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_batch_is_refused_with_a_sentence_and_nobody_waits(broker: BrokerProcess, name: str) -> None:
+    data, code = HOSTILE[name]
+    with WireClient(broker.port) as client:
+        topic = f"hostile-{time.monotonic_ns()}"
+        client.create(topic)
+        before = broker.resident_bytes()
+        with innocent(broker):
+            for _ in range(3):
+                answer = client.produce(topic, 0, data)
+                assert answer.error_code == code, answer
+                assert len(answer.error_message) > 20
+        assert broker.resident_bytes() - before < 160 << 20
+        assert client.produce(topic, 0, batch([b"sound"])).error_code == ErrorCode.NONE
+        assert client.offset_at(topic, 0, 0).offset == 0
+    assert not broker.said("error"), broker.said("error")
+
+
+@pytest.mark.parametrize("codec", list(Compression))
+def test_a_large_sound_batch_is_taken_and_nobody_waits(broker: BrokerProcess, codec: Compression) -> None:
+    count = 140_000
+    data = made(plain(count), count, codec)
+    with WireClient(broker.port) as client:
+        for target in ("producer", "gzip", "uncompressed"):
+            topic = f"large-{codec.name}-{target}"
+            client.create(topic, compression_type=target, max_message_bytes="2000000")
+            with innocent(broker):
+                for _ in range(3):
+                    assert client.produce(topic, 0, data).error_code == ErrorCode.NONE
+            assert client.offset_at(topic, 0, -1).offset == 3 * count
+
+
+def test_configs_that_no_request_could_use_are_refused(broker: BrokerProcess) -> None:
+    with WireClient(broker.port) as client, pytest.raises(AssertionError, match="no request could bring"):
+        client.create("boundless", max_message_bytes=str(2**31 - 1))
+
+
+OLD = {
+    "a record of length -1, 2^31 - 1 times": made(b"\1", 2**31 - 1),
+    "18 million records": made(EMPTY * 18_000_000, 18_000_000, Compression.ZSTD),
+    "a time beyond 64 bits": made(b"\x0c\0\2\0\1\1\0", 1, base_timestamp=2**63 - 1),
+    "no record": made(b"no record", 1),
+}
+
+
+@pytest.fixture
+def restarted(tmp_path: Path) -> Iterator[BrokerProcess]:
+    process = BrokerProcess(tmp_path, durability="os", log_retention_check_interval_ms=200)
+    yield process
+    if process.alive:
+        process.kill()
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_what_an_earlier_version_took_stops_no_reader_of_other_records(
+    restarted: BrokerProcess, tmp_path: Path, name: str
+) -> None:
+    """The batch lies in a log, as a broker without checks took it."""
+    broker = restarted.start()
+    with WireClient(broker.port) as client:
+        client.create("old", cleanup_policy="compact", segment_bytes="1000", min_cleanable_dirty_ratio="0")
+        client.create("other", cleanup_policy="compact", segment_bytes="100", min_cleanable_dirty_ratio="0")
+        client.produce("old", 0, batch([b"sound"], key=b"k", timestamp=NOW_MS))
+    broker.kill()
+    (path,) = tmp_path.glob("**/old-0/*.log")
+    poison = bytearray(OLD[name])
+    stamp(poison, 0, 1, 0)
+    path.write_bytes(path.read_bytes() + poison)
+    broker.start()
+    with WireClient(broker.port) as reader, WireClient(broker.port) as client:
+        with innocent(broker):
+            assert reader.offset_at("old", 0, 0).offset == 0
+            for timestamp in (NOW_MS + 1, -3, 2**63 - 1):
+                reader.offset_at("old", 0, timestamp)
+        for _ in range(20):
+            assert client.produce("other", 0, batch([bytes(200)], key=b"k")).error_code == ErrorCode.NONE
+        deadline = time.monotonic() + 20
+        while _size(tmp_path, "other") > 20 * 200 / 2:
+            assert time.monotonic() < deadline, "other topics are not compacted any more"
+            threading.Event().wait(0.05)
+    began = time.monotonic()
+    assert broker.stop() == 0
+    assert time.monotonic() - began < 5
+
+
+def _size(data: Path, topic: str) -> int:
+    size = 0
+    for path in data.glob(f"**/{topic}-0/*.log"):
+        with contextlib.suppress(FileNotFoundError):
+            size += path.stat().st_size
+    return size
