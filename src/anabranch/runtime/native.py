@@ -3,7 +3,7 @@
 What brokers do inside batches (`records.kernels.examine`, `records.kernels.search`) is compiled ahead of time. The code
 is kept beside Numba's own files, in a directory named by the digest of its sources (`records.kernels.sources`). `load`
 maps it, a matter of microseconds; `python -m anabranch.runtime.native` makes it, a matter of seconds. A file that is
-damaged is not used. See docs/adr/0040-brokers-look-into-batches.md.
+damaged is not used. See docs/adr/0042-brokers-look-into-batches.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A kernel as plain machine code: for processes that load neither Numba nor LLVM (ADR 0040).
+"""A kernel as plain machine code: for processes that load neither Numba nor LLVM (ADR 0042).
 
 The kernel takes and returns a number of 64 bits, calls nothing and has no constants in memory. So its code has no
 relocations, and runs wherever it is put. It is compiled for every processor of the architecture, not for this one.
