@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
+from anabranch.base.errors import ErrorCode
 from anabranch.machines.partition.appending import Refuse
-from anabranch.machines.partition.checking import BatchLimits, CheckedBatch, Effort, check_batches
+from anabranch.machines.partition.checking import BatchLimits, CheckedBatch, Effort, TooLongError, check_batches
 from anabranch.records.examination import Examine, examine
 from anabranch.records.timestamps import Search, search
 from anabranch.runtime import native
@@ -27,6 +28,14 @@ events = EventLogger("checks")
 T = TypeVar("T")
 LOOP_US = 2_000
 PLAIN_RECORD_US, NATIVE_RECORD_US = 2.0, 0.02
+
+BESIDE_RECORDS = 100_000_000
+"""The records, or what takes as long, that one request may have examined: by machine code two seconds of work, in which
+batches can expand to half a gigabyte. Who sends more, by thousands of small bombs, gets the rest refused."""
+TOO_MUCH = Refuse(
+    ErrorCode.MESSAGE_TOO_LARGE,
+    "The request has more to be decompressed and examined than a broker does for one request.",
+)
 
 Checked = list[CheckedBatch] | Refuse
 
@@ -56,17 +65,9 @@ class BatchChecks:
         """Use machine code; have it compiled by another process before, if there is none yet."""
         found = native.load()
         if found is None:
-            compiler = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", native.__name__), stderr=asyncio.subprocess.PIPE
-            )
-            try:
-                _, said = await compiler.communicate()
-            finally:
-                if compiler.returncode is None:
-                    compiler.kill()
+            reason = await _compile()
             found = native.load()
             if found is None:
-                reason = said.decode(errors="replace").strip().rpartition("\n")[2]
                 events.warning("batches are looked into slowly, there is no machine code", reason=reason)
                 return
         self.use(found)
@@ -83,10 +84,17 @@ class BatchChecks:
     async def beside(self, sent: Iterable[Unchecked], now_ms: int) -> list[Checked]:
         """Check in the thread."""
 
-        def check() -> list[Checked]:
-            return [check_batches(data, limits, now_ms, self._examine) for data, limits in sent]
+        loop = asyncio.get_running_loop()
+        effort = Effort(BESIDE_RECORDS * self._record_us, self._record_us)
 
-        return await asyncio.get_running_loop().run_in_executor(self._thread, check)
+        def check(data: memoryview, limits: BatchLimits) -> Checked:
+            try:
+                return check_batches(data, limits, now_ms, self._examine, effort)
+            except TooLongError:
+                return TOO_MUCH
+
+        # One partition at a time, so that requests take turns.
+        return [await loop.run_in_executor(self._thread, check, *each) for each in sent]
 
     async def look(self, work: Callable[[Search], T]) -> T:
         """Do a search in a batch of a log, in another thread of its own."""
@@ -96,3 +104,19 @@ class BatchChecks:
         """Give up the work that waits for the threads."""
         for thread in (self._thread, self._readers):
             thread.shutdown(wait=False, cancel_futures=True)
+
+
+async def _compile() -> str:
+    """Have the code compiled by another process, which ends with this one; the last that the process said."""
+    try:
+        compiler = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", native.__name__), stderr=asyncio.subprocess.PIPE
+        )
+    except OSError as error:
+        return str(error)
+    try:
+        _, said = await compiler.communicate()
+    finally:
+        if compiler.returncode is None:
+            compiler.kill()
+    return said.decode(errors="replace").strip().rpartition("\n")[2]

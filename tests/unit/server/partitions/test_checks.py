@@ -1,0 +1,81 @@
+"""Where batches are checked, by what, and how much of one request."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from anabranch.base.errors import ErrorCode
+from anabranch.machines.partition.appending import Refuse
+from anabranch.machines.partition.checking import BatchLimits, TooLongError
+from anabranch.records.compression import Compression
+from anabranch.runtime import native
+from anabranch.server.partitions import checks
+from anabranch.server.partitions.checks import BatchChecks, Unchecked
+from anabranch.server.partitions.topic_settings import topic_settings
+from tests.support.batches import make_keyed_batch, make_sound_batch, recompress
+
+NOW_MS = 1_000
+LIMITS: BatchLimits = topic_settings({}, {}, "os")
+BOMB = recompress(make_sound_batch(payload=bytes(60 << 20)), Compression.ZSTD, 1 << 27)
+
+
+def test_a_request_with_many_bombs_has_only_so_much_of_them_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "BESIDE_RECORDS", checks.BESIDE_RECORDS // 4)
+    found = native.load()
+    assert found is not None, "make kernels"
+    made = BatchChecks()
+    made.use(found)
+    sent = [Unchecked(memoryview(bytearray(BOMB)), LIMITS) for _ in range(6)]
+    outcomes = asyncio.run(made.beside(sent, NOW_MS))
+    assert [isinstance(outcome, Refuse) for outcome in outcomes] == [False, False, True, True, True, True]
+    assert isinstance(outcomes[-1], Refuse)
+    assert outcomes[-1].code is ErrorCode.MESSAGE_TOO_LARGE
+    made.close()
+
+
+def test_partitions_of_requests_take_turns() -> None:
+    """A request that comes second waits for one partition of the first one at most."""
+    order: list[str] = []
+    made = BatchChecks()
+
+    async def check(name: str, count: int) -> None:
+        data = make_keyed_batch([(b"k", b"v")] * 200, timestamp=NOW_MS)
+        for outcome in await made.beside([Unchecked(memoryview(data), LIMITS) for _ in range(count)], NOW_MS):
+            assert not isinstance(outcome, Refuse)
+        order.append(name)
+
+    async def story() -> None:
+        await asyncio.gather(check("long", 20), check("short", 1))
+
+    asyncio.run(story())
+    assert order == ["short", "long"]
+    made.close()
+
+
+def test_what_takes_long_is_not_begun_on_the_loop() -> None:
+    made = BatchChecks()
+    with pytest.raises(TooLongError):
+        made.now(memoryview(bytearray(BOMB)), LIMITS, NOW_MS)
+    small = memoryview(make_sound_batch())
+    assert not isinstance(made.now(small, LIMITS, NOW_MS), Refuse)
+    with pytest.raises(TooLongError):
+        made.all_now([Unchecked(memoryview(make_sound_batch(400)), LIMITS) for _ in range(10)], NOW_MS)
+    made.close()
+
+
+def test_without_machine_code_plain_python_is_used_until_there_is_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "directories", lambda: [str(tmp_path / "kernels-none")])
+    monkeypatch.setattr(checks.sys, "executable", "/no/such/python")
+    made = BatchChecks()
+    assert native.load() is None
+    asyncio.run(made.load())
+    assert made.search is checks.search, "plain Python goes on"
+    native.build()
+    asyncio.run(made.load())
+    assert isinstance(made.search, native.NativeSearch)
+    made.close()
