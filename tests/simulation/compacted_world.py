@@ -49,8 +49,8 @@ LARGEST = 7
 START_MS = 1_000_000
 
 
-class PowerLossError(Exception):
-    """The power goes."""
+class PowerLossError(BaseException):
+    """The power goes, whatever the broker survives."""
 
 
 class FailingDisk(FaultyDisk):
