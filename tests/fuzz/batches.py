@@ -4,7 +4,9 @@
 
 Each batch is judged by a strict decoder (`strict`), by the broker's check in plain Python, and by the same with machine
 code. All must agree, and both checks in every word. What is accepted is read back by the compiled kernels of our
-consumers, which must find what the strict decoder found. No check may raise, or take longer than STEP_MAX_S.
+consumers, which must find what the strict decoder found. Of what is refused some are read, too, as if they lay in a log
+from before batches were checked: no reader knows another error than DecodeError. No check may raise, or take longer
+than STEP_MAX_S.
 
 A batch is made by `Random(f"{seed}/{number}")`, so that a failure names what repeats it.
 """
@@ -12,28 +14,37 @@ A batch is made by `Random(f"{seed}/{number}")`, so that a failure names what re
 from __future__ import annotations
 
 import argparse
+import contextlib
 import struct
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from random import Random
 from typing import Any, NamedTuple
 
+from anabranch.base.errors import DecodeError
 from anabranch.machines.partition.appending import Refuse
 from anabranch.machines.partition.checking import CheckedBatch, check_batches, expanded_size_max
 from anabranch.records.arrow.decode import decode
-from anabranch.records.batch import stamp, stamp_crc
+from anabranch.records.batch import parse_end_transaction_marker, parse_header, stamp, stamp_crc
 from anabranch.records.compression import Compression, compress
 from anabranch.records.examination import Examine, examine
+from anabranch.records.key_values import decode_pairs
+from anabranch.records.timestamps import TimestampAndOffset, first_at_or_after, first_of_max
 from anabranch.runtime import native
+from anabranch.storage.log.batch_files import records as keyed
+from anabranch.storage.next_record import first_record
 from tests.fuzz.strict import ObjectionError, Record
 from tests.fuzz.strict import decode as strictly
 
 NOW_MS = 1_700_000_000_000
 STEP_MAX_S = 0.010
 READ_TOGETHER = 200
+READ_ANYWAY_EVERY = 5
+"""Of the refused batches one of so many is shown to every reader."""
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _SIZES = (8, 4, 4, 1, 4, 2, 4, 8, 8, 8, 2, 4, 4)
 """Bytes of each field of the header."""
@@ -244,6 +255,8 @@ class Fuzz:
                 self._accepted.append((number, bytes(data), records))
             else:
                 decode(bytearray(data))
+        elif number % READ_ANYWAY_EVERY == 0:
+            read_anyway(hostile.data)
         if len(self._accepted) >= READ_TOGETHER:
             self.read_back()
 
@@ -280,6 +293,31 @@ class Fuzz:
         return found
 
 
+def read_anyway(data: bytearray) -> None:
+    """Read a batch that was refused as if it were in a log of before: every reader ends, and knows one error."""
+    view = memoryview(data)
+    try:
+        header = parse_header(view)
+    except DecodeError:
+        return
+    began = time.thread_time()
+    for reader in (
+        lambda: decode(bytearray(data), check_crc=False),
+        lambda: decode_pairs(view, header),
+        lambda: list(keyed(header, view)),
+        lambda: first_of_max(view, 0),
+        lambda: first_at_or_after(view, NOW_MS + 1, 0),
+        lambda: first_of_max(view, 0, machine_code().search),
+        lambda: first_record(view, header, header.last_offset),
+        lambda: parse_end_transaction_marker(view) if header.is_control else None,
+    ):
+        with contextlib.suppress(DecodeError):
+            found = reader()
+            if isinstance(found, TimestampAndOffset):
+                assert -(2**63) <= found.timestamp < 2**63
+    assert time.thread_time() - began < 1
+
+
 def expected(hostile: Hostile) -> list[Record] | ObjectionError:
     """What the strict decoder makes of a batch."""
     limits = hostile.limits
@@ -313,14 +351,15 @@ def _comparable(found: list[CheckedBatch] | Refuse) -> object:
     return found if isinstance(found, Refuse) else [(header, bytes(data)) for header, data in found]
 
 
-def machine_code() -> Examine:
-    """The examination as brokers run it."""
+@cache
+def machine_code() -> native.Native:
+    """The kernels as brokers run them."""
     found = native.load()
     if found is None:
         native.build()
         found = native.load()
     assert found is not None
-    return found.examine
+    return found
 
 
 def main() -> int:
@@ -330,7 +369,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.strftime("%Y%m%d")))
     parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
-    fuzz, began, step = Fuzz(options.seed, machine_code()), time.monotonic(), 20_000
+    fuzz, began, step = Fuzz(options.seed, machine_code().examine), time.monotonic(), 20_000
     last = options.first + options.count
     for first in range(options.first, last, step):
         end = min(first + step, last)

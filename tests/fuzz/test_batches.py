@@ -23,7 +23,7 @@ SENT = 600
 
 
 def test_what_is_accepted_is_exactly_what_is_sound_and_can_be_read() -> None:
-    fuzz = Fuzz(seed=11, machine=machine_code())
+    fuzz = Fuzz(seed=11, machine=machine_code().examine)
     fuzz.run(range(BATCHES))
     assert fuzz.counts.total() == BATCHES
     assert fuzz.counts["accepted"] > BATCHES / 5
@@ -103,6 +103,6 @@ def test_the_batch_that_hung_a_broker_is_refused() -> None:
     hostile[23:27] = (2**31 - 2).to_bytes(4, "big")
     hostile[57:61] = (2**31 - 1).to_bytes(4, "big")
     stamp_crc(hostile)
-    found = check_batches(memoryview(hostile), Limits(), NOW_MS, machine_code())
+    found = check_batches(memoryview(hostile), Limits(), NOW_MS, machine_code().examine)
     assert isinstance(found, Refuse)
     assert found.code is ErrorCode.INVALID_RECORD
