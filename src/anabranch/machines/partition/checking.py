@@ -144,7 +144,8 @@ def check_batches(
                     f"The batch has {header.size} bytes, max.message.bytes allows {limits.message_size_max}.",
                 )
             if effort is not None:
-                effort.spend(header.size, header.record_count)
+                count = header.record_count  # More than are allowed are not examined.
+                effort.spend(header.size, count if count <= RECORDS_PER_BATCH_MAX else 0)
             check(data, end, header)
             batch = data[end : end + header.size]
             end += header.size

@@ -10,6 +10,7 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.partition.appending import Refuse
 from anabranch.machines.partition.checking import BatchLimits, TooLongError
+from anabranch.records.batch import build
 from anabranch.records.compression import Compression
 from anabranch.runtime import native
 from anabranch.server.partitions import checks
@@ -33,6 +34,16 @@ def test_a_request_with_many_bombs_has_only_so_much_of_them_expanded(monkeypatch
     assert [isinstance(outcome, Refuse) for outcome in outcomes] == [False, False, True, True, True, True]
     assert isinstance(outcomes[-1], Refuse)
     assert outcomes[-1].code is ErrorCode.MESSAGE_TOO_LARGE
+    made.close()
+
+
+def test_a_count_that_is_a_lie_takes_no_effort() -> None:
+    """A batch that claims 2^31 - 1 records is refused for that, at once."""
+    liar = build(b"\1", record_count=2**31 - 1, base_timestamp=NOW_MS, max_timestamp=NOW_MS)
+    made = BatchChecks()
+    outcome = made.now(memoryview(liar), LIMITS, NOW_MS)
+    assert isinstance(outcome, Refuse)
+    assert outcome.code is ErrorCode.INVALID_RECORD
     made.close()
 
 
