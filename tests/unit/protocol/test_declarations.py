@@ -19,6 +19,10 @@ CHOSEN = {("CreatePartitionsTopic", "assignments"): None}
 """Kafka's default is an empty list, which its broker refuses; ours is the null that says "choose for me"."""
 
 
+RENAMED = {"EntryDataResult": "EntryData", "PartitionDataResult": "PartitionData", "TopicDataResult": "TopicData"}
+"""Structs that share their name with another one of the same API."""
+
+
 def definition(declared: type) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = load_json(declared.__name__)
@@ -77,7 +81,8 @@ def differences(declared: type, defined: list[dict[str, Any]], versions: list[in
                 yield f"{schema.name}.{name}: {fact} {got}, Kafka {wanted}"
         element = mine.type.of if isinstance(mine.type, Array) else mine.type
         if isinstance(element, Nested):
-            if element.of.__name__ != field["type"].removeprefix("[]"):
+            called = element.of.__name__
+            if RENAMED.get(called, called) != field["type"].removeprefix("[]"):
                 yield f"{schema.name}.{name} is a {element.of.__name__}, Kafka's a {field['type']}"
             yield from differences(element.of, field["fields"], there, flexible)
 

@@ -55,6 +55,11 @@ class Commands:
         self._broker_settings = broker_settings
         self._group_configs = group_configs
 
+    @property
+    def controller_epoch(self) -> int:
+        """The number of the controller's term."""
+        return self._controller.state.controller_epoch
+
     async def create_topic(self, command: CreateTopic, timeout_ms: int) -> Accepted | Validated:
         """Make a topic for a client; without a count of its own it gets the broker's."""
         if command.name in INTERNAL_TOPICS:

@@ -42,8 +42,13 @@ events = EventLogger("listener")
 PRODUCE, API_VERSIONS = 0, 18
 LARGE_REQUEST_SIZE = 32 * 1024
 """Bytes of a request from which on it is decoded in a thread: 1,000 partitions of a fetch, which take 2 ms."""
-BROKERS_ONLY = frozenset({4, 5, 6})
-"""LeaderAndIsr, StopReplica, UpdateMetadata: spoken between controller and brokers, which are one process here."""
+REFUSED = {
+    **dict.fromkeys((4, 5, 6), (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "is for brokers among themselves")),
+    **dict.fromkeys((17, 36), (ErrorCode.ILLEGAL_SASL_STATE, "has no use on a listener without authentication")),
+}
+"""The error and the reason for requests whose form is known and that have no endpoint: LeaderAndIsr, StopReplica and
+UpdateMetadata (controller and brokers are one process here), SaslHandshake and SaslAuthenticate. They are answered in
+their own form; requests of which not even the form is known end their connection."""
 
 
 @dataclass(slots=True)
@@ -226,10 +231,10 @@ class Connection:
         if key == API_VERSIONS:
             answer = supported(ErrorCode.UNSUPPORTED_VERSION)
             self._send(encode_response(answer, API_VERSIONS, 0, correlation_id))
-        elif key in BROKERS_ONLY and version in API[key].versions:
-            events.warning("request refused", peer=self.peer, reason=f"{API[key].name} is for brokers among themselves")
-            answer = API[key].response(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-            self._send(encode_response(answer, key, version, correlation_id))
+        elif key in REFUSED and version in API[key].versions:
+            code, reason = REFUSED[key]
+            events.warning("request refused", peer=self.peer, reason=f"{API[key].name} {reason}")
+            self._send(encode_response(API[key].response(error_code=code), key, version, correlation_id))
         else:
             self.violate(str(error))
 

@@ -1,0 +1,36 @@
+"""DescribeClientQuotas (48) and AlterClientQuotas (49): nobody has a quota, and none can be set (KIP-546)."""
+
+from __future__ import annotations
+
+from anabranch.base.errors import ErrorCode
+from anabranch.protocol.messages.alter_client_quotas import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+    EntryDataResult,
+)
+from anabranch.protocol.messages.describe_client_quotas import (
+    DescribeClientQuotasRequest,
+    DescribeClientQuotasResponse,
+)
+from anabranch.server.context import BrokerContext, RequestContext
+
+NO_QUOTAS = "This broker has no client quotas; the budgets of connections are settings of the broker."
+
+
+def handle_describe_client_quotas(
+    broker: BrokerContext, request: DescribeClientQuotasRequest, call: RequestContext
+) -> DescribeClientQuotasResponse:
+    """Find no quotas."""
+    return DescribeClientQuotasResponse(entries=[])
+
+
+def handle_alter_client_quotas(
+    broker: BrokerContext, request: AlterClientQuotasRequest, call: RequestContext
+) -> AlterClientQuotasResponse:
+    """Refuse the quotas of each entity."""
+    return AlterClientQuotasResponse(
+        entries=[
+            EntryDataResult(error_code=ErrorCode.INVALID_REQUEST, error_message=NO_QUOTAS, entity=entry.entity)
+            for entry in request.entries
+        ]
+    )

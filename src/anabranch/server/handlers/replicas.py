@@ -1,0 +1,149 @@
+"""APIs of replicas, answered as by the one broker of its cluster: every partition is on it, and led by it.
+
+AlterReplicaLogDirs (34), ElectLeaders (43), AlterPartitionReassignments (45), ListPartitionReassignments (46).
+"""
+
+from __future__ import annotations
+
+import os
+
+from anabranch.base.errors import ErrorCode
+from anabranch.protocol.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    ReassignablePartition,
+    ReassignablePartitionResponse,
+    ReassignableTopicResponse,
+)
+from anabranch.protocol.messages.alter_replica_log_dirs import (
+    AlterReplicaLogDirPartitionResult,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirTopicResult,
+)
+from anabranch.protocol.messages.elect_leaders import (
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    PartitionResult,
+    ReplicaElectionResult,
+)
+from anabranch.protocol.messages.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+)
+from anabranch.server.context import BrokerContext, RequestContext
+
+PREFERRED, UNCLEAN = 0, 1
+"""Types of election; version 0 of ElectLeaders knows the preferred one only."""
+NOT_ELECTED = {
+    PREFERRED: ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
+    UNCLEAN: ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+}
+
+
+def handle_elect_leaders(
+    broker: BrokerContext, request: ElectLeadersRequest, call: RequestContext
+) -> ElectLeadersResponse:
+    """Say of each partition that its leader needs no election, or that its only replica is offline.
+
+    Where all partitions are asked for, those that need no election are left out (KIP-183, KIP-460).
+    """
+    if request.election_type not in NOT_ELECTED:
+        return ElectLeadersResponse(
+            error_code=ErrorCode.INVALID_REQUEST, replica_election_results=_elections(broker, request, None)
+        )
+    return ElectLeadersResponse(
+        replica_election_results=_elections(broker, request, NOT_ELECTED[request.election_type])
+    )
+
+
+def _elections(
+    broker: BrokerContext, request: ElectLeadersRequest, not_elected: ErrorCode | None
+) -> list[ReplicaElectionResult]:
+    if request.topic_partitions is None:
+        asked = [(topic.name, topic.visible_partitions) for topic in broker.view.topics()]
+    else:
+        asked = [(topic.topic, list(dict.fromkeys(topic.partitions))) for topic in request.topic_partitions]
+    found = []
+    for name, partitions in asked:
+        results = [_election(broker, name, partition, not_elected) for partition in partitions]
+        if request.topic_partitions is None:
+            results = [it for it in results if it.error_code != ErrorCode.ELECTION_NOT_NEEDED]
+        if results:
+            found.append(ReplicaElectionResult(topic=name, partition_result=results))
+    return found
+
+
+def _election(broker: BrokerContext, name: str, partition: int, not_elected: ErrorCode | None) -> PartitionResult:
+    if not_elected is None:
+        error, message = ErrorCode.INVALID_REQUEST, "There are elections of preferred leaders (0) and unclean ones (1)."
+    elif not _exists(broker, name, partition):
+        error, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no partition {name}-{partition}."
+    else:
+        replica = broker.replicas.get(name, partition)
+        if replica is not None and replica.offline_reason is None:
+            error, message = ErrorCode.ELECTION_NOT_NEEDED, "The leader is the preferred one, and alive."
+        else:
+            error, message = not_elected, f"The only replica of {name}-{partition} is offline."
+    return PartitionResult(partition_id=partition, error_code=error, error_message=message)
+
+
+def handle_alter_partition_reassignments(
+    broker: BrokerContext, request: AlterPartitionReassignmentsRequest, call: RequestContext
+) -> AlterPartitionReassignmentsResponse:
+    """Accept where partitions are already; refuse to place them elsewhere, or to cancel what is not done (KIP-455)."""
+    return AlterPartitionReassignmentsResponse(
+        responses=[
+            ReassignableTopicResponse(
+                name=topic.name, partitions=[_reassigned(broker, topic.name, it) for it in topic.partitions]
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def _reassigned(broker: BrokerContext, name: str, asked: ReassignablePartition) -> ReassignablePartitionResponse:
+    here = broker.settings.node_id
+    error, message = ErrorCode.NONE, None
+    if not _exists(broker, name, asked.partition_index):
+        error, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no partition {name}-{asked.partition_index}."
+    elif asked.replicas is None:
+        error, message = ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No reassignment is in progress."
+    elif list(asked.replicas) != [here]:
+        error = ErrorCode.INVALID_REPLICA_ASSIGNMENT
+        message = f"Broker {here} is the only one of this cluster: replicas can be on [{here}] only."
+    return ReassignablePartitionResponse(partition_index=asked.partition_index, error_code=error, error_message=message)
+
+
+def handle_list_partition_reassignments(
+    broker: BrokerContext, request: ListPartitionReassignmentsRequest, call: RequestContext
+) -> ListPartitionReassignmentsResponse:
+    """List no reassignments: a cluster of one broker has none (KIP-455)."""
+    return ListPartitionReassignmentsResponse()
+
+
+def handle_alter_replica_log_dirs(
+    broker: BrokerContext, request: AlterReplicaLogDirsRequest, call: RequestContext
+) -> AlterReplicaLogDirsResponse:
+    """Accept that replicas stay in the one data directory, and refuse every other one (KIP-113)."""
+    ours = os.path.abspath(broker.settings.log_dirs)
+    results: dict[str, list[AlterReplicaLogDirPartitionResult]] = {}
+    for directory in request.dirs:
+        is_ours = os.path.normpath(directory.path) == ours
+        for topic in directory.topics:
+            for partition in topic.partitions:
+                error = ErrorCode.NONE
+                if not _exists(broker, topic.name, partition):
+                    error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                elif not is_ours:
+                    error = ErrorCode.LOG_DIR_NOT_FOUND
+                result = AlterReplicaLogDirPartitionResult(partition_index=partition, error_code=error)
+                results.setdefault(topic.name, []).append(result)
+    return AlterReplicaLogDirsResponse(
+        results=[AlterReplicaLogDirTopicResult(topic_name=name, partitions=found) for name, found in results.items()]
+    )
+
+
+def _exists(broker: BrokerContext, name: str, partition: int) -> bool:
+    topic = broker.view.topic(name)
+    return topic is not None and topic.exists(partition)
