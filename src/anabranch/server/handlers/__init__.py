@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -55,22 +56,7 @@ from anabranch.server.handlers.offset_for_leader_epoch import handle_offset_for_
 from anabranch.server.handlers.offsets import handle_offset_commit, handle_offset_delete, handle_offset_fetch
 from anabranch.server.handlers.partition_leader_epochs import handle_partition_leader_epochs
 from anabranch.server.handlers.produce import handle_produce
-from anabranch.server.handlers.quorum import handle_describe_quorum, handle_update_features
-from anabranch.server.handlers.quotas import handle_alter_client_quotas, handle_describe_client_quotas
-from anabranch.server.handlers.replicas import (
-    handle_alter_partition_reassignments,
-    handle_alter_replica_log_dirs,
-    handle_elect_leaders,
-    handle_list_partition_reassignments,
-)
 from anabranch.server.handlers.resizes import handle_cancel_topic_resizes, handle_list_topic_resizes
-from anabranch.server.handlers.security import (
-    handle_alter_user_scram_credentials,
-    handle_create_acls,
-    handle_delete_acls,
-    handle_describe_acls,
-    handle_describe_user_scram_credentials,
-)
 from anabranch.server.handlers.topics import (
     TIMEOUT_MAX_MS,
     handle_create_partitions,
@@ -134,6 +120,15 @@ class Endpoint(NamedTuple):
                 setattr(request, name, limit)
 
 
+def _rare(module: str, name: str) -> Handler:
+    """Return a handler whose module is imported by its first request: a start does not wait for what few ask for."""
+
+    def handle(broker: BrokerContext, request: Any, call: RequestContext) -> Any:
+        return getattr(import_module(f"{__name__}.{module}"), name)(broker, request, call)
+
+    return handle
+
+
 _TOPIC, _GROUP, _CLUSTER = (Resource.TOPIC,), (Resource.GROUP,), (Resource.CLUSTER,)
 _TRANSACTION, _OFFSETS = (Resource.TRANSACTIONAL_ID,), (Resource.GROUP, Resource.TOPIC)
 _TIMEOUT = MappingProxyType({"timeout_ms": TIMEOUT_MAX_MS})
@@ -164,26 +159,26 @@ ENDPOINTS: dict[int, Endpoint] = {
     26: Endpoint(handle_end_txn, _O.WRITE, _TRANSACTION),
     27: Endpoint(handle_write_txn_markers, _O.CLUSTER_ACTION, _CLUSTER),
     28: Endpoint(handle_txn_offset_commit, _O.WRITE, (Resource.TRANSACTIONAL_ID, Resource.GROUP, Resource.TOPIC)),
-    29: Endpoint(handle_describe_acls, _O.DESCRIBE, _CLUSTER),
-    30: Endpoint(handle_create_acls, _O.ALTER, _CLUSTER),
-    31: Endpoint(handle_delete_acls, _O.ALTER, _CLUSTER),
+    29: Endpoint(_rare("security", "handle_describe_acls"), _O.DESCRIBE, _CLUSTER),
+    30: Endpoint(_rare("security", "handle_create_acls"), _O.ALTER, _CLUSTER),
+    31: Endpoint(_rare("security", "handle_delete_acls"), _O.ALTER, _CLUSTER),
     32: Endpoint(handle_describe_configs, _O.DESCRIBE_CONFIGS, (Resource.TOPIC, Resource.GROUP, Resource.CLUSTER)),
     33: Endpoint(handle_alter_configs, _O.ALTER_CONFIGS, _TOPIC),
-    34: Endpoint(handle_alter_replica_log_dirs, _O.ALTER, _CLUSTER),
+    34: Endpoint(_rare("replicas", "handle_alter_replica_log_dirs"), _O.ALTER, _CLUSTER),
     35: Endpoint(handle_describe_log_dirs, _O.DESCRIBE, _CLUSTER),
     37: Endpoint(handle_create_partitions, _O.ALTER, _TOPIC, _TIMEOUT),
     42: Endpoint(handle_delete_groups, _O.DELETE, _GROUP),
-    43: Endpoint(handle_elect_leaders, _O.ALTER, _CLUSTER),
+    43: Endpoint(_rare("replicas", "handle_elect_leaders"), _O.ALTER, _CLUSTER),
     44: Endpoint(handle_incremental_alter_configs, _O.ALTER_CONFIGS, (Resource.TOPIC, Resource.GROUP)),
-    45: Endpoint(handle_alter_partition_reassignments, _O.ALTER, _CLUSTER),
-    46: Endpoint(handle_list_partition_reassignments, _O.DESCRIBE, _CLUSTER),
+    45: Endpoint(_rare("replicas", "handle_alter_partition_reassignments"), _O.ALTER, _CLUSTER),
+    46: Endpoint(_rare("replicas", "handle_list_partition_reassignments"), _O.DESCRIBE, _CLUSTER),
     47: Endpoint(handle_offset_delete, _O.DELETE, _OFFSETS),
-    48: Endpoint(handle_describe_client_quotas, _O.DESCRIBE_CONFIGS, _CLUSTER),
-    49: Endpoint(handle_alter_client_quotas, _O.ALTER_CONFIGS, _CLUSTER),
-    50: Endpoint(handle_describe_user_scram_credentials, _O.DESCRIBE, _CLUSTER),
-    51: Endpoint(handle_alter_user_scram_credentials, _O.ALTER, _CLUSTER),
-    55: Endpoint(handle_describe_quorum, _O.DESCRIBE, _CLUSTER),
-    57: Endpoint(handle_update_features, _O.ALTER, _CLUSTER),
+    48: Endpoint(_rare("quotas", "handle_describe_client_quotas"), _O.DESCRIBE_CONFIGS, _CLUSTER),
+    49: Endpoint(_rare("quotas", "handle_alter_client_quotas"), _O.ALTER_CONFIGS, _CLUSTER),
+    50: Endpoint(_rare("security", "handle_describe_user_scram_credentials"), _O.DESCRIBE, _CLUSTER),
+    51: Endpoint(_rare("security", "handle_alter_user_scram_credentials"), _O.ALTER, _CLUSTER),
+    55: Endpoint(_rare("quorum", "handle_describe_quorum"), _O.DESCRIBE, _CLUSTER),
+    57: Endpoint(_rare("quorum", "handle_update_features"), _O.ALTER, _CLUSTER),
     60: Endpoint(handle_describe_cluster, _O.DESCRIBE, _CLUSTER),
     61: Endpoint(handle_describe_producers, _O.READ, _TOPIC),
     65: Endpoint(handle_describe_transactions, _O.DESCRIBE, _TRANSACTION),
