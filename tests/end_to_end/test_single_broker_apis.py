@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import ElectionType, KafkaException, TopicPartition
+from confluent_kafka import Consumer, ElectionType, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka import admin as confluent
 from kafka import KafkaAdminClient
 
@@ -34,6 +34,9 @@ from tests.support.broker import BrokerProcess
 from tests.support.wire import WireClient
 
 TIMEOUT_S = 20
+ON_GROUP = {"READ", "DELETE", "DESCRIBE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS"}
+ON_TOPIC = ON_GROUP | {"WRITE", "CREATE", "ALTER"}
+ON_CLUSTER = {"CREATE", "ALTER", "DESCRIBE", "CLUSTER_ACTION", "DESCRIBE_CONFIGS", "ALTER_CONFIGS", "IDEMPOTENT_WRITE"}
 
 
 @pytest.fixture
@@ -175,3 +178,19 @@ def test_authentication_is_answered_in_its_own_form(wire: WireClient) -> None:
     for version in API[36].versions:
         assert wire.call(SaslAuthenticateRequest(auth_bytes=b"x"), version).error_code == ErrorCode.ILLEGAL_SASL_STATE
     assert wire.metadata("placed").error_code == 0, "the connection goes on"
+
+
+def test_authorized_operations_are_told_to_those_who_ask(
+    librdkafka: confluent.AdminClient, broker: BrokerProcess
+) -> None:
+    """Every operation that a type of resource has (KIP-430); before, none was told, and tools showed "unknown"."""
+    reader = Consumer({"bootstrap.servers": f"127.0.0.1:{broker.port}", "group.id": "readers"})
+    reader.commit(offsets=[TopicPartition("placed", 0, 0)], asynchronous=False)
+    for asked in (True, False):
+        topic = librdkafka.describe_topics(TopicCollection(["placed"]), include_authorized_operations=asked)["placed"]
+        cluster = librdkafka.describe_cluster(include_authorized_operations=asked)
+        group = librdkafka.describe_consumer_groups(["readers"], include_authorized_operations=asked)["readers"]
+        told = [it.result(TIMEOUT_S).authorized_operations for it in (topic, cluster, group)]
+        names = [None if it is None else {operation.name for operation in it} for it in told]
+        assert names == ([ON_TOPIC, ON_CLUSTER, ON_GROUP] if asked else [None, None, None])
+    reader.close()

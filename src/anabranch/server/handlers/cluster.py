@@ -27,10 +27,10 @@ from anabranch.protocol.messages.find_coordinator import (
 from anabranch.runtime.events import EventLogger
 from anabranch.server.context import BrokerContext, RequestContext
 from anabranch.server.coordinators.shard_set import ShardSet
+from anabranch.server.handlers.authorized import NOT_SAID, ON_CLUSTER
 
 events = EventLogger("cluster")
 BROKERS = 1
-UNKNOWN_OPERATIONS = -(2**31)
 COORDINATED = {0: "groups", 1: "transactions"}
 """By `key_type`; share groups (2) are not coordinated."""
 
@@ -54,7 +54,7 @@ def handle_describe_cluster(
             DescribeClusterBroker(broker_id=node_id, host=host, port=port, rack=rack)
             for node_id, host, port, rack in view.brokers.values()
         ],
-        cluster_authorized_operations=UNKNOWN_OPERATIONS,
+        cluster_authorized_operations=ON_CLUSTER if request.include_cluster_authorized_operations else NOT_SAID,
     )
 
 

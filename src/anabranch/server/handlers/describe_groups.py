@@ -23,10 +23,12 @@ from anabranch.protocol.messages.delete_groups import (
 from anabranch.protocol.messages.describe_groups import DescribedGroup, DescribeGroupsRequest, DescribeGroupsResponse
 from anabranch.protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 from anabranch.server.context import BrokerContext, RequestContext
+from anabranch.server.handlers.authorized import ON_GROUP
 from anabranch.server.handlers.groups import NO_CONSUMER_PROTOCOL, awaited, submit
 
 Result = TypeVar("Result")
 Response = TypeVar("Response")
+Described = TypeVar("Described", DescribedGroup, DescribedConsumerGroup)
 DEAD = "Dead"
 NOT_FOUND_SINCE = 6
 """The version of DescribeGroups with an error for a missing group (KIP-1043)."""
@@ -50,8 +52,10 @@ def handle_consumer_group_describe(
             lambda code, message: refuse(group_id, code, message),
         )
 
-    found = [describe(group_id) for group_id in request.group_ids]
-    return _gathered(found, lambda groups: ConsumerGroupDescribeResponse(groups=groups))
+    def respond(groups: list[DescribedConsumerGroup]) -> ConsumerGroupDescribeResponse:
+        return ConsumerGroupDescribeResponse(groups=_authorized(groups, request.include_authorized_operations))
+
+    return _gathered([describe(group_id) for group_id in request.group_ids], respond)
 
 
 def handle_describe_groups(
@@ -75,8 +79,10 @@ def handle_describe_groups(
             ),
         )
 
-    found = [describe(group_id) for group_id in request.groups]
-    return _gathered(found, lambda groups: DescribeGroupsResponse(groups=groups))
+    def respond(groups: list[DescribedGroup]) -> DescribeGroupsResponse:
+        return DescribeGroupsResponse(groups=_authorized(groups, request.include_authorized_operations))
+
+    return _gathered([describe(group_id) for group_id in request.groups], respond)
 
 
 def handle_list_groups(broker: BrokerContext, request: ListGroupsRequest, call: RequestContext) -> ListGroupsResponse:
@@ -111,6 +117,14 @@ def handle_delete_groups(
             ]
         ),
     )
+
+
+def _authorized(groups: list[Described], asked: bool) -> list[Described]:
+    """Add the operations on each group that was found, if they are asked for."""
+    for group in groups:
+        if asked and group.error_code == ErrorCode.NONE:
+            group.authorized_operations = ON_GROUP
+    return groups
 
 
 def _read(

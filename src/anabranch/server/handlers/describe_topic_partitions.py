@@ -15,10 +15,10 @@ from anabranch.protocol.messages.describe_topic_partitions import (
 )
 from anabranch.server.cluster.view import TopicSnapshot
 from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
+from anabranch.server.handlers.authorized import NOT_SAID, ON_TOPIC
 
 PARTITIONS_MAX = 2_000
 """The largest page; a limit of the endpoint."""
-UNKNOWN_OPERATIONS = -(2**31)
 
 
 def handle_describe_topic_partitions(
@@ -51,7 +51,7 @@ def _page(
                 DescribeTopicPartitionsResponseTopic(
                     error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                     name=name,
-                    topic_authorized_operations=UNKNOWN_OPERATIONS,
+                    topic_authorized_operations=NOT_SAID,
                 )
             )
             continue
@@ -86,5 +86,5 @@ def _described(view: TopicView, first: int, end: int) -> DescribeTopicPartitions
             )
             for it in view.partitions[first:end]
         ],
-        topic_authorized_operations=UNKNOWN_OPERATIONS,
+        topic_authorized_operations=ON_TOPIC,
     )

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, NO_TOPIC_ID
@@ -27,34 +28,50 @@ from anabranch.protocol.messages.metadata import (
 )
 from anabranch.server.cluster.view import TopicSnapshot
 from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
+from anabranch.server.handlers.authorized import NOT_SAID, ON_CLUSTER, ON_TOPIC
 
 Answer = MetadataResponse | Large
 AUTO_CREATE_TIMEOUT_MS = 5_000
-UNKNOWN_OPERATIONS = -(2**31)
-_LINEAGE, _PLAIN = "metadata with lineage", "metadata"
-"""Under which a topic's snapshot keeps its descriptions."""
+NULL_NAMES_SINCE = 12
+
+
+class _Wanted(NamedTuple):
+    """What a request wants to be told. A topic's snapshot keeps its descriptions under the first two."""
+
+    lineage: bool
+    """The layouts; only on request, because some clients do not skip tagged fields rightly."""
+    operations: bool
+    """The authorized operations on each topic (KIP-430)."""
+    cluster_operations: bool
+    no_name: str | None
+    """The name of a topic that is asked for by an id that no topic has: null where the version has nulls."""
 
 
 def handle_metadata(
     broker: BrokerContext, request: MetadataRequest, call: RequestContext
 ) -> Answer | Awaitable[Answer]:
     """Describe the topics that are asked for, or all; create those that are missing where that is wanted."""
-    lineage = request.include_lineage
+    wanted = _Wanted(
+        request.include_lineage,
+        request.include_topic_authorized_operations,
+        request.include_cluster_authorized_operations,
+        None if call.api_version >= NULL_NAMES_SINCE else "",
+    )
     everything = request.topics is None or (call.api_version == 0 and not request.topics)
     if everything or request.topics is None:
         topics = (broker.view.topic(name) for name in broker.view.topic_names())
-        return _answered(broker, [topic for topic in topics if topic is not None], lineage)
+        return _answered(broker, [topic for topic in topics if topic is not None], wanted)
     asked = list({(topic.name, topic.topic_id): topic for topic in request.topics}.values())  # Each topic once.
     allowed = request.allow_auto_topic_creation or call.api_version < 4
     if allowed and broker.settings.auto_create_topics_enable:
         missing = [it.name for it in asked if it.name and broker.view.find(it.name) is None]
         if missing:
-            return _create_and_answer(broker, asked, missing, lineage)
-    return _answered(broker, [_asked(broker, topic) for topic in asked], lineage)
+            return _create_and_answer(broker, asked, missing, wanted)
+    return _answered(broker, [_asked(broker, topic, wanted) for topic in asked], wanted)
 
 
 async def _create_and_answer(
-    broker: BrokerContext, topics: Sequence[MetadataRequestTopic], missing: list[str], lineage: bool
+    broker: BrokerContext, topics: Sequence[MetadataRequestTopic], missing: list[str], wanted: _Wanted
 ) -> Answer:
     refusals: dict[str, ErrorCode] = {}
 
@@ -72,10 +89,12 @@ async def _create_and_answer(
                 refusals[name] = error.code
 
     await asyncio.gather(*(create(name) for name in dict.fromkeys(missing)))
-    return _answered(broker, [_asked(broker, topic, refusals) for topic in topics], lineage)
+    return _answered(broker, [_asked(broker, topic, wanted, refusals) for topic in topics], wanted)
 
 
-def _answered(broker: BrokerContext, topics: Sequence[TopicSnapshot | MetadataResponseTopic], lineage: bool) -> Answer:
+def _answered(
+    broker: BrokerContext, topics: Sequence[TopicSnapshot | MetadataResponseTopic], wanted: _Wanted
+) -> Answer:
     """Answer for topics that exist, and for those that do not; in a thread for many partitions."""
     view = broker.view
     response = MetadataResponse(
@@ -86,11 +105,11 @@ def _answered(broker: BrokerContext, topics: Sequence[TopicSnapshot | MetadataRe
         cluster_id=broker.cluster_id,
         controller_id=view.controller_id,
         topics=(),
-        cluster_authorized_operations=UNKNOWN_OPERATIONS,
+        cluster_authorized_operations=ON_CLUSTER if wanted.cluster_operations else NOT_SAID,
     )
 
     def make() -> MetadataResponse:
-        response.topics = [_topic(it, lineage) if isinstance(it, TopicSnapshot) else it for it in topics]
+        response.topics = [_topic(it, wanted) if isinstance(it, TopicSnapshot) else it for it in topics]
         return response
 
     cost = sum(len(it.nodes) + 1 if isinstance(it, TopicSnapshot) else 1 for it in topics)
@@ -98,14 +117,19 @@ def _answered(broker: BrokerContext, topics: Sequence[TopicSnapshot | MetadataRe
 
 
 def _asked(
-    broker: BrokerContext, asked: MetadataRequestTopic, refusals: dict[str, ErrorCode] | None = None
+    broker: BrokerContext,
+    asked: MetadataRequestTopic,
+    wanted: _Wanted,
+    refusals: dict[str, ErrorCode] | None = None,
 ) -> TopicSnapshot | MetadataResponseTopic:
     if asked.topic_id != NO_TOPIC_ID:
         name = broker.view.name_of(asked.topic_id)
         found = None if name is None else broker.view.topic(name)
         if found is not None:
             return found
-        return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=asked.topic_id)
+        return MetadataResponseTopic(
+            error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=wanted.no_name, topic_id=asked.topic_id
+        )
     name = asked.name or ""
     found = broker.view.topic(name)
     if found is not None:
@@ -116,16 +140,16 @@ def _asked(
     return MetadataResponseTopic(error_code=error or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name)
 
 
-def _topic(topic: TopicSnapshot, lineage: bool) -> MetadataResponseTopic:
-    """Describe a topic; its lineage only on request, because some clients do not skip tagged fields rightly."""
-    key = _LINEAGE if lineage else _PLAIN
+def _topic(topic: TopicSnapshot, wanted: _Wanted) -> MetadataResponseTopic:
+    key = ("metadata", wanted.lineage, wanted.operations)
     made = topic.derived.get(key)
     if not isinstance(made, MetadataResponseTopic):
-        made = topic.derived[key] = _described(topic.view, lineage)
+        made = topic.derived[key] = _described(topic.view, wanted)
     return made
 
 
-def _described(view: TopicView, lineage: bool) -> MetadataResponseTopic:
+def _described(view: TopicView, wanted: _Wanted) -> MetadataResponseTopic:
+    lineage = wanted.lineage
     return MetadataResponseTopic(
         name=view.name,
         topic_id=view.topic_id,
@@ -143,7 +167,7 @@ def _described(view: TopicView, lineage: bool) -> MetadataResponseTopic:
             )
             for it in view.partitions
         ],
-        topic_authorized_operations=UNKNOWN_OPERATIONS,
+        topic_authorized_operations=ON_TOPIC if wanted.operations else NOT_SAID,
         initial_partition_count=view.initial_partition_count if lineage else COUNT_NOT_SAID,
         undeleted_partition_count=view.undeleted_partition_count if lineage else COUNT_NOT_SAID,
         layouts=_layouts(view) if lineage else [],
