@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import INTERNAL_TOPICS
 from anabranch.base.limits import MESSAGE_SIZE_MAX, REQUEST_SIZE_MAX
 from anabranch.machines.controller import nodes
 from anabranch.machines.controller.effects import (
@@ -502,6 +503,9 @@ def _decide_overrides(
     if known is None or topic in state.deleting:
         return Decision(reply=Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic {topic!r}."))
     refusal = refuse_configs(overrides, broker_settings)
+    if refusal is None and topic in INTERNAL_TOPICS:
+        overrides.setdefault("cleanup.policy", "compact")
+        refusal = _refuse_internal(topic, overrides)
     if refusal is not None:
         return Decision(reply=refusal)
     if validate_only:
@@ -512,6 +516,16 @@ def _decide_overrides(
     if len(known.partitions) > known.undeleted_partition_count:
         draft.perform(InspectRetiring((topic,)))
     return decision(draft, Accepted(topic, known.topic_id))
+
+
+def _refuse_internal(topic: str, overrides: Mapping[str, str]) -> Refused | None:
+    """Refuse to delete the records of a coordinator by age: what they say holds until a newer one says otherwise."""
+    policy = overrides["cleanup.policy"]
+    if split(policy) == ["compact"]:
+        return None
+    return Refused(
+        ErrorCode.INVALID_CONFIG, f"The config 'cleanup.policy' of {topic!r} must be compact, not {policy!r}."
+    )
 
 
 def _invalid_request(message: str) -> Decision[CommandReply]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import INTERNAL_TOPICS
 from anabranch.base.limits import LAYOUT_NUMBER_MAX, LAYOUTS_PER_TOPIC_MAX, PARTITIONS_PER_TOPIC_MAX
 from anabranch.machines.controller.effects import (
     Accepted,
@@ -25,7 +26,7 @@ from anabranch.machines.controller.nodes import Resize, Topic
 from anabranch.machines.controller.plan import Plan
 from anabranch.machines.controller.roles import counts, may_undo, phases
 from anabranch.machines.controller.state import ControllerState
-from anabranch.machines.controller.topics import INTERNAL_TOPICS, refuse_replicas, spread, unknown_topic
+from anabranch.machines.controller.topics import refuse_replicas, spread, unknown_topic
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,6 @@ from anabranch.machines.controller.plan import Plan
 from anabranch.machines.controller.state import ControllerState
 
 REPLICATION_FACTOR_MAX = 1
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
 LEGAL = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import INTERNAL_TOPICS
 from anabranch.machines.controller.effects import Accepted
 from anabranch.machines.controller.layouts import Layout, ended_with
 from anabranch.machines.controller.nodes import (
@@ -27,7 +28,6 @@ from anabranch.machines.controller.nodes import (
 )
 from anabranch.machines.controller.plan import Plan
 from anabranch.machines.controller.state import ControllerState
-from anabranch.machines.controller.topics import INTERNAL_TOPICS
 
 NO_LEADER = -1
 

@@ -39,6 +39,8 @@ def decide_marker(
     table: ProducerTable, *, retiring: bool, producer_id: int, producer_epoch: int, coordinator_epoch: int
 ) -> MarkerVerdict:
     """Decide about the marker of a producer for a partition with this table."""
+    if producer_id < 0 or producer_epoch < 0:
+        return MarkerVerdict(append=False, error=ErrorCode.INVALID_REQUEST)
     opened = table.open_transaction(producer_id) is not None
     if not opened and producer_id >= 1 << PRODUCER_ID_BITS:
         return MarkerVerdict(append=False)
@@ -54,7 +56,7 @@ def aliases(
     producer_id: int, partition: int, initial_partition_count: int, ancestors: Iterable[ReplicaT]
 ) -> list[tuple[ReplicaT, int]]:
     """Return the ancestors with redirected batches of the producer, with its id there."""
-    if partition < initial_partition_count or producer_id >= 1 << PRODUCER_ID_BITS:
+    if partition < initial_partition_count or not 0 <= producer_id < 1 << PRODUCER_ID_BITS:
         return []
     alias = redirected(producer_id, partition)
     return [(other, alias) for other in ancestors if other.table.known(alias) is not None]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.ids import INTERNAL_TOPICS
 from anabranch.machines.controller.configs import (
     AlterConfigs,
     ReplaceConfigs,
@@ -20,7 +21,6 @@ from anabranch.machines.controller.group_configs import AlterGroupConfigs, Group
 from anabranch.machines.controller.resize import ResizeTopic, decide_cancel_resize, decide_resize_topic
 from anabranch.machines.controller.state import ControllerState
 from anabranch.machines.controller.topics import (
-    INTERNAL_TOPICS,
     CreateTopic,
     DeleteTopic,
     decide_create_topic,

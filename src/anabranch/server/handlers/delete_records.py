@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anabranch.base.errors import ErrorCode
-from anabranch.machines.controller.topics import INTERNAL_TOPICS
+from anabranch.base.ids import INTERNAL_TOPICS
 from anabranch.protocol.messages.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsPartitionResult,
@@ -31,10 +31,13 @@ async def handle_delete_records(
 
 
 async def _delete(broker: BrokerContext, topic: str, asked: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+    partition = broker.replicas.get(topic, asked.partition_index)
     if topic in INTERNAL_TOPICS:
         deleted: int | ErrorCode = ErrorCode.INVALID_TOPIC_EXCEPTION
+    elif partition is not None and not partition.settings.log.delete:
+        deleted = ErrorCode.POLICY_VIOLATION  # What is compacted only keeps the last record of every key.
     else:
-        deleted = await delete_records(broker.replicas.get(topic, asked.partition_index), asked.offset)
+        deleted = await delete_records(partition, asked.offset)
     result = DeleteRecordsPartitionResult(partition_index=asked.partition_index, low_watermark=-1)
     if isinstance(deleted, ErrorCode):
         result.error_code = deleted

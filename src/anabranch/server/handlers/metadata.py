@@ -13,9 +13,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from anabranch.base.errors import ApiError, ErrorCode
-from anabranch.base.ids import COUNT_NOT_SAID, NO_TOPIC_ID
+from anabranch.base.ids import COUNT_NOT_SAID, INTERNAL_TOPICS, NO_TOPIC_ID
 from anabranch.base.limits import LAYOUTS_PER_TOPIC_MAX
-from anabranch.machines.controller.topics import INTERNAL_TOPICS, CreateTopic
+from anabranch.machines.controller.topics import CreateTopic
 from anabranch.machines.controller.views import TopicView
 from anabranch.protocol.messages.metadata import (
     MetadataRequest,

@@ -10,8 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Iterable, Mapping
 
 from anabranch.base.errors import ErrorCode
-from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
-from anabranch.machines.controller.topics import INTERNAL_TOPICS
+from anabranch.base.ids import INTERNAL_TOPICS, NO_TOPIC_ID, TopicPartition
 from anabranch.machines.partition.appending import UNKNOWN_TOPIC
 from anabranch.machines.partition.checking import TooLongError
 from anabranch.protocol.messages.produce import (

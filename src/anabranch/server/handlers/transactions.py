@@ -11,9 +11,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anabranch.base.errors import ApiError, ErrorCode
-from anabranch.base.ids import TopicPartition
+from anabranch.base.ids import INTERNAL_TOPICS, TopicPartition
 from anabranch.base.patterns import compile_pattern
-from anabranch.machines.controller.topics import INTERNAL_TOPICS
 from anabranch.machines.outcome import Outcome
 from anabranch.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from anabranch.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse

@@ -12,8 +12,7 @@ from uuid import UUID
 import pytest
 
 from anabranch.base.errors import ErrorCode
-from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
-from anabranch.machines.controller.topics import INTERNAL_TOPICS
+from anabranch.base.ids import INTERNAL_TOPICS, NO_TOPIC_ID, TopicPartition
 from anabranch.protocol.messages.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
