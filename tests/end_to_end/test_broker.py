@@ -44,6 +44,16 @@ def test_what_is_produced_is_fetched(tmp_path: Path, durability: str, acks: int)
         assert [value for _, value in found] == [b"0", b"more", b"1", b"more", b"2", b"more"]
 
 
+def test_what_is_acknowledged_is_visible(tmp_path: Path) -> None:
+    """acks=1 was answered before the sync that makes records visible, so its own producer might not find them."""
+    with running(tmp_path, durability="fsync") as broker, WireClient(broker.port) as client:
+        client.create("seen")
+        with WireClient(broker.port) as reader:
+            for sent in range(40):
+                client.produce("seen", 0, batch([b"value"]), acks=1 if sent % 2 else -1)
+                assert reader.offset_at("seen", 0, -1).offset == sent + 1
+
+
 def test_every_version_of_produce_and_fetch_is_served(client: WireClient) -> None:
     topic_id = client.create("t")
     for n, version in enumerate(range(3, 14)):

@@ -175,7 +175,7 @@ class Settings:
         "durability",
         Choice(("fsync", "os")),
         "fsync",
-        "When acks=all is answered: after the records are on disk (fsync, shared by concurrent produces), or after "
+        "When a produce is answered: after the records are on disk (fsync, shared by concurrent produces), or after "
         "they were written to the operating system (os, as Apache Kafka does by default).",
     )
     broker_rack: str = setting("broker.rack", str.strip, "", "The rack of this broker, in Metadata.")

@@ -176,7 +176,7 @@ _TABLE = (
         _S,
         "inherit",
         _one_of("inherit", "fsync", "os"),
-        "When an acks=all produce is answered: after it is on the disk (fsync), after it was written (os), or as the "
+        "When a produce is answered: after it is on the disk (fsync), after it was written (os), or as the "
         "broker's setting says (inherit).",
         "durability",
     ),

@@ -135,7 +135,7 @@ def _append_all(
             )
             answers.append(answer)
             for appended_to in produced.unsynced:
-                if request.acks == ALL_ACKS:
+                if request.acks != NO_ACKS:  # Acknowledged is visible, and visible is what no crash takes back.
                     unsynced = unsynced or _UnsyncedResponse()
                     replicas.commit_then(appended_to, unsynced.wait_for(answer))
                 else:

@@ -39,7 +39,7 @@ class TopicSettings:
 
     @property
     def fsync(self) -> bool:
-        """Whether acks=all waits for the disk."""
+        """Whether an acknowledgement waits for the disk."""
         return self.log.durability is Durability.FSYNC
 
 

@@ -148,13 +148,12 @@ def test_a_removed_partition_is_addressed_where_the_cluster_knows_of_it(broker: 
     assert broker.local[0].log.flushed == 1, "its survivor's log is synced"
 
 
-def test_with_all_acks_the_response_waits_for_the_sync_and_with_one_it_does_not(broker: Broker) -> None:
-    assert broker.error(batch(0)) is OK
+@pytest.mark.parametrize("acks", [-1, 1])
+def test_the_response_waits_for_the_sync(broker: Broker, acks: int) -> None:
+    assert broker.error(batch(0), acks=acks) is OK
     assert broker.waited
     assert broker.local[0].log.flushed == 1
-    assert broker.error(batch(1), acks=1) is OK
-    assert not broker.waited
-    assert broker.error(batch(0)) is OK
+    assert broker.error(batch(0), acks=acks) is OK
     assert not broker.waited, "a repetition of what is synced"
 
 
