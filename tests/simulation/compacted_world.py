@@ -17,6 +17,7 @@ from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID
+from anabranch.machines.controller.configs import NOT_SET
 from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendStopReplica
 from anabranch.machines.controller.roles import phase_of, phases
 from anabranch.machines.lineage import Lineage
@@ -190,7 +191,7 @@ class World:
             disk=self.disk,
             clock=self.clock,
             metrics=metrics,
-            settings_of=lambda topic: topic_settings(self.configs, {}, "fsync"),
+            settings_of=lambda topic: topic_settings(self.configs, NOT_SET, "fsync"),
             commits=CommitAtOnce(),
         )
         self.replicas._threads.shutdown()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from anabranch.base.errors import ErrorCode
+from anabranch.machines.controller.configs import NOT_SET
 from anabranch.machines.controller.effects import Decision, SendLeaderAndIsr, SendStopReplica
 from anabranch.machines.controller.folding import HeldLayouts
 from anabranch.machines.controller.nodes import BrokerNode, Topic
@@ -47,7 +48,7 @@ Order = SendLeaderAndIsr | SendStopReplica
 Errors = Mapping[int, ErrorCode]
 DATA = Path("/data")
 ANSWER_TIMEOUT_S = 0.15
-_DEFAULTS = topic_settings({}, {}, "fsync")
+_DEFAULTS = topic_settings({}, NOT_SET, "fsync")
 SETTINGS = replace(_DEFAULTS, log=replace(_DEFAULTS.log, segment_bytes=1_500, index_interval_bytes=300))
 
 

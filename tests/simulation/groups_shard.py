@@ -16,6 +16,7 @@ from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
+from anabranch.machines.controller.configs import NOT_SET
 from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.classic import ClassicGroup, ClassicState
@@ -40,7 +41,7 @@ from tests.simulation.groups_log import Batch, FalseLog
 if TYPE_CHECKING:
     from tests.simulation.groups_world import World
 
-SETTINGS = topic_settings({"cleanup.policy": "compact"}, {}, "fsync")
+SETTINGS = topic_settings({"cleanup.policy": "compact"}, NOT_SET, "fsync")
 OFFSETS_TOPIC_ID = UUID(int=1)
 
 

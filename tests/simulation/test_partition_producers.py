@@ -12,6 +12,7 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_LEADER_EPOCH, TopicPartition
+from anabranch.machines.controller.configs import NOT_SET
 from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.partition.producers import ProducerTable
 from anabranch.records.batch import parse_header
@@ -51,7 +52,7 @@ class History:
         self.disk = FaultyDisk(seed)
         self.disk.make_directory(DATA)
         self.disk.safe_directories |= self.disk.directories
-        settings = topic_settings({}, {}, "fsync")
+        settings = topic_settings({}, NOT_SET, "fsync")
         config = dataclasses.replace(
             settings.log,
             durability=self.chance.choice(list(Durability)),

@@ -19,6 +19,7 @@ import pytest
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, NO_TOPIC_ID, TopicPartition
+from anabranch.machines.controller.configs import NOT_SET
 from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.outcome import Outcome
 from anabranch.machines.partition.appending import VERIFY, Duplicate, Redirect, Refuse, decide_append
@@ -50,7 +51,7 @@ ANCESTOR = {2: 0, 3: 1}
 OK = ErrorCode.NONE
 STATE = TopicPartition("__transaction_state", 0)
 DATA = Path("/data")
-SETTINGS = topic_settings({"segment.bytes": "4000"}, {}, "fsync")
+SETTINGS = topic_settings({"segment.bytes": "4000"}, NOT_SET, "fsync")
 SYNC_MAX_S = 0.1
 
 

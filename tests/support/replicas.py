@@ -9,6 +9,7 @@ from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
+from anabranch.machines.controller.configs import NOT_SET
 from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendStopReplica
 from anabranch.machines.lineage import Lineage
 from anabranch.runtime.clock import Clock
@@ -85,7 +86,7 @@ class LocalReplicas:
             disk=self.disk,
             clock=self.clock,
             metrics=self.metrics,
-            settings_of=lambda topic: topic_settings(self.configs, {}, durability),
+            settings_of=lambda topic: topic_settings(self.configs, NOT_SET, durability),
         )
         self.counts: list[int] = []
         self.emptied: list[str] = []

@@ -14,6 +14,10 @@ import time
 from typing import TextIO
 
 _FIELDS = "anabranch_fields"
+_ROOT = "anabranch"
+LEVEL_NAMES = ("TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL")
+"""Kafka's names of levels; nothing is written at TRACE alone."""
+_LEVELS = (logging.DEBUG, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 
 
 class EventLogger:
@@ -109,3 +113,16 @@ def set_up(form: str, level: str, stream: TextIO | None = None) -> None:
     logger.handlers = [handler]
     logger.setLevel(level.upper())
     logger.propagate = False
+
+
+def levels() -> dict[str, str]:
+    """The level of each logger, by name: its own one, or that of the logger above it."""
+    names = [_ROOT, *sorted(name for name in logging.root.manager.loggerDict if name.startswith(f"{_ROOT}."))]
+    words = dict(zip(_LEVELS, LEVEL_NAMES, strict=True))
+    return {name: words.get(logging.getLogger(name).getEffectiveLevel(), "INFO") for name in names}
+
+
+def set_level(name: str, level: str | None) -> None:
+    """Give a logger a level of LEVEL_NAMES; None: that of the logger above it."""
+    number = logging.NOTSET if level is None else _LEVELS[LEVEL_NAMES.index(level.upper())]
+    logging.getLogger(name).setLevel(number)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from base64 import urlsafe_b64encode
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -42,7 +42,7 @@ from anabranch.server.partitions.fetch_sessions import FetchSessions
 from anabranch.server.partitions.fetching import Fetches
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.server.partitions.topic_settings import TopicSettings, topic_settings
-from anabranch.server.settings import DEFAULT_METRICS_LISTENER, Address, Settings, explicit
+from anabranch.server.settings import DEFAULT_METRICS_LISTENER, Address, Settings, described, explicit
 from anabranch.storage.directory import METADATA_FILE, DataDirectory, Identity
 from anabranch.storage.metadata.embedded import EmbeddedMetadataStore
 
@@ -131,13 +131,13 @@ class Broker:
         self.loop_steps = LoopSteps(metrics)
         self._closing.enter_context(self.loop_steps.installed(loop))
         static = explicit(settings)
-        view = ClusterView()
+        view = ClusterView(settings.node_id, static)
         replicas = Replicas(
             directory,
             disk=self._disk,
             clock=clock,
             metrics=metrics,
-            settings_of=partial(_settings_of, view, static, settings.durability),
+            settings_of=partial(_settings_of, view, settings.durability),
         )
         peers = self._peers = LocalPeers(replicas, view)
         controller = self._controller = Controller(store, peers, clock)
@@ -146,7 +146,7 @@ class Broker:
             view,
             default_partition_count=settings.num_partitions,
             deletes_topics=settings.delete_topic_enable,
-            broker_settings=static,
+            broker_settings={item.name: item.value for item in described(settings)},
             group_configs=group_configs(settings),
         )
         connections = ConnectionNumbers()
@@ -157,7 +157,6 @@ class Broker:
         self.context = BrokerContext(
             settings=settings,
             cluster_id=cluster_id,
-            broker_settings=static,
             address=self.address,
             clock=clock,
             chance=chance,
@@ -321,9 +320,9 @@ class Broker:
         gauges("kafka_log_log_logendoffset", "Where a log ends.", lambda: per_partition("end"))
 
 
-def _settings_of(view: ClusterView, broker_settings: Mapping[str, str], durability: str, topic: str) -> TopicSettings:
+def _settings_of(view: ClusterView, durability: str, topic: str) -> TopicSettings:
     """Return the settings of a topic from its current configs."""
-    return topic_settings(view.configs(topic), broker_settings, durability)
+    return topic_settings(view.configs(topic), view.broker_settings, durability)
 
 
 def _shape_of(view: ClusterView, peers: Peers, topic: str) -> TopicShape | None:

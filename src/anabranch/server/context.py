@@ -28,8 +28,6 @@ class BrokerContext:
 
     settings: Settings
     cluster_id: str
-    broker_settings: Mapping[str, str]
-    """The settings that differ from their defaults."""
     address: Address
     """Where clients find this broker."""
     clock: Clock

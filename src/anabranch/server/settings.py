@@ -621,16 +621,34 @@ def _described(item: Field[Any], value: object) -> Described:
     return Described(metadata["name"], metadata["kind"], as_text(value), as_text(item.default), metadata["doc"])
 
 
+_INTRODUCTION = """\
+Made by `anabranch serve --settings --markdown`; names are Kafka's where Kafka has the setting. A dynamic setting is the
+default of a topic's config, and can be changed while the broker runs, for one broker or for all (KIP-226): with
+`IncrementalAlterConfigs`, in Kafka's tools `kafka-configs --alter --entity-type brokers`. The others are read at the
+start.
+"""
+
+
 def as_markdown() -> str:
     """The table of all settings: docs/settings.md."""
-    rows = [f"| `{it.name}` | {it.kind} | {f'`{it.default}`' if it.default else ''} | {it.doc} |" for it in described()]
-    lines = [
-        "# Settings",
-        "",
-        "Made by `anabranch serve --settings --markdown`; names are Kafka's where Kafka has the setting.",
-        "",
+    from anabranch.machines.controller.broker_configs import DYNAMIC
+
+    settings = [(it.name, it.kind, it.default, it.doc) for it in described()]
+    known = {name for name, *_ in settings}
+    more = [
+        (name, it.type.name.lower(), it.default, it.documentation) for name, it in DYNAMIC.items() if name not in known
     ]
-    return "\n".join([*lines, "| name | type | default | |", "| --- | --- | --- | --- |", *rows]) + "\n"
+
+    def table(rows: Iterable[tuple[str, str, str, str]]) -> list[str]:
+        lines = ["", "| name | type | default | dynamic | |", "| --- | --- | --- | --- | --- |"]
+        for name, kind, default, doc in rows:
+            value, dynamic = f"`{default}`" if default else "", "yes" if name in DYNAMIC else ""
+            lines.append(f"| `{name}` | {kind} | {value} | {dynamic} | {doc} |")
+        return lines
+
+    lines = ["# Settings", "", *_INTRODUCTION.splitlines(), *table(settings)]
+    lines += ["", "These are dynamic only, and not read at the start:", *table(more)]
+    return "\n".join(lines) + "\n"
 
 
 def explicit(settings: Settings) -> dict[str, str]:

@@ -8,7 +8,7 @@ consumption proposal's, `durability` ours. An unknown name is refused, with the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import IntEnum
 from typing import NamedTuple
@@ -51,8 +51,11 @@ class ConfigSource(IntEnum):
     """`config_source` of a DescribeConfigs answer (KIP-226)."""
 
     TOPIC_CONFIG = 1
+    DYNAMIC_BROKER_CONFIG = 2
+    DYNAMIC_DEFAULT_BROKER_CONFIG = 3
     STATIC_BROKER_CONFIG = 4
     DEFAULT_CONFIG = 5
+    DYNAMIC_BROKER_LOGGER_CONFIG = 6
     GROUP_CONFIG = 8
 
 
@@ -95,6 +98,30 @@ class Synonym(NamedTuple):
     name: str
     value: str
     source: ConfigSource
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """What a broker was told of its settings, apart from their defaults; the first of the three counts."""
+
+    own: Mapping[str, str] = field(default_factory=dict)
+    """Dynamic settings of this broker."""
+    default: Mapping[str, str] = field(default_factory=dict)
+    """Dynamic settings of every broker."""
+    static: Mapping[str, str] = field(default_factory=dict)
+    """What it was started with."""
+
+    def sources(self, name: str) -> list[Synonym]:
+        """Every place that gives a setting a value, the one that counts first."""
+        layers = (
+            (self.own, ConfigSource.DYNAMIC_BROKER_CONFIG),
+            (self.default, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),
+            (self.static, ConfigSource.STATIC_BROKER_CONFIG),
+        )
+        return [Synonym(name, values[name], source) for values, source in layers if name in values]
+
+
+NOT_SET = BrokerSettings()
 
 
 def _whole(least: int, most: int) -> Validator:
@@ -383,7 +410,7 @@ class ReplaceConfigs:
 
 
 def decide_alter_configs(
-    state: ControllerState, command: AlterConfigs, broker_settings: Mapping[str, str] | None = None
+    state: ControllerState, command: AlterConfigs, broker_settings: BrokerSettings = NOT_SET
 ) -> Decision[CommandReply]:
     """Change overrides of a topic. APPEND and SUBTRACT start from `broker_settings` where no override exists."""
     overrides = dict(state.configs.get(command.topic, {}))
@@ -410,34 +437,30 @@ def decide_alter_configs(
                     f"{change.operation.name} is for configs that are lists, which {change.name!r} is not. Use SET.",
                 )
             )
-        items = split(effective(config, overrides, broker_settings or {}).value)
+        items = split(effective(config, overrides, broker_settings).value)
         given = split(change.value)
         if change.operation is ConfigOperation.APPEND:
             items += [item for item in given if item not in items]
         else:
             items = [item for item in items if item not in given]
         overrides[change.name] = ",".join(items)
-    return _decide_overrides(
-        state, command.topic, overrides, broker_settings or {}, validate_only=command.validate_only
-    )
+    return _decide_overrides(state, command.topic, overrides, broker_settings, validate_only=command.validate_only)
 
 
 def decide_replace_configs(
-    state: ControllerState, command: ReplaceConfigs, broker_settings: Mapping[str, str] | None = None
+    state: ControllerState, command: ReplaceConfigs, broker_settings: BrokerSettings = NOT_SET
 ) -> Decision[CommandReply]:
     """Replace all overrides of a topic."""
     overrides = {name: value for name, value in command.configs.items() if value is not None}
-    return _decide_overrides(
-        state, command.topic, overrides, broker_settings or {}, validate_only=command.validate_only
-    )
+    return _decide_overrides(state, command.topic, overrides, broker_settings, validate_only=command.validate_only)
 
 
-def message_size_max(broker_settings: Mapping[str, str]) -> int:
+def message_size_max(broker_settings: BrokerSettings) -> int:
     """The largest value of `max.message.bytes`: no request can bring a larger batch."""
-    return int(broker_settings.get("socket.request.max.bytes", REQUEST_SIZE_MAX))
+    return int(broker_settings.static.get("socket.request.max.bytes", REQUEST_SIZE_MAX))
 
 
-def refuse_configs(overrides: Mapping[str, str], broker_settings: Mapping[str, str] | None = None) -> Refused | None:
+def refuse_configs(overrides: Mapping[str, str], broker_settings: BrokerSettings = NOT_SET) -> Refused | None:
     """Return the refusal of invalid overrides on a broker with these settings; None for valid ones."""
     for name, value in overrides.items():
         config = TOPIC_CONFIGS.get(name)
@@ -446,7 +469,7 @@ def refuse_configs(overrides: Mapping[str, str], broker_settings: Mapping[str, s
         wanted = config.validator(value)
         if wanted is not None:
             return Refused(ErrorCode.INVALID_CONFIG, f"The config {name!r} must be {wanted}, not {value!r}.")
-    largest = message_size_max(broker_settings or {})
+    largest = message_size_max(broker_settings)
     if int(overrides.get("max.message.bytes", 0)) > largest:
         return Refused(
             ErrorCode.INVALID_CONFIG,
@@ -465,23 +488,19 @@ def refuse_configs(overrides: Mapping[str, str], broker_settings: Mapping[str, s
     return None
 
 
-def effective(config: TopicConfig, overrides: Mapping[str, str], broker_settings: Mapping[str, str]) -> ConfigValue:
+def effective(config: TopicConfig, overrides: Mapping[str, str], broker_settings: BrokerSettings) -> ConfigValue:
     """The value of a config for a topic with these overrides, on a broker with these settings."""
     first = synonyms(config, overrides, broker_settings)[0]
     return ConfigValue(first.value, first.source)
 
 
-def synonyms(
-    config: TopicConfig, overrides: Mapping[str, str], broker_settings: Mapping[str, str]
-) -> tuple[Synonym, ...]:
+def synonyms(config: TopicConfig, overrides: Mapping[str, str], broker_settings: BrokerSettings) -> tuple[Synonym, ...]:
     """Every place that gives a config a value, the one that counts first."""
     found: list[Synonym] = []
     if config.name in overrides:
         found.append(Synonym(config.name, overrides[config.name], ConfigSource.TOPIC_CONFIG))
-    if config.broker_setting is not None and config.broker_setting in broker_settings:
-        found.append(
-            Synonym(config.broker_setting, broker_settings[config.broker_setting], ConfigSource.STATIC_BROKER_CONFIG)
-        )
+    if config.broker_setting is not None:
+        found += broker_settings.sources(config.broker_setting)
     found.append(Synonym(config.broker_setting or config.name, config.default, ConfigSource.DEFAULT_CONFIG))
     return tuple(found)
 
@@ -495,7 +514,7 @@ def _decide_overrides(
     state: ControllerState,
     topic: str,
     overrides: dict[str, str],
-    broker_settings: Mapping[str, str],
+    broker_settings: BrokerSettings,
     *,
     validate_only: bool,
 ) -> Decision[CommandReply]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller import nodes
-from anabranch.machines.controller.configs import ConfigChange, ConfigOperation, ConfigSource, Synonym
+from anabranch.machines.controller.configs import BrokerSettings, ConfigChange, ConfigOperation, ConfigSource, Synonym
 from anabranch.machines.controller.effects import Decision, Refused
 from anabranch.machines.controller.state import ControllerState
 
@@ -32,10 +32,10 @@ class GroupConfig:
 
 
 def group_synonyms(
-    config: GroupConfig, overrides: Mapping[str, str], broker_settings: Mapping[str, str]
+    config: GroupConfig, overrides: Mapping[str, str], broker_settings: BrokerSettings
 ) -> tuple[Synonym, ...]:
     """Return every source that gives a group's config a value; the first takes effect."""
-    static = config.broker_setting in broker_settings
+    static = config.broker_setting in broker_settings.static
     source = ConfigSource.STATIC_BROKER_CONFIG if static else ConfigSource.DEFAULT_CONFIG
     of_broker = Synonym(config.broker_setting, str(config.default), source)
     if config.name not in overrides:

@@ -33,8 +33,11 @@ BROKERS = "/brokers/ids"
 TOPICS = "/brokers/topics"
 CONFIGS = "/config/topics"
 GROUP_CONFIGS = "/config/groups"
+BROKER_CONFIGS = "/config/brokers"
+EVERY_BROKER = "<default>"
+"""The name of the config node whose values are those of every broker that has none of its own."""
 DELETIONS = "/admin/delete_topics"
-TREE = (CONTROLLER_EPOCH, BROKERS, TOPICS, CONFIGS, GROUP_CONFIGS, DELETIONS)
+TREE = (CONTROLLER_EPOCH, BROKERS, TOPICS, CONFIGS, GROUP_CONFIGS, BROKER_CONFIGS, DELETIONS)
 """The nodes that a controller loads and folds at its start, with everything below them, parents first."""
 
 
@@ -258,6 +261,11 @@ def put_group_configs(group: str, overrides: Mapping[str, str]) -> PutNode:
 def delete_group_configs(group: str) -> DeleteNode:
     """The record that removes them."""
     return DeleteNode(group_config_path(group))
+
+
+def put_broker_configs(broker: str, values: Mapping[str, str]) -> PutNode:
+    """The record that writes the dynamic settings of a broker, or of EVERY_BROKER."""
+    return _put(f"{BROKER_CONFIGS}/{broker}", {"version": 1, "config": dict(sorted(values.items()))})
 
 
 def group_of(name: str) -> str:

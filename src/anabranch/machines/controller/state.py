@@ -38,6 +38,8 @@ class ControllerState:
     partitions: dict[str, dict[int, PartitionNode]] = field(default_factory=dict)
     configs: dict[str, dict[str, str]] = field(default_factory=dict)
     group_configs: dict[str, dict[str, str]] = field(default_factory=dict)
+    broker_configs: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Dynamic settings, by broker id and for every broker (`nodes.EVERY_BROKER`)."""
     deleting: set[str] = field(default_factory=set)
     names: dict[UUID, str] = field(default_factory=dict)
     """Topic names by id."""
@@ -134,6 +136,8 @@ def _put(state: ControllerState, path: str, data: bytes) -> None:
             state.configs[name] = nodes.read_configs(path, data)
         case ["config", "groups", name]:
             state.group_configs[nodes.group_of(name)] = nodes.read_configs(path, data)
+        case ["config", "brokers", name]:
+            state.broker_configs[name] = nodes.read_configs(path, data)
         case ["admin", "delete_topics", name]:
             state.deleting.add(name)
 

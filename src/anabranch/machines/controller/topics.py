@@ -15,7 +15,7 @@ from uuid import UUID
 from anabranch.base.errors import ErrorCode
 from anabranch.base.limits import PARTITIONS_PER_TOPIC_MAX, TOPIC_NAME_LENGTH_MAX
 from anabranch.machines.controller import nodes
-from anabranch.machines.controller.configs import refuse_configs
+from anabranch.machines.controller.configs import NOT_SET, BrokerSettings, refuse_configs
 from anabranch.machines.controller.effects import (
     Accepted,
     CommandReply,
@@ -62,7 +62,7 @@ def decide_create_topic(
     state: ControllerState,
     command: CreateTopic,
     default_count: int = 1,
-    broker_settings: Mapping[str, str] | None = None,
+    broker_settings: BrokerSettings = NOT_SET,
 ) -> Decision[CommandReply]:
     """Make a topic. `default_count` is the broker's `num.partitions`."""
     refusal = refuse_name(state, command.name)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import INTERNAL_TOPICS
+from anabranch.machines.controller.broker_configs import AlterBrokerConfigs, decide_alter_broker_configs
 from anabranch.machines.controller.configs import (
     AlterConfigs,
     ReplaceConfigs,
@@ -47,7 +48,7 @@ class Commands:
         broker_settings: Mapping[str, str],
         group_configs: Mapping[str, GroupConfig],
     ) -> None:
-        """`broker_settings` differ from their defaults; `group_configs` are the allowed configs of groups."""
+        """`broker_settings`: all that the broker was started with; `group_configs`: the allowed configs of groups."""
         self._controller = controller
         self._view = view
         self._deletes_topics = deletes_topics
@@ -71,7 +72,7 @@ class Commands:
 
     async def create_internal_topic(self, command: CreateTopic, timeout_ms: int) -> Accepted | Validated:
         """Make a topic for the broker itself."""
-        default_count, settings = self._default_partition_count, self._broker_settings
+        default_count, settings = self._default_partition_count, self._view.broker_settings
         count = max(command.partition_count, default_count, len(command.assignments))
         return await self._carry_out(
             lambda state: decide_create_topic(state, command, default_count, settings), timeout_ms, partitions=count
@@ -116,27 +117,35 @@ class Commands:
 
     async def alter_configs(self, command: AlterConfigs, timeout_ms: int) -> Accepted | Validated:
         """Change some config overrides of a topic; they apply to its logs at once."""
-        settings = self._broker_settings
+        settings = self._view.broker_settings
         return await self._carry_out(lambda state: decide_alter_configs(state, command, settings), timeout_ms)
 
     async def replace_configs(self, command: ReplaceConfigs, timeout_ms: int) -> Accepted | Validated:
         """Replace all config overrides of a topic."""
-        settings = self._broker_settings
+        settings = self._view.broker_settings
         return await self._carry_out(lambda state: decide_replace_configs(state, command, settings), timeout_ms)
 
     async def alter_group_configs(self, command: AlterGroupConfigs) -> None:
         """Change some configs of a group."""
         known = self._group_configs
-        try:
-            refused = await self._controller.submit(lambda state: decide_alter_group_configs(state, command, known))
-        except OSError as error:
-            raise _storage_error(error) from error
-        if refused is not None:
-            raise ApiError(refused.code, refused.message)
+        await self._do(lambda state: decide_alter_group_configs(state, command, known))
+
+    async def alter_broker_configs(self, command: AlterBrokerConfigs) -> None:
+        """Change some dynamic settings of brokers; they apply to all logs at once."""
+        settings = self._broker_settings
+        await self._do(lambda state: decide_alter_broker_configs(state, command, settings))
 
     def inspect_retiring(self, topic: str) -> None:
         """Remove the retiring partitions of a topic that are empty now, soon."""
         self._controller.inspect_soon(topic)
+
+    async def _do(self, decide: Callable[[ControllerState], Decision[Refused | None]]) -> None:
+        try:
+            refused = await self._controller.submit(decide)
+        except OSError as error:
+            raise _storage_error(error) from error
+        if refused is not None:
+            raise ApiError(refused.code, refused.message)
 
     async def _carry_out(
         self, decide: Callable[[ControllerState], Decision[CommandReply]], timeout_ms: int, *, partitions: int = 0

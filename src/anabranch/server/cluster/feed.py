@@ -17,6 +17,7 @@ def everything(state: ControllerState, controller_id: int) -> ClusterUpdate:
         brokers=dict(state.brokers),
         configs=dict(state.configs),
         group_configs=dict(state.group_configs),
+        broker_configs=dict(state.broker_configs),
         controller_id=controller_id,
     )
 
@@ -26,6 +27,7 @@ def update_after(state: ControllerState, records: Iterable[MetadataRecord]) -> C
     topics: dict[str, None] = {}
     configs: dict[str, None] = {}
     groups: dict[str, None] = {}
+    configured: dict[str, None] = {}
     brokers = False
     for record in records:
         match record:
@@ -39,6 +41,8 @@ def update_after(state: ControllerState, records: Iterable[MetadataRecord]) -> C
                         configs[name] = None
                     case ["config", "groups", name]:
                         groups[nodes.group_of(name)] = None
+                    case ["config", "brokers", name]:
+                        configured[name] = None
             case Confirmed(name) | Unconfirmed(name) | Stopped(name):
                 topics[name] = None
     if brokers:  # A partition without a live leader is published without one.
@@ -48,6 +52,7 @@ def update_after(state: ControllerState, records: Iterable[MetadataRecord]) -> C
         brokers=dict(state.brokers) if brokers else None,
         configs={name: state.configs.get(name, {}) for name in configs},
         group_configs={name: state.group_configs.get(name, {}) for name in groups},
+        broker_configs={name: state.broker_configs.get(name, {}) for name in configured},
     )
 
 

@@ -41,7 +41,7 @@ class Images:
         topics: dict[str, TopicImage] = {}
         for topic in view.topics():
             name = topic.name
-            ordered = effective(ORDERED_DELIVERY, view.configs(name), {}).value != "false"
+            ordered = effective(ORDERED_DELIVERY, view.configs(name), view.broker_settings).value != "false"
             before = self._made_of.get(name)
             if before is not None and before[0] is topic.topic and before[1] is ordered:
                 topics[name] = known[name]

@@ -91,7 +91,7 @@ class LocalPeers:
     def publish(self, update: ClusterUpdate) -> None:
         """As `Peers.publish`; the configs of topics apply to their logs when this returns."""
         self._view.update(update)
-        for topic in update.configs:
+        for topic in self._view.topic_names() if update.broker_configs else update.configs:
             self._replicas.apply_settings(topic)
 
     async def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:

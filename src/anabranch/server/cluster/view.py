@@ -14,8 +14,9 @@ from functools import cached_property
 from typing import NamedTuple
 from uuid import UUID
 
+from anabranch.machines.controller.configs import BrokerSettings
 from anabranch.machines.controller.layouts import Layout
-from anabranch.machines.controller.nodes import BrokerNode, PartitionNode, Topic
+from anabranch.machines.controller.nodes import EVERY_BROKER, BrokerNode, PartitionNode, Topic
 from anabranch.machines.controller.views import TopicView, view_of, visible_partitions
 from anabranch.server.settings import parse_address
 
@@ -96,6 +97,8 @@ class ClusterUpdate:
     """All overrides of each topic named; empty if it has none."""
     group_configs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """All configs of each group named; empty if it has none."""
+    broker_configs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """All dynamic settings of each broker named, and of EVERY_BROKER; empty if it has none."""
     controller_id: int | None = None
 
 
@@ -105,7 +108,12 @@ Observer = Callable[[ClusterUpdate], None]
 class ClusterView:
     """The topics, brokers and configs of the cluster; empty until the first update."""
 
-    def __init__(self) -> None:
+    def __init__(self, node_id: int = 0, static: Mapping[str, str] = NO_CONFIGS) -> None:
+        """`static`: the settings that this broker was started with, as far as they differ from their defaults."""
+        self._node_id = node_id
+        self._static = static
+        self.broker_settings = BrokerSettings(static=static)
+        """What this broker was told of its settings, now."""
         self.version = 0
         """Grows by one with every update."""
         self.controller_id = NO_CONTROLLER
@@ -115,6 +123,7 @@ class ClusterView:
         self._names: dict[UUID, str] = {}
         self._configs: dict[str, Mapping[str, str]] = {}
         self._group_configs: dict[str, Mapping[str, str]] = {}
+        self._broker_configs: dict[str, Mapping[str, str]] = {}
         self._observers: list[Observer] = []
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -167,6 +176,10 @@ class ClusterView:
         """The groups that have configs of their own, sorted."""
         return sorted(self._group_configs)
 
+    def broker_configs(self, broker: str) -> Mapping[str, str]:
+        """The dynamic settings of a broker, or of EVERY_BROKER."""
+        return self._broker_configs.get(broker, NO_CONFIGS)
+
     # -- changing ----------------------------------------------------------------------------------------------------
 
     def watch(self, observer: Observer) -> None:
@@ -190,6 +203,11 @@ class ClusterView:
             self.controller_id = update.controller_id
         _replace(self._configs, update.configs)
         _replace(self._group_configs, update.group_configs)
+        if update.broker_configs:
+            _replace(self._broker_configs, update.broker_configs)
+            self.broker_settings = BrokerSettings(
+                self.broker_configs(str(self._node_id)), self.broker_configs(EVERY_BROKER), self._static
+            )
         self.version += 1
         for observer in self._observers:
             observer(update)

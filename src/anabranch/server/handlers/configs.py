@@ -1,6 +1,7 @@
 """DescribeConfigs (32), AlterConfigs (33), IncrementalAlterConfigs (44), ListConfigResources (74).
 
-Topics and groups have configs; the broker's own settings are read only.
+Topics and groups have configs; of a broker's settings the dynamic ones can be changed (`machines.controller.
+broker_configs`), and the levels of its loggers, which hold until it ends (KIP-226, KIP-412).
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.machines.controller.broker_configs import DYNAMIC, AlterBrokerConfigs, broker_of
 from anabranch.machines.controller.configs import (
     TOPIC_CONFIGS,
     AlterConfigs,
@@ -20,6 +22,7 @@ from anabranch.machines.controller.configs import (
     synonyms,
 )
 from anabranch.machines.controller.group_configs import AlterGroupConfigs, group_synonyms
+from anabranch.machines.controller.nodes import EVERY_BROKER
 from anabranch.protocol.messages.alter_configs import (
     AlterConfigsRequest,
     AlterConfigsResponse,
@@ -45,11 +48,14 @@ from anabranch.protocol.messages.list_config_resources import (
     ListConfigResourcesRequest,
     ListConfigResourcesResponse,
 )
+from anabranch.runtime.events import LEVEL_NAMES, levels, set_level
 from anabranch.server.context import BrokerContext, RequestContext
 from anabranch.server.settings import described
 
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 ALTER_TIMEOUT_MS = 30_000
+STRING = ConfigType.STRING
+LEVELS = "From which level on the logger writes; until the broker ends."
 KINDS = {
     "boolean": ConfigType.BOOLEAN,
     "string": ConfigType.STRING,
@@ -78,11 +84,19 @@ def _describe(
             return result
         found = _topic_configs(broker, asked.resource_name, request)
     elif asked.resource_type == BROKER:
-        if asked.resource_name not in ("", str(broker.settings.node_id)):
-            result.error_code = ErrorCode.INVALID_REQUEST
-            result.error_message = f"This is broker {broker.settings.node_id}, not {asked.resource_name!r}."
-            return result
-        found = _broker_configs(broker, request)
+        if not asked.resource_name:
+            found = _default_broker_configs(broker, request)
+        elif asked.resource_name == str(broker.settings.node_id):
+            found = _broker_configs(broker, request)
+        else:
+            return _not_this_broker(broker, result)
+    elif asked.resource_type == BROKER_LOGGER:
+        if asked.resource_name != str(broker.settings.node_id):
+            return _not_this_broker(broker, result)
+        found = [
+            _described(name, [Synonym(name, level, ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG)], STRING, LEVELS, request)
+            for name, level in levels().items()
+        ]
     elif asked.resource_type == GROUP:
         if not asked.resource_name:
             result.error_code = ErrorCode.INVALID_REQUEST
@@ -92,11 +106,18 @@ def _describe(
     else:
         result.error_code = ErrorCode.INVALID_REQUEST
         result.error_message = (
-            f"Resources of type {asked.resource_type} have no configs here; topics (2), brokers (4) and groups (32) do."
+            f"Resources of type {asked.resource_type} have no configs here; topics (2), brokers (4), "
+            "broker loggers (8) and groups (32) do."
         )
         return result
     keys = asked.configuration_keys
     result.configs = found if keys is None else [config for config in found if config.name in keys]
+    return result
+
+
+def _not_this_broker(broker: BrokerContext, result: DescribeConfigsResult) -> DescribeConfigsResult:
+    result.error_code = ErrorCode.INVALID_REQUEST
+    result.error_message = f"This is broker {broker.settings.node_id}, not {result.resource_name!r}."
     return result
 
 
@@ -106,7 +127,7 @@ def _topic_configs(
     overrides = broker.view.configs(topic)
     found = []
     for config in TOPIC_CONFIGS.values():
-        sources = synonyms(config, overrides, broker.broker_settings)
+        sources = synonyms(config, overrides, broker.view.broker_settings)
         found.append(_described(config.name, sources, config.type, config.documentation, request))
     return found
 
@@ -117,18 +138,25 @@ def _group_configs(
     overrides = broker.view.group_configs(group)
     found = []
     for config in broker.groups.configs.values():
-        sources = group_synonyms(config, overrides, broker.broker_settings)
+        sources = group_synonyms(config, overrides, broker.view.broker_settings)
         found.append(_described(config.name, sources, ConfigType.INT, config.documentation, request))
     return found
 
 
 def _described(
-    name: str, sources: Sequence[Synonym], kind: ConfigType, documentation: str, request: DescribeConfigsRequest
+    name: str,
+    sources: Sequence[Synonym],
+    kind: ConfigType,
+    documentation: str,
+    request: DescribeConfigsRequest,
+    *,
+    read_only: bool = False,
 ) -> DescribeConfigsResourceResult:
     """Describe a config with the value of the first of its sources."""
     return DescribeConfigsResourceResult(
         name=name,
         value=sources[0].value,
+        read_only=read_only,
         config_source=int(sources[0].source),
         config_type=int(kind),
         documentation=documentation if request.include_documentation else None,
@@ -139,25 +167,39 @@ def _described(
 
 
 def _broker_configs(broker: BrokerContext, request: DescribeConfigsRequest) -> list[DescribeConfigsResourceResult]:
+    """Describe all settings of this broker, and those that only topics have a table of."""
+    told = broker.view.broker_settings
+    known = {it.name: (it.default, KINDS[it.kind], it.doc) for it in described(broker.settings)}
+    known |= {name: (it.default, it.type, it.documentation) for name, it in DYNAMIC.items() if name not in known}
     return [
-        DescribeConfigsResourceResult(
-            name=it.name,
-            value=it.value,
-            read_only=True,
-            config_source=int(
-                ConfigSource.DEFAULT_CONFIG if it.value == it.default else ConfigSource.STATIC_BROKER_CONFIG
-            ),
-            config_type=int(KINDS[it.kind]),
-            documentation=it.doc if request.include_documentation else None,
+        _described(
+            name,
+            [*told.sources(name), Synonym(name, default, ConfigSource.DEFAULT_CONFIG)],
+            kind,
+            documentation,
+            request,
+            read_only=name not in DYNAMIC,
         )
-        for it in described(broker.settings)
+        for name, (default, kind, documentation) in known.items()
+    ]
+
+
+def _default_broker_configs(
+    broker: BrokerContext, request: DescribeConfigsRequest
+) -> list[DescribeConfigsResourceResult]:
+    """Describe the dynamic settings of every broker: those that were set."""
+    source = ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
+    return [
+        _described(name, [Synonym(name, value, source)], DYNAMIC[name].type, DYNAMIC[name].documentation, request)
+        for name, value in broker.view.broker_configs(EVERY_BROKER).items()
+        if name in DYNAMIC
     ]
 
 
 async def handle_incremental_alter_configs(
     broker: BrokerContext, request: IncrementalAlterConfigsRequest, call: RequestContext
 ) -> IncrementalAlterConfigsResponse:
-    """Change some configs of each topic; they apply to its logs at once."""
+    """Change some configs of each resource; they apply at once."""
 
     async def alter(resource: AlterConfigsResource) -> AlterConfigsResourceResponse:
         try:
@@ -166,6 +208,15 @@ async def handle_incremental_alter_configs(
                 grouped = AlterGroupConfigs(resource.resource_name, changes, request.validate_only)
                 await broker.commands.alter_group_configs(grouped)
                 return AlterConfigsResourceResponse(resource_type=GROUP, resource_name=resource.resource_name)
+            if resource.resource_type == BROKER:
+                key = _broker_key(broker, resource.resource_name)
+                told = AlterBrokerConfigs(key, changes, request.validate_only)
+                await broker.commands.alter_broker_configs(told)
+                return AlterConfigsResourceResponse(resource_type=BROKER, resource_name=resource.resource_name)
+            if resource.resource_type == BROKER_LOGGER:
+                _broker_key(broker, resource.resource_name or "(none)")
+                _alter_levels(changes, validate_only=request.validate_only)
+                return AlterConfigsResourceResponse(resource_type=BROKER_LOGGER, resource_name=resource.resource_name)
             _refuse_resource(resource.resource_type)
             command = AlterConfigs(resource.resource_name, changes, request.validate_only)
             await broker.commands.alter_configs(command, ALTER_TIMEOUT_MS)
@@ -205,13 +256,40 @@ async def handle_alter_configs(
 
 
 def _refuse_resource(kind: int) -> None:
-    if kind == BROKER:
-        raise ApiError(ErrorCode.INVALID_REQUEST, "A broker's settings are changed in its file, then it is restarted.")
-    if kind == GROUP:
-        raise ApiError(ErrorCode.INVALID_REQUEST, "A group's configs are changed by IncrementalAlterConfigs.")
+    if kind in (BROKER, BROKER_LOGGER, GROUP):
+        raise ApiError(
+            ErrorCode.INVALID_REQUEST, "Configs of these are changed one by one, by IncrementalAlterConfigs."
+        )
     if kind != TOPIC:
-        message = f"Resources of type {kind} have no configs here; topics (2) and groups (32) do."
+        message = (
+            f"Resources of type {kind} have no configs here; topics (2), brokers (4), loggers (8) and groups (32) do."
+        )
         raise ApiError(ErrorCode.INVALID_REQUEST, message)
+
+
+def _broker_key(broker: BrokerContext, name: str) -> str:
+    """The key of a broker's configs; refuses what is neither this broker nor all."""
+    key = broker_of(name)
+    if key is None or key not in (EVERY_BROKER, str(broker.settings.node_id)):
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"This is broker {broker.settings.node_id}, not {name!r}.")
+    return key
+
+
+def _alter_levels(changes: Sequence[ConfigChange], *, validate_only: bool) -> None:
+    """Set the levels of loggers, all or none; DELETE takes a level back."""
+    known = levels()
+    for change in changes:
+        if change.name not in known:
+            raise ApiError(ErrorCode.INVALID_CONFIG, f"There is no logger {change.name!r}.")
+        if change.operation not in (ConfigOperation.SET, ConfigOperation.DELETE):
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"{change.operation.name} is for lists; a level is not one.")
+        if change.operation is ConfigOperation.DELETE and change.name == next(iter(known)):
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"There is no logger above {change.name!r}: give it a level.")
+        if change.operation is ConfigOperation.SET and (change.value or "").upper() not in LEVEL_NAMES:
+            raise ApiError(ErrorCode.INVALID_CONFIG, f"{change.value!r} is not a level: {', '.join(LEVEL_NAMES)} are.")
+    if not validate_only:
+        for change in changes:
+            set_level(change.name, change.value if change.operation is ConfigOperation.SET else None)
 
 
 def _operation(code: int) -> ConfigOperation:
@@ -228,7 +306,7 @@ def handle_list_config_resources(
     names: dict[int, list[str]] = {
         TOPIC: broker.view.topic_names(),
         BROKER: [str(broker.settings.node_id)],
-        BROKER_LOGGER: [],
+        BROKER_LOGGER: [str(broker.settings.node_id)],
         CLIENT_METRICS: [],
         GROUP: broker.view.configured_groups(),
     }

@@ -93,7 +93,7 @@ async def handle_create_topics(
 def _configs(broker: BrokerContext, overrides: dict[str, str]) -> list[CreatableTopicConfigs]:
     found = []
     for config in TOPIC_CONFIGS.values():
-        value = effective(config, overrides, broker.broker_settings)
+        value = effective(config, overrides, broker.view.broker_settings)
         source = 1 if value.source is ConfigSource.TOPIC_CONFIG else int(value.source)
         found.append(CreatableTopicConfigs(name=config.name, value=value.value, config_source=source))
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from anabranch.machines.controller.configs import TOPIC_CONFIGS, effective, message_size_max, split
+from anabranch.machines.controller.configs import TOPIC_CONFIGS, BrokerSettings, effective, message_size_max, split
 from anabranch.records.compression import Compression
 from anabranch.storage.log.config import Durability, LogConfig
 
@@ -43,8 +43,8 @@ class TopicSettings:
         return self.log.durability is Durability.FSYNC
 
 
-def topic_settings(overrides: Mapping[str, str], broker_settings: Mapping[str, str], durability: str) -> TopicSettings:
-    """Parse a topic's configs; `broker_settings` are those that were set, `durability` is the topic's default."""
+def topic_settings(overrides: Mapping[str, str], broker_settings: BrokerSettings, durability: str) -> TopicSettings:
+    """Parse a topic's configs; `broker_settings`: those that were set; `durability` is the topic's default."""
     value = {name: effective(config, overrides, broker_settings).value for name, config in TOPIC_CONFIGS.items()}
     said = value["durability"]
     policies = split(value["cleanup.policy"])

@@ -9,8 +9,10 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.base.limits import REQUEST_SIZE_MAX
 from anabranch.machines.controller.configs import (
+    NOT_SET,
     TOPIC_CONFIGS,
     AlterConfigs,
+    BrokerSettings,
     ConfigChange,
     ConfigOperation,
     ConfigSource,
@@ -97,10 +99,10 @@ def test_an_unknown_config_is_refused_with_the_nearest_known_one(name: str, hint
 
 
 @pytest.mark.parametrize(
-    ("settings", "largest"), [({}, REQUEST_SIZE_MAX), ({"socket.request.max.bytes": "5000"}, 5000)]
+    ("static", "largest"), [({}, REQUEST_SIZE_MAX), ({"socket.request.max.bytes": "5000"}, 5000)]
 )
-def test_a_batch_that_no_request_could_bring_is_refused(settings: dict[str, str], largest: int) -> None:
-    cluster = Cluster()
+def test_a_batch_that_no_request_could_bring_is_refused(static: dict[str, str], largest: int) -> None:
+    cluster, settings = Cluster(), BrokerSettings(static=static)
     cluster.create(1)
     larger = str(largest + 1)
     alteration = AlterConfigs("t", [ConfigChange("max.message.bytes", SET, larger)])
@@ -146,7 +148,7 @@ def test_append_and_subtract_change_lists_and_start_from_what_rules() -> None:
 def test_a_broker_setting_is_where_append_starts_from() -> None:
     cluster = Cluster(partitions=1)
     command = AlterConfigs("t", [ConfigChange("cleanup.policy", APPEND, "delete")])
-    settings = {"log.cleanup.policy": "compact"}
+    settings = BrokerSettings(static={"log.cleanup.policy": "compact"})
     cluster.submit(lambda state: decide_alter_configs(state, command, settings))
     assert cluster.state.configs["t"] == {"cleanup.policy": "compact,delete"}
 
@@ -201,8 +203,8 @@ def test_shorter_retention_has_retiring_partitions_looked_at() -> None:
 
 def test_an_override_goes_before_a_broker_setting_before_the_default() -> None:
     config = TOPIC_CONFIGS["retention.ms"]
-    settings = {"log.retention.ms": "7"}
-    assert effective(config, {}, {}) == ConfigValue("604800000", ConfigSource.DEFAULT_CONFIG)
+    settings = BrokerSettings(static={"log.retention.ms": "7"})
+    assert effective(config, {}, NOT_SET) == ConfigValue("604800000", ConfigSource.DEFAULT_CONFIG)
     assert effective(config, {}, settings) == ConfigValue("7", ConfigSource.STATIC_BROKER_CONFIG)
     assert effective(config, {"retention.ms": "1"}, settings) == ConfigValue("1", ConfigSource.TOPIC_CONFIG)
     assert synonyms(config, {"retention.ms": "1"}, settings) == (
@@ -210,3 +212,10 @@ def test_an_override_goes_before_a_broker_setting_before_the_default() -> None:
         Synonym("log.retention.ms", "7", ConfigSource.STATIC_BROKER_CONFIG),
         Synonym("log.retention.ms", "604800000", ConfigSource.DEFAULT_CONFIG),
     )
+    changed = BrokerSettings({"log.retention.ms": "9"}, {"log.retention.ms": "8"}, settings.static)
+    assert [(it.value, it.source) for it in synonyms(config, {}, changed)] == [
+        ("9", ConfigSource.DYNAMIC_BROKER_CONFIG),
+        ("8", ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),
+        ("7", ConfigSource.STATIC_BROKER_CONFIG),
+        ("604800000", ConfigSource.DEFAULT_CONFIG),
+    ]

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from anabranch.base.errors import ErrorCode
-from anabranch.machines.controller.configs import ConfigChange, ConfigOperation, ConfigSource, Synonym
+from anabranch.machines.controller.configs import (
+    NOT_SET,
+    BrokerSettings,
+    ConfigChange,
+    ConfigOperation,
+    ConfigSource,
+    Synonym,
+)
 from anabranch.machines.controller.effects import Refused
 from anabranch.machines.controller.group_configs import (
     HEARTBEAT_INTERVAL,
@@ -86,10 +93,10 @@ def test_refusals_say_what_is_wrong(changes: list[ConfigChange], group: str, cod
 def test_the_value_of_a_config_comes_from_the_group_then_from_the_broker() -> None:
     config = GroupConfig(SESSION_TIMEOUT, 45_000, 1, 60_000, "", "group.consumer.session.timeout.ms")
     default = Synonym(config.broker_setting, "45000", ConfigSource.DEFAULT_CONFIG)
-    assert group_synonyms(config, {}, {}) == (default,)
+    assert group_synonyms(config, {}, NOT_SET) == (default,)
     of_group = Synonym(SESSION_TIMEOUT, "50000", ConfigSource.GROUP_CONFIG)
-    assert group_synonyms(config, {SESSION_TIMEOUT: "50000"}, {}) == (of_group, default)
-    (static,) = group_synonyms(config, {}, {config.broker_setting: "45000"})
+    assert group_synonyms(config, {SESSION_TIMEOUT: "50000"}, NOT_SET) == (of_group, default)
+    (static,) = group_synonyms(config, {}, BrokerSettings(static={config.broker_setting: "45000"}))
     assert static == default._replace(source=ConfigSource.STATIC_BROKER_CONFIG)
 
 

@@ -14,6 +14,7 @@ from uuid import UUID
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.machines.controller.configs import NOT_SET
 from anabranch.machines.controller.effects import Accepted, CommandReply, Decision, SendLeaderAndIsr, SendStopReplica
 from anabranch.machines.controller.nodes import BrokerNode, Topic
 from anabranch.machines.controller.reaper import LogRange
@@ -58,7 +59,7 @@ class World:
             disk=disk,
             clock=clock,
             metrics=Metrics(),
-            settings_of=lambda topic: topic_settings({}, {}, "os"),
+            settings_of=lambda topic: topic_settings({}, NOT_SET, "os"),
         )
         self.view = ClusterView()
         store = MemoryMetadataStore(self.tree, lambda: self.pause())

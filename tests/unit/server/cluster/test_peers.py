@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
+from anabranch.machines.controller.configs import NOT_SET
 from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendStopReplica
 from anabranch.machines.controller.layouts import EpochRun, Layout
 from anabranch.machines.controller.nodes import Topic
@@ -36,7 +37,7 @@ class Broker:
             disk=Disk(),
             clock=Clock(),
             metrics=Metrics(),
-            settings_of=lambda topic: topic_settings(self.view.configs(topic), {}, "os"),
+            settings_of=lambda topic: topic_settings(self.view.configs(topic), NOT_SET, "os"),
         )
         self.peers: Peers = LocalPeers(self.replicas, self.view)
 

@@ -13,6 +13,7 @@ import pytest
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
+from anabranch.machines.controller.configs import NOT_SET
 from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.outcome import CancelTimer, Outcome, Parked, ParkedReply, SetTimer
 from anabranch.records.batch import end_transaction_marker, parse_header
@@ -96,7 +97,7 @@ class World:
 
     def __init__(self, path: Path, durability: str = "fsync", disk: Disk | None = None) -> None:
         self.disk = disk or Disk()
-        settings = topic_settings({"cleanup.policy": "compact", "segment.bytes": "1000"}, {}, durability)
+        settings = topic_settings({"cleanup.policy": "compact", "segment.bytes": "1000"}, NOT_SET, durability)
         log = LocalLog.open(path / "__toy-0", settings.log, disk=self.disk)
         count = Counter()
         self.partition = Partition(NAME, NO_TOPIC_ID, log, settings, bytes_in=count, bytes_out=count, messages_in=count)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.machines.controller.configs import NOT_SET
 from anabranch.machines.partition.appending import Refuse
 from anabranch.machines.partition.checking import BatchLimits, TooLongError
 from anabranch.records.batch import build
@@ -19,7 +20,7 @@ from anabranch.server.partitions.topic_settings import topic_settings
 from tests.support.batches import make_keyed_batch, make_sound_batch, recompress
 
 NOW_MS = 1_000
-LIMITS: BatchLimits = topic_settings({}, {}, "os")
+LIMITS: BatchLimits = topic_settings({}, NOT_SET, "os")
 BOMB = recompress(make_sound_batch(payload=bytes(60 << 20)), Compression.ZSTD, 1 << 27)
 
 

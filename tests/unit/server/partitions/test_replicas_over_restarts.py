@@ -8,6 +8,7 @@ from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
+from anabranch.machines.controller.configs import NOT_SET
 from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendStopReplica
 from anabranch.records.batch import parse_header
 from anabranch.runtime.clock import Clock
@@ -33,7 +34,7 @@ class Life:
             disk=disk,
             clock=Clock(),
             metrics=Metrics(),
-            settings_of=lambda topic: topic_settings({}, {}, "fsync"),
+            settings_of=lambda topic: topic_settings({}, NOT_SET, "fsync"),
         )
 
     async def begin(self, start_offset: int = 0) -> None:

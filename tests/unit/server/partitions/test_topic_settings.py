@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from anabranch.base.limits import REQUEST_SIZE_MAX
+from anabranch.machines.controller.configs import BrokerSettings
 from anabranch.records.compression import Compression
 from anabranch.server.partitions.topic_settings import TopicSettings, topic_settings
 from anabranch.storage.log.config import Durability
@@ -15,7 +16,7 @@ from anabranch.storage.log.config import Durability
 def settings(
     overrides: Mapping[str, str] | None = None, broker: Mapping[str, str] | None = None, durability: str = "os"
 ) -> TopicSettings:
-    return topic_settings(overrides or {}, broker or {}, durability)
+    return topic_settings(overrides or {}, BrokerSettings(static=broker or {}), durability)
 
 
 def test_defaults_are_kafkas() -> None:

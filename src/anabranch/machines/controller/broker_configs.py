@@ -1,0 +1,111 @@
+"""Settings of brokers that change while they run (KIP-226): which they are, and the command that changes them.
+
+A setting is dynamic where it is the default of a topic's config: a log takes it on at once. Everything else is read at
+the start. A broker's own value counts before the default of all brokers, this before what the broker was started with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from anabranch.base.errors import ErrorCode
+from anabranch.machines.controller import nodes
+from anabranch.machines.controller.configs import (
+    TOPIC_CONFIGS,
+    BrokerSettings,
+    ConfigChange,
+    ConfigOperation,
+    ConfigType,
+    TopicConfig,
+    refuse_configs,
+    split,
+)
+from anabranch.machines.controller.effects import Decision, Refused
+from anabranch.machines.controller.nodes import EVERY_BROKER
+from anabranch.machines.controller.state import ControllerState
+
+DYNAMIC: Mapping[str, TopicConfig] = {
+    config.broker_setting: config
+    for config in TOPIC_CONFIGS.values()
+    if config.broker_setting is not None and config.name != "durability"
+}
+"""The dynamic settings, each with the topic's config that it is the default of. `durability` has a word more there."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlterBrokerConfigs:
+    """One broker of an IncrementalAlterConfigs request."""
+
+    broker: str
+    """The broker's id, or EVERY_BROKER."""
+    changes: Sequence[ConfigChange]
+    validate_only: bool = False
+
+
+def decide_alter_broker_configs(
+    state: ControllerState, command: AlterBrokerConfigs, static: Mapping[str, str]
+) -> Decision[Refused | None]:
+    """Change dynamic settings of a broker; None when that is done. `static`: what it was started with, all settings."""
+    values = {name: value for name, value in state.broker_configs.get(command.broker, {}).items() if name in DYNAMIC}
+    seen: set[str] = set()
+    for change in command.changes:
+        refusal = _refuse(change, static)
+        if refusal is None and change.name in seen:
+            refusal = Refused(ErrorCode.INVALID_REQUEST, f"The setting {change.name!r} is given more than once.")
+        if refusal is not None:
+            return Decision(reply=refusal)
+        seen.add(change.name)
+        if change.operation is ConfigOperation.DELETE:
+            values.pop(change.name, None)
+            continue
+        assert change.value is not None
+        if change.operation is ConfigOperation.SET:
+            values[change.name] = change.value
+            continue
+        items = split(values.get(change.name, static.get(change.name, DYNAMIC[change.name].default)))
+        given = split(change.value)
+        if change.operation is ConfigOperation.APPEND:
+            items += [item for item in given if item not in items]
+        else:
+            items = [item for item in items if item not in given]
+        values[change.name] = ",".join(items)
+    refused = refuse_configs(
+        {DYNAMIC[name].name: value for name, value in values.items()}, BrokerSettings(static=static)
+    )
+    if refused is not None:
+        return Decision(reply=refused)
+    if command.validate_only:
+        return Decision(reply=None)
+    return Decision(reply=None, records=(nodes.put_broker_configs(command.broker, values),))
+
+
+def _refuse(change: ConfigChange, static: Mapping[str, str]) -> Refused | None:
+    config = DYNAMIC.get(change.name)
+    if config is None and change.name in static:
+        return Refused(
+            ErrorCode.INVALID_REQUEST,
+            f"The setting {change.name!r} is read when the broker starts: set it there, and start the broker again.",
+        )
+    if config is None:
+        near = get_close_matches(change.name, DYNAMIC, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return Refused(ErrorCode.INVALID_CONFIG, f"There is no setting {change.name!r}.{hint}")
+    if change.operation in (ConfigOperation.APPEND, ConfigOperation.SUBTRACT) and config.type is not ConfigType.LIST:
+        return Refused(
+            ErrorCode.INVALID_CONFIG,
+            f"{change.operation.name} is for settings that are lists, which {change.name!r} is not. Use SET.",
+        )
+    if change.operation is not ConfigOperation.DELETE and change.value is None:
+        return Refused(
+            ErrorCode.INVALID_REQUEST, f"The setting {change.name!r} needs a value for {change.operation.name}."
+        )
+    return None
+
+
+def broker_of(name: str) -> str | None:
+    """The key of a broker's configs by the name of its resource: an id, or no name for all; None for neither."""
+    if not name:
+        return EVERY_BROKER
+    return name if name.isascii() and name.isdigit() else None

@@ -1,0 +1,132 @@
+"""Settings of the broker, and levels of its loggers, that a stock admin client changes while the broker runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSource,
+    ResourceType,
+)
+
+from anabranch.base.errors import ErrorCode
+from anabranch.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from anabranch.protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
+from tests.support.broker import BrokerProcess, running
+from tests.support.wire import WireClient, batch
+
+TIMEOUT_S = 20
+
+
+BROKER, LOGGER = 4, 8
+SET, DELETE = 0, 1
+
+
+def altered(client: WireClient, kind: int, name: str, setting: str, value: str | None) -> int:
+    """What librdkafka cannot ask for: all brokers, another broker, loggers."""
+    operation = DELETE if value is None else SET
+    config = AlterableConfig(name=setting, config_operation=operation, value=value)
+    resource = AlterConfigsResource(resource_type=kind, resource_name=name, configs=[config])
+    [answer] = client.call(IncrementalAlterConfigsRequest(resources=[resource]), 1).responses
+    return int(answer.error_code)
+
+
+def described(client: WireClient, kind: int, name: str) -> dict[str, str]:
+    resource = DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=None)
+    [answer] = client.call(DescribeConfigsRequest(resources=[resource]), 4).results
+    return {config.name: config.value for config in answer.configs}
+
+
+class Tool:
+    """What an administrator does with librdkafka."""
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        self._admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{broker.port}"})
+
+    def described(self, kind: ResourceType, name: str) -> dict[str, ConfigEntry]:
+        [answer] = self._admin.describe_configs([ConfigResource(kind, name)]).values()
+        found: dict[str, ConfigEntry] = answer.result(TIMEOUT_S)
+        return found
+
+    def set(self, kind: ResourceType, name: str, setting: str, value: str | None) -> None:
+        operation = AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET
+        entry = ConfigEntry(setting, value or "", incremental_operation=operation)
+        wanted = ConfigResource(kind, name, incremental_configs=[entry])
+        [answer] = self._admin.incremental_alter_configs([wanted]).values()
+        answer.result(TIMEOUT_S)
+
+    def refused(self, kind: ResourceType, name: str, setting: str, value: str) -> int:
+        with pytest.raises(KafkaException) as refusal:
+            self.set(kind, name, setting, value)
+        return int(refusal.value.args[0].code())
+
+
+def test_a_setting_is_changed_for_all_brokers_and_for_one_and_lives_through_a_restart(tmp_path: Path) -> None:
+    large = batch([bytes(5_000)])
+
+    def error(client: WireClient) -> int:
+        return int(client.produce("limited", 0, large).error_code)
+
+    kind = ResourceType.BROKER
+    with running(tmp_path, message_max_bytes=2_000_000) as broker, WireClient(broker.port) as client:
+        tool = Tool(broker)
+        client.create("limited")
+        client.create("free", **{"max.message.bytes": "100000"})
+        assert altered(client, BROKER, "", "message.max.bytes", "1000") == 0
+        assert error(client) == ErrorCode.MESSAGE_TOO_LARGE
+        assert client.produce("free", 0, large).error_code == 0, "a topic's own config counts first"
+        tool.set(kind, "1", "message.max.bytes", "6000")
+        assert error(client) == 0
+        assert described(client, BROKER, "") == {"message.max.bytes": "1000"}
+        own = tool.described(kind, "1")["message.max.bytes"]
+        assert (own.value, own.source, own.is_read_only) == ("6000", ConfigSource.DYNAMIC_BROKER_CONFIG.value, False)
+        assert [it.value for it in own.synonyms.values()][-1] == "1048588"
+        assert tool.described(kind, "1")["listeners"].is_read_only
+    with running(tmp_path, message_max_bytes=2_000_000) as broker, WireClient(broker.port) as client:
+        tool = Tool(broker)
+        assert error(client) == 0
+        tool.set(kind, "1", "message.max.bytes", None)
+        assert error(client) == ErrorCode.MESSAGE_TOO_LARGE
+        assert altered(client, BROKER, "", "message.max.bytes", None) == 0
+        assert error(client) == 0
+        assert tool.described(kind, "1")["message.max.bytes"].value == "2000000"
+
+
+def test_what_cannot_be_set_is_refused(broker: BrokerProcess, client: WireClient) -> None:
+    tool, kind = Tool(broker), ResourceType.BROKER
+    assert tool.refused(kind, "1", "listeners", "localhost:1") == ErrorCode.INVALID_REQUEST
+    assert tool.refused(kind, "1", "message.max.bytes", "much") == ErrorCode.INVALID_CONFIG
+    assert tool.refused(kind, "1", "no.such.setting", "1") == ErrorCode.INVALID_CONFIG
+    assert altered(client, BROKER, "7", "message.max.bytes", "1") == ErrorCode.INVALID_REQUEST
+
+
+def test_the_broker_lists_the_usual_names(broker: BrokerProcess) -> None:
+    listed = Tool(broker).described(ResourceType.BROKER, "1")
+    usual = {"log.retention.ms", "log.dirs", "num.partitions", "message.max.bytes", "log.flush.interval.messages"}
+    assert usual | {"unclean.leader.election.enable", "log.cleaner.max.compaction.lag.ms"} <= listed.keys()
+
+
+def test_a_logger_is_turned_up_and_down(broker: BrokerProcess, client: WireClient) -> None:
+    """Its level holds until the broker ends (KIP-412); events of lower levels are written at once, and no longer."""
+    assert described(client, LOGGER, "1")["anabranch.listener"] == "INFO"
+    assert altered(client, LOGGER, "1", "anabranch.listener", "DEBUG") == 0
+    assert described(client, LOGGER, "1")["anabranch.listener"] == "DEBUG"
+    with WireClient(broker.port) as hasty:
+        hasty.send(hasty.produce_request("absent", 0, batch([b"x"]), acks=0), 9)
+        broker.until_said("debug", "connection closed")
+    assert altered(client, LOGGER, "1", "anabranch.listener", None) == 0
+    assert described(client, LOGGER, "1")["anabranch.listener"] == "INFO"
+    for name, value in (("anabranch.absent", "INFO"), ("anabranch.listener", "LOUD")):
+        assert altered(client, LOGGER, "1", name, value) == ErrorCode.INVALID_CONFIG
+    assert altered(client, LOGGER, "1", "anabranch", None) == ErrorCode.INVALID_REQUEST, "nothing is above it"
+    assert altered(client, LOGGER, "7", "anabranch.listener", "DEBUG") == ErrorCode.INVALID_REQUEST
