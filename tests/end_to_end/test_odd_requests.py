@@ -44,8 +44,15 @@ def test_metadata_of_an_id_that_no_topic_has(wire: WireClient, version: int) -> 
     assert found.name == (None if version >= 12 else "")
 
 
-@pytest.mark.parametrize(("producer_id", "epoch"), [(-1, 0), (-(2**63), 0), (5, -1)])
-def test_a_marker_of_no_producer_is_refused(wire: WireClient, producer_id: int, epoch: int) -> None:
+@pytest.mark.parametrize(
+    ("producer_id", "epoch", "error"),
+    [
+        (-1, 0, ErrorCode.INVALID_REQUEST),
+        (-(2**63), 0, ErrorCode.INVALID_REQUEST),
+        (5, -1, ErrorCode.INVALID_PRODUCER_EPOCH),
+    ],
+)
+def test_a_marker_of_no_producer_is_refused(wire: WireClient, producer_id: int, epoch: int, error: ErrorCode) -> None:
     wire.create("marked", partitions=1)
     wire.resize("marked", 3)
     topic = WritableTxnMarkerTopic(name="marked", partition_indexes=[0, 2])
@@ -53,7 +60,7 @@ def test_a_marker_of_no_producer_is_refused(wire: WireClient, producer_id: int, 
         producer_id=producer_id, producer_epoch=epoch, transaction_result=True, topics=[topic], coordinator_epoch=1
     )
     [result] = wire.call(WriteTxnMarkersRequest(markers=[marker]), 1).markers
-    assert [it.error_code for it in result.topics[0].partitions] == [ErrorCode.INVALID_REQUEST] * 2
+    assert [it.error_code for it in result.topics[0].partitions] == [error] * 2
     assert wire.produce("marked", 0, batch([b"next"])).base_offset == 0, "nothing was written"
 
 

@@ -43,6 +43,8 @@ FETCH_SESSIONS_MAX = 1_000
 PRODUCER_BATCHES_REMEMBERED = 5
 """Batches per producer whose repetition is recognized: the in-flight limit of idempotent Kafka producers."""
 PRODUCERS_PER_PARTITION_MAX = 100_000
+PRODUCER_IDLE_MIN_MS = 300_000
+"""How long a producer is remembered at least, whoever else writes: longer than any producer repeats a batch."""
 PRODUCER_ID_BITS = 40
 """Producer ids handed out stay below 2**40; the bits above name the retiring partition of a redirected batch."""
 

@@ -95,6 +95,7 @@ class Broker:
         context, controller = self.context, self._controller
         port = self._listen()
         self.address = context.address = Address(self.address.host, self.address.port or port)
+        await context.producer_ids.load()
         lost = not clean and self._may_have_lost_records(directory)
         directory.began()
         await controller.start(

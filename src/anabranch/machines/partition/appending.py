@@ -8,8 +8,10 @@
     5. the request has no count, and an ancestor's log has the batch         Duplicate
     6. its sequence does not follow its producer's last batch                Refuse
     7. the partition is retiring or removed, and its survivor cannot serve   Refuse NOT_LEADER_OR_FOLLOWER
-    8. no transaction of its producer holds the partition (KIP-890, part 1)  Refuse, or Verify to learn whether one does
-    9. otherwise                                                             Append, or Redirect to the survivor
+    8. its producer is new to the log, and its id was never handed out       Refuse UNKNOWN_PRODUCER_ID
+       or no producer that the log remembers has been idle for long          Refuse POLICY_VIOLATION
+    9. no transaction of its producer holds the partition (KIP-890, part 1)  Refuse, or Verify to learn whether one does
+   10. otherwise                                                             Append, or Redirect to the survivor
 
 A partition count names a placement only together with the topic's id: a topic that was deleted and created again may
 have the same count and place keys otherwise. So the id comes first; the sequences of the other topic mean nothing here.
@@ -27,7 +29,12 @@ from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, NO_PRODUCER_ID, NO_TOPIC_ID
-from anabranch.base.limits import ABORTED_TRANSACTIONS_MAX
+from anabranch.base.limits import (
+    ABORTED_TRANSACTIONS_MAX,
+    PRODUCER_ID_BITS,
+    PRODUCER_IDLE_MIN_MS,
+    PRODUCERS_PER_PARTITION_MAX,
+)
 from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.partition.producers import Batch, Producer, ProducerTable, Remembered, ahead, redirected
 
@@ -82,12 +89,26 @@ class Verify:
     """Ask the coordinator whether the producer's transaction holds the partition, and decide again with the answer."""
 
 
+class Newcomers(NamedTuple):
+    """Which producers may be new to a log: otherwise invented ones would push those out that may repeat a batch."""
+
+    ids_below: int = 1 << PRODUCER_ID_BITS
+    """The producer ids that may have been handed out."""
+    now_ms: int = 0
+
+
+ANYONE = Newcomers()
 APPEND = Append()
 VERIFY = Verify()
 UNKNOWN_TOPIC = Refuse(ErrorCode.UNKNOWN_TOPIC_ID, "The topic with this id was deleted, or never existed.")
 NOT_LEADER = Refuse(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 SURVIVOR_NOT_READY = Refuse(ErrorCode.NOT_LEADER_OR_FOLLOWER, remember=True)
 NOT_IN_TRANSACTION = "The partition is not part of a transaction that its producer has open."
+NEVER_GIVEN = "This cluster has never given a producer this id: ask for one with InitProducerId."
+NO_ROOM = (
+    f"The partition remembers {PRODUCERS_PER_PARTITION_MAX} producers, all of them of the last "
+    f"{PRODUCER_IDLE_MIN_MS // 60_000} minutes; a further one must wait until one of them has been idle for so long."
+)
 OUT_OF_SEQUENCE = "The batch does not follow the last one of its producer."
 
 
@@ -99,6 +120,7 @@ def decide_append(
     count_said: int,
     held: ErrorCode | None = None,
     topic_id_said: UUID = NO_TOPIC_ID,
+    newcomers: Newcomers = ANYONE,
 ) -> Append | Redirect[AncestorT] | Duplicate[AncestorT] | Refuse | Verify:
     """Decide about one produced batch that is sound (`checking`), in the order of ordering.md, section 5.
 
@@ -106,7 +128,8 @@ def decide_append(
     may have been redirected, nearest first; they are searched only for a batch without a partition count, and without
     them a retiring partition cannot redirect. `count_said`: COUNT_NOT_SAID for stock producers. `held`: the
     coordinator's answer to a `Verify`, NONE if the producer's transaction holds the partition; None before.
-    `topic_id_said`: NO_TOPIC_ID where the request names the topic by its name.
+    `topic_id_said`: NO_TOPIC_ID where the request names the topic by its name. `newcomers`: which producers may be new
+    to the log.
     """
     if role is None:
         return NOT_LEADER
@@ -129,10 +152,18 @@ def decide_append(
     if judged is not ErrorCode.NONE:
         return Refuse(judged, OUT_OF_SEQUENCE)
     if role.retiring:
-        return _redirect(role, ancestors, header, held)
+        return _redirect(role, ancestors, header, held, newcomers)
     if producer_id == NO_PRODUCER_ID:
         return APPEND
-    return _refuse_transaction(table, known, header, held) or APPEND
+    refused = None if known is not None else _refuse_newcomer(table, producer_id, newcomers)
+    return refused or _refuse_transaction(table, known, header, held) or APPEND
+
+
+def _refuse_newcomer(table: ProducerTable, producer_id: int, newcomers: Newcomers) -> Refuse | None:
+    """Check that a producer that `table` does not know may be added to it; `producer_id` is the one it sent."""
+    if producer_id >= newcomers.ids_below:
+        return Refuse(ErrorCode.UNKNOWN_PRODUCER_ID, NEVER_GIVEN)
+    return None if table.has_room(newcomers.now_ms) else Refuse(ErrorCode.POLICY_VIOLATION, NO_ROOM)
 
 
 def _judge_among(
@@ -162,7 +193,7 @@ def _judge_among(
 
 
 def _redirect(
-    role: Leadership, ancestors: Sequence[AncestorT], header: Batch, held: ErrorCode | None
+    role: Leadership, ancestors: Sequence[AncestorT], header: Batch, held: ErrorCode | None, newcomers: Newcomers
 ) -> Redirect[AncestorT] | Refuse | Verify:
     """Redirect a batch for a closed partition to its survivor, once the survivor has taken its own role.
 
@@ -177,7 +208,9 @@ def _redirect(
             return Redirect(survivor, NO_PRODUCER_ID)
         alias = redirected(header.producer_id, role.partition)
         table = survivor.table
-        return _refuse_transaction(table, table.known(alias), header, held) or Redirect(survivor, alias)
+        known = table.known(alias)
+        refused = None if known is not None else _refuse_newcomer(table, header.producer_id, newcomers)
+        return refused or _refuse_transaction(table, known, header, held) or Redirect(survivor, alias)
     return SURVIVOR_NOT_READY
 
 

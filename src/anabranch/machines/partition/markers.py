@@ -39,8 +39,10 @@ def decide_marker(
     table: ProducerTable, *, retiring: bool, producer_id: int, producer_epoch: int, coordinator_epoch: int
 ) -> MarkerVerdict:
     """Decide about the marker of a producer for a partition with this table."""
-    if producer_id < 0 or producer_epoch < 0:
+    if producer_id < 0:
         return MarkerVerdict(append=False, error=ErrorCode.INVALID_REQUEST)
+    if producer_epoch < 0:
+        return MarkerVerdict(append=False, error=ErrorCode.INVALID_PRODUCER_EPOCH)
     opened = table.open_transaction(producer_id) is not None
     if not opened and producer_id >= 1 << PRODUCER_ID_BITS:
         return MarkerVerdict(append=False)

@@ -18,12 +18,18 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from struct import Struct
 from typing import NamedTuple, Protocol
 
 from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.base.ids import NO_PRODUCER_ID, NO_SEQUENCE
-from anabranch.base.limits import PRODUCER_BATCHES_REMEMBERED, PRODUCER_ID_BITS, PRODUCERS_PER_PARTITION_MAX
+from anabranch.base.limits import (
+    PRODUCER_BATCHES_REMEMBERED,
+    PRODUCER_ID_BITS,
+    PRODUCER_IDLE_MIN_MS,
+    PRODUCERS_PER_PARTITION_MAX,
+)
 from anabranch.machines.partition.aborted import AbortedTransaction, AbortedTransactions
 from anabranch.records.checksum import crc32c
 
@@ -31,6 +37,8 @@ SEQUENCE_MAX = 2**31 - 1
 _SEQUENCES = 2**31
 NO_COORDINATOR_EPOCH = -1
 REFUSALS_REMEMBERED_MAX = 1_000
+EVICTION_SCAN_MAX = 100
+"""How many of the longest idle producers are looked at for one to forget; those in transactions are passed over."""
 
 
 class Batch(Protocol):
@@ -126,6 +134,13 @@ class ProducerTable:
     def known(self, producer_id: int) -> Producer | None:
         """Return the producer of this id; None if unknown."""
         return self._producers.get(producer_id)
+
+    def has_room(self, now_ms: int) -> bool:
+        """Whether one more producer can be remembered, and none is forgotten that may still repeat a batch."""
+        if len(self._producers) < self._producers_max:
+            return True
+        eldest = (known for known in islice(self._producers.values(), EVICTION_SCAN_MAX))
+        return any(it.transaction_start is None and now_ms - it.seen_ms >= PRODUCER_IDLE_MIN_MS for it in eldest)
 
     def follows(self, batch: Batch, producer_id: int) -> ErrorCode:
         """Check that a batch that repeats none is the next one of its producer, which is known here by `producer_id`.

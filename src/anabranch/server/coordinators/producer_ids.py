@@ -25,7 +25,15 @@ class ProducerIds:
         self._store = store
         self._next = 0
         self._end = 0
+        self.given_below = 0
+        """Above every id that has been given; known from `load` on."""
         self._turn = asyncio.Lock()
+
+    async def load(self) -> None:
+        """Learn which ids may have been given before. OSError when the store refuses."""
+        await self._store.ensure(PATH)
+        data, _ = await self._store.get(PATH)
+        self.given_below = int(data or b"0")
 
     async def reserve(self) -> None:
         """See to it that an id can be taken until the loop runs others. OSError when the store refuses a block."""
@@ -53,3 +61,4 @@ class ProducerIds:
         except BadVersionError:
             return  # Another session took this block: the next one is asked for.
         self._next, self._end = start, start + BLOCK_SIZE
+        self.given_below = self._end

@@ -95,7 +95,7 @@ def _append_all(
     refusal = ErrorCode.NONE if request.acks in ACKS else ErrorCode.INVALID_REQUIRED_ACKS
     check_transaction = _transaction_check(broker, request.transactional_id, call.api_version)
     now_ms = broker.clock.now_ms()
-    appender = Appender(replicas, now_ms, check_transaction, broker.checks.now)
+    appender = Appender(replicas, now_ms, check_transaction, broker.checks.now, broker.producer_ids.given_below)
     for topic in request.topic_data:
         name = _name_of(broker, topic, call)
         answers: list[PartitionProduceResponse] = []

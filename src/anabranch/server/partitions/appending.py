@@ -15,7 +15,8 @@ from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, NO_PRODUCER_ID, NO_TOPIC_ID, TopicPartition
-from anabranch.machines.partition.appending import APPEND, VERIFY, Duplicate, Redirect, Refuse, decide_append
+from anabranch.base.limits import PRODUCER_ID_BITS
+from anabranch.machines.partition.appending import APPEND, VERIFY, Duplicate, Newcomers, Redirect, Refuse, decide_append
 from anabranch.machines.partition.checking import BatchLimits, CheckedBatch, check_batches
 from anabranch.machines.partition.producers import Remembered
 from anabranch.records.batch import BatchHeader, parse_header, stamp_log_append_time, with_producer
@@ -66,7 +67,7 @@ def no_transaction(partition: TopicPartition, producer_id: int, producer_epoch: 
 class Appender:
     """Appends the batches of one produce request."""
 
-    __slots__ = ("_check", "_check_transaction", "_now_ms", "_replicas")
+    __slots__ = ("_check", "_check_transaction", "_newcomers", "_now_ms", "_replicas")
 
     def __init__(
         self,
@@ -74,7 +75,10 @@ class Appender:
         now_ms: int,
         check_transaction: TransactionCheck = no_transaction,
         check: BatchCheck = check_batches,
+        producer_ids_below: int = 1 << PRODUCER_ID_BITS,
     ) -> None:
+        """`producer_ids_below`: those that may have been handed out."""
+        self._newcomers = Newcomers(producer_ids_below, now_ms)
         self._replicas = replicas
         self._now_ms = now_ms
         self._check_transaction = check_transaction
@@ -118,10 +122,11 @@ class Appender:
         if refused is not None:
             return refused
         table = partition.table
-        decision = decide_append(role, table, ancestors, header, count_said, topic_id_said=topic_id_said)
+        newcomers = self._newcomers
+        decision = decide_append(role, table, ancestors, header, count_said, None, topic_id_said, newcomers)
         if decision is VERIFY:
             held = self._check_transaction(partition.name, header.producer_id, header.producer_epoch)
-            decision = decide_append(role, table, ancestors, header, count_said, held, topic_id_said)
+            decision = decide_append(role, table, ancestors, header, count_said, held, topic_id_said, newcomers)
         if decision is APPEND:
             assert isinstance(partition, Partition)
             produced = self._append(batch, partition)

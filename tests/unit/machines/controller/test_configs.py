@@ -98,9 +98,7 @@ def test_an_unknown_config_is_refused_with_the_nearest_known_one(name: str, hint
     assert refusal == Refused(ErrorCode.INVALID_CONFIG, f"There is no topic config {name!r}.{hint}")
 
 
-@pytest.mark.parametrize(
-    ("static", "largest"), [({}, REQUEST_SIZE_MAX), ({"socket.request.max.bytes": "5000"}, 5000)]
-)
+@pytest.mark.parametrize(("static", "largest"), [({}, REQUEST_SIZE_MAX), ({"socket.request.max.bytes": "5000"}, 5000)])
 def test_a_batch_that_no_request_could_bring_is_refused(static: dict[str, str], largest: int) -> None:
     cluster, settings = Cluster(), BrokerSettings(static=static)
     cluster.create(1)

@@ -14,17 +14,20 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, NO_TOPIC_ID
-from anabranch.base.limits import ABORTED_TRANSACTIONS_MAX
+from anabranch.base.limits import ABORTED_TRANSACTIONS_MAX, PRODUCER_IDLE_MIN_MS
 from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.partition.aborted import AbortedTransactions
 from anabranch.machines.partition.appending import (
     APPEND,
+    NEVER_GIVEN,
+    NO_ROOM,
     NOT_LEADER,
     SURVIVOR_NOT_READY,
     UNKNOWN_TOPIC,
     VERIFY,
     Append,
     Duplicate,
+    Newcomers,
     Redirect,
     Refuse,
     Verify,
@@ -88,6 +91,40 @@ def test_another_topics_id_is_refused_before_anything_else_is_looked_at() -> Non
         stale = decide_append(role, known, (), PLAIN, COUNT - 1, topic_id_said=right)
         assert isinstance(stale, Refuse) and stale.code is STALE
     assert decide_append(None, known, (), PLAIN, COUNT, topic_id_said=UUID(int=2)) == NOT_LEADER
+
+
+def test_a_producer_that_is_new_to_the_log_has_an_id_that_was_handed_out() -> None:
+    known = table(Batch(8), Batch(9))
+    for role, own in ((LEADER, table()), (RETIRING, table())):
+        for ids_below, invented in ((7, True), (8, False)):
+            survivor = Replica(SURVIVOR)
+            decision = decide_append(
+                role, own, [survivor], Batch(), COUNT_NOT_SAID, newcomers=Newcomers(ids_below=ids_below)
+            )
+            assert isinstance(decision, Refuse) is invented
+            assert not invented or decision == Refuse(ErrorCode.UNKNOWN_PRODUCER_ID, NEVER_GIVEN)
+    nobody = Newcomers(ids_below=0)
+    assert decide_append(LEADER, known, (), Batch(), COUNT, newcomers=nobody) == APPEND, "its log says otherwise"
+    assert isinstance(decide_append(LEADER, known, (), Batch(9), COUNT, newcomers=nobody), Duplicate)
+    assert decide_append(LEADER, table(), (), PLAIN, COUNT, newcomers=nobody) == APPEND
+
+
+def test_a_full_log_takes_a_new_producer_in_the_place_of_one_that_has_long_been_idle() -> None:
+    """A producer repeats a batch for some minutes; whoever pushes it out of the table has its record stored twice."""
+    full = ProducerTable(producers_max=2)
+    full.apply(Batch(0, producer_id=1, is_transactional=True, base_offset=0), now_ms=0)
+    full.apply(Batch(0, producer_id=2, base_offset=1), now_ms=1_000)
+    late = 1_000 + PRODUCER_IDLE_MIN_MS
+    for now_ms, expected in ((late - 1, Refuse(ErrorCode.POLICY_VIOLATION, NO_ROOM)), (late, APPEND)):
+        assert decide_append(LEADER, full, (), Batch(0), COUNT, newcomers=Newcomers(now_ms=now_ms)) == expected
+        known = Batch(1, producer_id=2)
+        assert decide_append(LEADER, full, (), known, COUNT, newcomers=Newcomers(now_ms=now_ms)) == APPEND
+    full.apply(Batch(0, base_offset=2), late)
+    assert full.known(1) is not None, "its transaction is open"
+    assert full.known(2) is None
+    survivor = Replica(SURVIVOR, full)
+    decision = decide_append(RETIRING, table(), [survivor], Batch(0), COUNT_NOT_SAID, newcomers=Newcomers(now_ms=late))
+    assert decision == Refuse(ErrorCode.POLICY_VIOLATION, NO_ROOM), "the survivor's table counts"
 
 
 def said(role: Leadership | None, count: str) -> int:
