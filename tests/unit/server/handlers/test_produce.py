@@ -57,6 +57,7 @@ class Broker:
                 topic=lambda name: None if name in self.deleting else name,
             ),
             transactions=SimpleNamespace(verify=self._verify),
+            producer_ids=SimpleNamespace(given_below=1_000),
         )
         self.context = cast(BrokerContext, parts)
 
