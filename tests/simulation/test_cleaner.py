@@ -52,7 +52,7 @@ class History:
         self.open()
 
     def open(self) -> None:
-        self.log = LocalLog.open(HERE, self.config, disk=self.disk)
+        self.log = LocalLog.open(HERE, self.config, disk=self.disk, power_lost=self.disk.boots > 0)
         self.cleaning = self.cleaned = None
 
     def step(self) -> None:

@@ -46,7 +46,7 @@ class History:
         self.flush_error: OSError | None = None
         self.open()
 
-    def open(self) -> None:
+    def open(self, *, power_lost: bool = False) -> None:
         self.checkpoints = Checkpoints(self.disk, DATA) if self.shared else None
         self.log = LocalLog.open(
             DATA / "t-0",
@@ -54,6 +54,7 @@ class History:
             disk=self.disk,
             start_offset=self.start_offset,
             checkpoints=self.checkpoints,
+            power_lost=power_lost,
         )
         self.log.observe(self)
         self.flush = None
@@ -186,10 +187,11 @@ class History:
         if self.checkpoints is not None:
             self.checkpoints.save()
         end, entries, start = self.log.end, self.log.epochs.entries, self.log.log_start
-        if self.chance.random() < 0.5:
+        power_lost = self.chance.random() < 0.5
+        if power_lost:
             self.disk = self.disk.crash()
             entries = [entry for entry in entries if entry[1] < end]
-        self.open()
+        self.open(power_lost=power_lost)
         assert (self.log.end, self.log.log_start) == (end, start)
         assert self.log.epochs.entries[: len(entries)] == entries
         self.log.start_epoch(self.epoch)
@@ -203,7 +205,7 @@ class History:
     def crash(self) -> None:
         flushed, start = self.log.flushed, self.log.log_start
         self.disk = self.disk.crash()
-        self.open()
+        self.open(power_lost=True)
         assert self.log.end >= flushed, "synced records are missing"
         assert self.log.log_start >= start
         self.forget_from(self.log.end)
@@ -220,6 +222,7 @@ class History:
 
     def forget_from(self, end: int) -> None:
         self.batches = {base: batch for base, batch in self.batches.items() if base < end}
+        self.timestamps = {base: stamp for base, stamp in self.timestamps.items() if base < end}
         self.cuts = [(epoch, min(cut, end)) for epoch, cut in self.cuts]
 
     # -- the rules after every step

@@ -69,7 +69,13 @@ class History:
         self.open()
 
     def open(self) -> None:
-        log = LocalLog.open(DATA / str(NAME), self.settings.log, disk=self.disk, start_offset=self.start_offset)
+        log = LocalLog.open(
+            DATA / str(NAME),
+            self.settings.log,
+            disk=self.disk,
+            start_offset=self.start_offset,
+            power_lost=self.disk.boots > 0,
+        )
         log.commit = lambda: _flushed(log)  # type: ignore[method-assign]
         amount = Metrics().counter("amount", "Anything.")
         self.partition = Partition(

@@ -182,7 +182,9 @@ class World:
 
     def _load(self) -> None:
         commits = GroupCommit(SlowSyncs(self.loop))
-        log = LocalLog.open(DATA / str(STATE), SETTINGS.log, disk=self.disk, commits=commits)
+        log = LocalLog.open(
+            DATA / str(STATE), SETTINGS.log, disk=self.disk, commits=commits, power_lost=self.disk.boots > 0
+        )
         amount = Metrics().counter("amount", "Anything.")
         partition = shipped.Partition(
             STATE, NO_TOPIC_ID, log, SETTINGS, bytes_in=amount, bytes_out=amount, messages_in=amount

@@ -65,6 +65,7 @@ class FaultyDisk(Disk):
         self.chance = random.Random(seed)
         self.capacity = capacity
         self.fail_sync = False
+        self.boots = 0
         self.syncs = 0
         self.nodes: dict[Path, Node] = {}
         self.safe_names: dict[Path, Node] = {}
@@ -104,6 +105,7 @@ class FaultyDisk(Disk):
     def crash(self) -> FaultyDisk:
         """Lose the power; answer the disk as it is found afterwards."""
         after = FaultyDisk(self.chance.randrange(2**32), self.capacity)
+        after.boots = self.boots + 1
         for old, new in self.directory_renames:
             if self.chance.random() < 0.5:
                 self._move_safe(old, new)
@@ -205,6 +207,9 @@ class FaultyDisk(Disk):
     def remove_tree(self, path: Path) -> None:
         self.nodes = {name: node for name, node in self.nodes.items() if not _is_in(name, path)}
         self.directories = {known for known in self.directories if not _is_in(known, path)}
+
+    def boot_id(self) -> bytes | None:
+        return str(self.boots).encode()
 
     def lock(self, path: Path) -> DirectoryLock:
         return _NoLock()

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 DISCARD_SIZE_MAX = 4 << 20
 """Bytes of a file that is removed while the caller waits."""
 
@@ -141,6 +142,13 @@ class Disk:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def boot_id(self) -> bytes | None:
+        """The id of this start of the machine: one with another id may have lost unsynced writes. None if unknown."""
+        try:
+            return BOOT_ID.read_bytes()
+        except OSError:
+            return None
 
     def lock(self, path: Path) -> DirectoryLock:
         """Take the lock file `path` for this process; raises BlockingIOError while another process holds it."""

@@ -12,7 +12,6 @@ import contextlib
 from base64 import urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 from anabranch.base.errors import AnabranchError
 from anabranch.runtime.chance import Chance
@@ -47,8 +46,6 @@ from anabranch.storage.directory import METADATA_FILE, DataDirectory, Identity
 from anabranch.storage.metadata.embedded import EmbeddedMetadataStore
 
 events = EventLogger("broker")
-BOOT_FILE = "boot-id"
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class StartError(AnabranchError):
@@ -96,11 +93,13 @@ class Broker:
         port = self._listen()
         self.address = context.address = Address(self.address.host, self.address.port or port)
         await context.producer_ids.load()
-        lost = not clean and self._may_have_lost_records(directory)
+        # A mere crash of the process loses nothing that readers saw.
+        lost = not clean and directory.machine_restarted
         directory.began()
         await controller.start(
             settings.node_id, settings.broker_rack or None, (f"PLAINTEXT://{self.address}",), unclean=lost
         )
+        directory.recovered()
         for topic in context.view.topics():
             if len(topic.layouts) > 1:  # The cuts of its logs are made before anyone waits for them.
                 await self._peers.held_layouts(topic.name)
@@ -117,6 +116,9 @@ class Broker:
                     controller.inspect_all_retiring,
                     controller.inspect_all_layouts,
                 )
+            ),
+            asyncio.create_task(
+                self._every(settings.log_flush_offset_checkpoint_interval_ms, context.replicas.save_checkpoints)
             ),
             asyncio.create_task(self._every(settings.reaper_interval_ms, controller.inspect_all_retiring)),
             asyncio.create_task(context.checks.load()),
@@ -212,18 +214,6 @@ class Broker:
                 "nothing to do without."
             ) from error
         self._metrics_server, self.metrics_port = server, server.port
-
-    def _may_have_lost_records(self, directory: DataDirectory) -> bool:
-        """Whether records that readers saw may be gone: not after a mere crash of the process, only of the machine."""
-        try:
-            now = self._disk.read(BOOT_ID)
-        except OSError:
-            return True
-        path = directory.path / BOOT_FILE
-        before = self._disk.read(path) if self._disk.exists(path) else None
-        if before != now:
-            self._disk.replace(path, now)
-        return before is not None and before != now
 
     async def stop(self) -> bool:
         """Stop cleanly; whether everything is on disk."""

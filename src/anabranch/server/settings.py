@@ -225,6 +225,13 @@ class Settings:
         300_000,
         "The interval between searches for old segments.",
     )
+    log_flush_offset_checkpoint_interval_ms: int = setting(
+        "log.flush.offset.checkpoint.interval.ms",
+        Between(10, INT32_MAX),
+        3_000,
+        "The interval at which the offsets are saved up to which logs are synced: a start after a crash misses "
+        "whatever is gone below them.",
+    )
     log_cleaner_min_cleanable_ratio: float = setting(
         "log.cleaner.min.cleanable.ratio",
         _parse_ratio,

@@ -1,54 +1,120 @@
-"""Where logs start, and up to where they need not be checked: two files for all logs of a directory.
+"""Where logs start, up to where they were synced, and up to where they need not be checked: for all of a directory.
 
-`recovery-point-offset-checkpoint` and `log-start-offset-checkpoint` are Kafka's: version, number of entries, and for
-each log `topic partition offset`. They are replaced as a whole, durably. A start or a point that was saved never goes
-back by itself, so a saved value may be older than the truth, never ahead of it.
+`log-start-offset-checkpoint` and `recovery-point-offset-checkpoint` are Kafka's, `synced-offset-checkpoint` follows the
+syncs: version, number of entries, and for each log `topic partition offset`. Version 1, which is written, adds the
+CRC-32C of these three to each line; version 0 is read too. The files are replaced as a whole, durably. Nothing saved
+goes back by itself, so a saved value may be older than the truth, never ahead of it.
+
+A damaged line concerns its log only. A lost recovery point has a log checked from its start; a log whose start is lost
+is offline, for its records below the true start are deleted. A damaged file is renamed before it is written again.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from anabranch.base.errors import AnabranchError
+from anabranch.records.checksum import crc32c
 from anabranch.runtime.disk import Disk
+from anabranch.storage.log.damage import keep_damaged
 
-RECOVERY_POINTS_FILE = "recovery-point-offset-checkpoint"
+logger = logging.getLogger("anabranch.storage.checkpoints")
+
 LOG_STARTS_FILE = "log-start-offset-checkpoint"
-VERSION = "0"
+RECOVERY_POINTS_FILE = "recovery-point-offset-checkpoint"
+SYNCED_FILE = "synced-offset-checkpoint"
+_FILES = (LOG_STARTS_FILE, RECOVERY_POINTS_FILE, SYNCED_FILE)
+_STARTS, _POINTS, _SYNCED = range(3)
+WITHOUT_CHECKSUMS, VERSION = "0", "1"
+
+
+class Known(NamedTuple):
+    """What the checkpoints tell of a log, None where they have no entry."""
+
+    log_start: int | None
+    recovery_point: int | None
+    synced: int | None
+    """Records below were synced: they are there, or the log is damaged."""
 
 
 class CheckpointError(AnabranchError):
-    """A checkpoint file that was damaged after it was written."""
+    """The entry of a log in a checkpoint file is lost or damaged."""
 
 
 class Checkpoints:
     """The checkpoints in `directory`. May be used from several threads."""
 
     def __init__(self, disk: Disk, directory: Path) -> None:
+        """Read the files. OSError; damage is logged, and `log_start` raises where it matters."""
         self._disk = disk
-        self._paths = (directory / LOG_STARTS_FILE, directory / RECOVERY_POINTS_FILE)
-        self._known = tuple(_load(disk, path) for path in self._paths)
-        self._changes = [0, 0]
-        self._saved = [0, 0]
+        self._paths = tuple(directory / name for name in _FILES)
+        self._known: list[dict[str, int]] = []
+        self._lines: list[dict[str, str]] = []
+        self._stale: tuple[dict[str, None], ...] = tuple({} for _ in _FILES)
+        """The logs whose line is not that of their offset."""
+        self._damage: list[str | None] = []
+        for path in self._paths:
+            offsets, damage = _load(disk, path)
+            if damage is not None:
+                logger.error("%s is damaged: %s", path, damage)
+            self._known.append(offsets)
+            self._lines.append({})
+            self._damage.append(damage)
+        for stale, offsets in zip(self._stale, self._known, strict=True):
+            stale.update(dict.fromkeys(offsets))
+        self._changes = [0] * len(_FILES)
+        self._saved = [0] * len(_FILES)
         self._change = threading.Lock()
         self._save = threading.Lock()
 
+    def known(self, name: str) -> Known:
+        """All that was recorded of the log `name`. CheckpointError if its log start is lost."""
+        return Known(self.log_start(name), self.recovery_point(name), self.synced(name))
+
     def log_start(self, name: str) -> int | None:
-        """The first offset of the log `name`, where it was recorded."""
-        return self._known[0].get(name)
+        """The first offset of the log `name`, where it was recorded. CheckpointError if that is lost."""
+        found = self._known[_STARTS].get(name)
+        if found is not None:
+            return found
+        path, damage = self._paths[_STARTS], self._damage[_STARTS]
+        if damage is None and (name in self._known[_POINTS] or name in self._known[_SYNCED]):
+            damage = f"{self._paths[_POINTS].name} has the log, this file does not"
+        if damage is None:
+            return None
+        raise CheckpointError(
+            f"{path} is damaged ({damage}), so where {name} starts is not known. Restore the file from a copy, "
+            "or have `anabranch repair` start the log at its first file."
+        )
 
     def recovery_point(self, name: str) -> int | None:
-        """The offset below which the log `name` was synced, where it was recorded."""
-        return self._known[1].get(name)
+        """The offset below which the log `name` need not be checked, where it was recorded."""
+        return self._known[_POINTS].get(name)
 
-    def record(self, name: str, *, log_start: int | None = None, recovery_point: int | None = None) -> None:
+    def synced(self, name: str) -> int | None:
+        """The offset below which the log `name` was synced, as far as that was recorded."""
+        return self._known[_SYNCED].get(name)
+
+    def names(self) -> set[str]:
+        """The logs with an entry."""
+        return {name for known in self._known for name in known}
+
+    def record(
+        self,
+        name: str,
+        *,
+        log_start: int | None = None,
+        recovery_point: int | None = None,
+        synced: int | None = None,
+    ) -> None:
         """Note offsets of a log; `save` makes them durable."""
         with self._change:
-            for index, offset in enumerate((log_start, recovery_point)):
+            for index, offset in enumerate((log_start, recovery_point, synced)):
                 if offset is not None and self._known[index].get(name) != offset:
                     self._known[index][name] = offset
+                    self._stale[index][name] = None
                     self._changes[index] += 1
 
     def forget(self, name: str) -> None:
@@ -56,6 +122,8 @@ class Checkpoints:
         with self._change:
             for index, known in enumerate(self._known):
                 if known.pop(name, None) is not None:
+                    self._lines[index].pop(name, None)
+                    self._stale[index].pop(name, None)
                     self._changes[index] += 1
 
     def save(self) -> None:
@@ -64,33 +132,62 @@ class Checkpoints:
             for index, path in enumerate(self._paths):
                 with self._change:
                     changes = self._changes[index]
-                    data = _text(self._known[index]) if changes != self._saved[index] else None
-                if data is not None:
-                    self._disk.replace(path, data)
+                    lines = self._written_lines(index) if changes != self._saved[index] else None
+                if lines is not None:
+                    if self._damage[index] is not None and self._disk.exists(path):
+                        logger.error("%s is kept as %s", path, keep_damaged(self._disk, path).name)
+                    self._disk.replace(path, _text(lines))
                     self._saved[index] = changes
 
+    def _written_lines(self, index: int) -> list[str]:
+        known, lines, stale = self._known[index], self._lines[index], self._stale[index]
+        for name in stale:
+            lines[name] = _line(name, known[name])
+        stale.clear()
+        return list(lines.values())
 
-def _text(offsets: Mapping[str, int]) -> bytes:
-    lines = [VERSION, str(len(offsets))]
-    for name, offset in sorted(offsets.items()):
-        topic, _, partition = name.rpartition("-")
-        lines.append(f"{topic} {partition} {offset}")
-    return ("\n".join(lines) + "\n").encode()
+
+def _line(name: str, offset: int) -> str:
+    topic, _, partition = name.rpartition("-")
+    line = f"{topic} {partition} {offset}"
+    return f"{line} {crc32c(line.encode()):08x}"
 
 
-def _load(disk: Disk, path: Path) -> dict[str, int]:
+def _text(lines: list[str]) -> bytes:
+    return ("\n".join([VERSION, str(len(lines)), *lines]) + "\n").encode()
+
+
+def _load(disk: Disk, path: Path) -> tuple[dict[str, int], str | None]:
+    """Read the sound entries of a file, and what is wrong with the others."""
     if not disk.exists(path):
-        return {}
+        return {}, None
+    version, *rest = disk.read(path).decode("latin-1").split("\n")
+    count, lines = (rest[0], rest[1:]) if rest else ("", [])
+    damage = None
+    if version not in (WITHOUT_CHECKSUMS, VERSION):
+        damage = f"it begins with {version[:20]!r}, not with a version"
+    elif not count.isdigit() or len(lines) != int(count) + 1 or lines[-1]:
+        damage = f"it has {max(len(lines) - 1, 0)} whole entries and says {count[:20]!r}"
+    offsets: dict[str, int] = {}
+    for line in lines:
+        # A line that has a checksum tells by itself whether it is sound, whatever the lines before it say.
+        entry = _entry(line, version == WITHOUT_CHECKSUMS and damage is None)
+        if entry is not None:
+            offsets[entry[0]] = entry[1]
+        elif line:
+            damage = damage or f"the entry {line[:60]!r} does not fit its checksum"
+    return offsets, damage
+
+
+def _entry(line: str, without_checksum: bool) -> tuple[str, int] | None:
+    words = line.split(" ")
     try:
-        version, count, *lines = disk.read(path).decode().split("\n")
-        if version != VERSION or len(lines) != int(count) + 1 or lines[-1]:
-            raise ValueError(f"version {version} with {len(lines) - 1} entries, of which it says {count}")
-        offsets = {}
-        for line in lines[:-1]:
-            topic, partition, offset = line.split(" ")
-            offsets[f"{topic}-{int(partition)}"] = int(offset)
-    except ValueError as error:
-        raise CheckpointError(
-            f"{path} is damaged ({error}). Remove it to have every log checked from its beginning."
-        ) from error
-    return offsets
+        if len(words) == 3 and without_checksum:
+            topic, partition, offset = words
+        else:
+            topic, partition, offset, crc = words
+            if f"{crc32c(' '.join(words[:3]).encode('latin-1')):08x}" != crc:
+                return None
+        return f"{topic}-{int(partition)}", int(offset)
+    except ValueError:
+        return None

@@ -1,7 +1,7 @@
 """The data directory: one broker's home, locked while it runs, with its identity in `meta.properties`.
 
-.lock  meta.properties  metadata.sqlite  clean-stop  <topic>-<partition>/  <topic>-<partition>.producers
-recovery-point-offset-checkpoint  log-start-offset-checkpoint
+.lock  meta.properties  metadata.sqlite  clean-stop  boot-id  <topic>-<partition>/  <topic>-<partition>.producers
+recovery-point-offset-checkpoint  log-start-offset-checkpoint  synced-offset-checkpoint
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ META_FILE = "meta.properties"
 LOCK_FILE = ".lock"
 METADATA_FILE = "metadata.sqlite"
 CLEAN_STOP_FILE = "clean-stop"
+BOOT_FILE = "boot-id"
 VERSION = 1
 DELETED_SUFFIX = ".deleted"
 
@@ -58,10 +59,30 @@ class DataDirectory:
         self.stopped_cleanly = disk.exists(path / CLEAN_STOP_FILE)
         """Whether the last broker closed its logs, so that none needs checks."""
         try:
+            self._boot_before = disk.read(path / BOOT_FILE) if disk.exists(path / BOOT_FILE) else None
             self.checkpoints = Checkpoints(disk, path)
-        except AnabranchError:
+        except OSError:
             self.release()
             raise
+
+    @property
+    def machine_restarted(self) -> bool:
+        """Whether the machine is known to have been restarted since the logs were written, or cannot be known."""
+        now = self._disk.boot_id()
+        return now is None or self._boot_before not in (None, now)
+
+    @property
+    def _power_lost(self) -> bool:
+        """Whether unsynced bytes of the logs may be missing in any order."""
+        now = self._disk.boot_id()
+        return now is None or self._boot_before != now
+
+    def recovered(self) -> None:
+        """Note that all logs were recovered: a crash from now on loses no bytes, unless the machine is restarted."""
+        now = self._disk.boot_id()
+        if now is not None and now != self._boot_before:
+            self._disk.replace(self.path / BOOT_FILE, now)
+            self._boot_before = now
 
     def identity(self, new: Identity) -> Identity:
         """Read the owner of the data; a new directory gets `new`. Data of another node or format is refused."""
@@ -119,6 +140,7 @@ class DataDirectory:
             visit=visit,
             checkpoints=self.checkpoints,
             commits=commits,
+            power_lost=self._power_lost,
         )
 
     def has_log(self, partition: TopicPartition) -> bool:

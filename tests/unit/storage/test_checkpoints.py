@@ -7,19 +7,27 @@ from pathlib import Path
 import pytest
 
 from anabranch.runtime.disk import Disk
-from anabranch.storage.checkpoints import LOG_STARTS_FILE, RECOVERY_POINTS_FILE, CheckpointError, Checkpoints
+from anabranch.storage.checkpoints import (
+    LOG_STARTS_FILE,
+    RECOVERY_POINTS_FILE,
+    SYNCED_FILE,
+    CheckpointError,
+    Checkpoints,
+)
 
 
-def test_what_was_saved_is_read_again_in_kafkas_format(tmp_path: Path) -> None:
+def test_what_was_saved_is_read_again(tmp_path: Path) -> None:
     checkpoints = Checkpoints(Disk(), tmp_path)
     checkpoints.record("flights-1", log_start=5, recovery_point=70)
-    checkpoints.record("with-dash-0", recovery_point=3)
+    checkpoints.record("with-dash-0", log_start=0, recovery_point=3, synced=4)
     checkpoints.save()
-    assert (tmp_path / RECOVERY_POINTS_FILE).read_text() == "0\n2\nflights 1 70\nwith-dash 0 3\n"
-    assert (tmp_path / LOG_STARTS_FILE).read_text() == "0\n1\nflights 1 5\n"
+    assert _offsets(tmp_path / RECOVERY_POINTS_FILE) == "1\n2\nflights 1 70\nwith-dash 0 3\n"
+    assert _offsets(tmp_path / LOG_STARTS_FILE) == "1\n2\nflights 1 5\nwith-dash 0 0\n"
+    assert _offsets(tmp_path / SYNCED_FILE) == "1\n1\nwith-dash 0 4\n"
     again = Checkpoints(Disk(), tmp_path)
     assert (again.log_start("flights-1"), again.recovery_point("flights-1")) == (5, 70)
-    assert (again.log_start("with-dash-0"), again.recovery_point("with-dash-0")) == (None, 3)
+    assert (again.log_start("with-dash-0"), again.recovery_point("with-dash-0")) == (0, 3)
+    assert (again.synced("with-dash-0"), again.synced("flights-1")) == (4, None)
     again.forget("flights-1")
     again.save()
     assert Checkpoints(Disk(), tmp_path).recovery_point("flights-1") is None
@@ -48,11 +56,42 @@ def test_what_could_not_be_saved_is_still_to_do(tmp_path: Path, monkeypatch: pyt
     assert Checkpoints(Disk(), tmp_path).recovery_point("a-0") == 1
 
 
-@pytest.mark.parametrize("text", ["", "0\n", "0\n2\na 0 1\n", "1\n0\n", "0\n1\na 0\n", "0\n1\na 0 x\n", "\xff"])
-def test_a_damaged_file_is_told_with_what_to_do(tmp_path: Path, text: str) -> None:
-    (tmp_path / RECOVERY_POINTS_FILE).write_bytes(text.encode("latin-1"))
-    with pytest.raises(CheckpointError, match="Remove it"):
-        Checkpoints(Disk(), tmp_path)
+def test_files_without_checksums_are_read(tmp_path: Path) -> None:
+    (tmp_path / LOG_STARTS_FILE).write_text("0\n2\nflights 1 5\nwith-dash 0 0\n")
+    checkpoints = Checkpoints(Disk(), tmp_path)
+    assert (checkpoints.log_start("flights-1"), checkpoints.log_start("with-dash-0")) == (5, 0)
+    assert checkpoints.log_start("other-0") is None
+
+
+@pytest.mark.parametrize("text", ["", "0\n", "0\n2\na 0 1\n", "2\n0\n", "0\n1\na 0\n", "0\n1\na 0 x\n", "\xff"])
+def test_a_log_start_that_is_lost_is_refused_and_the_damaged_file_is_kept(tmp_path: Path, text: str) -> None:
+    (tmp_path / LOG_STARTS_FILE).write_bytes(text.encode("latin-1"))
+    checkpoints = Checkpoints(Disk(), tmp_path)
+    with pytest.raises(CheckpointError, match="Restore the file"):
+        checkpoints.log_start("a-0")
+    checkpoints.record("a-0", log_start=3)
+    checkpoints.save()
+    assert Checkpoints(Disk(), tmp_path).log_start("a-0") == 3
+    assert (tmp_path / f"{LOG_STARTS_FILE}.damaged").read_bytes() == text.encode("latin-1")
+
+
+def test_a_damaged_entry_concerns_its_log_only(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(Disk(), tmp_path)
+    for number in range(3):
+        checkpoints.record(f"a-{number}", log_start=10 + number)
+    checkpoints.save()
+    path = tmp_path / LOG_STARTS_FILE
+    path.write_text(path.read_text().replace("a 1 11", "a 1 91"))
+    checkpoints = Checkpoints(Disk(), tmp_path)
+    assert (checkpoints.log_start("a-0"), checkpoints.log_start("a-2")) == (10, 12)
+    with pytest.raises(CheckpointError, match="a 1 91"):
+        checkpoints.log_start("a-1")
+
+
+def _offsets(path: Path) -> str:
+    """The content without the checksum of each entry."""
+    lines = path.read_text().split("\n")
+    return "\n".join(line.rpartition(" ")[0] if line.count(" ") == 3 else line for line in lines)
 
 
 def _refuse(fd: int) -> None:

@@ -175,6 +175,8 @@ class Partition:
             await self.snapshot_beside()
             if not self.log.has_snapshot_from(start):
                 await self.log.commit()
+        if self.log.flushed < start:
+            await self.log.commit()
         if self.unavailable() is ErrorCode.NONE:
             await self.log.checkpoint_beside(start)
 

@@ -179,7 +179,15 @@ class Replicas:
         if partition.offline_reason is not None:
             partition.topic_id = order.topic_id
             return Taken(None, ErrorCode.KAFKA_STORAGE_ERROR)
-        taken = take_role(partition.leadership, order, role, partition.log.epochs.latest)
+        latest = partition.log.epochs.latest
+        if partition.leadership is None and latest > role.leader_epoch:
+            partition.take_offline(
+                f"its log has leader epoch {latest}, the metadata only {role.leader_epoch}: leader-epoch-checkpoint is "
+                "damaged, or metadata.sqlite is older than the log. Restore the right one from a copy."
+            )
+            partition.topic_id = order.topic_id
+            return Taken(None, ErrorCode.KAFKA_STORAGE_ERROR)
+        taken = take_role(partition.leadership, order, role, latest)
         if taken.error is not ErrorCode.NONE:
             return taken
         if taken.start_epoch is not None:
@@ -441,6 +449,10 @@ class Replicas:
         if log.retain(now_ms, before):
             partition.changed()
         partition.table.aborted.forget_before(log.log_start)
+
+    async def save_checkpoints(self) -> None:
+        """Save where logs start and up to where they are synced, if that has changed. OSError."""
+        await self.in_thread(self._checkpoints.save)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Do work on the files of logs in one of the threads for logs."""

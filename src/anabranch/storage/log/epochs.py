@@ -13,12 +13,15 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from pathlib import Path
 
+from anabranch.records.checksum import crc32c
 from anabranch.runtime.disk import Disk
+from anabranch.storage.log.damage import keep_damaged
 
 logger = logging.getLogger("anabranch.storage.log")
 
 FILE = "leader-epoch-checkpoint"
 NO_EPOCH = (-1, -1)
+_CHECKSUM_SIZE = 9
 
 
 class LeaderEpochs:
@@ -88,16 +91,21 @@ class LeaderEpochs:
             self._starts[0] = max(self._starts[0], offset)
 
     def to_bytes(self) -> bytes:
-        """Write Kafka's `leader-epoch-checkpoint`: version, number of entries, one entry a line."""
-        lines = ["0", str(len(self._epochs)), *(f"{epoch} {start}" for epoch, start in self.entries)]
-        return ("\n".join(lines) + "\n").encode()
+        """Write Kafka's `leader-epoch-checkpoint` (version, number of entries, one entry a line) and its CRC-32C."""
+        lines = ["1", str(len(self._epochs)), *(f"{epoch} {start}" for epoch, start in self.entries)]
+        data = ("\n".join(lines) + "\n").encode()
+        return data + b"%08x\n" % crc32c(data)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> LeaderEpochs:
-        """Read the form of `to_bytes`; ValueError for a torn file."""
+        """Read the form of `to_bytes`, or version 0, which has no checksum; ValueError for a damaged file."""
+        if data.startswith(b"1\n"):
+            data, crc = data[:-_CHECKSUM_SIZE], data[-_CHECKSUM_SIZE:]
+            if crc != b"%08x\n" % crc32c(data):
+                raise ValueError("the content does not fit its checksum")
         version, count, *lines = data.decode("ascii").split("\n")
-        if version != "0" or len(lines) != int(count) + 1 or lines[-1]:
-            raise ValueError(f"expected version 0 and {count} entries, found version {version} and {len(lines) - 1}")
+        if version not in ("0", "1") or len(lines) != int(count) + 1 or lines[-1]:
+            raise ValueError(f"expected version 0 or 1 and {count} entries, found {version} and {len(lines) - 1}")
         entries = []
         for line in lines[:-1]:
             epoch, start = line.split(" ")
@@ -115,6 +123,7 @@ class EpochsFile:
         """Whether the file with them is synced: then they survive a power loss."""
         self._disk = disk
         self._path = directory / FILE
+        self._damaged = False
 
     def load(self) -> LeaderEpochs | None:
         """Read the file; None where it is missing or torn."""
@@ -124,6 +133,7 @@ class EpochsFile:
             return LeaderEpochs.from_bytes(self._disk.read(self._path))
         except ValueError as error:
             logger.warning("%s: %s; read from the batches instead", self._path, error)
+            self._damaged = True
             return None
 
     def outdated(self) -> None:
@@ -133,6 +143,7 @@ class EpochsFile:
     def write(self, epochs: LeaderEpochs) -> None:
         """Write the epochs so that a crash of the process loses neither them nor those before."""
         self.durable = False
+        self._keep_damaged()
         temporary = self._path.with_name(FILE + ".tmp")
         file = self._disk.open(temporary, create=True)
         file.truncate(0)
@@ -143,5 +154,11 @@ class EpochsFile:
     def sync(self, epochs: LeaderEpochs) -> None:
         """Write the epochs so that a power loss loses neither them nor those before, if that is not done yet."""
         if not self.durable:
+            self._keep_damaged()
             self._disk.replace(self._path, epochs.to_bytes())
             self.durable = self.written = True
+
+    def _keep_damaged(self) -> None:
+        if self._damaged:
+            logger.warning("%s: damaged, kept as %s", self._path, keep_damaged(self._disk, self._path).name)
+            self._damaged = False

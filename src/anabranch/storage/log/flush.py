@@ -6,6 +6,7 @@ synced along the way; an index that cannot be stored makes the log slower, not l
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from anabranch.records.batch import BatchHeader
 from anabranch.runtime.disk import Disk, File
 from anabranch.storage.log.recovery import Tail, scan
 from anabranch.storage.log.segment import Segment
+
+logger = logging.getLogger("anabranch.storage.log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,18 @@ def plan_flush(
     return flush, left
 
 
-def write_again(segment: Segment, start: int) -> tuple[int, Tail]:
+def write_tail_again(segments: Iterable[Segment], start: int) -> int | None:
+    """Have the kernel write the batches from the offset `start` on once more; the offset of the first damaged one."""
+    for segment in segments:
+        if segment.created:
+            sound, tail = _write_again(segment, max(start, segment.base_offset))
+            if tail.reason is not None:
+                logger.warning("%s: position %d: %s", segment.path, tail.size, tail.reason)
+                return sound
+    return None
+
+
+def _write_again(segment: Segment, start: int) -> tuple[int, Tail]:
     """Make the kernel write the batches from the offset `start` on once more; up to where they are sound."""
     sound = start
 

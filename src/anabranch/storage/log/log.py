@@ -27,7 +27,7 @@ from anabranch.storage.interface import Appended, IsVoid, LogObserver, Unobserve
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.epochs import EpochsFile, LeaderEpochs
 from anabranch.storage.log.errors import OfflineLogError, OffsetOutOfRangeError
-from anabranch.storage.log.flush import Flush, plan_flush, write_again
+from anabranch.storage.log.flush import Flush, plan_flush, write_tail_again
 from anabranch.storage.log.recovery import epochs_of_batches, recover
 from anabranch.storage.log.retention import retained_from
 from anabranch.storage.log.segment import LogSlice, Segment
@@ -84,7 +84,7 @@ class LocalLog:
         self._generation = 0
         """Grows when the log is cut or a sync fails: a sync that began before proves nothing about later records."""
         self._failure: OSError | None = None
-        self._resume_at_ms = 0
+        self._tried_at_ms: int | None = None  # To go on after a failed sync.
         self._doubtful_end = -1
         """Where the log ended when a sync failed, until the log is resumed."""
 
@@ -101,22 +101,28 @@ class LocalLog:
         visit: Callable[[BatchHeader], None] | None = None,
         checkpoints: Checkpoints | None = None,
         commits: GroupCommit | None = None,
+        power_lost: bool = False,
     ) -> LocalLog:
         """Open the log in `directory`, made if it is not there, and recover it.
 
         A new log starts at `start_offset`: a partition that is created again goes on where its earlier life stopped.
         `visit` sees the header of every batch that recovery checks, in order. `checkpoints` are shared by the logs of
         a data directory; without, the log keeps its own beside its segments. `commits`, without which the log cannot be
-        asked to `commit`, makes logs durable together. Raises OfflineLogError.
+        asked to `commit`, makes logs durable together. `power_lost`: the machine was restarted since the log was
+        written, so that unsynced bytes may be missing in any order. Raises OfflineLogError.
         """
         log = cls(directory, config, disk, checkpoints, commits)
         disk.make_directory(directory)
-        log._load(start_offset, visit or (lambda header: None))
+        log._load(start_offset, visit or (lambda header: None), power_lost=power_lost)
         return log
 
-    def _load(self, start_offset: int, visit: Callable[[BatchHeader], None]) -> None:
+    def _load(self, start_offset: int, visit: Callable[[BatchHeader], None], *, power_lost: bool) -> None:
         self._segments = Segments()
-        log_start, point = self._points.log_start(self._name), self._points.recovery_point(self._name)
+        try:
+            known = self._points.known(self._name)
+        except CheckpointError as error:
+            raise OfflineLogError(str(error)) from error
+        point = known.recovery_point
         found = self._epochs_file.load()
         sound, self.epochs = found is not None, found or epochs_of_batches(self._disk, self.directory)
         loaded = self.epochs.entries
@@ -124,12 +130,12 @@ class LocalLog:
         recovered, self.log_start, self.end = recover(
             self._disk,
             self.directory,
-            log_start=log_start,
-            recovery_point=point,
+            known=known,
             start_offset=start_offset,
             epochs=self.epochs,
             index_interval=self._config.index_interval_bytes,
             visit=visit,
+            power_lost=power_lost,
         )
         self._segments = Segments(recovered)
         if not self._segments:
@@ -151,10 +157,7 @@ class LocalLog:
     @property
     def _points(self) -> Checkpoints:
         if self._checkpoints is None:
-            try:
-                self._checkpoints = Checkpoints(self._disk, self.directory)
-            except CheckpointError as error:
-                raise OfflineLogError(str(error)) from error
+            self._checkpoints = Checkpoints(self._disk, self.directory)
         return self._checkpoints
 
     @property
@@ -169,7 +172,8 @@ class LocalLog:
     def _record_points(self) -> None:
         self._make_directory_durable()
         self._epochs_file.sync(self.epochs)
-        self._points.record(self._name, log_start=self.log_start, recovery_point=self._recovery_point)
+        point = self._recovery_point
+        self._points.record(self._name, log_start=self.log_start, recovery_point=point, synced=self.flushed)
 
     def _make_directory_durable(self) -> None:
         if not self._directory_durable:
@@ -298,7 +302,7 @@ class LocalLog:
         """Apply the result of a flush; False if it proves nothing, as it failed or the log was cut since."""
         if error is not None:
             self._failure = error
-            self._resume_at_ms = 0
+            self._tried_at_ms = None
             self._generation += 1
         elif flush.generation == self._generation:
             self.flushed = max(self.flushed, flush.end)
@@ -308,6 +312,8 @@ class LocalLog:
                 segment.index.unsynced = False
             if self.directory.parent in flush.directories:
                 self._directory_durable = True
+            if self._directory_durable:
+                self._points.record(self._name, log_start=self.log_start, synced=self.flushed)
             return True
         self._late_indexes += [segment for segment in flush.indexed if segment in self._segments]
         return False
@@ -348,15 +354,18 @@ class LocalLog:
         """As `resume`; without `now_ms` the time since the last attempt does not matter."""
         assert self._failure is not None
         if now_ms is not None:
-            if now_ms < self._resume_at_ms:
+            # A clock that was set back must not make the log wait until it is as late again.
+            if self._tried_at_ms is not None and 0 <= now_ms - self._tried_at_ms < RESUME_INTERVAL_MS:
                 raise self._failure
-            self._resume_at_ms = now_ms + RESUME_INTERVAL_MS
+            self._tried_at_ms = now_ms
         self._doubtful_end = max(self._doubtful_end, self.end)
         first, epoch = self._segments.index_of(self.flushed), self.epochs.latest
         if self.high_watermark == self.flushed:
             self.truncate(self.flushed)
         else:
-            self._write_tail_again()
+            sound = write_tail_again(self._segments[first:], self.flushed)
+            if sound is not None:
+                self.truncate(sound)
         self.epochs.start(epoch, self.end)
         for segment in self._segments[first:]:
             if segment.created:
@@ -367,17 +376,6 @@ class LocalLog:
         if self.end < before:
             logger.warning("%s: cut from offset %d back to %d", self.directory, before, self.end)
             self._observer.log_cut(self.end)
-
-    def _write_tail_again(self) -> None:
-        """Have the kernel write the unsynced batches once more; cut the log at the first that is damaged."""
-        for segment in self._segments[self._segments.index_of(self.flushed) :]:
-            if segment.created:
-                start = max(self.flushed, segment.base_offset)
-                sound, tail = write_again(segment, start)
-                if tail.reason is not None:
-                    logger.warning("%s: position %d: %s", segment.path, tail.size, tail.reason)
-                    self.truncate(sound)
-                    return
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -456,6 +454,8 @@ class LocalLog:
         self._move_log_start(offset)
 
     def _move_log_start(self, offset: int) -> None:
+        if offset > self.flushed:  # A log start above the synced end is taken for damage.
+            self.flush()
         self._observer.before_delete(offset)
         before, self.log_start = self.log_start, offset
         try:
@@ -494,7 +494,7 @@ class LocalLog:
     async def checkpoint_beside(self, start: int | None = None) -> None:
         """As `checkpoint`, in a thread, of a log that is about to start at `start`: a deletion finds that done."""
         self._record_points()
-        if start is not None and self.log_start < start <= self.high_watermark:
+        if start is not None and self.log_start < start <= self.flushed:
             self._points.record(self._name, log_start=start)
         await asyncio.get_running_loop().run_in_executor(None, self._points.save)
 
@@ -530,7 +530,7 @@ class LocalLog:
         self.flushed = min(self.flushed, end)
         self._seen = min(self._seen, end)
         self._generation += 1
-        if (self._points.recovery_point(self._name) or 0) > self.flushed:
+        if max(self._points.recovery_point(self._name) or 0, self._points.synced(self._name) or 0) > self.flushed:
             self.checkpoint()
         for gone in reversed(self._segments[index + 1 :]):
             self._segments.pop()

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from anabranch.storage.log.log import LocalLog
-
-CHECKPOINT_FILE = "cleaner-checkpoint"
+from anabranch.storage.log.recovery import CLEANER_FILE
 
 
 class Mark(NamedTuple):
@@ -23,7 +22,7 @@ class Mark(NamedTuple):
 
 def load_marks(log: LocalLog) -> list[Mark]:
     """Read the marks of earlier runs, oldest first; none from a damaged checkpoint."""
-    path = log.directory / CHECKPOINT_FILE
+    path = log.directory / CLEANER_FILE
     if not log.disk.exists(path):
         return []
     try:
@@ -55,4 +54,4 @@ def postpone_tombstones(log: LocalLog, now_ms: int) -> None:
 
 def _store(log: LocalLog, marks: Sequence[Mark]) -> None:
     lines = ["0", str(len(marks)), *(f"{mark.offset} {mark.time_ms}" for mark in marks)]
-    log.disk.replace(log.directory / CHECKPOINT_FILE, ("\n".join(lines) + "\n").encode())
+    log.disk.replace(log.directory / CLEANER_FILE, ("\n".join(lines) + "\n").encode())

@@ -1,9 +1,11 @@
-"""Opening a log: below the recovery point it is trusted, above it every batch is checked and the tail may be cut.
+"""Opening a log: below the recovery point it is trusted, above it every batch is checked and a torn tail is cut.
 
 In this order: finish or undo an interrupted cleaning; take in the segments, oldest first; from the recovery point on
-check header, length, CRC and offsets of every batch, cut at the first that is not sound, drop what comes after it.
+check header, length, CRC and offsets of every batch. At the first that is not sound the log either ends, torn, or is
+damaged (`storage.log.damage`). The bytes of a torn tail are kept beside the log. A damaged log, or one whose files and
+checkpoints contradict each other, is offline, and stays as it was found: files are removed only after all checks.
 Below the recovery point only what is cheap is checked (sizes, the index, the headers behind its last entry, that each
-segment ends where the next begins), and nothing is cut: a log that is broken there is offline.
+segment ends where the next begins).
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from typing import NamedTuple
 from anabranch.base.errors import DecodeError
 from anabranch.records.batch import HEADER_SIZE, BatchHeader, check, parse_header
 from anabranch.runtime.disk import Disk, File
+from anabranch.storage.checkpoints import Known
+from anabranch.storage.log.damage import ASIDE_SUFFIX, aside, is_whole_batch, keep_bytes, sound_batch_behind
 from anabranch.storage.log.epochs import LeaderEpochs
 from anabranch.storage.log.errors import OfflineLogError
 from anabranch.storage.log.index import INDEX_SUFFIX, TIME_INDEX_SUFFIX
@@ -26,6 +30,8 @@ from anabranch.storage.log.segment import DELETED_SUFFIX, LOG_SUFFIX, Segment, p
 logger = logging.getLogger("anabranch.storage.log")
 
 SCAN_SIZE = 4 << 20
+CLEANER_FILE = "cleaner-checkpoint"
+"""A log that has it may be compacted."""
 CLEANED_SUFFIX = ".cleaned"
 """A compacted segment that is not finished, or not synced."""
 SWAP_SUFFIX = ".swap"
@@ -37,8 +43,9 @@ def epochs_of_batches(disk: Disk, directory: Path) -> LeaderEpochs:
     epochs = LeaderEpochs()
     with contextlib.suppress(DecodeError):
         for name in disk.names(directory):
-            if name.endswith(LOG_SUFFIX):
-                segment = Segment(disk, directory, int(name[: -len(LOG_SUFFIX)]), 0)
+            base = base_of(name)
+            if base is not None:
+                segment = Segment(disk, directory, base, 0)
                 segment.load()
                 for _, header in segment.walk():
                     epochs.start(header.leader_epoch, header.base_offset)
@@ -65,43 +72,64 @@ def recover(
     disk: Disk,
     directory: Path,
     *,
-    log_start: int | None,
-    recovery_point: int | None,
+    known: Known,
     start_offset: int,
     epochs: LeaderEpochs,
     index_interval: int,
     visit: Callable[[BatchHeader], None],
+    power_lost: bool = False,
 ) -> Recovered:
     """Open the segments in `directory`; `epochs` learns what the checked batches tell. All that is left is synced.
 
-    `log_start` and `recovery_point` are those of the checkpoint, None where it has none. Raises OfflineLogError.
+    `power_lost`: unsynced bytes may be missing in any order, not only at the end. Raises OfflineLogError.
     """
     bases = _tidy(disk, directory)
-    start = bases[0] if bases and log_start is None else start_offset if log_start is None else log_start
-    point = start if recovery_point is None else recovery_point
-    scanner = _Opening(disk, directory, point, epochs, index_interval, visit)
-    scanner.gaps = recovery_point is None or point <= start
-    bases = scanner.drop_below(bases, start)
-    scanner.end = bases[0] if bases else start
-    if point <= start:
+    first = bases[0] if bases else start_offset
+    start = first if known.log_start is None else known.log_start
+    point = start if known.recovery_point is None else known.recovery_point
+    floor = max(point, known.synced or 0)
+    _check_start(directory, start, floor, known, bases, power_lost=power_lost)
+    opening = _Opening(disk, directory, point, epochs, index_interval, visit)
+    opening.floor, opening.power_lost = floor, power_lost
+    opening.gaps = (known.recovery_point is None or floor <= start) and disk.exists(directory / CLEANER_FILE)
+    below = [base for base, following in itertools.pairwise(bases) if following <= start]
+    bases = bases[len(below) :]
+    opening.end = bases[0] if bases else start
+    if floor <= start:
         # All synced records are deleted. A power loss may have brought files of them back, in any state.
-        scanner.point = scanner.end
+        opening.point = opening.floor = opening.end
     for index, base in enumerate(bases):
-        following = bases[index + 1] if index + 1 < len(bases) else None
-        if not scanner.take(base, following):
-            scanner.drop(bases[index + 1 :])
+        later = bases[index + 1 :]
+        if not opening.take(base, later):
+            opening.set_aside(later)
             break
-    segments, end = scanner.segments, scanner.end
-    if end < start and point <= start:
-        scanner.drop([segment.base_offset for segment in segments])
+    segments, end = opening.segments, opening.end
+    if end < start and floor <= start and (power_lost or not any(segment.size for segment in segments)):
+        opening.set_aside([segment.base_offset for segment in segments])
         segments, end = [], start
-    if end < point:
+    if end < max(floor, start):
         raise OfflineLogError(
-            f"{directory}: the log ends at offset {end}, but was synced up to {point}. "
+            f"{directory}: the log ends at offset {end}, but was synced up to {max(floor, start)}. "
             "Files are missing or were cut; restore them, or delete the topic."
         )
-    scanner.sync()
+    opening.remove(below)
+    _remove_strays(disk, directory)
+    opening.sync()
     return Recovered(segments, max(start, segments[0].base_offset) if segments else start, end)
+
+
+def _check_start(directory: Path, start: int, floor: int, known: Known, bases: list[int], *, power_lost: bool) -> None:
+    """Refuse a log start that contradicts the synced end or the files."""
+    if known.synced is not None and start > floor:
+        raise OfflineLogError(
+            f"{directory}: the checkpoint says that the log starts at offset {start}, but it was synced up to {floor} "
+            "only. Restore log-start-offset-checkpoint, or have `anabranch repair` start the log at its first file."
+        )
+    if bases and bases[0] > start and not (power_lost and floor <= start):
+        raise OfflineLogError(
+            f"{directory}: the log starts at offset {start}, but its first file begins at {bases[0]}. "
+            "Restore the missing file, or have `anabranch repair` start the log at its first file."
+        )
 
 
 class _Opening:
@@ -123,22 +151,28 @@ class _Opening:
         self._disk = disk
         self._directory = directory
         self.point = point
+        self.floor = point
+        """The offset below which nothing may be missing."""
+        self.power_lost = False
         self._epochs = epochs
         self._index_interval = index_interval
         self._visit = visit
         self._names_changed = False
 
-    def drop_below(self, bases: list[int], start: int) -> list[int]:
-        """Remove the segments that end at or before the log start; answer the others."""
-        gone = [base for base, following in itertools.pairwise(bases) if following <= start]
-        self._remove(gone)
-        return bases[len(gone) :]
-
-    def drop(self, bases: list[int]) -> None:
-        """Remove segments behind a cut."""
+    def set_aside(self, bases: list[int]) -> None:
+        """Rename segments behind the log's end, in which no sound batch is, or unsynced ones after a power loss."""
         for base in bases:
-            logger.warning("%s: removed, because the log ends before it", path_of(self._directory, base))
-        self._remove(bases)
+            path = path_of(self._directory, base)
+            away = aside(self._disk, path, ASIDE_SUFFIX)
+            self._disk.rename(path, away)
+            self._names_changed = True
+            logger.warning("%s: the log ends before it; kept as %s", path, away.name)
+
+    def remove(self, bases: list[int]) -> None:
+        """Remove the segments that end at or before the log start."""
+        for base in bases:
+            self._disk.discard(Segment(self._disk, self._directory, base, self._index_interval).remove())
+            self._names_changed = True
 
     def sync(self) -> None:
         """Make names durable where they changed."""
@@ -146,8 +180,9 @@ class _Opening:
             self._disk.sync_directory(self._directory)
             self._disk.sync_directory(self._directory.parent)
 
-    def take(self, base: int, following: int | None) -> bool:
-        """Take a segment in; False if records are missing at its end, so that later segments are void."""
+    def take(self, base: int, later: list[int]) -> bool:
+        """Take a segment in; False if the log ends in it, or before it, so that the `later` segments are void."""
+        following = later[0] if later else None
         segment = Segment(self._disk, self._directory, base, self._index_interval)
         segment.load()
         try:
@@ -155,8 +190,8 @@ class _Opening:
                 self._take_old(segment, following)
                 return True
             if base > self.end and base > self.point:
-                logger.warning("%s: removed, because the log ends at offset %d before it", segment.path, self.end)
-                self._remove([base])
+                self._end_or_refuse(segment, 0, f"offsets {self.end} to {base - 1} are missing before it", later)
+                self.set_aside([base])
                 return False
             checked = segment.load_index(self.point)
         except DecodeError as error:
@@ -164,7 +199,7 @@ class _Opening:
                 f"{segment.path}: {error}, below the recovery point {self.point}. Nothing was cut; "
                 "restore the file, or delete the topic."
             ) from error
-        return self._take_checked(segment, checked, following)
+        return self._take_checked(segment, checked, later)
 
     def _take_old(self, segment: Segment, following: int) -> None:
         """Take in a segment that lies below the recovery point and was sealed there."""
@@ -174,8 +209,7 @@ class _Opening:
             raise DecodeError(f"the file ends at offset {segment.end}, the next one begins at {following}")
         if size < segment.size:
             # An append that failed half-way, whose traces a power loss brought back. No offset of theirs was given.
-            logger.warning("%s: cut at position %d of %d, where its offsets end", segment.path, size, segment.size)
-            segment.truncate(size, following)
+            self._cut(segment, size, following, "its offsets end there")
             segment.sealed = True
         if segment.index.unsynced:
             for file in segment.index.store():
@@ -185,7 +219,7 @@ class _Opening:
         self.segments.append(segment)
         self.end = following
 
-    def _take_checked(self, segment: Segment, checked: int, following: int | None) -> bool:
+    def _take_checked(self, segment: Segment, checked: int, later: list[int]) -> bool:
         """Check the segment from position `checked` on, cut it if it must be; False as `take`."""
 
         def found(position: int, header: BatchHeader) -> None:
@@ -194,26 +228,61 @@ class _Opening:
             self._visit(header)
 
         tail = scan(segment.file, checked, segment.size, segment.end, found, gaps=self.gaps)
+        self.end = segment.end
+        reason = tail.reason
+        if reason is None and later and later[0] != self.end:
+            reason = f"it ends at offset {self.end}, the next file begins at {later[0]}"
+        if reason is not None:
+            self._end_or_refuse(segment, tail.size, reason, later)
         self.segments.append(segment)
         if tail.reason is not None:
-            logger.warning(
-                "%s: cut at position %d of %d: %s. Offsets go on at %d",
-                *(segment.path, tail.size, segment.size, tail.reason, segment.end),
-            )
-            segment.truncate(tail.size, segment.end)
+            self._cut(segment, tail.size, segment.end, tail.reason)
         if tail.reason is not None or tail.size > checked:
             segment.file.sync()
             self._names_changed = True
-        self.end = segment.end
-        if following is None:
-            return True
-        segment.seal()
-        return following == self.end
+        if reason is not None:
+            return False
+        if later:
+            segment.seal()
+        return True
 
-    def _remove(self, bases: list[int]) -> None:
-        for base in bases:
-            self._disk.discard(Segment(self._disk, self._directory, base, self._index_interval).remove())
-            self._names_changed = True
+    def _end_or_refuse(self, segment: Segment, position: int, reason: str, later: list[int]) -> None:
+        """Return if the log may end at `position` of `segment`; OfflineLogError if it is damaged there."""
+        behind = None
+        if self.end < self.floor:
+            behind = f"records up to offset {self.floor} were synced"
+        elif not self.power_lost:
+            behind = self._proof_behind(segment, position, later)
+        if behind is not None:
+            raise OfflineLogError(
+                f"{segment.path}, position {position}: {reason}. This is no torn tail: {behind}. Nothing was cut; "
+                "restore the file from a copy, or delete the topic."
+            )
+
+    def _proof_behind(self, segment: Segment, position: int, later: list[int]) -> str | None:
+        """Say what shows that the bytes at `position` were sound once, None if nothing does."""
+        file, size = segment.file, segment.size
+        if position < size and is_whole_batch(file, position, size):
+            return "it is a whole batch that has changed"
+        places = [(segment.path, file, position - (position == 0), size)]
+        for base in later:
+            other = self._disk.open(path_of(self._directory, base))
+            places.append((other.path, other, -1, other.size()))
+        for path, opened, start, end in places:
+            at = sound_batch_behind(opened, start, end, self.end)
+            if at is not None:
+                return f"a sound batch lies behind it ({path.name}, position {at})"
+        return None
+
+    def _cut(self, segment: Segment, size: int, end: int, reason: str) -> None:
+        """Cut a segment at position `size`, where the offset is `end`; the bytes behind are kept beside it."""
+        kept = aside(self._disk, segment.path.with_name(f"{end:020d}"), ASIDE_SUFFIX)
+        keep_bytes(self._disk, segment.file, size, segment.size, kept)
+        logger.warning(
+            "%s: cut at position %d of %d: %s. Offsets go on at %d; the bytes are kept as %s",
+            *(segment.path, size, segment.size, reason, end, kept.name),
+        )
+        segment.truncate(size, end)
 
 
 def scan(
@@ -250,35 +319,58 @@ def scan(
     return Tail(position, None)
 
 
+def base_of(name: str, suffix: str = LOG_SUFFIX) -> int | None:
+    """The base offset in the name of a segment's file; None for another file."""
+    stem = name[: -len(suffix)]
+    return int(stem) if name.endswith(suffix) and stem.isdigit() else None
+
+
 def _tidy(disk: Disk, directory: Path) -> list[int]:
     """Finish the interrupted operations; return the base offsets of the segments."""
     names = disk.names(directory)
     doomed = [directory / name for name in names if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp"))]
-    bases = {int(name[: -len(LOG_SUFFIX)]) for name in names if name.endswith(LOG_SUFFIX)}
+    bases = {base for name in names if (base := base_of(name)) is not None}
     for name in names:
-        if name.endswith(LOG_SUFFIX + SWAP_SUFFIX):
-            _finish_swap(disk, directory, name, bases)
-    for name in names:
-        stem, _, suffix = name.rpartition(".")
-        if f".{suffix}" in (INDEX_SUFFIX, TIME_INDEX_SUFFIX) and int(stem) not in bases:
-            doomed.append(directory / name)
+        base = base_of(name, LOG_SUFFIX + SWAP_SUFFIX)
+        if base is not None:
+            _finish_swap(disk, directory, base, bases)
     if doomed:
         disk.discard(doomed)
     return sorted(bases)
 
 
-def _finish_swap(disk: Disk, directory: Path, name: str, bases: set[int]) -> None:
-    """Put a compacted segment in the place of those that it was made of."""
-    base = int(name[: -len(LOG_SUFFIX + SWAP_SUFFIX)])
-    swap = disk.open(directory / name)
-    position, size, end = 0, swap.size(), base
-    try:
-        while position < size:
-            header = parse_header(swap.read(HEADER_SIZE, position), 0, size - position)
-            position, end = position + header.size, header.next_offset
-    except DecodeError as error:
-        raise OfflineLogError(f"{swap.path}: {error}. Restore the file, or delete the topic.") from error
+def _remove_strays(disk: Disk, directory: Path) -> None:
+    """Remove indexes without a segment, as an interrupted removal leaves them; they could be built anew."""
+    names = disk.names(directory)
+    bases = {base_of(name) for name in names}
+    strays = [
+        directory / name
+        for name in names
+        for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX)
+        if (base := base_of(name, suffix)) is not None and base not in bases
+    ]
+    if strays:
+        disk.discard(strays)
+
+
+def _finish_swap(disk: Disk, directory: Path, base: int, bases: set[int]) -> None:
+    """Put a compacted segment, which must be sound, in the place of those that it was made of."""
+    path = path_of(directory, base)
+    swap = disk.open(path.with_name(path.name + SWAP_SUFFIX))
+    end = base
+
+    def found(position: int, header: BatchHeader) -> None:
+        nonlocal end
+        end = header.next_offset
+
+    tail = scan(swap, 0, swap.size(), base, found, gaps=True)
     replaced = [other for other in bases if base <= other < end]
+    following = min((other for other in bases if other >= end), default=end)
+    reason = tail.reason
+    if reason is None and (end == base or following != end):
+        reason = f"it ends at offset {end}, the next file begins at {following}"
+    if reason is not None:
+        raise OfflineLogError(f"{swap.path}: {reason}. Restore the file, or delete the topic.")
     replace_by_swap(disk, directory, base, replaced)
     bases.difference_update(replaced)
     bases.add(base)

@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from uuid import UUID
 
+import pytest
+
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.controller.configs import NOT_SET
@@ -106,3 +108,44 @@ async def _remove_twice(tmp_path: Path) -> None:
     assert table is not None
     assert table.known(7) is not None
     second.end()
+
+
+def test_a_log_ahead_of_the_metadata_is_offline_with_a_sentence_and_not_without_a_leader_for_ever(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        first = Life(tmp_path)
+        await first.begin()
+        first.partition(1).log.start_epoch(1_000)
+        first.end()
+        second = Life(tmp_path)
+        roles = tuple(Role(number, 1, 0, 0, False, (1,), (1,), 0) for number in range(2))
+        errors = await second.replicas.take_roles(SendLeaderAndIsr(1, 1, 1, "t", TOPIC_ID, 1, 2, roles))
+        assert errors == {0: ErrorCode.NONE, 1: ErrorCode.KAFKA_STORAGE_ERROR}
+        assert second.partition(1).unavailable() is ErrorCode.KAFKA_STORAGE_ERROR
+        assert "leader epoch 1000" in str(second.partition(1).offline_reason)
+        second.end()
+
+    asyncio.run(scenario())
+    assert "partition offline" in caplog.text
+
+
+def test_a_kill_soon_after_a_sync_leaves_the_proof_of_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        first = Life(tmp_path)
+        await first.begin()
+        data = make_batch(3)
+        first.partition(0).append(data, parse_header(data), 0)
+        await first.replicas.commit(first.partition(0))
+        await first.replicas.save_checkpoints()
+        first.end()
+        [path] = (tmp_path / "t-0").glob("*.log")
+        path.write_bytes(b"")
+        second = Life(tmp_path)
+        roles = tuple(Role(number, 1, 0, 0, False, (1,), (1,), 0) for number in range(2))
+        errors = await second.replicas.take_roles(SendLeaderAndIsr(1, 1, 1, "t", TOPIC_ID, 1, 2, roles))
+        assert errors == {0: ErrorCode.KAFKA_STORAGE_ERROR, 1: ErrorCode.NONE}
+        assert "synced up to 3" in str(second.partition(0).offline_reason)
+        second.end()
+
+    asyncio.run(scenario())

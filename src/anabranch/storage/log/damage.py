@@ -1,0 +1,101 @@
+"""Telling a torn tail from damage, and setting bytes aside instead of removing them.
+
+A process that is killed leaves at most a prefix of its last write: the file ends within a batch. Whatever else is
+unsound was sound once. So an unsound place is a torn tail only if no sound batch lies behind it, in this segment or a
+later one, and if it is no whole batch itself. After a power loss unsynced sectors are lost in any order, so that
+above the synced end sound batches behind an unsound place prove nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from anabranch.base.errors import DecodeError
+from anabranch.records.batch import HEADER_SIZE, check, parse_header
+from anabranch.records.checksum import crc32c
+from anabranch.runtime.disk import Disk, File
+
+ASIDE_SUFFIX = ".torn"
+"""Bytes that were cut from the end of a log: `<offset at which the log went on>[.n].torn`."""
+DAMAGED_SUFFIX = ".damaged"
+"""A damaged file that was rebuilt from other files: `<its name>[.n].damaged`."""
+_WINDOW_SIZE = 4 << 20
+MAGIC_POSITION, _CRC_POSITION, _CRC_START = 16, 17, 21
+OFFSETS_AHEAD_MAX = 1 << 40
+"""How far above the expected offset a batch behind damage may begin; a bound on accidental checksums to compare."""
+
+
+def sound_batch_behind(file: File, position: int, size: int, next_offset: int) -> int | None:
+    """Find a sound batch at any byte behind `position` that begins at `next_offset` or later; return its position."""
+    for at in _possible(file, position + 1, size):
+        header_bytes = file.read(HEADER_SIZE, at)
+        base = int.from_bytes(header_bytes[:8], "big")
+        if len(header_bytes) < HEADER_SIZE or not next_offset <= base < next_offset + OFFSETS_AHEAD_MAX:
+            continue
+        try:
+            header = parse_header(header_bytes, 0, size - at)
+            check(file.read(header.size, at), 0, header)
+        except DecodeError:
+            continue
+        return at
+    return None
+
+
+def _possible(file: File, position: int, size: int) -> Iterator[int]:
+    """The positions from which on the bytes could be a batch: magic 2 and a small codec where these are expected."""
+    while position + HEADER_SIZE <= size:
+        window = file.read(min(_WINDOW_SIZE, size - position), position)
+        found = window.find(b"\x02", MAGIC_POSITION)
+        while found >= 0:
+            at = found - MAGIC_POSITION
+            if position + at + HEADER_SIZE <= size and window[at] == window[at + 1] == 0:
+                yield position + at
+            found = window.find(b"\x02", found + 1)
+        if position + len(window) >= size:
+            return
+        position += max(len(window) - MAGIC_POSITION, 1)
+
+
+def is_whole_batch(file: File, position: int, size: int) -> bool:
+    """Whether the bytes from `position` to the file's end are one batch that was written whole, and changed since."""
+    data = file.read(size - position, position)
+    if len(data) < HEADER_SIZE:
+        return False
+    said = int.from_bytes(data[8:12], "big") + 12
+    if said == len(data) and data[MAGIC_POSITION] == 2:
+        return True
+    return crc32c(data[_CRC_START:]) == int.from_bytes(data[_CRC_POSITION:_CRC_START], "big")
+
+
+def aside(disk: Disk, path: Path, suffix: str) -> Path:
+    """Choose a name beside `path` that no file has: `path` with `suffix`, and a number if need be."""
+    for number in range(1_000_000):
+        chosen = path.with_name(f"{path.name}{f'.{number}' if number else ''}{suffix}")
+        if not disk.exists(chosen):
+            return chosen
+    raise AssertionError(f"a million files beside {path}")
+
+
+def keep_bytes(disk: Disk, file: File, position: int, size: int, path: Path) -> None:
+    """Copy the bytes from `position` to `size` into a new file at `path`, durably. Blocks; OSError."""
+    if position >= size:
+        return
+    copy = disk.open(path, create=True)
+    at = position
+    while at < size:
+        data = file.read(min(_WINDOW_SIZE, size - at), at)
+        if not data:
+            break
+        copy.write(data, at - position)
+        at += len(data)
+    copy.sync()
+    disk.sync_directory(path.parent)
+
+
+def keep_damaged(disk: Disk, path: Path) -> Path:
+    """Rename a damaged file that is about to be written anew; return its new name. Blocks; OSError."""
+    away = aside(disk, path, DAMAGED_SUFFIX)
+    disk.rename(path, away)
+    disk.sync_directory(path.parent)
+    return away

@@ -1,0 +1,193 @@
+"""Damage to the files of a log: nothing is deleted, and what cannot be judged is offline with a sentence."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from anabranch.records.batch import headers
+from anabranch.runtime.disk import Disk
+from anabranch.storage.checkpoints import LOG_STARTS_FILE, RECOVERY_POINTS_FILE, SYNCED_FILE
+from anabranch.storage.log.config import Durability, LogConfig
+from anabranch.storage.log.epochs import FILE as EPOCHS_FILE
+from anabranch.storage.log.log import LocalLog, OfflineLogError
+from tests.support.batches import make_batch
+
+SMALL = LogConfig(durability=Durability.OS, segment_bytes=1_000)
+BATCH = 161
+"""Bytes of each batch of `fill`."""
+
+
+def open_log(path: Path, config: LogConfig = SMALL, *, power_lost: bool = False) -> LocalLog:
+    return LocalLog.open(path / "t-0", config, disk=Disk(), power_lost=power_lost)
+
+
+def fill(log: LocalLog, batches: int) -> None:
+    for _ in range(batches):
+        log.append(make_batch(2, b"v" * 100), 3, 0)
+
+
+def base_offsets(log: LocalLog) -> list[int]:
+    found, offset = [], log.log_start
+    while part := log.read(offset, 1 << 20, end=log.end):
+        for _, header in headers(part.view()):
+            found.append(header.base_offset)
+            offset = header.next_offset
+    return found
+
+
+def flip(path: Path, position: int, bit: int = 4) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= bit
+    path.write_bytes(data)
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    """Every byte of the log; indexes are made anew whenever that is needed."""
+    return {path.name: path.read_bytes() for path in directory.iterdir() if not path.name.endswith("index")}
+
+
+@pytest.mark.parametrize("place", [0, 5, 8, 11, 13 + BATCH, 16, 18, 21, 25, 57, 70, 5 * BATCH - 1])
+def test_a_bit_flipped_before_sound_batches_takes_the_log_offline_and_removes_nothing(
+    tmp_path: Path, place: int
+) -> None:
+    log = open_log(tmp_path)
+    fill(log, 30)
+    path = sorted((tmp_path / "t-0").glob("*.log"))[1]
+    flip(path, place)
+    before = content(tmp_path / "t-0")
+    if place == 13 + BATCH:  # A leader epoch, which no checksum covers.
+        assert open_log(tmp_path).end == 60
+        return
+    with pytest.raises(OfflineLogError, match=rf"{path.name}, position \d+: .* no torn tail"):
+        open_log(tmp_path)
+    assert content(tmp_path / "t-0") == before
+
+
+@pytest.mark.parametrize("place", range(61 + 100))
+def test_a_bit_flipped_in_the_last_batch_is_no_torn_tail(tmp_path: Path, place: int) -> None:
+    log = open_log(tmp_path, LogConfig())
+    fill(log, 3)
+    path = tmp_path / "t-0" / f"{0:020d}.log"
+    flip(path, 2 * BATCH + place)
+    if 12 <= place < 16:
+        assert open_log(tmp_path).end == 6
+    else:
+        with pytest.raises(OfflineLogError, match="whole batch"):
+            open_log(tmp_path)
+
+
+@pytest.mark.parametrize("cut", [1, 30, 100, 101, 149, 160])
+def test_a_torn_tail_is_cut_and_its_bytes_are_kept(tmp_path: Path, cut: int, caplog: pytest.LogCaptureFixture) -> None:
+    log = open_log(tmp_path, LogConfig())
+    fill(log, 3)
+    path = tmp_path / "t-0" / f"{0:020d}.log"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    with caplog.at_level(logging.WARNING):
+        assert open_log(tmp_path).end == 4
+    [kept] = (tmp_path / "t-0").glob("*.torn")
+    assert kept.read_bytes() == whole[2 * BATCH : -cut]
+    assert kept.name in caplog.text
+    assert f"position {2 * BATCH}" in caplog.text
+
+
+def test_a_file_missing_among_others_takes_the_log_offline_and_removes_nothing(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    fill(log, 30)
+    paths = sorted((tmp_path / "t-0").glob("*.log"))
+    for path in paths[:3]:
+        data = path.read_bytes()
+        path.unlink()
+        before = content(tmp_path / "t-0")
+        if path is paths[0]:
+            assert open_log(tmp_path).log_start == 12  # Nothing was recorded of this log yet.
+        else:
+            with pytest.raises(OfflineLogError, match="missing"):
+                open_log(tmp_path)
+            assert content(tmp_path / "t-0") == before
+        path.write_bytes(data)
+
+
+def test_what_was_synced_is_missed_even_at_the_end(tmp_path: Path) -> None:
+    log = open_log(tmp_path, LogConfig())
+    fill(log, 10)
+    log.flush()
+    log.checkpoint()
+    path = tmp_path / "t-0" / f"{0:020d}.log"
+    data = path.read_bytes()
+    for kept in (0, 9 * BATCH, 10 * BATCH - 1):
+        path.write_bytes(data[:kept])
+        for power_lost in (False, True):
+            with pytest.raises(OfflineLogError, match="synced"):
+                open_log(tmp_path, power_lost=power_lost)
+        assert path.read_bytes() == data[:kept]
+
+
+def test_after_a_power_loss_unsynced_batches_behind_a_hole_are_kept_aside(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    fill(log, 30)
+    paths = sorted((tmp_path / "t-0").glob("*.log"))
+    data = bytearray(paths[1].read_bytes())
+    data[BATCH : 2 * BATCH] = bytes(BATCH)
+    paths[1].write_bytes(data)
+    others = [path.read_bytes() for path in paths[2:]]
+    log = open_log(tmp_path, power_lost=True)
+    assert log.end == 14
+    assert base_offsets(log) == list(range(0, 14, 2))
+    kept = sorted((tmp_path / "t-0").glob("*.torn"))
+    assert sorted(path.read_bytes() for path in kept) == sorted([bytes(data[BATCH:]), *others])
+
+
+@pytest.mark.parametrize("name", [LOG_STARTS_FILE, RECOVERY_POINTS_FILE, SYNCED_FILE, EPOCHS_FILE])
+@pytest.mark.parametrize("damage", ["flip", "empty", "cut", "remove"])
+def test_a_damaged_checkpoint_deletes_nothing(tmp_path: Path, name: str, damage: str) -> None:
+    log = open_log(tmp_path)
+    fill(log, 30)
+    log.delete_before(20)
+    log.flush()
+    log.checkpoint()
+    path = tmp_path / "t-0" / name
+    data = path.read_bytes()
+    told: list[str] = []
+    for place in range(len(data)) if damage == "flip" else [0]:
+        for bit in (1, 2, 4, 8) if damage == "flip" else [0]:
+            if damage == "flip":
+                flip(path, place, bit)
+            elif damage == "remove":
+                path.unlink()
+            else:
+                path.write_bytes(data[: len(data) // 2 if damage == "cut" else 0])
+            logs = {each.name: each.read_bytes() for each in (tmp_path / "t-0").glob("*.log")}
+            try:
+                found = open_log(tmp_path)
+            except OfflineLogError as error:
+                told.append(str(error))
+            else:
+                assert found.log_start <= 20
+                assert found.end == 60
+                assert base_offsets(found)[-20:] == list(range(20, 60, 2))
+                assert found.epochs.latest == 3
+            assert {each.name: each.read_bytes() for each in (tmp_path / "t-0").glob("*.log")} == logs
+            path.write_bytes(data)
+    assert all("Restore" in sentence for sentence in told)
+
+
+@pytest.mark.parametrize("start", [61, 300, 1 << 40])
+def test_a_log_start_behind_what_was_synced_is_damage(tmp_path: Path, start: int) -> None:
+    log = open_log(tmp_path)
+    fill(log, 30)
+    log.flush()
+    log.checkpoint()
+    for name in (LOG_STARTS_FILE, RECOVERY_POINTS_FILE):
+        # As earlier versions wrote them: without checksums, and without the synced offsets.
+        (tmp_path / "t-0" / name).write_text(f"0\n1\nt 0 {start if name == LOG_STARTS_FILE else 54}\n")
+    for without in (False, True):
+        if without:
+            (tmp_path / "t-0" / SYNCED_FILE).unlink()
+        before = content(tmp_path / "t-0")
+        with pytest.raises(OfflineLogError, match=str(start)):
+            open_log(tmp_path)
+        assert content(tmp_path / "t-0") == before
