@@ -265,7 +265,7 @@ def test_damage_takes_one_partition_offline_and_the_others_serve(tmp_path: Path)
 
 
 def test_a_torn_tail_is_cut_with_a_warning_and_the_log_goes_on(tmp_path: Path) -> None:
-    broker = BrokerProcess(tmp_path).start()
+    broker = BrokerProcess(tmp_path, log_flush_offset_checkpoint_interval_ms=3_600_000).start()
     with WireClient(broker.port) as client:
         client.create("t")
         for n in range(3):

@@ -15,6 +15,7 @@ from anabranch.cli.demo import demo
 from anabranch.cli.explain import explain
 from anabranch.cli.plan import verify_plan
 from anabranch.cli.produce import produce
+from anabranch.cli.repair import repair
 from anabranch.cli.serve import serve
 
 EXIT_FAILED = 1
@@ -28,6 +29,7 @@ app.command()(produce)
 app.command()(consume)
 app.command()(explain)
 app.command()(demo)
+app.command()(repair)
 app.command(name="verify-plan")(verify_plan)
 
 

@@ -13,7 +13,10 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from zlib import crc32
 
+NAME_MAX = 255
+"""Characters of a name in a directory."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 DISCARD_SIZE_MAX = 4 << 20
 """Bytes of a file that is removed while the caller waits."""
@@ -67,6 +70,13 @@ class File:
         os.fdatasync(self.fd)
 
 
+def _temporary(path: Path) -> Path:
+    """The name of a file until it is complete; that of a long name is shorter."""
+    if len(path.name) + len(".tmp") <= NAME_MAX:
+        return path.with_name(path.name + ".tmp")
+    return path.with_name(f"{path.name[-200:]}.{crc32(path.name.encode()):08x}.tmp")
+
+
 class Disk:
     """The file system."""
 
@@ -81,7 +91,7 @@ class Disk:
 
     def replace(self, path: Path, data: bytes) -> None:
         """Write a small file so that, whatever happens, the old content or the new is there, durably."""
-        temporary = path.with_name(path.name + ".tmp")
+        temporary = _temporary(path)
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             view = memoryview(data)
@@ -156,13 +166,19 @@ class Disk:
 
 
 class DirectoryLock:
-    """An advisory lock that ends with the process, however it ends. The file names its holder."""
+    """An advisory lock that ends with the process, however it ends. The file names its holder.
+
+    The directory of the file is locked too: a file that is removed and made again is another one.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._fd = -1
         try:
+            fcntl.flock(self._directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError:
             self.release()
             raise
         os.ftruncate(self._fd, 0)
@@ -170,6 +186,7 @@ class DirectoryLock:
 
     def release(self) -> None:
         """Give the lock back."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        for fd in (self._fd, self._directory):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._directory = -1

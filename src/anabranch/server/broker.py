@@ -25,6 +25,7 @@ from anabranch.server.cluster.commands import Commands
 from anabranch.server.cluster.controller import Controller
 from anabranch.server.cluster.images import lineage_now
 from anabranch.server.cluster.peers import LocalPeers, Peers
+from anabranch.server.cluster.repair import check_metadata, check_metadata_file
 from anabranch.server.cluster.view import ClusterView
 from anabranch.server.context import BrokerContext
 from anabranch.server.coordinators.assignor_plug_ins import check_assignors
@@ -42,7 +43,7 @@ from anabranch.server.partitions.fetching import Fetches
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.server.partitions.topic_settings import TopicSettings, topic_settings
 from anabranch.server.settings import DEFAULT_METRICS_LISTENER, Address, Settings, described, explicit
-from anabranch.storage.directory import METADATA_FILE, DataDirectory, Identity
+from anabranch.storage.directory import METADATA_COPY_FILE, METADATA_FILE, DataDirectory, Identity
 from anabranch.storage.metadata.embedded import EmbeddedMetadataStore
 
 events = EventLogger("broker")
@@ -86,8 +87,10 @@ class Broker:
         new_id = urlsafe_b64encode(self._chance.uuid().bytes).decode().rstrip("=")
         identity = directory.identity(Identity(new_id, settings.node_id))
         clean = directory.stopped_cleanly
+        check_metadata_file(directory)
         store = await EmbeddedMetadataStore.open(directory.path / METADATA_FILE)
         self._closing.push_async_callback(store.close)
+        await check_metadata(directory, store)
         self._assemble(directory, store, identity.cluster_id)
         context, controller = self.context, self._controller
         port = self._listen()
@@ -100,6 +103,7 @@ class Broker:
             settings.node_id, settings.broker_rack or None, (f"PLAINTEXT://{self.address}",), unclean=lost
         )
         directory.recovered()
+        directory.begin_term(controller.state.controller_epoch)
         for topic in context.view.topics():
             if len(topic.layouts) > 1:  # The cuts of its logs are made before anyone waits for them.
                 await self._peers.held_layouts(topic.name)
@@ -119,6 +123,12 @@ class Broker:
             ),
             asyncio.create_task(
                 self._every(settings.log_flush_offset_checkpoint_interval_ms, context.replicas.save_checkpoints)
+            ),
+            asyncio.create_task(
+                self._every(
+                    settings.log_flush_offset_checkpoint_interval_ms,
+                    partial(store.copy_to, directory.path / METADATA_COPY_FILE),
+                )
             ),
             asyncio.create_task(self._every(settings.reaper_interval_ms, controller.inspect_all_retiring)),
             asyncio.create_task(context.checks.load()),

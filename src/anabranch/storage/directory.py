@@ -6,6 +6,7 @@ recovery-point-offset-checkpoint  log-start-offset-checkpoint  synced-offset-che
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +17,27 @@ from anabranch.records.batch import BatchHeader
 from anabranch.runtime.disk import Disk
 from anabranch.storage.checkpoints import Checkpoints
 from anabranch.storage.log.config import LogConfig
+from anabranch.storage.log.damage import DAMAGED_SUFFIX, aside
 from anabranch.storage.log.group_commit import GroupCommit
 from anabranch.storage.log.log import LocalLog
+from anabranch.storage.log.survey import LogSurvey, survey
 
 META_FILE = "meta.properties"
 LOCK_FILE = ".lock"
 METADATA_FILE = "metadata.sqlite"
+METADATA_COPY_FILE = "metadata-copy.sqlite"
+"""A copy of the metadata, seconds old, which `anabranch repair` restores."""
+TERM_FILE = "controller-epoch"
+"""The epoch of the last controller's term: metadata of an earlier one is older than the logs."""
 CLEAN_STOP_FILE = "clean-stop"
 BOOT_FILE = "boot-id"
 VERSION = 1
 DELETED_SUFFIX = ".deleted"
+"""Of a log that is being deleted, as earlier versions named it."""
+DELETED_DIRECTORY = ".deleted"
+"""Holds the logs that are being deleted, by number: a suffix to a topic's name may make it too long."""
+UNKNOWN_DIRECTORY = "unknown"
+"""Holds logs of partitions that the metadata did not have, when it was repaired."""
 
 
 class DirectoryInUseError(AnabranchError):
@@ -46,6 +58,7 @@ class DataDirectory:
     def __init__(self, path: Path, disk: Disk) -> None:
         self.path = path
         self._disk = disk
+        self._doomed = itertools.count()
         try:
             disk.make_directory(path)
             self._lock = disk.lock(path / LOCK_FILE)
@@ -106,21 +119,68 @@ class DataDirectory:
             )
         return found
 
+    @property
+    def term(self) -> int:
+        """The epoch of the last controller's term here; 0 before the first. AnabranchError if its file is damaged."""
+        path = self.path / TERM_FILE
+        text = self._disk.read(path).decode("latin-1").strip() if self._disk.exists(path) else "0"
+        if not text.isdecimal():
+            raise AnabranchError(
+                f"{path} is damaged: expected the epoch of the last controller. Remove it, if metadata.sqlite is "
+                "known to be the newest."
+            )
+        return int(text)
+
+    def begin_term(self, epoch: int) -> None:
+        """Note the epoch of the controller's term, durably. Blocks; OSError."""
+        self._disk.replace(self.path / TERM_FILE, b"%d\n" % epoch)
+
     def log_path(self, partition: TopicPartition) -> Path:
         """The directory of a partition's log."""
         return self.path / str(partition)
 
     def logs(self) -> Sequence[TopicPartition]:
-        """The partitions that have a log here; the rests of an interrupted deletion are removed."""
+        """The partitions that have a log here."""
         found = []
         for name in self._disk.names(self.path):
-            if name.endswith(DELETED_SUFFIX):
-                self._disk.remove_tree(self.path / name)
-                continue
             topic, dash, partition = name.rpartition("-")
             if dash and partition.isdigit():
                 found.append(TopicPartition(topic, int(partition)))
         return found
+
+    def finish_deletions(self) -> None:
+        """Remove the logs whose deletion was interrupted. Blocks; OSError."""
+        for name in self._disk.names(self.path):
+            if name.endswith(DELETED_SUFFIX):
+                self._disk.remove_tree(self.path / name)
+
+    def survey(self, partition: TopicPartition) -> LogSurvey:
+        """Read what the files of a closed log show. Blocks; OSError."""
+        return survey(self._disk, self.log_path(partition))
+
+    def start_log_at(self, partition: TopicPartition, offset: int) -> None:
+        """Record durably that a closed log starts at `offset`. Blocks; OSError."""
+        self.checkpoints.record(str(partition), log_start=offset)
+        self.checkpoints.save()
+
+    def move_away(self, partition: TopicPartition) -> None:
+        """Move a closed log out of the way, with all its files. Blocks; OSError."""
+        parent = self.path / UNKNOWN_DIRECTORY
+        self._disk.make_directory(parent)
+        self._disk.rename(self.log_path(partition), aside(self._disk, parent / str(partition), ""))
+        self._disk.sync_directory(parent)
+        self._disk.sync_directory(self.path)
+        self.checkpoints.forget(str(partition))
+        self.checkpoints.save()
+
+    def restore_metadata(self, copy: Path) -> None:
+        """Put a copy of the metadata in place; the file that was there is renamed. Blocks; OSError."""
+        path = self.path / METADATA_FILE
+        for suffix in ("", "-wal", "-shm"):
+            old = path.with_name(path.name + suffix)
+            if self._disk.exists(old):
+                self._disk.rename(old, aside(self._disk, old, DAMAGED_SUFFIX))
+        self._disk.replace(path, self._disk.read(copy))
 
     def open_log(
         self,
@@ -154,9 +214,11 @@ class DataDirectory:
         self.checkpoints.save()
         if not self._disk.exists(path):
             return
-        doomed = path.with_name(path.name + DELETED_SUFFIX)
-        self._disk.remove_tree(doomed)
+        parent = self.path / DELETED_DIRECTORY
+        self._disk.make_directory(parent)
+        doomed = aside(self._disk, parent / f"{next(self._doomed)}", "")
         self._disk.rename(path, doomed)
+        self._disk.sync_directory(parent)
         self._disk.sync_directory(self.path)
         self._disk.remove_tree(doomed)
 

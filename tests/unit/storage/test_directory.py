@@ -33,12 +33,24 @@ def test_a_directory_remembers_whose_it_is(tmp_path: Path) -> None:
     directory.release()
 
 
+def test_a_lock_file_that_was_removed_lets_no_second_broker_in(tmp_path: Path) -> None:
+    directory = DataDirectory(tmp_path, Disk())
+    (tmp_path / ".lock").unlink()
+    with pytest.raises(DirectoryInUseError):
+        DataDirectory(tmp_path, Disk())
+    directory.release()
+    DataDirectory(tmp_path, Disk()).release()
+
+
 def test_logs_are_listed_and_removed_whole(tmp_path: Path) -> None:
     directory = DataDirectory(tmp_path, Disk())
     for name in ("a-0", "with-dash-12", "b-1.deleted", "other"):
         (tmp_path / name).mkdir()
     assert directory.logs() == [TopicPartition("a", 0), TopicPartition("with-dash", 12)]
+    (tmp_path / ".deleted" / "0").mkdir(parents=True)
+    directory.finish_deletions()
     assert not (tmp_path / "b-1.deleted").exists()
+    assert not (tmp_path / ".deleted").exists()
     directory.remove_log(TopicPartition("a", 0))
     directory.remove_log(TopicPartition("a", 0))
     assert directory.logs() == [TopicPartition("with-dash", 12)]

@@ -6,6 +6,7 @@
     /config/topics/T                      overrides of topic configs
     /config/groups/G                      configs of a group, its id percent-encoded
     /admin/delete_topics/T                the topic is being deleted
+    /latest_producer_id_block             producer ids below were handed out
     /controller_epoch                     the controller's term
 
 The topic node is the one truth of the lineage: the proposal's `leader_epoch_after_creation` and
@@ -37,6 +38,9 @@ BROKER_CONFIGS = "/config/brokers"
 EVERY_BROKER = "<default>"
 """The name of the config node whose values are those of every broker that has none of its own."""
 DELETIONS = "/admin/delete_topics"
+PRODUCER_IDS = "/latest_producer_id_block"
+"""Holds the first producer id that is in no block yet; blocks are handed out in order."""
+PRODUCER_ID_BLOCK_SIZE = 1_000
 TREE = (CONTROLLER_EPOCH, BROKERS, TOPICS, CONFIGS, GROUP_CONFIGS, BROKER_CONFIGS, DELETIONS)
 """The nodes that a controller loads and folds at its start, with everything below them, parents first."""
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 
 from anabranch.base.limits import PRODUCER_ID_BITS
+from anabranch.machines.controller.nodes import PRODUCER_ID_BLOCK_SIZE, PRODUCER_IDS
 from anabranch.storage.interface import BadVersionError, MetadataStore
 
-PATH = "/latest_producer_id_block"
-BLOCK_SIZE = 1_000
+PATH, BLOCK_SIZE = PRODUCER_IDS, PRODUCER_ID_BLOCK_SIZE
 
 
 class ProducerIdsExhaustedError(OSError):

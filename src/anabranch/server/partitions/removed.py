@@ -17,12 +17,14 @@ from anabranch.base.errors import DecodeError
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.partition.producers import ProducerTable
-from anabranch.runtime.disk import Disk
+from anabranch.runtime.disk import NAME_MAX, Disk
 from anabranch.runtime.events import EventLogger
 from anabranch.server.partitions.topic_settings import TopicSettings
 
 events = EventLogger("removed")
 SUFFIX = ".producers"
+LONG_NAMES = ".producers"
+"""Holds the files of partitions whose name leaves no room for the suffix."""
 _ID_SIZE = 16
 
 
@@ -45,11 +47,14 @@ class RemovedPartitions:
         self._path = path
         self._disk = disk
         self._tables: dict[TopicPartition, tuple[UUID, ProducerTable]] = {}
-        for file in disk.names(path):
-            topic, _, number = file.removesuffix(SUFFIX).rpartition("-")
-            if not file.endswith(SUFFIX) or not number.isdigit():
+        files = [path / name for name in disk.names(path) if name.endswith(SUFFIX)]
+        if disk.exists(path / LONG_NAMES):
+            files += [path / LONG_NAMES / name for name in disk.names(path / LONG_NAMES)]
+        for file in files:
+            topic, _, number = file.name.removesuffix(SUFFIX).rpartition("-")
+            if not number.isdigit():
                 continue
-            data = disk.read(path / file)
+            data = disk.read(file)
             try:
                 table = ProducerTable.restore(data[_ID_SIZE:])
             except DecodeError as error:
@@ -73,6 +78,7 @@ class RemovedPartitions:
         """Make the table of a partition durable, unless it is empty. Blocks; OSError."""
         topic_id, table = self._tables[name]
         if len(table):
+            self._disk.make_directory(self._file(name).parent)
             self._disk.replace(self._file(name), topic_id.bytes + table.snapshot())
 
     def forget(self, name: TopicPartition) -> None:
@@ -99,4 +105,5 @@ class RemovedPartitions:
             self._disk.unlink(self._file(name))
 
     def _file(self, name: TopicPartition) -> Path:
-        return self._path / f"{name}{SUFFIX}"
+        text = str(name)
+        return self._path / LONG_NAMES / text if len(text + SUFFIX) > NAME_MAX else self._path / f"{text}{SUFFIX}"

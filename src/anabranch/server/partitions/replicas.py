@@ -73,6 +73,7 @@ class Replicas:
         self._checkpoints = directory.checkpoints
         self.removed = RemovedPartitions(directory.path, disk)
         self._partitions: dict[tuple[str, int], Partition] = {}
+        directory.finish_deletions()
         self._unopened = set(directory.logs())
         """The logs from before the start that no role has had opened yet."""
         self._threads = ThreadPoolExecutor(RECOVERY_THREADS, thread_name_prefix="log")

@@ -10,11 +10,13 @@ an OSError, and then nothing has changed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import itertools
 import json
+import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,6 +76,8 @@ class EmbeddedMetadataStore:
         self._thread = thread
         self._watches: dict[str, list[Watch]] = {}
         self._closed = False
+        self._copied = 0
+        """The number of the last change that is in the copy."""
 
     @classmethod
     async def open(cls, path: Path) -> EmbeddedMetadataStore:
@@ -131,6 +135,13 @@ class EmbeddedMetadataStore:
         """Make all of these changes, in order, or none; the first that cannot be made raises its error."""
         await self._change(self._database.multi, tuple(operations))
 
+    async def copy_to(self, path: Path) -> None:
+        """Keep a copy of the tree in the file at `path`, durably, if it has changed since the last one. OSError."""
+        changes = self._database.changes
+        if changes != self._copied:
+            await asyncio.get_running_loop().run_in_executor(None, self._database.copy_to, path)
+            self._copied = changes
+
     def watch(self, path: str, watch: Watch) -> None:
         """Call `watch` once when the node is created, changed or deleted, or its children come or go."""
         self._watches.setdefault(path, []).append(watch)
@@ -173,10 +184,15 @@ class _Database:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.changes = 1
+        """Grows with every change."""
         self._connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_S)
         try:
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = FULL")
+            found = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if found != "ok":
+                raise sqlite3.DatabaseError(found)
             self._connection.executescript(_SCHEMA)
             last = self._connection.execute("PRAGMA user_version").fetchone()[0]
             self.session = int(last) + 1
@@ -238,7 +254,22 @@ class _Database:
                     changes += self._perform(operation)
                     if isinstance(operation, Set):
                         version = self.get(operation.path)[1]
+            self.changes += 1
         return version, changes
+
+    def copy_to(self, path: Path) -> None:
+        """Copy the tree into the file at `path`, which is replaced as a whole. Any thread; blocks; OSError."""
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.unlink(missing_ok=True)
+        try:
+            source, copy = sqlite3.connect(self._path), sqlite3.connect(temporary)
+            with contextlib.closing(source), contextlib.closing(copy):
+                source.backup(copy)
+        except sqlite3.Error as error:
+            raise self._refused(error) from error
+        _sync(temporary)
+        temporary.replace(path)
+        _sync(path.parent)
 
     def close(self) -> None:
         try:
@@ -265,9 +296,9 @@ class _Database:
 
     def _refused(self, error: sqlite3.Error) -> Exception:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-        if code in _DAMAGED:
+        if code in _DAMAGED or type(error) is sqlite3.DatabaseError:
             return MetadataError(
-                f"{self._path} is damaged ({error}). Restore it from a copy, or begin with a new data directory."
+                f"{self._path} is damaged ({error}). Restore it from a copy, as `anabranch repair` does."
             )
         return OSError(_ERRNO.get(code, errno.EIO), f"the metadata store refuses: {error}", str(self._path))
 
@@ -309,3 +340,37 @@ class _Database:
         gone = [Delete(row[0]) for row in self._execute("SELECT path FROM node WHERE ephemeral <> 0")]
         if gone:
             self.multi(gone)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def read_tree(path: Path) -> dict[str, bytes] | None:
+    """Read all nodes of a file that no broker uses; None where it is missing, empty or damaged. Blocks."""
+    if not (path.exists() and path.stat().st_size):
+        return None
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            if database.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+                return None
+            return {row[0]: bytes(row[1]) for row in database.execute("SELECT path, data FROM node")}
+    except sqlite3.Error:
+        return None
+
+
+def write_nodes(path: Path, nodes: Mapping[str, bytes]) -> None:
+    """Set nodes in a file that no broker uses, durably. Blocks; OSError."""
+    try:
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            database.execute("PRAGMA synchronous = FULL")
+            for name, data in nodes.items():
+                row = "INSERT INTO node VALUES (?, ?, ?, 0, 0) ON CONFLICT (path) DO UPDATE SET data = excluded.data"
+                database.execute(row, (name, parent_of(name), data))
+            database.commit()
+    except sqlite3.Error as error:
+        raise OSError(errno.EIO, f"{path} cannot be written: {error}") from error

@@ -108,3 +108,17 @@ def test_a_damaged_file_and_files_of_others_are_passed_over(removed: RemovedPart
     (tmp_path / "no-number.producers").write_bytes(b"")
     (tmp_path / "another-7").mkdir()
     assert len(again(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("length", [243, 244, 249])
+def test_a_name_that_leaves_no_room_for_a_suffix_is_kept_too(
+    removed: RemovedPartitions, tmp_path: Path, length: int
+) -> None:
+    names = [TopicPartition("n" * length, number) for number in (1, 99_999)]
+    for name in names:
+        removed.remember(name, TOPIC_ID, table(5))
+        removed.save(name)
+    assert [again(tmp_path).table(name, TOPIC_ID) for name in names] == [table(5)] * 2
+    for name in names:
+        removed.forget(name)
+    assert len(again(tmp_path)) == 0

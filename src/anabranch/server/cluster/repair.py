@@ -1,0 +1,162 @@
+"""Metadata that does not fit the logs: found at a start, which is refused, and restored by `anabranch repair`.
+
+The logs of a data directory belong to the topics in its metadata. Without the metadata, or with an older one, a start
+would have clients create topics anew over the logs of others. The broker keeps a copy of the metadata beside the logs,
+seconds old. A repair puts it in the place of the metadata, which is renamed, and brings it up to what the logs show:
+leader epochs, and producer ids that were handed out. Logs that the copy does not have are moved out of the way into
+`unknown/`; a log whose recorded start is lost starts at its first file. Nothing is deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from anabranch.base.errors import AnabranchError
+from anabranch.base.ids import TopicPartition
+from anabranch.machines.controller import nodes
+from anabranch.runtime.disk import Disk
+from anabranch.storage.checkpoints import CheckpointError
+from anabranch.storage.directory import METADATA_COPY_FILE, METADATA_FILE, UNKNOWN_DIRECTORY, DataDirectory
+from anabranch.storage.interface import MetadataStore
+from anabranch.storage.metadata.embedded import read_tree, write_nodes
+
+NAMES_SHOWN = 5
+_REMEDY = (
+    "Restore metadata.sqlite from a copy, or have `anabranch repair --data {path}` restore it from the one that the "
+    "broker keeps; nothing was changed."
+)
+
+
+class MetadataLostError(AnabranchError):
+    """The metadata does not fit the logs of the data directory."""
+
+
+def check_metadata_file(directory: DataDirectory) -> None:
+    """Refuse logs without metadata, before a file of metadata is made. MetadataLostError."""
+    path = directory.path / METADATA_FILE
+    logs = directory.logs()
+    if logs and not (path.exists() and path.stat().st_size):
+        raise MetadataLostError(
+            f"{path} is {'empty' if path.exists() else 'missing'}, but there are logs of {_shown(logs)}. "
+            + _REMEDY.format(path=directory.path)
+        )
+
+
+async def check_metadata(directory: DataDirectory, store: MetadataStore) -> None:
+    """Refuse metadata that does not know every log, or of an earlier controller than the last. MetadataLostError."""
+    term = (
+        int((await store.get(nodes.CONTROLLER_EPOCH))[0] or b"0") if await store.exists(nodes.CONTROLLER_EPOCH) else 0
+    )
+    if term < directory.term:
+        raise MetadataLostError(
+            f"{directory.path / METADATA_FILE} is of controller epoch {term}, the logs of {directory.term}: it is an "
+            "older copy. " + _REMEDY.format(path=directory.path)
+        )
+    logs = directory.logs()
+    known = {(node.path, bool(node.data)) for node in await store.subtree(nodes.TOPICS)}
+    unknown = [log for log in logs if (nodes.partition_path(log.topic, log.partition), True) not in known]
+    if unknown:
+        raise MetadataLostError(
+            f"{directory.path / METADATA_FILE} does not have {_shown(unknown)}, of which there are logs. "
+            + _REMEDY.format(path=directory.path)
+        )
+
+
+class Step(NamedTuple):
+    """One step of a repair."""
+
+    text: str
+    do: Callable[[], None]
+
+
+def plan_repair(path: Path, disk: Disk) -> tuple[DataDirectory, list[Step]]:
+    """Plan the repair of a data directory, which is locked; nothing is changed yet. AnabranchError, OSError."""
+    directory = DataDirectory(path, disk)
+    try:
+        return directory, [*_metadata_steps(directory), *_log_start_steps(directory)]
+    except BaseException:
+        directory.release()
+        raise
+
+
+def _metadata_steps(directory: DataDirectory) -> list[Step]:
+    logs = directory.logs()
+    path, copy = directory.path / METADATA_FILE, directory.path / METADATA_COPY_FILE
+    found = read_tree(path)
+    if not logs or (found is not None and not _unknown(logs, found) and _term(found) >= directory.term):
+        return []
+    tree = read_tree(copy)
+    if tree is None:
+        raise AnabranchError(
+            f"{copy} is missing or damaged, and {path} does not fit the logs: restore either from a copy of your own."
+        )
+    unknown = _unknown(logs, tree)
+    text = f"restore {path.name} from {copy.name}: {len(logs) - len(unknown)} of {len(logs)} logs are in it"
+    steps = [Step(text, partial(directory.restore_metadata, copy))]
+    changes = _changes(directory, tree, logs)
+    if changes:
+        text = f"bring {len(changes)} nodes up to the logs: {', '.join(sorted(changes)[:NAMES_SHOWN])}"
+        steps.append(Step(text, partial(write_nodes, path, changes)))
+    for log in unknown:
+        text = f"move the log of {log}, which the copy does not have, into {UNKNOWN_DIRECTORY}/"
+        steps.append(Step(text, partial(directory.move_away, log)))
+    return steps
+
+
+def _changes(directory: DataDirectory, tree: Mapping[str, bytes], logs: Sequence[TopicPartition]) -> dict[str, bytes]:
+    """The nodes of a copy that the logs are ahead of."""
+    changes: dict[str, bytes] = {}
+    seen = -1
+    for log in logs:
+        found = directory.survey(log)
+        seen = max(seen, found.producer_id)
+        name = nodes.partition_path(log.topic, log.partition)
+        if tree.get(name):
+            node = nodes.read_partition(name, tree[name])
+            if found.latest_epoch > node.leader_epoch:
+                raised = replace(node, leader_epoch=found.latest_epoch)
+                changes[name] = nodes.put_partition(log.topic, log.partition, raised).data
+    # Ids may have been handed out, and used, in the seconds after the copy was made: a block more is skipped.
+    size = nodes.PRODUCER_ID_BLOCK_SIZE
+    given_below = max(int(tree.get(nodes.PRODUCER_IDS) or b"0"), (seen // size + 1) * size)
+    changes[nodes.PRODUCER_IDS] = b"%d" % (given_below + size)
+    if directory.term > _term(tree):
+        changes[nodes.CONTROLLER_EPOCH] = b"%d" % directory.term
+    return changes
+
+
+def _log_start_steps(directory: DataDirectory) -> list[Step]:
+    steps = []
+    for log in directory.logs():
+        base = directory.survey(log).first_base
+        if base is not None and _log_start_is_lost(directory, log, base):
+            text = f"start the log of {log} at offset {base}, where its first file begins"
+            steps.append(Step(text, partial(directory.start_log_at, log, base)))
+    return steps
+
+
+def _log_start_is_lost(directory: DataDirectory, log: TopicPartition, first_base: int) -> bool:
+    try:
+        known = directory.checkpoints.known(str(log))
+    except CheckpointError:
+        return True
+    if known.log_start is None:
+        return False
+    return known.log_start < first_base or (known.synced is not None and known.log_start > known.synced)
+
+
+def _unknown(logs: Iterable[TopicPartition], tree: Mapping[str, bytes]) -> list[TopicPartition]:
+    return [log for log in logs if not tree.get(nodes.partition_path(log.topic, log.partition))]
+
+
+def _term(tree: Mapping[str, bytes]) -> int:
+    return int(tree.get(nodes.CONTROLLER_EPOCH) or b"0")
+
+
+def _shown(logs: Sequence[TopicPartition]) -> str:
+    names = ", ".join(map(str, logs[:NAMES_SHOWN]))
+    return names if len(logs) <= NAMES_SHOWN else f"{names} and {len(logs) - NAMES_SHOWN} more"

@@ -1,0 +1,46 @@
+"""What the files of a log show, read without opening the log: for repairs, of files in any state. Blocks; OSError."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from anabranch.base.errors import DecodeError
+from anabranch.machines.partition.producers import ProducerTable, origin
+from anabranch.runtime.disk import Disk
+from anabranch.storage.log.epochs import EpochsFile
+from anabranch.storage.log.recovery import base_of, epochs_of_batches
+from anabranch.storage.log.segment import Segment
+from anabranch.storage.log.snapshots import Snapshots
+
+
+class LogSurvey(NamedTuple):
+    """What was found."""
+
+    first_base: int | None
+    """The base offset of the first file; None without one."""
+    latest_epoch: int
+    producer_id: int
+    """The largest producer id; -1 without one."""
+
+
+def survey(disk: Disk, directory: Path) -> LogSurvey:
+    """Read the headers and snapshots of a log, as far as they are sound."""
+    bases = sorted(base for name in disk.names(directory) if (base := base_of(name)) is not None)
+    epochs = EpochsFile(disk, directory).load() or epochs_of_batches(disk, directory)
+    newest = -1
+    for _, data in Snapshots(disk, directory).newest_first(1 << 62):
+        try:
+            newest = max([newest, *(origin(producer_id)[0] for producer_id, _ in ProducerTable.restore(data))])
+        except DecodeError:
+            continue
+    for base in bases:
+        segment = Segment(disk, directory, base, 0)
+        segment.load()
+        try:
+            for _, header in segment.walk():
+                if header.producer_id >= 0:
+                    newest = max(newest, origin(header.producer_id)[0])
+        except DecodeError:
+            continue
+    return LogSurvey(bases[0] if bases else None, epochs.latest, newest)

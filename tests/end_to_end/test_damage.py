@@ -1,0 +1,172 @@
+"""A data directory that was damaged between two lives of a broker: it tells, and deletes nothing."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from anabranch.base.errors import ErrorCode
+from tests.support.broker import BrokerProcess
+from tests.support.commands import run
+from tests.support.wire import WireClient, batch
+
+
+def soon(path: Path) -> BrokerProcess:
+    """A broker that saves its checkpoints, and the copy of its metadata, at once."""
+    return BrokerProcess(path, durability="fsync", log_flush_offset_checkpoint_interval_ms=20, reaper_interval_ms=50)
+
+
+def has(path: Path, *texts: bytes) -> bool:
+    data = path.read_bytes() if path.exists() else b""
+    return all(text in data for text in texts)
+
+
+def until(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def files(path: Path) -> dict[str, bytes]:
+    """The files of all logs, but those that can be built anew."""
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.glob("*-*/*.log")}
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def garble(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[:200] = bytes(200)
+    path.write_bytes(data)
+
+
+def take_the_older(path: Path) -> None:
+    shutil.copy(path.with_name("older"), path)
+
+
+@pytest.mark.parametrize("damage", [remove, empty, garble, take_the_older])
+def test_without_its_metadata_a_broker_refuses_logs_and_a_repair_restores_them(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    metadata, copy = tmp_path / "metadata.sqlite", tmp_path / "metadata-copy.sqlite"
+    broker = soon(tmp_path).start()
+    with WireClient(broker.port) as client:
+        client.create("first")
+    assert broker.stop() == 0
+    shutil.copy(metadata, tmp_path / "older")
+    broker.start()
+    with WireClient(broker.port) as client:
+        client.create("t", 2, **{"retention.ms": "-1"})
+        client.resize("t", 3)
+        topic = client.metadata("t").topic_id
+        producer = client.producer_id()
+        client.produce("t", 0, batch([b"kept"], producer=(producer, 0, 0)))
+        until(lambda: has(copy, b"retention.ms", b'"resize":null'))
+        before = copy.stat().st_mtime_ns
+        client.create("last")
+        until(lambda: copy.stat().st_mtime_ns != before)
+    broker.kill()
+    damage(metadata)
+    for name in ("-wal", "-shm"):
+        metadata.with_name(metadata.name + name).unlink(missing_ok=True)
+    before_repair = files(tmp_path)
+
+    broker.start(expect_ready=False)
+    assert broker.wait() == 1
+    assert "anabranch repair" in broker.said("error", "the broker cannot start")[0]["reason"]
+    assert files(tmp_path) == before_repair
+
+    told, _ = run("", "repair", "--data", tmp_path)
+    assert "would restore metadata.sqlite" in told
+    broker.start(expect_ready=False)
+    assert broker.wait() == 1, "a dry run has changed something"
+    run("", "repair", "--data", tmp_path, "--apply")
+    assert files(tmp_path) == before_repair
+    assert damage is remove or list(tmp_path.glob("metadata.sqlite*.damaged"))
+    assert "Nothing to repair" in run("", "repair", "--data", tmp_path)[0]
+
+    broker.start()
+    with WireClient(broker.port) as client:
+        found = client.metadata("t")
+        assert (found.topic_id, len(found.partitions)) == (topic, 3)
+        assert client.read_all("t") == [(0, b"kept")]
+        assert client.producer_id() > producer
+        assert client.produce("t", 0, batch([b"new"])).base_offset == 1
+        client.create("another")
+    broker.stop()
+
+
+def test_a_log_of_no_topic_is_moved_away_by_a_repair_and_not_adopted(tmp_path: Path) -> None:
+    broker = soon(tmp_path).start()
+    with WireClient(broker.port) as client:
+        client.create("t")
+        client.produce("t", 0, batch([b"kept"]))
+        until(lambda: has(tmp_path / "metadata-copy.sqlite", b"/brokers/topics/t/"))
+    broker.stop()
+    shutil.copytree(tmp_path / "t-0", tmp_path / "stray-0")
+    broker.start(expect_ready=False)
+    assert broker.wait() == 1
+    assert "does not have stray-0" in broker.said("error", "the broker cannot start")[0]["reason"]
+    run("", "repair", "--data", tmp_path, "--apply")
+    assert list((tmp_path / "unknown" / "stray-0").glob("*.log"))
+    broker.start()
+    with WireClient(broker.port) as client:
+        assert client.read_all("t") == [(0, b"kept")]
+        client.create("stray")
+        assert client.read_all("stray") == []
+    broker.stop()
+
+
+def test_a_lost_log_start_is_told_and_repaired(tmp_path: Path) -> None:
+    broker = soon(tmp_path).start()
+    with WireClient(broker.port) as client:
+        for topic in ("t", "u"):
+            client.create(topic)
+            client.produce(topic, 0, batch([b"kept"]))
+    broker.stop()
+    path = tmp_path / "log-start-offset-checkpoint"
+    path.write_bytes(path.read_bytes().replace(b"t 0 0", b"t 0 4"))
+    broker.start()
+    with WireClient(broker.port) as client:
+        assert client.fetch("t").error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert client.read_all("u") == [(0, b"kept")]
+    assert broker.said("error", "partition offline")
+    broker.stop()
+    assert "would start the log of t-0 at offset 0" in run("", "repair", "--data", tmp_path)[0]
+    run("", "repair", "--data", tmp_path, "--apply")
+    assert list(tmp_path.glob("log-start-offset-checkpoint*.damaged"))
+    broker.start()
+    with WireClient(broker.port) as client:
+        assert client.read_all("t") == [(0, b"kept")]
+    broker.stop()
+
+
+@pytest.mark.parametrize("length", [245, 246, 249])
+def test_a_topic_of_the_longest_name_is_created_resized_and_deleted(tmp_path: Path, length: int) -> None:
+    broker = soon(tmp_path).start()
+    name = "n" * length
+    with WireClient(broker.port) as client:
+        client.create(name)
+        client.produce(name, 0, batch([b"x"]))
+        assert client.resize(name, 12) is ErrorCode.NONE
+        assert client.resize(name, 11) is ErrorCode.NONE
+        client.until_partitions(name, 11)
+        client.delete(name)
+        until(lambda: not list(tmp_path.glob("nnn*-*")))
+    assert not broker.said("error")
+    broker.kill()
+    (tmp_path / ".deleted" / "7").mkdir(parents=True)
+    broker.start()
+    until(lambda: not (tmp_path / ".deleted").exists())
+    broker.stop()
