@@ -187,10 +187,14 @@ class Segment:
 
     def header_at(self, position: int) -> BatchHeader:
         """Read the header of the batch at `position`."""
+        if position < 0:
+            raise DecodeError(f"the index has position {position}")
         return parse_header(self.file.read(HEADER_SIZE, position), 0, self.size - position)
 
     def walk(self, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
         """Read the headers from `position` to the end."""
+        if position < 0:
+            raise DecodeError(f"the index has position {position}")
         window, start = b"", 0
         while position < self.size:
             if not start <= position <= start + len(window) - HEADER_SIZE:
