@@ -208,6 +208,12 @@ class FaultyDisk(Disk):
         self.nodes = {name: node for name, node in self.nodes.items() if not _is_in(name, path)}
         self.directories = {known for known in self.directories if not _is_in(known, path)}
 
+    def free(self, path: Path) -> int:
+        return 1 << 40 if self.capacity is None else self.capacity - self.used
+
+    def reserve(self, path: Path, size: int) -> None:
+        pass
+
     def boot_id(self) -> bytes | None:
         return str(self.boots).encode()
 

@@ -153,6 +153,22 @@ class Disk:
         finally:
             os.close(fd)
 
+    def free(self, path: Path) -> int:
+        """The bytes that can still be written in the file system of `path`."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
+    def reserve(self, path: Path, size: int) -> None:
+        """Make a file that takes `size` bytes of the file system. OSError, and then no file is there."""
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except OSError:
+            self.unlink(path)
+            raise
+        finally:
+            os.close(fd)
+
     def boot_id(self) -> bytes | None:
         """The id of this start of the machine: one with another id may have lost unsynced writes. None if unknown."""
         try:

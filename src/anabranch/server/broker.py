@@ -115,6 +115,7 @@ class Broker:
             asyncio.create_task(
                 self._every(
                     settings.log_retention_check_interval_ms,
+                    self._keep_reserve,
                     partial(context.replicas.maintain, settings.producer_id_expiration_ms),
                     self._compaction.run,
                     controller.inspect_all_retiring,
@@ -133,6 +134,7 @@ class Broker:
             asyncio.create_task(self._every(settings.reaper_interval_ms, controller.inspect_all_retiring)),
             asyncio.create_task(context.checks.load()),
         ]
+        await self._keep_reserve()
         if not clean and len(context.replicas):
             events.info("logs checked after a stop that was not clean", partitions=len(context.replicas))
 
@@ -224,6 +226,12 @@ class Broker:
                 "nothing to do without."
             ) from error
         self._metrics_server, self.metrics_port = server, server.port
+
+    async def _keep_reserve(self) -> None:
+        try:
+            await self.context.replicas.in_thread(self._directory.keep_reserve)
+        except OSError as error:
+            events.warning("space for a start on a full disk not reserved", reason=error)
 
     async def stop(self) -> bool:
         """Stop cleanly; whether everything is on disk."""

@@ -27,6 +27,9 @@ LOCK_FILE = ".lock"
 METADATA_FILE = "metadata.sqlite"
 METADATA_COPY_FILE = "metadata-copy.sqlite"
 """A copy of the metadata, seconds old, which `anabranch repair` restores."""
+RESERVE_FILE = "reserve"
+RESERVE_SIZE = 4 << 20
+"""Bytes that a start on a full disk may write: it removes the file, and a later upkeep makes it again."""
 TERM_FILE = "controller-epoch"
 """The epoch of the last controller's term: metadata of an earlier one is older than the logs."""
 CLEAN_STOP_FILE = "clean-stop"
@@ -61,6 +64,8 @@ class DataDirectory:
         self._doomed = itertools.count()
         try:
             disk.make_directory(path)
+            if disk.exists(path / RESERVE_FILE) and disk.free(path) < RESERVE_SIZE:
+                disk.unlink(path / RESERVE_FILE)
             self._lock = disk.lock(path / LOCK_FILE)
         except BlockingIOError as error:
             raise DirectoryInUseError(
@@ -77,6 +82,12 @@ class DataDirectory:
         except OSError:
             self.release()
             raise
+
+    def keep_reserve(self) -> None:
+        """Reserve space for a start on a full disk, while there is much more. Blocks; OSError."""
+        path = self.path / RESERVE_FILE
+        if not self._disk.exists(path) and self._disk.free(self.path) >= 4 * RESERVE_SIZE:
+            self._disk.reserve(path, RESERVE_SIZE)
 
     @property
     def machine_restarted(self) -> bool:

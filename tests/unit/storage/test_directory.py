@@ -10,7 +10,7 @@ import pytest
 from anabranch.base.errors import AnabranchError
 from anabranch.base.ids import TopicPartition
 from anabranch.runtime.disk import Disk
-from anabranch.storage.directory import DataDirectory, DirectoryInUseError, Identity
+from anabranch.storage.directory import RESERVE_SIZE, DataDirectory, DirectoryInUseError, Identity
 
 
 def test_a_directory_in_use_is_refused_with_who_holds_it(tmp_path: Path) -> None:
@@ -54,4 +54,27 @@ def test_logs_are_listed_and_removed_whole(tmp_path: Path) -> None:
     directory.remove_log(TopicPartition("a", 0))
     directory.remove_log(TopicPartition("a", 0))
     assert directory.logs() == [TopicPartition("with-dash", 12)]
+    directory.release()
+
+
+class NearlyFull(Disk):
+    left = 1 << 40
+
+    def free(self, path: Path) -> int:
+        return self.left
+
+
+def test_space_is_reserved_for_a_start_on_a_full_disk(tmp_path: Path) -> None:
+    disk, reserve = NearlyFull(), tmp_path / "reserve"
+    directory = DataDirectory(tmp_path, disk)
+    directory.keep_reserve()
+    assert reserve.stat().st_blocks * 512 >= RESERVE_SIZE
+    directory.release()
+    DataDirectory(tmp_path, disk).release()
+    assert reserve.exists()
+    disk.left = RESERVE_SIZE - 1
+    directory = DataDirectory(tmp_path, disk)
+    assert not reserve.exists()
+    directory.keep_reserve()
+    assert not reserve.exists(), "what a start has freed is taken again at once"
     directory.release()
