@@ -34,12 +34,17 @@ def decode(declared: type[T], buffer: Blob, version: int) -> T:
     return made
 
 
-def decode_prefix(declared: type[T], buffer: Blob, version: int, position: int = 0) -> tuple[T, int]:
-    """Read a message that begins at `position`: the message, and the position after it."""
+def decode_prefix(
+    declared: type[T], buffer: Blob, version: int, position: int = 0, elements_max: int = ARRAY_LENGTH_MAX
+) -> tuple[T, int]:
+    """Read a message that begins at `position`: the message, and the position after it.
+
+    Array elements and tagged fields that are not declared are counted together, before anything is made of them.
+    """
     reader = _readers.get((declared, version)) or _reader(declared, version)
     view = buffer if type(buffer) is memoryview else memoryview(buffer)
     try:
-        made, position, _ = reader(view, position, ARRAY_LENGTH_MAX)
+        made, position, _ = reader(view, position, elements_max)
     except MALFORMED as error:
         raise DecodeError(f"{declared.__name__} version {version}: {_reason(error)}") from None
     return made, position

@@ -26,7 +26,7 @@ def refuse(what: str, length: int, left: int) -> DecodeError:
 
 def too_many(what: str) -> DecodeError:
     """Raise DecodeError for the array that exceeds the limit on elements."""
-    return DecodeError(f"{what}: the message has more array elements than one message may")
+    return DecodeError(f"{what}: the message has more elements than its API allows")
 
 
 def uvarint_rest(view: memoryview, position: int, first: int) -> tuple[int, int]:
@@ -66,17 +66,23 @@ def check_tag_count(count: int) -> int:
     return count
 
 
-def read_tags(view: memoryview, position: int, count: int) -> tuple[dict[int, bytes], int]:
-    """Read the tagged fields of a struct that declares none, after their `count`'s first byte."""
+def read_tags(view: memoryview, position: int, count: int, left: int) -> tuple[dict[int, bytes], int, int]:
+    """Read the tagged fields of a struct that declares none, after their `count`'s first byte.
+
+    `left` is how many elements the message may still have; returns the fields, the position after them, and `left`.
+    """
     if count > 127:
         count, position = uvarint_rest(view, position, count)
+    left -= count
+    if left < 0:
+        raise too_many("tagged fields")
     tags: dict[int, bytes] = {}
     for _ in range(check_tag_count(count)):
         tag, position = read_uvarint(view, position)
         size, position = read_uvarint(view, position)
         keep_tag(tags, tag, view, position, size)
         position += size
-    return tags, position
+    return tags, position, left
 
 
 def keep_tag(tags: dict[int, bytes], tag: int, view: memoryview, position: int, size: int) -> None:

@@ -94,7 +94,7 @@ class _ReaderCompiler:
                     f"{targets}{made}.unknown_tags, position, left = {reader}(view, position, {counted}, left)"
                 )
             else:
-                self.source.emit(f"{made}.unknown_tags, position = read_tags(view, position, {counted})")
+                self.source.emit(f"{made}.unknown_tags, position, left = read_tags(view, position, {counted}, left)")
         with self.source.block("else:"):
             for name, field in tagged.items():
                 self.source.emit(f"{made}.{name} = {self.default(field)}")
@@ -110,6 +110,8 @@ class _ReaderCompiler:
         with source.block(f"def {name}(view, position, count, left):"):
             source.emit("end = len(view)")
             source.emit("if count > 127: count, position = uvarint_rest(view, position, count)")
+            source.emit("left -= count")
+            source.emit("if left < 0: raise too_many('tagged fields')")
             source.emit("unknown = {}")
             for each, field in tagged.items():
                 source.emit(f"v_{each} = {self.default_in(inner, field)}")

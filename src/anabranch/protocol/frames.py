@@ -11,8 +11,10 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 from anabranch.base.errors import DecodeError
+from anabranch.base.limits import TAGGED_FIELDS_MAX
 from anabranch.codec import Blob, EncodeError, Part, decode_prefix, encode_into, spliced
 from anabranch.codec.primitives import read_tags
+from anabranch.protocol.bounds import ELEMENTS_MAX
 from anabranch.protocol.registry import API, Api, api_of
 
 API_VERSIONS = 18
@@ -65,7 +67,7 @@ def decode_request(frame: Blob) -> tuple[RequestHeader, Any]:
         raise UnsupportedVersionError(header)
     if api.flexible(header.api_version):
         position = _skip_tags(view, position)
-    message, _ = decode_prefix(api.request, view, header.api_version, position)
+    message, _ = decode_prefix(api.request, view, header.api_version, position, ELEMENTS_MAX[api.key])
     return header, message
 
 
@@ -122,7 +124,7 @@ def _flexible_header(api: Api, version: int) -> bool:
 def _skip_tags(view: memoryview, position: int) -> int:
     try:
         count = view[position]
-        return position + 1 if count == 0 else read_tags(view, position + 1, count)[1]
+        return position + 1 if count == 0 else read_tags(view, position + 1, count, TAGGED_FIELDS_MAX)[1]
     except IndexError:
         raise DecodeError("the header ends too early") from None
 

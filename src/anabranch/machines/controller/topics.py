@@ -145,9 +145,14 @@ def deleted_nodes(state: ControllerState, name: str) -> list[MetadataRecord]:
     return records
 
 
+def is_topic_name(name: str) -> bool:
+    """Whether a topic can have the name."""
+    return name not in ("", ".", "..") and len(name) <= TOPIC_NAME_LENGTH_MAX and LEGAL.issuperset(name)
+
+
 def refuse_name(state: ControllerState, name: str) -> Refused | WaitForResize | None:
     """Return the refusal of a topic name that cannot be created; None for a valid name."""
-    if not name or name in (".", "..") or len(name) > TOPIC_NAME_LENGTH_MAX or not LEGAL.issuperset(name):
+    if not is_topic_name(name):
         return Refused(
             ErrorCode.INVALID_TOPIC_EXCEPTION,
             f"The topic name {name[: TOPIC_NAME_LENGTH_MAX + 1]!r} is not valid: a name has 1 to "

@@ -50,6 +50,7 @@ from anabranch.server.handlers.groups import (
     handle_prepare_assignment,
     handle_sync_group,
 )
+from anabranch.server.handlers.in_parts import Parts, handle_in_parts
 from anabranch.server.handlers.list_offsets import handle_list_offsets
 from anabranch.server.handlers.metadata import handle_metadata
 from anabranch.server.handlers.offset_for_leader_epoch import handle_offset_for_leader_epoch
@@ -113,11 +114,19 @@ class Endpoint(NamedTuple):
     limits: Mapping[str, int] = MappingProxyType({})
     """The largest value of a field of the request; a larger one is lowered to it before the handler is called."""
 
-    def bound(self, request: Any) -> None:
-        """Lower each field of `request` to its limit."""
+    parts: Parts | None = None
+    """How a long request is cut; None where the handler does so, or where no request is long."""
+
+    def handle(self, broker: BrokerContext, request: Any, call: RequestContext) -> Any:
+        """Lower the fields of a request to their limits, drop what it names twice, and handle it, in parts if long."""
         for name, limit in self.limits.items():
             if getattr(request, name) > limit:
                 setattr(request, name, limit)
+        if self.parts is not None:
+            self.parts.once(request)
+            if self.parts.long(request):
+                return handle_in_parts(self.handler, self.parts, broker, request, call)
+        return self.handler(broker, request, call)
 
 
 def _rare(module: str, name: str) -> Handler:
@@ -133,8 +142,42 @@ _TOPIC, _GROUP, _CLUSTER = (Resource.TOPIC,), (Resource.GROUP,), (Resource.CLUST
 _TRANSACTION, _OFFSETS = (Resource.TRANSACTIONAL_ID,), (Resource.GROUP, Resource.TOPIC)
 _TIMEOUT = MappingProxyType({"timeout_ms": TIMEOUT_MAX_MS})
 _O = Operation
+_NESTED = Parts("topics", "topics", "partitions", "partitions")
+_NUMBERS = Parts("topics", "topics", "partition_indexes", "partitions")
 
-ENDPOINTS: dict[int, Endpoint] = {
+
+def _itself(name: str) -> str:
+    return name
+
+
+_PARTS: dict[int, Parts] = {
+    2: _NESTED,
+    8: _NESTED,
+    10: Parts("coordinator_keys", "coordinators", key=_itself),
+    13: Parts("members", "members"),
+    15: Parts("groups", "groups", key=_itself),
+    19: Parts("topics", "topics"),
+    20: Parts("topics", "responses"),
+    21: _NESTED,
+    23: _NESTED,
+    28: _NESTED,
+    32: Parts("resources", "results", key=lambda it: (it.resource_type, it.resource_name)),
+    33: Parts("resources", "responses"),
+    37: Parts("topics", "results"),
+    42: Parts("groups_names", "results"),
+    43: Parts("topic_partitions", "replica_election_results", "partitions", "partition_result"),
+    44: Parts("resources", "responses"),
+    45: Parts("topics", "responses", "partitions", "partitions"),
+    46: _NUMBERS,
+    47: _NESTED,
+    61: _NUMBERS._replace(key=lambda it: it.name),
+    65: Parts("transactional_ids", "transaction_states", key=_itself),
+    69: Parts("group_ids", "groups", key=_itself),
+    10000: _NESTED,
+}
+"""By API key. The answers of those with a key are long: what is named again is answered once."""
+
+_SERVED: dict[int, Endpoint] = {
     0: Endpoint(handle_produce, _O.WRITE, (Resource.TOPIC, Resource.TRANSACTIONAL_ID)),
     1: Endpoint(handle_fetch, _O.READ, _TOPIC),
     2: Endpoint(handle_list_offsets, _O.DESCRIBE, _TOPIC),
@@ -201,4 +244,5 @@ ENDPOINTS: dict[int, Endpoint] = {
     10004: Endpoint(handle_list_topic_resizes, _O.DESCRIBE, _TOPIC),
     10005: Endpoint(handle_cancel_topic_resizes, _O.ALTER, _TOPIC),
 }
+ENDPOINTS = {key: endpoint._replace(parts=_PARTS.get(key)) for key, endpoint in _SERVED.items()}
 """By API key. An API without an endpoint is not in ApiVersions, and a request of it closes its connection."""

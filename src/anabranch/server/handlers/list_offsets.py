@@ -17,7 +17,7 @@ from anabranch.protocol.messages.list_offsets import (
     ListOffsetsTopic,
     ListOffsetsTopicResponse,
 )
-from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
+from anabranch.server.context import BrokerContext, RequestContext
 from anabranch.server.handlers.groups import caller_of
 from anabranch.server.partitions.offsets import NOT_FOUND, list_offset
 
@@ -26,22 +26,16 @@ READ_COMMITTED = 1
 
 async def handle_list_offsets(
     broker: BrokerContext, request: ListOffsetsRequest, call: RequestContext
-) -> ListOffsetsResponse | Large:
+) -> ListOffsetsResponse:
     """Answer for each partition."""
     committed = request.isolation_level == READ_COMMITTED
     for topic in request.topics:
         await _tell_coordinators(broker, topic, call)
-    answer, count = ListOffsetsResponse(topics=[]), 0
-    answer.topics = topics = list[ListOffsetsTopicResponse]()
+    topics: list[ListOffsetsTopicResponse] = []
     for topic in request.topics:
-        partitions: list[ListOffsetsPartitionResponse] = []
+        partitions = [await _answer(broker, topic.name, asked, committed=committed) for asked in topic.partitions]
         topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=partitions))
-        for asked in topic.partitions:
-            partitions.append(await _answer(broker, topic.name, asked, committed=committed))
-            count += 1
-            if count % PARTITIONS_AT_A_TIME == 0:
-                await asyncio.sleep(0)
-    return answer if count < PARTITIONS_AT_A_TIME else Large(lambda: answer)
+    return ListOffsetsResponse(topics=topics)
 
 
 async def _tell_coordinators(broker: BrokerContext, topic: ListOffsetsTopic, call: RequestContext) -> None:

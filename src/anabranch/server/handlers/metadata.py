@@ -11,11 +11,12 @@ import contextlib
 from collections.abc import Awaitable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
+from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, INTERNAL_TOPICS, NO_TOPIC_ID
 from anabranch.base.limits import LAYOUTS_PER_TOPIC_MAX
-from anabranch.machines.controller.topics import CreateTopic
+from anabranch.machines.controller.topics import CreateTopic, is_topic_name
 from anabranch.machines.controller.views import TopicView
 from anabranch.protocol.messages.metadata import (
     MetadataRequest,
@@ -32,6 +33,8 @@ from anabranch.server.handlers.authorized import NOT_SAID, ON_CLUSTER, ON_TOPIC
 
 Answer = MetadataResponse | Large
 AUTO_CREATE_TIMEOUT_MS = 5_000
+TOPICS_CREATED_MAX = 100
+"""Topics that one request creates; for the others it answers LEADER_NOT_AVAILABLE, at which clients ask again."""
 NULL_NAMES_SINCE = 12
 
 
@@ -61,18 +64,50 @@ def handle_metadata(
     if everything or request.topics is None:
         topics = (broker.view.topic(name) for name in broker.view.topic_names())
         return _answered(broker, [topic for topic in topics if topic is not None], wanted)
+    if len(request.topics) >= PARTITIONS_AT_A_TIME:
+        return _asked_in_steps(broker, request.topics, wanted, create=_creates(broker, request, call))
     asked = list({(topic.name, topic.topic_id): topic for topic in request.topics}.values())  # Each topic once.
-    allowed = request.allow_auto_topic_creation or call.api_version < 4
-    if allowed and broker.settings.auto_create_topics_enable:
+    if _creates(broker, request, call):
         missing = [it.name for it in asked if it.name and broker.view.find(it.name) is None]
         if missing:
             return _create_and_answer(broker, asked, missing, wanted)
     return _answered(broker, [_asked(broker, topic, wanted) for topic in asked], wanted)
 
 
+def _creates(broker: BrokerContext, request: MetadataRequest, call: RequestContext) -> bool:
+    return (request.allow_auto_topic_creation or call.api_version < 4) and broker.settings.auto_create_topics_enable
+
+
+async def _asked_in_steps(
+    broker: BrokerContext, topics: Sequence[MetadataRequestTopic], wanted: _Wanted, *, create: bool
+) -> Answer:
+    """Describe so many topics that other work must have its turn meanwhile."""
+    asked: dict[tuple[str | None, UUID], MetadataRequestTopic] = {}
+    missing: list[str] = []
+    for begin in range(0, len(topics), PARTITIONS_AT_A_TIME):
+        for topic in topics[begin : begin + PARTITIONS_AT_A_TIME]:
+            asked.setdefault((topic.name, topic.topic_id), topic)
+            if create and topic.name and broker.view.find(topic.name) is None:
+                missing.append(topic.name)
+        await asyncio.sleep(0)
+    refusals = await _create(broker, missing)
+    found: list[TopicSnapshot | MetadataResponseTopic] = []
+    for place, topic in enumerate(asked.values(), 1):
+        found.append(_asked(broker, topic, wanted, refusals))
+        if place % PARTITIONS_AT_A_TIME == 0:
+            await asyncio.sleep(0)
+    return _answered(broker, found, wanted)
+
+
 async def _create_and_answer(
     broker: BrokerContext, topics: Sequence[MetadataRequestTopic], missing: list[str], wanted: _Wanted
 ) -> Answer:
+    refusals = await _create(broker, missing)
+    return _answered(broker, [_asked(broker, topic, wanted, refusals) for topic in topics], wanted)
+
+
+async def _create(broker: BrokerContext, missing: list[str]) -> dict[str, ErrorCode]:
+    """Create topics, at most TOPICS_CREATED_MAX; return the errors of the others."""
     refusals: dict[str, ErrorCode] = {}
 
     async def create(name: str) -> None:
@@ -88,8 +123,16 @@ async def _create_and_answer(
             if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                 refusals[name] = error.code
 
-    await asyncio.gather(*(create(name) for name in dict.fromkeys(missing)))
-    return _answered(broker, [_asked(broker, topic, wanted, refusals) for topic in topics], wanted)
+    wanted: list[str] = []
+    for name in dict.fromkeys(missing):
+        if not is_topic_name(name):
+            refusals[name] = ErrorCode.INVALID_TOPIC_EXCEPTION
+        elif len(wanted) < TOPICS_CREATED_MAX:
+            wanted.append(name)
+        else:
+            refusals[name] = ErrorCode.LEADER_NOT_AVAILABLE
+    await asyncio.gather(*(create(name) for name in wanted))
+    return refusals
 
 
 def _answered(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable
-
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller.leadership import refuse_read
 from anabranch.protocol.messages.offset_for_leader_epoch import (
@@ -14,15 +11,13 @@ from anabranch.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopicResult,
 )
-from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
+from anabranch.server.context import BrokerContext, RequestContext
 
 
 def handle_offset_for_leader_epoch(
     broker: BrokerContext, request: OffsetForLeaderEpochRequest, call: RequestContext
-) -> OffsetForLeaderEpochResponse | Awaitable[Large]:
+) -> OffsetForLeaderEpochResponse:
     """Answer for each partition."""
-    if sum(len(topic.partitions) for topic in request.topics) >= PARTITIONS_AT_A_TIME:
-        return _answer_in_steps(broker, request)
     return OffsetForLeaderEpochResponse(
         topics=[
             OffsetForLeaderTopicResult(
@@ -31,18 +26,6 @@ def handle_offset_for_leader_epoch(
             for topic in request.topics
         ]
     )
-
-
-async def _answer_in_steps(broker: BrokerContext, request: OffsetForLeaderEpochRequest) -> Large:
-    topics: list[OffsetForLeaderTopicResult] = []
-    for topic in request.topics:
-        answered: list[EpochEndOffset] = []
-        topics.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=answered))
-        for place, asked in enumerate(topic.partitions, 1):
-            answered.append(_answer(broker, topic.topic, asked))
-            if place % PARTITIONS_AT_A_TIME == 0:
-                await asyncio.sleep(0)
-    return Large(lambda: OffsetForLeaderEpochResponse(topics=topics))
 
 
 def _answer(broker: BrokerContext, topic: str, asked: OffsetForLeaderPartition) -> EpochEndOffset:

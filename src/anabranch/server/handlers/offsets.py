@@ -25,11 +25,14 @@ from anabranch.protocol.messages.offset_fetch import (
     OffsetFetchResponseTopic,
     OffsetFetchResponseTopics,
 )
-from anabranch.server.context import BrokerContext, RequestContext
+from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
 from anabranch.server.handlers.groups import caller_of, submit
+from anabranch.server.handlers.in_parts import Parts
 
 SEVERAL_GROUPS_SINCE = 8
 GROUP_ERROR_SINCE = 2
+_TOPICS = Parts("topics", "topics", "partition_indexes", "partitions")
+"""The topics of one group."""
 
 
 def handle_offset_commit(
@@ -60,7 +63,7 @@ def handle_offset_commit(
 
 def handle_offset_fetch(
     broker: BrokerContext, request: OffsetFetchRequest, call: RequestContext
-) -> OffsetFetchResponse | Awaitable[OffsetFetchResponse]:
+) -> OffsetFetchResponse | Awaitable[OffsetFetchResponse | Large]:
     """Answer the committed offsets of groups: of several from version 8, of one before."""
     if call.api_version >= SEVERAL_GROUPS_SINCE:
         groups = list(request.groups)
@@ -71,10 +74,44 @@ def handle_offset_fetch(
                 OffsetFetchRequestTopics(name=it.name, partition_indexes=it.partition_indexes) for it in request.topics
             ]
         groups = [OffsetFetchRequestGroup(group_id=request.group_id, topics=topics)]
+    groups = list({group.group_id: group for group in groups}.values())  # Each group once.
+    if sum(1 + _named(group) for group in groups) >= PARTITIONS_AT_A_TIME:
+        return _fetched_in_steps(broker, groups, request, call)
     answers = [_fetched(broker, group, request, call) for group in groups]
     if any(isinstance(answer, asyncio.Future) for answer in answers):
-        return _when_durable(groups, answers, call)
+        return _answered(groups, answers, call)
     return _response(answers, call)
+
+
+async def _answered(
+    groups: list[OffsetFetchRequestGroup], answers: list[Any], call: RequestContext
+) -> OffsetFetchResponse:
+    return _response(await _when_durable(groups, answers), call)
+
+
+def _named(group: OffsetFetchRequestGroup) -> int:
+    return sum(1 + len(topic.partition_indexes) for topic in group.topics or ())
+
+
+async def _fetched_in_steps(
+    broker: BrokerContext, groups: list[OffsetFetchRequestGroup], request: OffsetFetchRequest, call: RequestContext
+) -> Large:
+    """As `handle_offset_fetch`, for so many partitions that other work must have its turn meanwhile."""
+    answers: list[OffsetFetchResponseGroup] = []
+    for group in groups:
+        found: OffsetFetchResponseGroup | None = None
+        for continued, part in _TOPICS.split(group) if group.topics else ((False, group),):
+            response = await _when_durable([part], [_fetched(broker, part, request, call)])
+            if found is None or response[0].error_code:
+                found = response[0]
+            else:
+                _TOPICS.join(found, response[0], continued=continued)
+            await asyncio.sleep(0)
+            if found.error_code:
+                break
+        assert found is not None
+        answers.append(found)
+    return Large(lambda: _response(answers, call))
 
 
 def _fetched(
@@ -108,16 +145,14 @@ def _refused(group: OffsetFetchRequestGroup, error: ApiError) -> OffsetFetchResp
     )
 
 
-async def _when_durable(
-    groups: list[OffsetFetchRequestGroup], answers: list[Any], call: RequestContext
-) -> OffsetFetchResponse:
+async def _when_durable(groups: list[OffsetFetchRequestGroup], answers: list[Any]) -> list[OffsetFetchResponseGroup]:
     found = []
     for group, answer in zip(groups, answers, strict=True):
         try:
             found.append(await answer if isinstance(answer, asyncio.Future) else answer)
         except ApiError as error:
             found.append(_refused(group, error))
-    return _response(found, call)
+    return found
 
 
 def _response(answers: list[OffsetFetchResponseGroup], call: RequestContext) -> OffsetFetchResponse:

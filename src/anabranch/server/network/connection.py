@@ -203,8 +203,7 @@ class Connection:
         self._service.steps.work = metrics.name
         call = RequestContext(ANONYMOUS, header.client_id, self.peer, self.number, header.api_version)
         try:
-            endpoint.bound(request)
-            answer = endpoint.handler(self._broker, request, call)
+            answer = endpoint.handle(self._broker, request, call)
             if isinstance(answer, Apart):
                 self._await(self._handle_apart(answer, frame), header, metrics, began)
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import cast
 from uuid import UUID
@@ -47,6 +48,8 @@ def two_topics() -> Published:
 
 def metadata(cluster: Published, request: MetadataRequest) -> MetadataResponse:
     response = handle_metadata(broker_of(cluster), request, CALL)
+    if asyncio.iscoroutine(response):
+        response = asyncio.run(response)
     assert isinstance(response, MetadataResponse)
     return response
 

@@ -1,0 +1,132 @@
+"""Long requests, handled part by part.
+
+A request that names many things is handled as requests of at most PARTITIONS_AT_A_TIME of them, one after another, and
+answered once, with the answers joined; other work has its turn between two parts. That is sound for APIs that answer
+for each thing on its own, which Kafka's do where they name many. A part that fails as a whole is the answer: an error
+of the coordinator ends all parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable, Iterator
+from copy import copy
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
+
+if TYPE_CHECKING:
+    from anabranch.server.handlers import Handler
+
+
+class Parts(NamedTuple):
+    """Which arrays of a request name things, and which arrays of its answer tell of them."""
+
+    asked: str
+    answered: str
+    asked_inner: str = ""
+    """The array of each element of `asked` that names things; empty where the elements are the things."""
+    answered_inner: str = ""
+    key: Callable[[Any], Hashable] | None = None
+    """The identity of an element, where each thing is answered once, however often it is named: its answer is long."""
+
+    def of(self, request: Any) -> list[Any] | None:
+        """The array of a request; None if it is null, for all there are."""
+        found: list[Any] | None = getattr(request, self.asked)
+        return found
+
+    def once(self, request: Any) -> None:
+        """Drop what a request names again."""
+        elements = self.of(request)
+        if self.key is None or not elements:
+            return
+        if not self.asked_inner:
+            setattr(request, self.asked, list({self.key(it): it for it in elements}.values()))
+            return
+        seen: set[Hashable] = set()
+        for element in elements:
+            key = self.key(element)
+            named = dict.fromkeys(getattr(element, self.asked_inner))
+            fresh = [it for it in named if (key, it) not in seen]
+            seen.update((key, it) for it in fresh)
+            setattr(element, self.asked_inner, fresh)
+
+    def long(self, request: Any) -> bool:
+        """Whether a request is handled part by part."""
+        elements = self.of(request)
+        if not elements:
+            return False
+        count = len(elements)
+        if count < PARTITIONS_AT_A_TIME and self.asked_inner:
+            count += sum(len(getattr(it, self.asked_inner) or ()) for it in elements)
+        return count >= PARTITIONS_AT_A_TIME
+
+    def split(self, request: Any) -> Iterator[tuple[bool, Any]]:
+        """Yield requests of few things each, and whether the first element of one goes on with the one before."""
+        elements = self.of(request)
+        assert elements is not None
+        for continued, part in split(elements, self.asked_inner):
+            made = copy(request)
+            setattr(made, self.asked, part)
+            yield continued, made
+
+    def join(self, whole: Any, part: Any, *, continued: bool) -> None:
+        """Add the answer of a part to that of the parts before."""
+        before, after = getattr(whole, self.answered), getattr(part, self.answered)
+        if continued and self.answered_inner and before and after:
+            getattr(before[-1], self.answered_inner).extend(getattr(after[0], self.answered_inner))
+            after = after[1:]
+        before.extend(after)
+
+
+def split(elements: list[Any], inner: str) -> Iterator[tuple[bool, list[Any]]]:
+    """Cut elements, and the array `inner` of each, into stretches of PARTITIONS_AT_A_TIME."""
+    stretch: list[Any] = []
+    room = PARTITIONS_AT_A_TIME
+    continued = False
+    for element in elements:
+        named = getattr(element, inner) if inner else None
+        if not named or len(named) < room:
+            stretch.append(element)
+            room -= 1 + len(named or ())
+        else:
+            begin = 0
+            while len(named) - begin > room:
+                stretch.append(_stretch_of(element, inner, named[begin : begin + room]))
+                yield continued, stretch
+                begin += room
+                stretch, room, continued = [], PARTITIONS_AT_A_TIME, True
+            stretch.append(_stretch_of(element, inner, named[begin:]))
+            room -= len(named) - begin
+        if room <= 0:
+            yield continued, stretch
+            stretch, room, continued = [], PARTITIONS_AT_A_TIME, False
+    if stretch:
+        yield continued, stretch
+
+
+def _stretch_of(element: Any, inner: str, named: list[Any]) -> Any:
+    made = copy(element)
+    setattr(made, inner, named)
+    return made
+
+
+async def handle_in_parts(
+    handler: Handler, parts: Parts, broker: BrokerContext, request: Any, call: RequestContext
+) -> Large | Any:
+    """Handle a long request."""
+    whole: Any = None
+    for continued, part in parts.split(request):
+        answer = handler(broker, part, call)
+        if hasattr(answer, "__await__"):
+            answer = await answer
+        if isinstance(answer, Large):
+            answer = answer.make()
+        if getattr(answer, "error_code", 0):
+            return answer
+        if whole is None:
+            whole = answer
+        else:
+            parts.join(whole, answer, continued=continued)
+        await asyncio.sleep(0)
+    return Large(lambda: whole)

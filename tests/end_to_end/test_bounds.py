@@ -1,0 +1,155 @@
+"""Whatever one client sends, and however much of it: the steps of the loop stay short, and its memory stays bounded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from anabranch.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from anabranch.protocol.messages.delete_groups import DeleteGroupsRequest
+from anabranch.protocol.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
+from anabranch.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from anabranch.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from anabranch.protocol.messages.describe_groups import DescribeGroupsRequest
+from anabranch.protocol.messages.describe_producers import DescribeProducersRequest, TopicRequest
+from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
+from anabranch.protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from anabranch.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from anabranch.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from anabranch.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+)
+from tests.support.broker import BrokerProcess, running
+from tests.support.wire import WireClient
+
+MANY = 20_000
+LONGEST = "anabranch_loop_step_processor_seconds_max"
+BOUND_S = 0.030
+"""A step lasts up to three times as long as it does alone where other tests run beside it."""
+TOPIC = "wide"
+COORDINATORS = 'work="ShardSet'
+"""The import of the coordinators, once: 90 ms. A step that is hidden by it is shorter."""
+
+
+LONG: dict[str, Any] = {
+    "commit": lambda: OffsetCommitRequest(
+        group_id="committed",
+        generation_id_or_member_epoch=-1,
+        topics=[
+            OffsetCommitRequestTopic(
+                name=TOPIC,
+                partitions=[
+                    OffsetCommitRequestPartition(partition_index=it, committed_offset=1, committed_metadata="")
+                    for it in range(MANY)
+                ],
+            )
+        ],
+    ),
+    "committed": lambda: OffsetFetchRequest(
+        groups=[
+            OffsetFetchRequestGroup(
+                group_id="committed", topics=[OffsetFetchRequestTopics(name=TOPIC, partition_indexes=[*range(MANY)])]
+            )
+        ]
+    ),
+    "list": lambda: ListOffsetsRequest(
+        topics=[
+            ListOffsetsTopic(name=f"t{it}", partitions=[ListOffsetsPartition(partition_index=0, timestamp=-1)])
+            for it in range(MANY)
+        ]
+    ),
+    "producers": lambda: DescribeProducersRequest(topics=[TopicRequest(name=TOPIC, partition_indexes=[*range(MANY)])]),
+    "groups": lambda: DescribeGroupsRequest(groups=[f"g{it}" for it in range(MANY)]),
+    "delete groups": lambda: DeleteGroupsRequest(groups_names=[f"g{it}" for it in range(MANY)]),
+    "coordinators": lambda: FindCoordinatorRequest(key_type=0, coordinator_keys=[f"g{it}" for it in range(MANY)]),
+    "delete records": lambda: DeleteRecordsRequest(
+        topics=[
+            DeleteRecordsTopic(
+                name=TOPIC, partitions=[DeleteRecordsPartition(partition_index=it, offset=0) for it in range(MANY)]
+            )
+        ],
+        timeout_ms=1000,
+    ),
+    "delete topics": lambda: DeleteTopicsRequest(
+        topics=[DeleteTopicState(name=f"t{it}") for it in range(MANY)], timeout_ms=1000
+    ),
+    "refused topics": lambda: CreateTopicsRequest(
+        topics=[CreatableTopic(name=f"?{it}", num_partitions=1, replication_factor=1) for it in range(MANY)],
+        timeout_ms=1000,
+    ),
+    "configs": lambda: DescribeConfigsRequest(
+        resources=[DescribeConfigsResource(resource_type=2, resource_name=f"t{it}") for it in range(MANY)]
+    ),
+    "metadata": lambda: MetadataRequest(
+        topics=[MetadataRequestTopic(name=f"t{it}") for it in range(MANY)], allow_auto_topic_creation=False
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with running(tmp_path_factory.mktemp("bounds")) as process:
+        with WireClient(process.port, 60) as client:
+            client.call(FindCoordinatorRequest(key_type=0, coordinator_keys=["committed"]))
+            while client.call(LONG["committed"]()).groups[0].error_code:
+                time.sleep(0.01)
+        yield process
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_long_request_is_handled_in_short_steps(broker: BrokerProcess, name: str) -> None:
+    with WireClient(broker.port, 60) as client:
+        answer = client.call(LONG[name]())
+    assert answer
+    long = {it: took for it, took in broker.metrics().items() if it.startswith(LONGEST)}
+    (found,) = long.items()
+    assert COORDINATORS in found[0] or found[1] < BOUND_S, found
+
+
+def test_one_metadata_request_creates_few_topics_and_has_the_client_ask_again_for_the_others(
+    broker: BrokerProcess,
+) -> None:
+    names = [MetadataRequestTopic(name=f"wanted-{it}") for it in range(130)]
+    names = [MetadataRequestTopic(name=f"not/allowed-{it}") for it in range(150)] + names
+    with WireClient(broker.port, 60) as client:
+        first = {it.name: it.error_code for it in client.call(MetadataRequest(topics=names)).topics}
+        assert sum(first[it.name] == 0 for it in names) == 100
+        assert sum(first[it.name] == 5 for it in names) == 30  # LEADER_NOT_AVAILABLE: ask again
+        assert sum(first[it.name] == 17 for it in names) == 150
+        second = {it.name: it.error_code for it in client.call(MetadataRequest(topics=names)).topics}
+        assert sum(second[it.name] == 0 for it in names) == 130
+
+
+@pytest.mark.parametrize("elements", [1_000_000])
+def test_a_request_of_a_million_elements_ends_its_connection_before_anything_is_made_of_it(
+    broker: BrokerProcess, elements: int
+) -> None:
+    asked = OffsetFetchRequest(
+        groups=[
+            OffsetFetchRequestGroup(
+                group_id="g", topics=[OffsetFetchRequestTopics(name="t", partition_indexes=[0] * elements)]
+            )
+        ]
+    )
+    before, said = broker.resident_bytes(), len(broker.said("warning", "connection closed"))
+    with WireClient(broker.port, 60) as client:
+        began = time.monotonic()
+        with pytest.raises(ConnectionError):
+            client.call(asked)
+    (event,) = broker.until_said("warning", "connection closed", said + 1)[said:]
+    assert "more elements than its API allows" in event["reason"]
+    assert time.monotonic() - began < 5
+    assert broker.resident_bytes() - before < 32 << 20

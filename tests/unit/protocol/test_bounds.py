@@ -1,0 +1,30 @@
+"""Every API has a bound on the elements of its requests, and the reader keeps it."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.base.errors import DecodeError
+from anabranch.protocol.bounds import ELEMENTS_MAX
+from anabranch.protocol.frames import decode_request, encode_request
+from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from anabranch.protocol.registry import API
+
+
+def test_every_api_that_is_served_has_a_bound() -> None:
+    assert ELEMENTS_MAX.keys() == {key for key, api in API.items() if api.served}
+
+
+def decoded(count: int, tags: int = 0) -> None:
+    protocols = [JoinGroupRequestProtocol(name="p", unknown_tags={900 + it: b"" for it in range(tags)})] * count
+    parts = encode_request(JoinGroupRequest(group_id="g", protocols=protocols), 9, 1, "c")
+    decode_request(b"".join(bytes(part) for part in parts)[4:])
+
+
+def test_elements_and_fields_that_nobody_knows_are_counted_together() -> None:
+    bound = ELEMENTS_MAX[11]
+    decoded(bound)
+    decoded(bound // 10, tags=9)
+    for count, tags in ((bound + 1, 0), (bound // 10, 10)):
+        with pytest.raises(DecodeError, match="more elements than its API allows"):
+            decoded(count, tags)

@@ -1,0 +1,65 @@
+"""A long request is cut into parts that name the same things in the same order, and its answer is whole."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+from anabranch.protocol.messages.describe_groups import DescribeGroupsRequest
+from anabranch.protocol.messages.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    PartitionResponse,
+    TopicRequest,
+    TopicResponse,
+)
+from anabranch.server.context import PARTITIONS_AT_A_TIME, Large
+from anabranch.server.handlers import ENDPOINTS
+
+NOTHING: Any = None
+
+
+def test_parts_name_everything_once_in_order_and_their_answers_are_joined() -> None:
+    sizes: list[int] = []
+
+    def handle(broker: Any, request: DescribeProducersRequest, call: Any) -> DescribeProducersResponse:
+        sizes.append(sum(len(it.partition_indexes) for it in request.topics))
+        return DescribeProducersResponse(
+            topics=[
+                TopicResponse(
+                    name=it.name, partitions=[PartitionResponse(partition_index=n) for n in it.partition_indexes]
+                )
+                for it in request.topics
+            ]
+        )
+
+    chance = random.Random(3)
+    endpoint = ENDPOINTS[61]._replace(handler=handle)
+    for counts in ([0] * 1_200, [499, 1, 1], [500, 500], [501], [1_000], [3, 1_499, 0, 700]):
+        for lengths in (counts, [chance.randrange(900) for _ in range(5)]):
+            asked = [(f"t{it}", [*range(length)]) for it, length in enumerate(lengths)]
+            request = DescribeProducersRequest(
+                topics=[TopicRequest(name=name, partition_indexes=numbers) for name, numbers in asked]
+            )
+            found = endpoint.handle(NOTHING, request, NOTHING)
+            if asyncio.iscoroutine(found):
+                found = asyncio.run(found)
+                assert isinstance(found, Large)
+                found = found.make()
+            assert [(it.name, [at.partition_index for at in it.partitions]) for it in found.topics] == asked
+    assert max(sizes) <= PARTITIONS_AT_A_TIME
+
+
+def test_what_is_named_again_is_answered_once() -> None:
+    request = DescribeGroupsRequest(groups=["a", "b", "a"])
+    parts = ENDPOINTS[15].parts
+    assert parts is not None
+    parts.once(request)
+    assert request.groups == ["a", "b"]
+    twice = TopicRequest(name="t", partition_indexes=[1, 1, 2]), TopicRequest(name="t", partition_indexes=[2, 3])
+    producers = DescribeProducersRequest(topics=[*twice])
+    parts = ENDPOINTS[61].parts
+    assert parts is not None
+    parts.once(producers)
+    assert [it.partition_indexes for it in producers.topics] == [[1, 2], [3]]
