@@ -20,13 +20,14 @@ from anabranch.base.errors import ErrorCode
 from anabranch.protocol.frames import encode_request
 from anabranch.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from anabranch.protocol.messages.leader_and_isr import LeaderAndIsrRequest
-from anabranch.protocol.messages.metadata import MetadataRequest
+from anabranch.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from anabranch.protocol.messages.stop_replica import StopReplicaRequest
 from anabranch.protocol.messages.update_metadata import UpdateMetadataRequest
 from tests.support.broker import BrokerProcess, running
 from tests.support.wire import WireClient, batch
 
 MIB = 1 << 20
+UNSENT = "kafka_server_socketservermetrics_unsent_bytes"
 
 
 def frame(content: bytes) -> bytes:
@@ -295,6 +296,33 @@ def test_a_peer_that_never_reads_is_not_read_either_and_costs_no_memory(shared: 
             served_soon(friend)
             assert shared.resident_bytes() - before < 64 * MIB
         served_soon(friend)
+
+
+def test_unread_answers_hold_bounded_memory_and_their_connections_are_closed(tmp_path: Path) -> None:
+    limits = {"queued_max_response_bytes": MIB, "stalled_request_timeout_ms": 500, "socket_send_buffer_bytes": 4096}
+    with (
+        running(tmp_path, **limits) as broker,
+        contextlib.ExitStack() as sockets,
+        WireClient(broker.port, 60) as friend,
+    ):
+        friend.create("wide", 3_000)
+        asked = MetadataRequest(topics=[MetadataRequestTopic(name="wide")])
+        friend.call(asked, 9)
+        hostile = [sockets.enter_context(WireClient(broker.port, 60)) for _ in range(30)]
+        before = broker.resident_bytes()
+        for client in hostile:
+            client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            with contextlib.suppress(ConnectionError):
+                for _ in range(20):
+                    client.send(asked, 9)
+        broker.until_said("warning", "connection closed")
+        served_soon(friend)
+        deadline = time.monotonic() + 20
+        while (held := broker.metrics()[UNSENT]) > MIB:
+            assert time.monotonic() < deadline, held
+            time.sleep(0.05)
+        assert broker.resident_bytes() - before < 64 * MIB
+        assert "unread answers" in broker.said("warning", "connection closed")[0]["reason"]
 
 
 def test_connections_above_the_limit_are_refused_and_the_others_served(tmp_path: Path) -> None:

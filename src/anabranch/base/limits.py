@@ -8,6 +8,8 @@ RESPONSE_SIZE_MAX = 1 << 30
 """The largest response frame that our client reads."""
 QUEUED_REQUEST_SIZE_MAX = 256 * 1024 * 1024
 """Default of `queued.max.request.bytes`: requests held by the whole broker."""
+QUEUED_RESPONSE_SIZE_MAX = 256 * 1024 * 1024
+"""Default of `queued.max.response.bytes`: answers held by the whole broker that clients have not read."""
 CONNECTIONS_MAX = 10_000
 """Default of `max.connections`."""
 IN_FLIGHT_PER_CONNECTION_MAX = 16

@@ -457,6 +457,13 @@ class Settings:
         limits.QUEUED_REQUEST_SIZE_MAX,
         "Memory for requests that are being received, over all connections; passed by at most one request.",
     )
+    queued_max_response_bytes: int = setting(
+        "queued.max.response.bytes",
+        Between(1 << 20, INT64_MAX),
+        limits.QUEUED_RESPONSE_SIZE_MAX,
+        "Memory for answers that clients have not read, over all connections. Above it, those that have held more than "
+        "a share for stalled.request.timeout.ms are closed; above twice that, those with most at once.",
+    )
     max_connections: int = setting(
         "max.connections", Between(1, 1_000_000), limits.CONNECTIONS_MAX, "Connections served at a time."
     )

@@ -13,7 +13,7 @@ import asyncio
 import socket
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from anabranch.runtime.loop_steps import timed
@@ -48,6 +48,11 @@ class FileSlice(Protocol):
 
 Part = bytes | bytearray | memoryview | FileSlice
 _IN_MEMORY = (bytes, bytearray, memoryview)
+
+
+def memory_size(parts: Iterable[Part]) -> int:
+    """The bytes of memory of parts: a slice of a file has none."""
+    return sum(len(part) for part in parts if isinstance(part, _IN_MEMORY))
 
 
 class FrameError(ValueError):
@@ -116,6 +121,11 @@ class FrameChannel:
     def unsent(self) -> int:
         """Bytes written that the transport has not taken."""
         return self._unsent if self._writing else 0
+
+    @property
+    def unsent_memory(self) -> int:
+        """Those of them that are in memory, not in files."""
+        return memory_size(self._out) if self._writing else 0
 
     @property
     def holds_memory(self) -> bool:

@@ -19,6 +19,7 @@ from time import perf_counter
 from typing import Any
 
 from anabranch.base.errors import DecodeError, ErrorCode
+from anabranch.base.limits import QUEUED_RESPONSE_SIZE_MAX
 from anabranch.protocol.frames import (
     RequestHeader,
     UnsupportedVersionError,
@@ -30,13 +31,13 @@ from anabranch.protocol.registry import API
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.loop_steps import LoopSteps
 from anabranch.runtime.metrics import Counter, Histogram, Metrics
-from anabranch.runtime.net.channel import FrameChannel, Part
+from anabranch.runtime.net.channel import FrameChannel, Part, memory_size
 from anabranch.runtime.net.pool import BufferPool, Landing
 from anabranch.runtime.net.transport import Transport
 from anabranch.server.context import ANONYMOUS, Apart, BrokerContext, CloseConnectionError, Large, RequestContext
 from anabranch.server.handlers import Endpoint
 from anabranch.server.handlers.api_versions import supported
-from anabranch.server.network.admission import Activity, may_begin
+from anabranch.server.network.admission import Activity, AnswerMemory, Verdict, may_begin
 
 events = EventLogger("listener")
 PRODUCE, API_VERSIONS = 0, 18
@@ -61,6 +62,7 @@ class Service:
     metrics: Metrics
     pool: BufferPool
     frame_size_max: int
+    answers: AnswerMemory = field(default_factory=lambda: AnswerMemory(QUEUED_RESPONSE_SIZE_MAX))
     steps: LoopSteps = field(default_factory=LoopSteps)
     landing: Landing = field(default_factory=Landing)
     closing: bool = False
@@ -119,6 +121,9 @@ class Connection:
         self._places: deque[_Place] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._full = False
+        self._held = 0
+        """Bytes of memory that answers hold, as last noted."""
+        self._held_since = 0.0
         self._apart = False
         """Whether a request is handled apart from the loop, so that no further one may begin."""
         self.channel = FrameChannel(
@@ -140,7 +145,8 @@ class Connection:
         """The activity of the connection, for admission."""
         channel = self.channel
         held_since = channel.held_since if channel.holds_memory else None
-        return Activity(channel.progress_at, held_since, channel.unsent, self.busy)
+        self._note_answers()
+        return Activity(channel.progress_at, held_since, channel.unsent, self.busy, self._held, self._held_since)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -298,13 +304,30 @@ class Connection:
             self._places.append(place)
         else:
             self.channel.write(parts)
+        if self._places or self.channel.unsent:
+            self._note_answers()
         self._hold_back()
+
+    def _note_answers(self) -> None:
+        """Note the memory that answers hold; close the connection that holds most if that is too much by far."""
+        held = self.channel.unsent_memory + sum(memory_size(place.parts) for place in self._places if place.parts)
+        if held == self._held:
+            return
+        if not self._held:
+            self._held_since = self._loop.time()
+        self._held = held
+        answers = self._service.answers
+        answers.note(self, held)
+        while isinstance(other := answers.surplus, Connection):
+            other.violate(Verdict.UNREAD.value)
 
     def _flush(self) -> None:
         places = self._places
         while places and (parts := places[0].parts) is not None:
             places.popleft()
             self.channel.write(parts)
+        if places or self.channel.unsent or self._held:
+            self._note_answers()
         self._go_on()
 
     @property
@@ -326,6 +349,7 @@ class Connection:
 
     def on_drained(self) -> None:
         """The peer has read its answers: go on with its requests."""
+        self._note_answers()
         self._go_on()
 
     # -- the end -----------------------------------------------------------------------------------------------------
@@ -348,6 +372,8 @@ class Connection:
         elif error is not None:
             events.warning("connection closed", peer=self.peer, reason=error)
         self._places.clear()
+        self._held = 0
+        self._service.answers.note(self, 0)
         if self._tasks:
             # One loop turn later, because a task that has not begun would drop its handler's coroutine unawaited.
             self._loop.call_soon(_cancel, tuple(self._tasks))

@@ -12,7 +12,7 @@ from anabranch.runtime.net.pool import BufferPool
 from anabranch.runtime.net.transport import PlainTransport
 from anabranch.server.context import BrokerContext
 from anabranch.server.handlers import ENDPOINTS
-from anabranch.server.network.admission import Admission, Verdict
+from anabranch.server.network.admission import Admission, AnswerMemory, Verdict
 from anabranch.server.network.connection import Connection, Service
 
 events = EventLogger("listener")
@@ -37,6 +37,7 @@ class Listener:
             broker.metrics,
             pool,
             frame_size_max=settings.socket_request_max_bytes,
+            answers=AnswerMemory(settings.queued_max_response_bytes),
             steps=steps,
         )
         self._admission = Admission(
@@ -55,6 +56,8 @@ class Listener:
         metrics.gauge(f"{name}connections", "Connections that are open.", lambda: len(self._connections))
         metrics.gauge(f"{name}memorypoolused_bytes", "Memory for requests being received.", lambda: pool.in_use)
         metrics.gauge(f"{name}memorypoolwaiting", "Connections waiting for request memory.", lambda: pool.waiting)
+        answers = self._service.answers
+        metrics.gauge(f"{name}unsent_bytes", "Memory for answers that clients have not read.", lambda: answers.held)
         self._accepted = metrics.counter(f"{name}connectioncreation_total", "Connections accepted.")
         self._too_many = metrics.counter(f"{name}connectionrefused_total", "Connections above max.connections.")
         self._idle_closed = metrics.counter(f"{name}expiredconnectionskilled_total", "Idle connections closed.")
@@ -108,7 +111,9 @@ class Listener:
         now_s = self._loop.time()
         contended = self._service.pool.waiting > 0
         for connection in list(self._connections.values()):
-            verdict = self._admission.judge(connection.activity, now_s, contended=contended)
+            verdict = self._admission.judge(
+                connection.activity, now_s, contended=contended, answers_max=self._service.answers.share
+            )
             if verdict in (Verdict.IDLE, Verdict.SILENT):
                 self._idle_closed.add()
             if verdict is Verdict.IDLE:

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from anabranch.base.limits import IN_FLIGHT_PER_CONNECTION_MAX
-from anabranch.server.network.admission import Activity, Admission, Verdict, may_begin
+from anabranch.server.network.admission import Activity, Admission, AnswerMemory, Verdict, may_begin
 
 NOW = 1_000.0
 ADMISSION = Admission(connections_max=2, idle_max_ms=60_000, stalled_max_ms=5_000)
@@ -55,3 +55,23 @@ def test_a_request_begins_while_few_wait_and_the_peer_reads() -> None:
     assert may_begin(IN_FLIGHT_PER_CONNECTION_MAX - 1, 0)
     assert not may_begin(IN_FLIGHT_PER_CONNECTION_MAX, 0)
     assert not may_begin(0, 1)
+
+
+def test_unread_answers_above_the_limit_cost_those_their_connection_that_have_long_held_more_than_a_share() -> None:
+    answers = AnswerMemory(100)
+    answers.note("a", 90)
+    assert (answers.share, answers.surplus) == (None, None)
+    answers.note("b", 20)
+    assert (answers.held, answers.share, answers.surplus) == (110, 50, None)
+    answers.note("b", 120)
+    assert answers.surplus == "b"
+    answers.note("b", 0)
+    assert (answers.held, answers.share) == (90, None)
+    admission = Admission(connections_max=1, idle_max_ms=10_000, stalled_max_ms=1_000)
+
+    def judged(held: int, since: float, share: int | None) -> Verdict:
+        activity = Activity(10.0, None, held, True, held, since)
+        return admission.judge(activity, 10.0, contended=False, answers_max=share)
+
+    assert judged(51, 8.9, 50) is Verdict.UNREAD
+    assert judged(50, 8.9, 50) is judged(51, 9.1, 50) is judged(51, 8.9, None) is Verdict.KEEP
