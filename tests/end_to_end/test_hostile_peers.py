@@ -254,17 +254,35 @@ def test_an_idle_connection_is_closed_without_a_warning(tmp_path: Path) -> None:
         assert not broker.said("warning")
 
 
-def test_peers_that_sit_on_request_memory_are_closed_when_others_need_it(tmp_path: Path) -> None:
+def test_peers_that_sit_on_request_memory_are_closed_when_others_need_it_and_nobody_waits_for_them(
+    tmp_path: Path,
+) -> None:
     limits = {"queued_max_request_bytes": 8 * MIB, "stalled_request_timeout_ms": 1000}
     with running(tmp_path, **limits) as broker, contextlib.ExitStack() as sockets, WireClient(broker.port) as friend:
         friend.create("t")
         for _ in range(6):
             hostile = sockets.enter_context(socket.create_connection(("127.0.0.1", broker.port), 20))
-            hostile.sendall(struct.pack(">i", 4 * MIB) + bytes(1000))
-        time.sleep(0.3)
-        assert friend.produce("t", 0, batch([b"x" * 500_000])).error_code == ErrorCode.NONE
-        assert broker.said("warning", "connection closed")
+            hostile.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                hostile.sendall(struct.pack(">i", 90 * MIB) + bytes(12 * MIB))
+        assert friend.produce("t", 0, batch([b"x" * 400_000])).error_code == ErrorCode.NONE
+        assert not broker.said("warning", "connection closed")
+        broker.until_said("warning", "connection closed")
+        served_soon(friend)
         assert broker.resident_bytes() < 200 * MIB
+
+
+def test_frames_that_are_only_announced_hold_nobody_up(shared: BrokerProcess) -> None:
+    with contextlib.ExitStack() as sockets, WireClient(shared.port) as friend:
+        friend.create("announced")
+        for _ in range(4):
+            hostile = sockets.enter_context(socket.create_connection(("127.0.0.1", shared.port), 20))
+            hostile.sendall(struct.pack(">i", 100 * MIB) + bytes(1000))
+        began = time.monotonic()
+        for size in (10, 900_000):
+            assert friend.produce("announced", 0, batch([b"x" * size])).error_code == ErrorCode.NONE
+        assert time.monotonic() - began < 5
+        assert shared.metrics()["kafka_server_socketservermetrics_memorypoolused_bytes"] < MIB
 
 
 def test_memory_stays_bounded_when_many_peers_begin_large_requests(tmp_path: Path) -> None:

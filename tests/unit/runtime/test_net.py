@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.runtime.net.channel import FrameChannel, FrameError
-from anabranch.runtime.net.pool import BufferPool, Landing
+from anabranch.runtime.net.pool import SMALL_FRAME_SIZE, BufferPool, Landing
 from anabranch.runtime.net.transport import PlainTransport
 
 
@@ -145,22 +145,54 @@ def test_a_paused_channel_keeps_what_came_and_hands_it_over_in_order_later() -> 
     run(scenario)
 
 
-def test_when_memory_is_used_up_others_wait_between_frames_and_go_on_in_turn() -> None:
+def close(*peers: Peer) -> None:
+    for peer in peers:
+        peer.channel.close()
+        peer.sock.close()
+
+
+def test_frames_that_are_announced_cost_nothing_and_small_ones_never_wait() -> None:
     async def scenario() -> None:
-        pool = BufferPool(100_000)
-        first, second = Peer(pool=pool), Peer(pool=pool)
-        big = frame(b"a" * 120_000)
-        await first.send(big[:60_000])
-        await first.until(lambda: pool.exhausted)
-        await second.send(frame(b"small"))
-        await asyncio.sleep(0.02)
-        assert (second.frames, pool.waiting) == ([], 1)
-        await first.send(big[60_000:])
-        await second.until(lambda: second.frames == [b"small"])
-        assert pool.in_use == 0
-        for peer in (first, second):
-            peer.channel.close()
-            peer.sock.close()
+        pool = BufferPool(1 << 20)
+        hostile = [Peer(pool=pool, frame_size_max=1 << 30) for _ in range(40)]
+        for peer in hostile:
+            await peer.send(struct.pack(">i", 1 << 30) + b"x" * 10)
+            await peer.until(lambda peer=peer: peer.channel.holds_memory)  # type: ignore[misc]
+        assert pool.in_use <= 40 * SMALL_FRAME_SIZE
+        friend = Peer(pool=pool)
+        for size in (5, SMALL_FRAME_SIZE):
+            await friend.send(frame(b"s" * size))
+            await friend.until(lambda size=size: friend.frames[-1:] == [b"s" * size])  # type: ignore[misc]
+        close(friend, *hostile)
+        assert (pool.in_use, pool.waiting) == (0, 0)
+
+    run(scenario)
+
+
+def test_few_channels_cannot_take_all_memory_and_the_first_one_always_goes_on() -> None:
+    async def scenario() -> None:
+        pool = BufferPool(1 << 20)
+        size = 900_000
+        holders = [Peer(pool=pool) for _ in range(3)]
+        sending = []
+        for number, peer in enumerate(holders):
+            sending.append(asyncio.ensure_future(peer.send(frame(b"a" * size)[:-1])))
+            await peer.until(lambda number=number: pool.waiting == number and pool.in_use > number)  # type: ignore[misc]
+        await holders[0].until(sending[0].done)
+        first, second, third = holders
+        assert pool.waiting == 2
+        friend = Peer(pool=pool)
+        await friend.send(frame(b"f" * 60_000))
+        await friend.until(lambda: friend.frames == [b"f" * 60_000])
+        assert not first.frames
+        await first.send(b"a")
+        await first.until(lambda: first.frames == [b"a" * size])
+        for peer in (second, third):
+            await peer.until(lambda peer=peer: peer.channel.received == size + 3)  # type: ignore[misc]
+            await peer.send(b"a")
+            await peer.until(lambda peer=peer: peer.frames == [b"a" * size])  # type: ignore[misc]
+        close(friend, *holders)
+        assert (pool.in_use, pool.waiting) == (0, 0)
 
     run(scenario)
 

@@ -1,10 +1,11 @@
 """Channels: length-prefixed frames in, scattered parts out, without a copy where the kernel allows it.
 
-A `FrameChannel` owns one transport. Bytes land in one buffer shared by all channels of a loop; frames that
-are whole there are handed over in place. A frame that is not goes into a buffer of its own from a bounded pool, and
-the rest of it is received straight into that buffer. The rule: a frame's memory belongs to its handler only until the
-handler returns. Parts are sent together, file slices by the kernel where the transport can; a writer is registered only
-while the transport is full, and a peer that does not read its answers is not read either (the handler pauses it).
+A `FrameChannel` owns one transport. Bytes land in one buffer shared by all channels of a loop; frames that are whole
+there are handed over in place. A frame that is not goes into a buffer of its own from a bounded pool, which grows as
+its bytes arrive, and the rest of it is received straight into that buffer. The rule: a frame's memory belongs to its
+handler only until the handler returns. Parts are sent together, file slices by the kernel where the transport can; a
+writer is registered only while the transport is full, and a peer that does not read its answers is not read either
+(the handler pauses it).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from anabranch.runtime.loop_steps import timed
-from anabranch.runtime.net.pool import BufferPool, Landing
+from anabranch.runtime.net.pool import SMALL_FRAME_SIZE, BufferPool, Landing
 from anabranch.runtime.net.transport import Transport
 
 READ_TURN_SIZE_MAX = 2 * 1024 * 1024
@@ -98,6 +99,7 @@ class FrameChannel:
         self._kept_range = (0, 0)
         self._buffer: bytearray | None = None
         self._frame: memoryview | None = None
+        self._frame_size = 0
         self._filled = 0
         self._large = False
         self._out: deque[Part] = deque()
@@ -173,6 +175,8 @@ class FrameChannel:
         try:
             while turn > 0 and self._reading:
                 if self._frame is not None:
+                    if self._filled == len(self._frame) and not self._grown():
+                        break
                     got = self._transport.receive_into(self._frame[self._filled :])
                     if got == 0:
                         self.close()
@@ -180,19 +184,15 @@ class FrameChannel:
                     self._filled += got
                     self.received += got
                     turn -= got
-                    if self._filled == len(self._frame):
+                    if self._filled == self._frame_size:
                         self._finish_frame()
                     continue
-                if self._pool.exhausted and not self._head:
-                    self._awaits_memory = True
-                    self._read_off()
-                    self._pool.wait(self._memory_is_back)
-                    break
                 head = len(self._head)
                 view = self._landing.view
                 if head:
                     view[:head] = self._head
-                asked = (4 if self._large else len(view)) - head
+                most = min(SMALL_FRAME_SIZE, len(view)) if self._pool.scarce else len(view)
+                asked = (4 if self._large else most) - head
                 got = self._transport.receive_into(view[head : head + asked])
                 if got == 0:
                     self.close()
@@ -269,10 +269,31 @@ class FrameChannel:
 
     def _begin_frame(self, size: int, start: memoryview) -> None:
         self.held_since = self._loop.time()
-        self._buffer = self._pool.take(size)
-        self._frame = memoryview(self._buffer)[:size]
+        self._frame_size = size
+        self._hold(self._pool.begin(self, size, len(start)))
+        assert self._frame is not None
         self._filled = len(start)
         self._frame[: self._filled] = start
+
+    def _hold(self, buffer: bytearray) -> None:
+        self._buffer = buffer
+        self._frame = memoryview(buffer)[: self._frame_size]
+
+    def _grown(self) -> bool:
+        """Receive the rest of the frame into a larger buffer; False where it must wait for one."""
+        larger = self._pool.grow(self, self._frame_size)
+        if larger is None:
+            self._awaits_memory = True
+            self._read_off()
+            self._pool.wait(self, self._memory_is_back)
+            return False
+        frame, buffer = self._frame, self._buffer
+        assert frame is not None and buffer is not None
+        larger[: self._filled] = frame
+        frame.release()
+        self._pool.give(buffer)
+        self._hold(larger)
+        return True
 
     def _finish_frame(self) -> None:
         frame, buffer = self._frame, self._buffer
@@ -285,6 +306,7 @@ class FrameChannel:
             self._consuming = False
             frame.release()
             self._pool.give(buffer)
+            self._pool.end(self)
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -368,13 +390,14 @@ class FrameChannel:
             self._writing = False
             self._loop.remove_writer(self._fd)
         if self._awaits_memory:
-            self._pool.forget(self._memory_is_back)
+            self._pool.forget(self)
         self._out.clear()
         self._unsent = 0
         if self._buffer is not None and self._frame is not None:
             self._frame.release()
             self._pool.give(self._buffer)
             self._frame = self._buffer = None
+            self._pool.end(self)
         self._give_kept()
         self._transport.close()
         self._handler.on_closed(error)

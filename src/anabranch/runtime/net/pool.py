@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from itertools import islice
 
 LANDING_SIZE = 256 * 1024
 POOL_IDLE_SIZE_MAX = 32 * 1024 * 1024
 POOL_IDLE_BUFFER_SIZE_MAX = 8 * 1024 * 1024
 
 
+SMALL_FRAME_SIZE = 16 * 1024
+"""A frame up to this size never waits for memory."""
+PROMPT_FRAME_SIZE_MAX = 1 << 20
+"""A frame up to this size gets its whole buffer at once while a quarter of the limit is not in use."""
+GROWTH = 4
+WOKEN_MAX = 100
+"""Waiting channels that are resumed at a time."""
+
+
 class BufferPool:
     """Receive buffers, bounded together (`queued.max.request.bytes`) and used again, because fresh pages are slow.
 
-    A channel may take a buffer for the frame it has begun while anything is left of the limit, so the limit is passed
-    by at most one frame; the others wait between two frames, in turn, until buffers come back.
+    The memory of a frame that is not whole is charged as its bytes arrive: its buffer grows. Half of the limit goes to
+    whoever asks first, the other half is shared equally among the channels that hold a buffer, so that a few cannot
+    keep the others out; the frame begun first always goes on, so that one is always completed. The limit is passed by
+    at most that frame, and by SMALL_FRAME_SIZE for each connection.
     """
 
     def __init__(self, size_max: int) -> None:
@@ -23,17 +33,54 @@ class BufferPool:
         self.in_use = 0
         self._idle: dict[int, list[bytearray]] = {}
         self._idle_size = 0
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._holders: dict[Hashable, int] = {}
+        """The channels whose frame is not whole, the one begun first in front, and the bytes of its buffer."""
+        self._waiting: dict[Hashable, Callable[[], None]] = {}
 
     @property
-    def exhausted(self) -> bool:
-        """Whether a channel between two frames must wait."""
-        return self.in_use >= self.size_max
+    def scarce(self) -> bool:
+        """Whether no more is received at a time than needs no memory of the pool, or little of it."""
+        return self.in_use > self.size_max // 2
 
     @property
     def waiting(self) -> int:
         """Channels that wait for memory."""
         return len(self._waiting)
+
+    def begin(self, holder: Hashable, size: int, arrived: int) -> bytearray:
+        """Give the first buffer for a frame of `size` bytes, of which `arrived` are there and must be kept."""
+        whole = size <= PROMPT_FRAME_SIZE_MAX and self.in_use + size <= self.size_max // 4
+        buffer = self.take(size if whole else max(arrived, min(size, SMALL_FRAME_SIZE)))
+        self._holders[holder] = len(buffer)
+        return buffer
+
+    def grow(self, holder: Hashable, size: int) -> bytearray | None:
+        """Give a larger buffer for a frame of `size` bytes; None where its channel must wait. The old one goes back."""
+        before = self._holders[holder]
+        wanted = _rounded(min(size, before * GROWTH))
+        if not self._may_hold(holder, wanted, before):
+            return None
+        self._holders[holder] = wanted
+        return self.take(wanted)
+
+    def end(self, holder: Hashable) -> None:
+        """Note that a channel's frame is whole, or given up; resume some of those that wait."""
+        self._holders.pop(holder, None)
+        first = next(iter(self._holders), None)
+        woken = [first] if first in self._waiting else []
+        woken += [other for other in islice(self._waiting, WOKEN_MAX) if other is not first]
+        for other in woken:
+            if (resume := self._waiting.pop(other, None)) is not None:
+                resume()
+
+    def _may_hold(self, holder: Hashable, size: int, before: int) -> bool:
+        half = self.size_max // 2
+        return (
+            size <= SMALL_FRAME_SIZE
+            or self.in_use - before + size <= half
+            or size <= half // len(self._holders)
+            or next(iter(self._holders)) is holder
+        )
 
     def take(self, size: int) -> bytearray:
         """Give a buffer of at least `size` bytes."""
@@ -46,26 +93,21 @@ class BufferPool:
         return bytearray(rounded)
 
     def give(self, buffer: bytearray) -> None:
-        """Take a buffer back, and resume channels that wait for memory."""
+        """Take a buffer back."""
         size = len(buffer)
         self.in_use -= size
         assert self.in_use >= 0
         if size <= POOL_IDLE_BUFFER_SIZE_MAX and self._idle_size + size <= POOL_IDLE_SIZE_MAX:
             self._idle.setdefault(size, []).append(buffer)
             self._idle_size += size
-        for _ in range(len(self._waiting)):
-            if self.exhausted:
-                break
-            self._waiting.popleft()()
 
-    def wait(self, resume: Callable[[], None]) -> None:
-        """Call `resume` once when memory is free again, in the order of asking."""
-        self._waiting.append(resume)
+    def wait(self, holder: Hashable, resume: Callable[[], None]) -> None:
+        """Call `resume` once when memory may be free again."""
+        self._waiting[holder] = resume
 
-    def forget(self, resume: Callable[[], None]) -> None:
+    def forget(self, holder: Hashable) -> None:
         """Take back a `wait`."""
-        with contextlib.suppress(ValueError):
-            self._waiting.remove(resume)
+        self._waiting.pop(holder, None)
 
 
 def _rounded(size: int) -> int:
