@@ -182,7 +182,7 @@ class Broker:
             commands=commands,
             fetches=Fetches(
                 replicas,
-                FetchSessions(settings.fetch_sessions_max, chance.below),
+                FetchSessions(settings.fetch_sessions_max, chance.below, settings.fetch_sessions_size_max),
                 view.name_of,
                 size_max=settings.fetch_max_bytes,
             ),
@@ -292,6 +292,11 @@ class Broker:
         )
         gauge(
             "kafka_server_fetchsessioncache_numfetchsessions", "Fetch sessions.", lambda: len(context.fetches.sessions)
+        )
+        gauge(
+            "kafka_server_fetchsessioncache_bytes",
+            "Memory for fetch sessions.",
+            lambda: context.fetches.sessions.size,
         )
         gauge(
             "kafka_server_fetchsessioncache_evictions",

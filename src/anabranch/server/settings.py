@@ -500,6 +500,12 @@ class Settings:
         limits.FETCH_SESSIONS_MAX,
         "Fetch sessions remembered at a time (KIP-227).",
     )
+    fetch_sessions_size_max: int = setting(
+        "max.incremental.fetch.session.cache.bytes",
+        Between(0, INT64_MAX),
+        limits.FETCH_SESSIONS_SIZE_MAX,
+        "Memory for fetch sessions; the largest is forgotten first, and its reader names its partitions anew.",
+    )
 
     metrics_listener: Address | None = setting(
         "metrics.listener",

@@ -10,7 +10,8 @@ A session goes through epochs: 0 makes it, every request then carries the next o
 
 A partition has changed when it has records or an error, or when its high watermark or log start is not the one that
 was last sent. Partitions that had records go to the back, so that none starves behind a busy one. The rule: at most
-`slots` sessions; a new one replaces one unused for two minutes, or a smaller one that is two minutes old.
+`slots` sessions; a new one replaces one unused for two minutes, or a smaller one that is two minutes old. They hold at
+most `size_max` bytes together: the largest one goes first, whose reader names its partitions anew.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, NO_LEADER_EPOCH, NO_TOPIC_ID
+from anabranch.base.limits import FETCH_SESSIONS_SIZE_MAX
 
 FINAL_EPOCH = -1
 INITIAL_EPOCH = 0
@@ -28,6 +30,9 @@ EPOCH_MAX = 2**31 - 1
 EVICTION_AGE_MS = 120_000
 NOT_SENT = -2
 """In place of an offset that was sent: none was."""
+
+TARGET_SIZE = 320
+"""Bytes of memory that a session takes for a partition, beside the name of its topic."""
 
 Key = tuple[str | UUID, int]
 
@@ -52,6 +57,11 @@ class Target:
     def key(self) -> Key:
         """The key of the partition in its session."""
         return (self.topic if self.topic_id == NO_TOPIC_ID else self.topic_id, self.partition)
+
+    @property
+    def size(self) -> int:
+        """The bytes of memory that it takes in its session."""
+        return TARGET_SIZE + len(self.topic)
 
     def note_sent(self, *, size: int, error: int, high_watermark: int, log_start: int) -> bool:
         """Record the values sent of the partition; return whether an incremental response must include it."""
@@ -80,6 +90,8 @@ class Session:
     epoch: int = 1
     """The epoch that the next request must carry."""
     targets: dict[Key, Target] = field(default_factory=dict)
+    size: int = 0
+    """Bytes of memory."""
 
     def put(self, target: Target) -> None:
         """Add a partition, or replace it, keeping its place and the offsets that were sent of it."""
@@ -87,7 +99,15 @@ class Session:
         if known is not None:
             target.sent_high_watermark = known.sent_high_watermark
             target.sent_log_start = known.sent_log_start
+            self.size -= known.size
         self.targets[target.key] = target
+        self.size += target.size
+
+    def drop(self, key: Key) -> None:
+        """Forget a partition."""
+        known = self.targets.pop(key, None)
+        if known is not None:
+            self.size -= known.size
 
     def to_the_back(self, target: Target) -> None:
         """Read the other partitions first next time."""
@@ -113,8 +133,11 @@ class FetchContext:
 class FetchSessions:
     """The sessions of one broker. `draw(bound)` draws from 0 to bound, exclusive."""
 
-    def __init__(self, slots: int, draw: Callable[[int], int]) -> None:
+    def __init__(self, slots: int, draw: Callable[[int], int], size_max: int = FETCH_SESSIONS_SIZE_MAX) -> None:
         self._slots = slots
+        self._size_max = size_max
+        self.size = 0
+        """Bytes of memory of all sessions."""
         self._draw = draw
         self._sessions: dict[int, Session] = {}
         """In order of use, the longest unused first."""
@@ -145,7 +168,7 @@ class FetchSessions:
     ) -> FetchContext | ErrorCode:
         """Take a fetch into its session; FETCH_SESSION_ID_NOT_FOUND or another error where it does not fit."""
         if epoch in (INITIAL_EPOCH, FINAL_EPOCH):
-            self._sessions.pop(session_id, None)
+            self._end(session_id)
             session = None
             if epoch == INITIAL_EPOCH and targets:
                 session = self._create(targets, uses_topic_ids, now_ms)
@@ -157,29 +180,50 @@ class FetchSessions:
             return ErrorCode.INVALID_FETCH_SESSION_EPOCH
         if session.uses_topic_ids != uses_topic_ids:
             return ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
+        before = session.size
         for target in targets:
             session.put(target)
         for key in forgotten:
-            session.targets.pop(key, None)
+            session.drop(key)
+        self.size += session.size - before
         if not session.targets:
-            del self._sessions[session_id]
+            self._end(session_id)
             return FetchContext((), None, incremental=True)
         session.epoch = 1 if epoch == EPOCH_MAX else epoch + 1
         session.used_ms = now_ms
         self._sessions[session_id] = self._sessions.pop(session_id)
+        while self.size > self._size_max:
+            self._evict_one(max(self._sessions.values(), key=lambda it: it.size))
         return FetchContext(list(session.targets.values()), session, incremental=True)
 
     def _create(self, targets: Sequence[Target], uses_topic_ids: bool, now_ms: int) -> Session | None:
         if len(self._sessions) >= self._slots and not self._evict(len(targets), now_ms):
             return None
+        size = sum(target.size for target in targets)
+        while self.size + size > self._size_max:
+            largest = max(self._sessions.values(), key=lambda it: it.size, default=None)
+            if largest is None or largest.size <= size:
+                return None
+            self._evict_one(largest)
         while True:
             session_id = 1 + self._draw(EPOCH_MAX)
             if session_id not in self._sessions:
                 break
         session = Session(session_id, uses_topic_ids, created_ms=now_ms, used_ms=now_ms)
-        session.targets = {target.key: target for target in targets}
+        for target in targets:
+            session.put(target)
+        self.size += session.size
         self._sessions[session_id] = session
         return session
+
+    def _end(self, session_id: int) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self.size -= session.size
+
+    def _evict_one(self, session: Session) -> None:
+        self._end(session.id)
+        self.evictions += 1
 
     def _evict(self, size: int, now_ms: int) -> bool:
         if not self._sessions:
@@ -190,6 +234,5 @@ class FetchSessions:
             oldest = min(old_enough, key=lambda session: len(session.targets), default=oldest)
             if oldest not in old_enough or len(oldest.targets) >= size:
                 return False
-        del self._sessions[oldest.id]
-        self.evictions += 1
+        self._evict_one(oldest)
         return True

@@ -23,9 +23,9 @@ def target(partition: int = 0, topic: str = "t", offset: int = 0) -> Target:
 
 
 class World:
-    def __init__(self, slots: int = 10) -> None:
+    def __init__(self, slots: int = 10, size_max: int = 1 << 30) -> None:
         ids = itertools.count()
-        self.sessions = FetchSessions(slots, lambda bound: next(ids) % bound)
+        self.sessions = FetchSessions(slots, lambda bound: next(ids) % bound, size_max)
         self.now_ms = 0
 
     def begin(
@@ -157,3 +157,21 @@ def test_no_slots_no_sessions() -> None:
 def test_an_empty_full_fetch_makes_no_session(epoch: int) -> None:
     world = World()
     assert world.context(0, epoch).session_id == 0
+
+
+def test_sessions_hold_bounded_memory_the_largest_goes_first_and_a_larger_one_gets_none() -> None:
+    one = target().size
+    world = World(size_max=10 * one)
+    small, large = world.open(3), world.open(6)
+    assert world.sessions.size == 9 * one
+    assert world.context(0, 0, *(target(p) for p in range(7))).session_id == 0
+    assert len(world.sessions) == 2
+    third = world.open(4)
+    assert world.begin(large, 1) is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert (world.sessions.size, world.sessions.evictions) == (7 * one, 1)
+    grown = world.context(small, 1, *(target(p) for p in range(7)))
+    assert len(grown.targets) == 7
+    assert world.begin(small, 2) is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert world.context(third, 1, target(0)).session_id == third
+    assert world.context(third, 2, forgotten=tuple(("t", p) for p in range(4))).session_id == 0
+    assert (world.sessions.size, len(world.sessions)) == (0, 0)
