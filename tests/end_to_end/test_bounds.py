@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from anabranch.base.errors import ErrorCode
 from anabranch.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from anabranch.protocol.messages.delete_groups import DeleteGroupsRequest
 from anabranch.protocol.messages.delete_records import (
@@ -20,6 +22,7 @@ from anabranch.protocol.messages.describe_configs import DescribeConfigsRequest,
 from anabranch.protocol.messages.describe_groups import DescribeGroupsRequest
 from anabranch.protocol.messages.describe_producers import DescribeProducersRequest, TopicRequest
 from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
+from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from anabranch.protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from anabranch.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from anabranch.protocol.messages.offset_commit import (
@@ -153,3 +156,36 @@ def test_a_request_of_a_million_elements_ends_its_connection_before_anything_is_
     assert "more elements than its API allows" in event["reason"]
     assert time.monotonic() - began < 5
     assert broker.resident_bytes() - before < 32 << 20
+
+
+def test_metadata_of_members_holds_bounded_memory(tmp_path: Path) -> None:
+    def join(client: WireClient, group: str, size: int) -> ErrorCode:
+        protocols = [JoinGroupRequestProtocol(name="p", metadata=bytes(size))]
+        asked = JoinGroupRequest(
+            group_id=group,
+            protocol_type="connect",
+            session_timeout_ms=30_000,
+            rebalance_timeout_ms=30_000,
+            protocols=protocols,
+        )
+        asked.member_id = client.call(asked).member_id
+        return ErrorCode(client.call(asked).error_code) if asked.member_id else ErrorCode.GROUP_MAX_SIZE_REACHED
+
+    mib = 1 << 20
+    limits = {"group_metadata_max_bytes": 8 * mib, "group_initial_rebalance_delay_ms": 0}
+    with running(tmp_path, **limits) as broker, WireClient(broker.port, 60) as client:
+        client.call(FindCoordinatorRequest(key_type=0, coordinator_keys=["g"]))
+        while join(client, "honest", 100) is not ErrorCode.NONE:
+            time.sleep(0.02)
+        assert join(client, "large", 5 * mib) is ErrorCode.GROUP_MAX_SIZE_REACHED
+        before = broker.resident_bytes()
+        answers = [join(client, f"g{it}", 2 * mib) for it in range(12)]
+        assert answers.count(ErrorCode.GROUP_MAX_SIZE_REACHED) >= 8
+        assert answers[0] is ErrorCode.NONE
+        held = broker.metrics()["kafka_server_group_coordinator_metrics_member_metadata_bytes"]
+        assert 2 * mib <= held <= 8 * mib
+        assert broker.resident_bytes() - before < 60 * mib
+        assert join(client, "after", 100) is ErrorCode.NONE
+        assert any(
+            "group.metadata.max.bytes" in it["reason"] for it in broker.said("warning", "member refused")
+        ) or any("group.member.metadata" in it["reason"] for it in broker.said("warning", "member refused"))

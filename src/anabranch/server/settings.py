@@ -396,6 +396,18 @@ class Settings:
     group_max_size: int = setting(
         "group.max.size", Between(1, INT32_MAX), INT32_MAX, "The most members of a classic group."
     )
+    group_member_metadata_max_bytes: int = setting(
+        "group.member.metadata.max.bytes",
+        Between(1024, INT32_MAX),
+        4 << 20,
+        "The most metadata in one JoinGroup or ConsumerGroupHeartbeat, and the most assignments in one SyncGroup.",
+    )
+    group_metadata_max_bytes: int = setting(
+        "group.metadata.max.bytes",
+        Between(1024, INT64_MAX),
+        128 << 20,
+        "Memory for the metadata and assignments of all members of all groups; more is refused.",
+    )
     offset_metadata_max_bytes: int = setting(
         "offset.metadata.max.bytes",
         Between(0, INT32_MAX),

@@ -90,6 +90,11 @@ def _describe_groups(groups: Groups, metrics: Metrics) -> None:
         f"{PREFIX}event_queue_size", "Replies that wait for the disk.", lambda: sum(shard.waiting for shard in groups)
     )
     gauge(
+        f"{PREFIX}member_metadata_bytes",
+        "Memory for the metadata and assignments of members.",
+        groups.metadata_bytes,
+    )
+    gauge(
         f"{PREFIX}parked_requests",
         "Requests that wait for other members.",
         lambda: sum(shard.parked for shard in groups),

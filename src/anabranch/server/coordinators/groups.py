@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from importlib import import_module
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -23,6 +24,7 @@ from anabranch.runtime.net.acceptor import ConnectionNumbers
 from anabranch.server.cluster.peers import Peers
 from anabranch.server.cluster.view import ClusterUpdate
 from anabranch.server.coordinators.assignor_plug_ins import OURS, assignor_plug_ins, names_of, report_assignor
+from anabranch.server.coordinators.member_metadata import MetadataAdmission, held_by
 from anabranch.server.coordinators.shard import RecordCodec
 from anabranch.server.coordinators.shard_set import ShardServices, ShardSet, coordinator_partition
 from anabranch.server.settings import Settings
@@ -82,6 +84,16 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
         self._former: dict[int, int] = {}
         """By partition: up to which connection members have spoken to a machine that was thrown away."""
         self._view.watch(self._on_update)
+        self.metadata = MetadataAdmission(
+            settings.group_member_metadata_max_bytes,
+            settings.group_metadata_max_bytes,
+            self.metadata_bytes,
+            monotonic,
+        )
+
+    def metadata_bytes(self) -> int:
+        """The bytes of metadata that members hold, of the groups that are loaded."""
+        return held_by(shard.machine for shard in self if shard.active)
 
     def ticket(self) -> int:
         """A ticket under which a request can be parked."""

@@ -35,6 +35,7 @@ from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupRe
 from anabranch.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 from anabranch.server.context import BrokerContext, CloseConnectionError, RequestContext
+from anabranch.server.coordinators.member_metadata import heartbeat_size, join_size, sync_size
 
 Response = TypeVar("Response")
 Refuse = Callable[[ErrorCode, str], Response]
@@ -92,6 +93,9 @@ def handle_consumer_group_heartbeat(
     """Join, stay, report, leave."""
     if not broker.groups.consumer_protocol:
         return _heartbeat_refused(ErrorCode.UNSUPPORTED_VERSION, NO_CONSUMER_PROTOCOL)
+    refused = broker.groups.metadata.refuses(heartbeat_size(request), request.group_id)
+    if refused:
+        return _heartbeat_refused(ErrorCode.GROUP_MAX_SIZE_REACHED, refused)
     for assignor in request.client_assignors or ():
         assignor.metadata_bytes = bytes(assignor.metadata_bytes)
     caller = caller_of(broker, call, request.member_id)
@@ -182,6 +186,9 @@ def handle_join_group(
             error_code=code, member_id=request.member_id, protocol_name=None if call.api_version >= 7 else ""
         )
 
+    refused = broker.groups.metadata.refuses(join_size(request), request.group_id)
+    if refused:
+        return refuse(ErrorCode.GROUP_MAX_SIZE_REACHED, refused)
     for protocol in request.protocols:
         protocol.metadata = bytes(protocol.metadata)
     caller = caller_of(broker, call, request.member_id)
@@ -199,6 +206,8 @@ def handle_sync_group(
     broker: BrokerContext, request: SyncGroupRequest, call: RequestContext
 ) -> SyncGroupResponse | Awaitable[SyncGroupResponse]:
     """Give or take the generation's assignment; the answer comes when the leader has given it."""
+    if broker.groups.metadata.refuses(sync_size(request), request.group_id):
+        return SyncGroupResponse(error_code=ErrorCode.GROUP_MAX_SIZE_REACHED)
     for assignment in request.assignments:
         assignment.assignment = bytes(assignment.assignment)
     caller = caller_of(broker, call, request.member_id)
