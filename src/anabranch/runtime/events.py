@@ -48,19 +48,24 @@ class EventLogger:
 
 
 class EventLimit:
-    """Admits one event per `interval_s` and counts the suppressed ones."""
+    """Admits so many events in `interval_s`, one by default, and counts the suppressed ones."""
 
-    def __init__(self, interval_s: float) -> None:
+    def __init__(self, interval_s: float, burst: int = 1) -> None:
         self._interval_s = interval_s
+        self._burst = burst
+        self._left = 0
         self._next = float("-inf")
         self._suppressed = 0
 
     def admit(self, now_s: float) -> int | None:
         """Return the number of events suppressed since the last admitted one; None if this one is suppressed, too."""
-        if now_s < self._next:
+        if now_s >= self._next:
+            self._next = now_s + self._interval_s
+            self._left = self._burst
+        if not self._left:
             self._suppressed += 1
             return None
-        self._next = now_s + self._interval_s
+        self._left -= 1
         suppressed, self._suppressed = self._suppressed, 0
         return suppressed
 

@@ -54,3 +54,9 @@ def test_events_below_the_level_are_not_logged() -> None:
 def test_one_event_in_an_interval_passes_and_the_others_are_counted() -> None:
     limit = EventLimit(10)
     assert [limit.admit(now) for now in (0, 1, 9, 10, 11, 30)] == [0, None, None, 2, None, 1]
+
+
+def test_a_burst_is_admitted_and_what_follows_is_counted_until_the_next_interval() -> None:
+    limit = EventLimit(10.0, 3)
+    assert [limit.admit(now) for now in (0.0, 1.0, 2.0, 3.0, 9.9)] == [0, 0, 0, None, None]
+    assert [limit.admit(now) for now in (10.0, 10.0, 10.0, 10.0, 20.0)] == [2, 0, 0, None, 1]

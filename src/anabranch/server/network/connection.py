@@ -28,7 +28,7 @@ from anabranch.protocol.frames import (
     request_key,
 )
 from anabranch.protocol.registry import API
-from anabranch.runtime.events import EventLogger
+from anabranch.runtime.events import EventLimit, EventLogger
 from anabranch.runtime.loop_steps import LoopSteps
 from anabranch.runtime.metrics import Counter, Histogram, Metrics
 from anabranch.runtime.net.channel import FrameChannel, Part, memory_size
@@ -41,6 +41,8 @@ from anabranch.server.network.admission import Activity, AnswerMemory, Verdict, 
 
 events = EventLogger("listener")
 PRODUCE, API_VERSIONS = 0, 18
+SAID_INTERVAL_S, SAID_MAX = 10.0, 100
+"""Lines of the log about bad connections: at most so many in the interval, the next one with the number left out."""
 LARGE_REQUEST_SIZE = 32 * 1024
 """Bytes of a request from which on it is decoded in a thread: 1,000 partitions of a fetch, which take 2 ms."""
 REFUSED = {
@@ -65,6 +67,7 @@ class Service:
     answers: AnswerMemory = field(default_factory=lambda: AnswerMemory(QUEUED_RESPONSE_SIZE_MAX))
     steps: LoopSteps = field(default_factory=LoopSteps)
     landing: Landing = field(default_factory=Landing)
+    said: EventLimit = field(default_factory=lambda: EventLimit(SAID_INTERVAL_S, SAID_MAX))
     closing: bool = False
     """Whether no further request is begun."""
     api_metrics: dict[int, ApiMetrics] = field(default_factory=dict)
@@ -169,7 +172,8 @@ class Connection:
         elif isinstance(error, DecodeError):
             self.violate(str(error))
         else:  # ours: this connection ends, the others go on
-            events.error("request not decoded", exception=error, peer=self.peer)
+            if (fields := self._said()) is not None:
+                events.error("request not decoded", exception=error, **fields)
             self.channel.close()
 
     def _take_apart(self, frame: memoryview, began: float) -> None:
@@ -238,7 +242,8 @@ class Connection:
             self._send(encode_response(answer, API_VERSIONS, 0, correlation_id))
         elif key in REFUSED and version in API[key].versions:
             code, reason = REFUSED[key]
-            events.warning("request refused", peer=self.peer, reason=f"{API[key].name} {reason}")
+            if (fields := self._said()) is not None:
+                events.warning("request refused", reason=f"{API[key].name} {reason}", **fields)
             self._send(encode_response(API[key].response(error_code=code), key, version, correlation_id))
         else:
             self.violate(str(error))
@@ -357,12 +362,24 @@ class Connection:
     def violate(self, reason: str) -> None:
         """Close a connection with a protocol violation by the peer."""
         if not self.channel.closed:
-            events.warning("connection closed", peer=self.peer, reason=reason)
+            self._warn(reason)
             self.channel.close()
+
+    def _said(self) -> dict[str, object] | None:
+        """The peer, and how many lines were left out, for a line of the log; None where it is left out, too."""
+        suppressed = self._service.said.admit(self._loop.time())
+        if suppressed is None:
+            return None
+        return {"peer": self.peer, "suppressed": suppressed} if suppressed else {"peer": self.peer}
+
+    def _warn(self, reason: object) -> None:
+        if (fields := self._said()) is not None:
+            events.warning("connection closed", reason=reason, **fields)
 
     def _fail(self, header: RequestHeader, error: Exception) -> None:
         if not self.channel.closed:
-            events.error("request failed", exception=error, peer=self.peer, api=API[header.api_key].name)
+            if (fields := self._said()) is not None:
+                events.error("request failed", exception=error, api=API[header.api_key].name, **fields)
             self.channel.close()
 
     def on_closed(self, error: Exception | None) -> None:
@@ -370,7 +387,7 @@ class Connection:
         if isinstance(error, OSError):
             events.debug("connection lost", peer=self.peer, reason=error)
         elif error is not None:
-            events.warning("connection closed", peer=self.peer, reason=error)
+            self._warn(error)
         self._places.clear()
         self._held = 0
         self._service.answers.note(self, 0)
