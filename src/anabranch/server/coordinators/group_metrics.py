@@ -28,6 +28,11 @@ def describe(groups: Groups, metrics: Metrics) -> None:
     """Register the metrics of the group coordinators."""
     _describe_gates(groups, metrics)
     _describe_groups(groups, metrics)
+    metrics.gauge(
+        f"{PREFIX}member_metadata_bytes",
+        "Memory for the metadata and assignments of members.",
+        groups.metadata_bytes,
+    )
 
 
 def _describe_gates(groups: Groups, metrics: Metrics) -> None:
@@ -88,11 +93,6 @@ def _describe_groups(groups: Groups, metrics: Metrics) -> None:
     gauges(f"{PREFIX}partition_count", "Partitions of __consumer_offsets, by state.", partition_count)
     gauge(
         f"{PREFIX}event_queue_size", "Replies that wait for the disk.", lambda: sum(shard.waiting for shard in groups)
-    )
-    gauge(
-        f"{PREFIX}member_metadata_bytes",
-        "Memory for the metadata and assignments of members.",
-        groups.metadata_bytes,
     )
     gauge(
         f"{PREFIX}parked_requests",
