@@ -23,7 +23,9 @@ from tests.support.wire import WireClient, batch
 
 TOPIC = "beside"
 WIDE = "wide"
-BUDGET = 64 << 20
+QUEUED = 8 << 20
+BUDGET = 2 * QUEUED + (100 << 20)
+"""Requests that arrive, answers that are not read, and 100 MB for everything else."""
 QUESTION = b"".join(
     bytes(part) for part in encode_request(MetadataRequest(topics=[MetadataRequestTopic(name=WIDE)]), 9, 1, "hostile")
 )
@@ -90,7 +92,7 @@ def served(broker: BrokerProcess) -> Iterator[list[float]]:
 
 def scene(data: Path, slow_count: int, churned: int, silent_count: int) -> list[float]:
     """Run all of it; the times of the client beside."""
-    limits = {"queued_max_response_bytes": 8 << 20, "queued_max_request_bytes": 8 << 20}
+    limits = {"queued_max_response_bytes": QUEUED, "queued_max_request_bytes": QUEUED}
     with running(data, **limits) as broker, contextlib.ExitStack() as sockets:
         with WireClient(broker.port, 60) as client:
             client.create(TOPIC)
@@ -100,7 +102,8 @@ def scene(data: Path, slow_count: int, churned: int, silent_count: int) -> list[
             slow(broker, sockets, slow_count)
             silent(broker, sockets, silent_count)
             churn(broker, churned)
-        assert broker.resident_bytes() - before < BUDGET
+        grown = broker.resident_bytes() - before
+        assert grown < BUDGET, (grown, broker.metrics())
         assert not broker.said("error"), broker.said("error")
         connections = broker.metrics()["kafka_server_socketservermetrics_connections"]
         assert connections >= slow_count
