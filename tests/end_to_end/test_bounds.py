@@ -20,6 +20,7 @@ from anabranch.protocol.messages.delete_records import (
 from anabranch.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from anabranch.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from anabranch.protocol.messages.describe_groups import DescribeGroupsRequest
+from anabranch.protocol.messages.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
 from anabranch.protocol.messages.describe_producers import DescribeProducersRequest, TopicRequest
 from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
 from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
@@ -92,6 +93,9 @@ LONG: dict[str, Any] = {
     "refused topics": lambda: CreateTopicsRequest(
         topics=[CreatableTopic(name=f"?{it}", num_partitions=1, replication_factor=1) for it in range(MANY)],
         timeout_ms=1000,
+    ),
+    "log dirs": lambda: DescribeLogDirsRequest(
+        topics=[DescribableLogDirTopic(topic=f"t{it}", partitions=[0]) for it in range(MANY)]
     ),
     "configs": lambda: DescribeConfigsRequest(
         resources=[DescribeConfigsResource(resource_type=2, resource_name=f"t{it}") for it in range(MANY)]

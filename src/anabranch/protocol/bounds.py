@@ -16,7 +16,7 @@ EVERY_GROUP = 20_000
 FEW = 1_000
 
 ELEMENTS_MAX: dict[int, int] = {
-    0: EVERY_PARTITION,  # Produce
+    0: EVERY_GROUP,  # Produce: batches, each of 61 bytes at least
     1: 2 * EVERY_PARTITION,  # Fetch: partitions to read, and partitions of the session to forget
     2: EVERY_PARTITION,  # ListOffsets
     3: PARTITIONS_PER_TOPIC_MAX,  # Metadata: topics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Awaitable
 from typing import Any
@@ -25,9 +26,10 @@ from anabranch.protocol.messages.find_coordinator import (
     FindCoordinatorResponse,
 )
 from anabranch.runtime.events import EventLogger
-from anabranch.server.context import BrokerContext, RequestContext
+from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
 from anabranch.server.coordinators.shard_set import ShardSet
 from anabranch.server.handlers.authorized import NOT_SAID, ON_CLUSTER
+from anabranch.server.handlers.in_parts import split
 
 events = EventLogger("cluster")
 BROKERS = 1
@@ -105,15 +107,21 @@ def _coordinators(
     )
 
 
-def handle_describe_log_dirs(
+async def handle_describe_log_dirs(
     broker: BrokerContext, request: DescribeLogDirsRequest, call: RequestContext
-) -> DescribeLogDirsResponse:
+) -> Large:
     """The one data directory, with the sizes of the logs that are asked for, or of all."""
     asked: dict[str, set[int]] | None = None
     if request.topics is not None:
-        asked = {topic.topic: set(topic.partitions) for topic in request.topics}
+        asked = {}
+        for _, topics in split(request.topics, "partitions"):
+            for named in topics:
+                asked.setdefault(named.topic, set()).update(named.partitions)
+            await asyncio.sleep(0)
     sizes: dict[str, list[DescribeLogDirsPartition]] = {}
-    for partition in broker.replicas:
+    for place, partition in enumerate(list(broker.replicas), 1):
+        if place % PARTITIONS_AT_A_TIME == 0:
+            await asyncio.sleep(0)
         topic, number = partition.name
         if partition.offline_reason is None and (asked is None or number in asked.get(topic, ())):
             size = DescribeLogDirsPartition(partition_index=number, partition_size=partition.log.size)
@@ -125,7 +133,7 @@ def handle_describe_log_dirs(
         total_bytes=total,
         usable_bytes=usable,
     )
-    return DescribeLogDirsResponse(results=[directory])
+    return Large(lambda: DescribeLogDirsResponse(results=[directory]))
 
 
 def disk_space(path: str | os.PathLike[str]) -> tuple[int, int]:

@@ -32,7 +32,7 @@ def handle_describe_topic_partitions(
         names = [name for name in names if name >= cursor.topic_name]
     topics = {name: broker.view.topic(name) for name in names}
     count = sum(len(topic.nodes) for topic in topics.values() if topic is not None)
-    if min(count, limit) < PARTITIONS_AT_A_TIME:
+    if min(count, limit) + len(topics) < PARTITIONS_AT_A_TIME:
         return _page(topics, cursor, limit)
     return Large(lambda: _page(topics, cursor, limit))
 

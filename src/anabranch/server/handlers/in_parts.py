@@ -9,7 +9,7 @@ of the coordinator ends all parts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -79,7 +79,7 @@ class Parts(NamedTuple):
         before.extend(after)
 
 
-def split(elements: list[Any], inner: str) -> Iterator[tuple[bool, list[Any]]]:
+def split(elements: Sequence[Any], inner: str) -> Iterator[tuple[bool, list[Any]]]:
     """Cut elements, and the array `inner` of each, into stretches of PARTITIONS_AT_A_TIME."""
     stretch: list[Any] = []
     room = PARTITIONS_AT_A_TIME
