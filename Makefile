@@ -61,8 +61,9 @@ simulate: $(READY)  ## 10,000 simulated groups, each with its own faults, and so
 soak: $(READY)  ## groups of ours and of stock clients through 100 resizes, with members and brokers killed: make soak MINUTES=30
 	$(BIN)/python -m tests.soak.run --minutes $(or $(MINUTES),30) --resizes $(or $(RESIZES),100)
 
-fuzz: $(READY) kernels  ## a million hostile batches, and damaged data directories: make fuzz SEED=7 COUNT=1000000
+fuzz: $(READY) kernels  ## a million hostile batches and frames, and 2,000 damaged data directories: make fuzz SEED=7 COUNT=1000000
 	$(BIN)/python -m tests.fuzz.batches $(if $(SEED),--seed $(SEED)) --count $(or $(COUNT),1000000)
+	$(BIN)/python -m tests.fuzz.frames $(if $(SEED),--seed $(SEED)) --count $(or $(COUNT),1000000)
 	$(BIN)/python -m tests.fuzz.storage 2000
 
 conformance: $(READY) java  ## groups with every kind of member, where `make test` takes one of each library

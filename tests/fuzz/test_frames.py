@@ -1,0 +1,21 @@
+"""Hostile frames harm only their senders; `make fuzz` sends a million."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.fuzz.frames import Maker, check
+
+COUNT = 2_000
+
+
+def test_a_seed_makes_the_same_frames_again() -> None:
+    first, second = Maker(3), Maker(3)
+    assert [first.frame() for _ in range(200)] == [second.frame() for _ in range(200)]
+
+
+def test_hostile_frames_harm_only_their_senders(tmp_path: Path) -> None:
+    found = check(tmp_path, 7, COUNT)
+    assert found["p99"] < 1.0
+    steps = {name: took for name, took in found.items() if "step" in name and "ShardSet" not in name}
+    assert max(steps.values(), default=0.0) < 0.1, steps
