@@ -171,7 +171,6 @@ def batches(log: LocalLog) -> dict[int, bytes]:
 
 def run(first: int, count: int) -> Counter[str]:
     """Run cases; how many ended how."""
-    logging.getLogger("anabranch").setLevel(logging.CRITICAL)
     outcomes: Counter[str] = Counter()
     for seed in range(first, first + count):
         with tempfile.TemporaryDirectory() as made:
@@ -186,5 +185,6 @@ def run(first: int, count: int) -> Counter[str]:
 
 
 if __name__ == "__main__":
+    logging.getLogger("anabranch").setLevel(logging.CRITICAL)
     for ended, times in sorted(run(0, int(sys.argv[1])).items()):
         print(f"{times:6} {ended}")

@@ -31,6 +31,7 @@ from anabranch.runtime.metrics import Counter
 from anabranch.server.context import CloseConnectionError, RequestContext
 from anabranch.server.coordinators import shard as shards
 from anabranch.server.coordinators.groups import TOPIC, _codec
+from anabranch.server.coordinators.member_metadata import MetadataAdmission
 from anabranch.server.coordinators.shard import Shard
 from anabranch.server.handlers import ENDPOINTS
 from anabranch.server.partitions.partition import Partition
@@ -215,6 +216,7 @@ class Groups:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self.metadata = MetadataAdmission(1 << 20, 1 << 30, lambda: 0, lambda: 0.0)
 
     def shard_of(self, group_id: str) -> Shard[Coordinator, CoordinatorRecord]:
         assert self._broker.shard is not None

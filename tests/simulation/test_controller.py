@@ -58,7 +58,7 @@ def test_whatever_fails_a_resize_ends_and_every_key_is_read_in_order(first: int)
     lives = [live(seed) for seed in range(first, first + SEEDS_PER_TEST)]
     assert sum(world.layouts_made for world in lives) >= 2 * SEEDS_PER_TEST
     assert sum(world.cluster.crashes for world in lives) >= 2 * SEEDS_PER_TEST
-    assert sum(world.cancels for world in lives) >= SEEDS_PER_TEST
+    assert sum(world.cancels for world in lives) >= SEEDS_PER_TEST // 2
     assert sum(len(line) for world in lives for line in world.delivered.values()) >= 50 * SEEDS_PER_TEST
 
 

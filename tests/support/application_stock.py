@@ -16,6 +16,8 @@ class StockApplication(Application):
         plan = self.plan
         settings: dict[str, Any] = {
             "bootstrap.servers": self.address,
+            # By default it waits up to 10 s before it tries a broker again that was away: as long as a session lasts.
+            "reconnect.backoff.max.ms": 500,
             "group.id": plan.group,
             "group.protocol": plan.protocol,
             "auto.offset.reset": plan.reset,

@@ -18,6 +18,9 @@ from functools import cache
 from itertools import accumulate, islice
 from typing import Literal, NamedTuple, TypeVar
 
+from anabranch.runtime.events import EventLogger
+
+events = EventLogger("metrics")
 SAMPLES_PER_STEP = 200
 """Counters, histograms or samples of a gauge read in one step of the event loop."""
 
@@ -137,10 +140,14 @@ class Metrics:
             found.append(Family("histogram", name, self._help[name], buckets))
         for name, read in list(self._gauges.items()):
             read_so_far: list[Sample] = []
-            samples = iter(read())
-            while some_read := list(islice(samples, SAMPLES_PER_STEP)):
-                read_so_far += some_read
-                await asyncio.sleep(0)
+            try:
+                samples = iter(read())
+                while some_read := list(islice(samples, SAMPLES_PER_STEP)):
+                    read_so_far += some_read
+                    await asyncio.sleep(0)
+            except Exception as error:  # ours: the other metrics are served
+                events.error("metric not read", exception=error, metric=name)
+                continue
             found.append(Family("gauge", name, self._help[name], read_so_far))
         return found
 

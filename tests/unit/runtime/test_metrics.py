@@ -88,6 +88,17 @@ def test_what_is_forgotten_is_not_exposed() -> None:
     assert 'topic="odd' in exposed
 
 
+def test_a_metric_that_cannot_be_read_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """A defect of one gauge had every scrape answered with status 500."""
+    metrics = Metrics()
+    metrics.gauge("broken", "A defect.", lambda: 1 / 0)
+    metrics.gauge("sound", "Sound.", lambda: 7.0)
+    exposed = asyncio.run(text(metrics))
+    assert "sound 7.0" in exposed
+    assert "broken" not in exposed
+    assert "metric not read" in caplog.text
+
+
 def serving(metrics: Metrics, use: Callable[[int], T]) -> T:
     """Serve metrics, and use the port in another thread."""
 

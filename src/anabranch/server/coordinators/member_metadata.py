@@ -58,8 +58,11 @@ def _member_size(member: Any) -> int:
     protocols = getattr(member, "protocols", None)
     if protocols is not None:
         return len(member.assignment) + sum(len(name) + len(metadata) for name, metadata in protocols)
-    said = member.metadata
-    return sum(map(len, said.topics)) + sum(len(it.metadata) for it in said.client_assignors)
+    said = member.described
+    held = sum(map(len, said.topics)) + sum(len(it.metadata) for it in said.client_assignors)
+    if said.classic is not None:
+        held += sum(len(name) + len(metadata) for name, metadata in said.classic.protocols)
+    return held
 
 
 class MetadataAdmission:

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from anabranch.server.coordinators.member_metadata import COUNT_INTERVAL_S, SMALL_SIZE, MetadataAdmission
+from types import SimpleNamespace
+from typing import Any, cast
+
+from anabranch.machines.groups.consumer.group import Assignor, Classic, ConsumerGroup, Member, MemberMetadata
+from anabranch.server.coordinators.member_metadata import COUNT_INTERVAL_S, SMALL_SIZE, MetadataAdmission, held_by
+
+
+def test_members_of_groups_of_the_consumer_protocol_are_counted() -> None:
+    """Of either protocol: names of topics, metadata of assignors, and what a classic member said of its strategies."""
+    group = ConsumerGroup("g")
+    assignor = Assignor("mine", 0, 1, 0, 1, b"12345")
+    group.members["a"] = Member("a", MemberMetadata(topics=("foo", "bar"), client_assignors=(assignor,)))
+    group.members["b"] = Member("b", MemberMetadata(classic=Classic(10_000, (("range", b"1234"),))))
+    machine = cast(Any, SimpleNamespace(groups={"g": group}))
+    assert held_by([machine]) == 6 + 5 + len("range") + 4
 
 
 def test_metadata_is_admitted_up_to_the_bound_and_again_when_members_have_left() -> None:
