@@ -203,6 +203,7 @@ _RETRIABLE = frozenset(
         ErrorCode.INVALID_SHARE_SESSION_EPOCH,
         ErrorCode.SHARE_SESSION_LIMIT_REACHED,
         ErrorCode.INVALID_PARTITION_METADATA,
+        ErrorCode.MAX_INDIVIDUAL_COMMIT_REACHED,
     }
 )
 

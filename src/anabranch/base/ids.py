@@ -12,7 +12,7 @@ NO_SEQUENCE = -1
 NO_LEADER_EPOCH = -1
 COUNT_NOT_SAID = -1
 """`undeleted_partition_count` of a client that does not speak of it: every stock Kafka client."""
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__individual_commit_offsets", "__transaction_state"})
 """The logs of the coordinators."""
 
 

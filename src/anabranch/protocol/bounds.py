@@ -8,10 +8,12 @@ and commits every partition of a topic (PARTITIONS_PER_TOPIC_MAX), an administra
 
 from __future__ import annotations
 
-from anabranch.base.limits import PARTITIONS_PER_TOPIC_MAX, PARTITIONS_PER_TRANSACTION_MAX
+from anabranch.base.limits import PARTITIONS_PER_TOPIC_MAX, PARTITIONS_PER_TRANSACTION_MAX, RANGES_PER_COMMIT_MAX
 
 EVERY_PARTITION = 2 * PARTITIONS_PER_TOPIC_MAX + 1_000
 """Each partition, each in a topic of its own, and what comes with them."""
+EVERY_COMMIT = EVERY_PARTITION + 2 * RANGES_PER_COMMIT_MAX
+"""Ranges beyond those that a commit may have are read, so that it is answered with an error."""
 EVERY_GROUP = 20_000
 FEW = 1_000
 
@@ -20,7 +22,7 @@ ELEMENTS_MAX: dict[int, int] = {
     1: 2 * EVERY_PARTITION,  # Fetch: partitions to read, and partitions of the session to forget
     2: EVERY_PARTITION,  # ListOffsets
     3: PARTITIONS_PER_TOPIC_MAX,  # Metadata: topics
-    8: EVERY_PARTITION,  # OffsetCommit
+    8: EVERY_COMMIT,  # OffsetCommit: partitions, and ranges
     9: EVERY_PARTITION,  # OffsetFetch
     10: EVERY_GROUP,  # FindCoordinator
     11: FEW,  # JoinGroup: protocols
@@ -39,7 +41,7 @@ ELEMENTS_MAX: dict[int, int] = {
     25: FEW,  # AddOffsetsToTxn
     26: FEW,  # EndTxn
     27: 2 * PARTITIONS_PER_TRANSACTION_MAX,  # WriteTxnMarkers
-    28: EVERY_PARTITION,  # TxnOffsetCommit
+    28: EVERY_COMMIT,  # TxnOffsetCommit: partitions, and ranges
     29: FEW,  # DescribeAcls
     30: EVERY_GROUP,  # CreateAcls
     31: EVERY_GROUP,  # DeleteAcls

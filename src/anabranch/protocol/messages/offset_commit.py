@@ -1,5 +1,8 @@
 """OffsetCommit (API 8). v3 adds `throttle_time_ms`; v6 adds `committed_leader_epoch`; v7 adds `group_instance_id`; v8
 is flexible; v10 adds `topic_id`.
+
+Ours, in the flexible versions: a commit of a part of what lies above the stable offset (cooperative.md, section 1), by
+ranges of offsets, by ranges of keys, or by both. `committed_offset` is -1 then.
 """
 
 from __future__ import annotations
@@ -19,14 +22,27 @@ class OffsetRange:
 
 
 @struct()
+class KeyRangeOffset:
+    """The next offset to read of the keys between two places of the key space, both inclusive (ours).
+
+    Below `offset` every record with a key of the range is processed.
+    """
+
+    start: int = int64()
+    end: int = int64()
+    offset: int = int64()
+
+
+@struct()
 class OffsetCommitRequestPartition:
-    """Progress in one partition; ours: processed offsets above the stable offset, which is -1 then."""
+    """Progress in one partition; ours: processed offsets above the stable offset, and progress by ranges of keys."""
 
     partition_index: int = int32()
     committed_offset: int = int64()
     committed_leader_epoch: int = int32(since=6, default=-1)
     committed_metadata: str | None = string(nullable=True)
     offset_ranges: Sequence[OffsetRange] = array(OffsetRange, tag=10000)
+    key_range_offsets: Sequence[KeyRangeOffset] = array(KeyRangeOffset, tag=10001)
 
 
 @struct()

@@ -8,14 +8,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from anabranch.codec import array, boolean, int16, int32, int64, message, string, struct, uuid
-
-
-@struct()
-class OffsetRange:
-    """Offsets between two bounds, both inclusive (ours)."""
-
-    start: int = int64()
-    end: int = int64()
+from anabranch.protocol.messages.offset_commit import KeyRangeOffset, OffsetRange
 
 
 @struct()
@@ -57,7 +50,7 @@ class OffsetFetchRequest:
 
 @struct()
 class OffsetFetchResponsePartition:
-    """Progress in one partition, up to v7; ours: processed offsets above it."""
+    """Progress in one partition, up to v7; ours: processed offsets above it, and progress by ranges of keys."""
 
     partition_index: int = int32()
     committed_offset: int = int64()
@@ -65,6 +58,7 @@ class OffsetFetchResponsePartition:
     metadata: str | None = string(nullable=True)
     error_code: int = int16()
     committed_range_offsets: Sequence[OffsetRange] = array(OffsetRange, tag=10000)
+    key_range_offsets: Sequence[KeyRangeOffset] = array(KeyRangeOffset, tag=10001)
 
 
 @struct()
@@ -77,7 +71,7 @@ class OffsetFetchResponseTopic:
 
 @struct()
 class OffsetFetchResponsePartitions:
-    """Progress in one partition, from v8; ours: processed offsets above it."""
+    """Progress in one partition, from v8; ours: processed offsets above it, and progress by ranges of keys."""
 
     partition_index: int = int32()
     committed_offset: int = int64()
@@ -85,6 +79,7 @@ class OffsetFetchResponsePartitions:
     metadata: str | None = string(nullable=True)
     error_code: int = int16()
     committed_range_offsets: Sequence[OffsetRange] = array(OffsetRange, tag=10000)
+    key_range_offsets: Sequence[KeyRangeOffset] = array(KeyRangeOffset, tag=10001)
 
 
 @struct()

@@ -7,16 +7,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from anabranch.codec import array, int16, int32, int64, message, string, struct
+from anabranch.protocol.messages.offset_commit import KeyRangeOffset, OffsetRange
 
 
 @struct()
 class TxnOffsetCommitRequestPartition:
-    """Progress in one partition."""
+    """Progress in one partition; ours: as in OffsetCommit."""
 
     partition_index: int = int32()
     committed_offset: int = int64()
     committed_leader_epoch: int = int32(since=2, default=-1)
     committed_metadata: str | None = string(nullable=True)
+    offset_ranges: Sequence[OffsetRange] = array(OffsetRange, tag=10000)
+    key_range_offsets: Sequence[KeyRangeOffset] = array(KeyRangeOffset, tag=10001)
 
 
 @struct()
@@ -43,10 +46,11 @@ class TxnOffsetCommitRequest:
 
 @struct()
 class TxnOffsetCommitResponsePartition:
-    """The result for one commit."""
+    """The result for one commit; ours: the stable offset before the transaction's end."""
 
     partition_index: int = int32()
     error_code: int = int16()
+    last_stable_offset: int = int64(tag=10000, default=-1)
 
 
 @struct()
