@@ -145,10 +145,13 @@ class History:
     def check(self) -> None:
         log = self.log
         offset, found = log.log_start, dict[int, tuple[bytes | None, bytes | None]]()
+        only_empty = False
         while part := log.read(offset, self.chance.randint(1, 800), end=log.end):
             view = part.view()
+            only_empty |= next(headers(view))[1].record_count == 0
             for position, header in headers(view):
                 assert header.next_offset > offset
+                assert not (only_empty and header.record_count), "an answer without records, though there are some"
                 for record in records(header, view[position : position + header.size]):
                     value = None if record.tombstone else self.records[record.offset][1]
                     found[record.offset] = (record.key, value)

@@ -2,6 +2,11 @@
 
 The last segment is the active one. Of the others, which only readers open, one at a time is kept open. Where a sound
 batch is expected and none is found, the log is damaged: OfflineLogError, with the file and the reason.
+
+A compacted segment may have batches without records, which keep the last sequence of a producer, or the end of a file.
+A read passes over them to the next record, also into later segments, because librdkafka asks for twice as many bytes
+after every answer without records, and reports MSG_SIZE_TOO_LARGE when that ends at 1 GiB, after ten answers. Only in
+front of the limit they are given, to move the reader on.
 """
 
 from __future__ import annotations
@@ -21,6 +26,12 @@ def _base_offset(segment: Segment) -> int:
 
 def _damaged(segment: Segment, error: DecodeError) -> OfflineLogError:
     return OfflineLogError(f"{segment.path}: {error}, where a sound batch is expected.")
+
+
+EMPTY_BATCHES_PASSED_MAX = 1_000
+"""Batches without records that a read passes over before it gives them: a few milliseconds."""
+SEGMENT_PASSED_COST = 4
+"""Such batches that take as long as opening one segment."""
 
 
 class Segments(list[Segment]):
@@ -46,11 +57,15 @@ class Segments(list[Segment]):
     def read(self, offset: int, size_max: int, limit: int) -> LogSlice | None:
         """Find batches from the one that holds `offset` on, in one segment and below `limit`, a batch boundary.
 
-        At least one batch, and otherwise at most `size_max` bytes. None without a batch.
+        At least one batch, and otherwise at most `size_max` bytes. None without a batch. Batches without records in
+        front are passed over if there are others.
         """
-        segment = self[self.index_of(offset)]
+        index = self.index_of(offset)
+        segment = self[index]
         try:
             position = segment.locate(offset)
+            if segment.sealed:
+                segment, position = self._pass_over_empty(index, position, limit)
             stop = segment.size if limit >= segment.end else segment.locate(limit)
             cut = min(stop, segment.cut(position, size_max))
             if cut <= position < stop:
@@ -61,6 +76,25 @@ class Segments(list[Segment]):
             return None
         self._keep_open(segment)
         return LogSlice(segment.file, position, cut - position)
+
+    def _pass_over_empty(self, index: int, position: int, limit: int) -> tuple[Segment, int]:
+        """Find the first batch with records from `position` of a segment on; below `limit`, or the last one without."""
+        found = self[index], position
+        left = EMPTY_BATCHES_PASSED_MAX
+        for segment in self[index:]:
+            if segment.base_offset >= limit:
+                break
+            for at, header in segment.walk(position):
+                if header.base_offset >= limit:
+                    break
+                found = segment, at
+                left -= 1
+                if header.record_count or left <= 0:
+                    return found
+            if segment.sealed and segment is not self._open_for_reading:
+                segment.release()
+            position, left = 0, left - SEGMENT_PASSED_COST
+        return found
 
     def recent_header(self, offset: int) -> BatchHeader | None:
         """Read the header of the batch that holds `offset`, one of the newest; None for older ones."""

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from anabranch.base.ids import TopicPartition
-from anabranch.records.batch import headers
+from anabranch.records.batch import build, headers
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.syncs import Syncs
 from anabranch.storage.directory import DataDirectory
+from anabranch.storage.log import segments
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.group_commit import GroupCommit
 from anabranch.storage.log.log import LocalLog, OfflineLogError, OffsetOutOfRangeError
@@ -65,6 +66,21 @@ def test_a_read_gives_at_least_one_batch_and_otherwise_stays_within_its_size(tmp
     assert offsets(log, 0, size_max=1) == [0]
     assert offsets(log, 0, size_max=2 * 161) == [0, 2]
     assert offsets(log, 0, size_max=2 * 161 + 100) == [0, 2]
+
+
+def test_a_read_passes_over_batches_without_records_in_bounded_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path)
+    for _ in range(100):  # In seven segments.
+        log.append(build(b"", record_count=0, base_timestamp=0, max_timestamp=0, last_offset_delta=0), 0, 0)
+    log.append(make_batch(), 0, 0)
+    assert offsets(log, 0) == [100]
+    assert offsets(log, 0, end=90)[0] == 89, "the reader moves on"
+    monkeypatch.setattr(segments, "EMPTY_BATCHES_PASSED_MAX", 40)
+    first = offsets(log, 0)[0]
+    assert 30 < first < 40
+    assert offsets(log, first + 1)[0] > first + 30
 
 
 def test_nothing_above_the_given_end_is_read(tmp_path: Path) -> None:
