@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ RECOVERY_POINTS_FILE = "recovery-point-offset-checkpoint"
 SYNCED_FILE = "synced-offset-checkpoint"
 _FILES = (LOG_STARTS_FILE, RECOVERY_POINTS_FILE, SYNCED_FILE)
 _STARTS, _POINTS, _SYNCED = range(3)
+_NOTHING_HELD: Mapping[str, int] = {}
 WITHOUT_CHECKSUMS, VERSION = "0", "1"
 
 
@@ -65,6 +67,10 @@ class Checkpoints:
             self._damage.append(damage)
         for stale, offsets in zip(self._stale, self._known, strict=True):
             stale.update(dict.fromkeys(offsets))
+        self._held: dict[str, int] = {}
+        """The log starts that are in the file, of logs whose start has moved since, or that are gone."""
+        self._added = False
+        """Whether the file of log starts lacks a log."""
         self._changes = [0] * len(_FILES)
         self._saved = [0] * len(_FILES)
         self._change = threading.Lock()
@@ -113,6 +119,8 @@ class Checkpoints:
         with self._change:
             for index, offset in enumerate((log_start, recovery_point, synced)):
                 if offset is not None and self._known[index].get(name) != offset:
+                    if index == _STARTS:
+                        self._hold(name)
                     self._known[index][name] = offset
                     self._stale[index][name] = None
                     self._changes[index] += 1
@@ -120,24 +128,62 @@ class Checkpoints:
     def forget(self, name: str) -> None:
         """Forget a deleted log; `save` makes it durable."""
         with self._change:
+            self._hold(name)
             for index, known in enumerate(self._known):
                 if known.pop(name, None) is not None:
                     self._lines[index].pop(name, None)
                     self._stale[index].pop(name, None)
                     self._changes[index] += 1
 
+    def _hold(self, name: str) -> None:
+        """Note what the file says of a log start that is about to change."""
+        before = self._known[_STARTS].get(name)
+        if before is not None:
+            self._held.setdefault(name, before)
+        elif name not in self._held:
+            self._added = True
+
     def save(self) -> None:
         """Make everything that was noted durable. Blocks; OSError, and then it is still to do."""
         with self._save:
-            for index, path in enumerate(self._paths):
+            with self._change:
+                follows = any(self._changes[index] != self._saved[index] for index in (_POINTS, _SYNCED))
+                held = dict(self._held) if follows else {}
+                added = self._added
+            if added or not held:
+                self._save_file(_STARTS, held)
+            self._save_file(_POINTS)
+            self._save_file(_SYNCED)
+            if held:
+                self._save_file(_STARTS)
+
+    def _save_file(self, index: int, held: Mapping[str, int] = _NOTHING_HELD) -> None:
+        """Replace one file if it is not up to date; the log starts in `held` stay as they are in it."""
+        with self._change:
+            changes, path = self._changes[index], self._paths[index]
+            if changes == self._saved[index]:
+                return
+            lines = self._written_lines(index)
+            if held:
+                kept = {name: _line(name, offset) for name, offset in held.items()}
+                lines = [*{**self._lines[index], **kept}.values()]
+            settled, added = self._held, self._added
+            if index == _STARTS:
+                self._added = False
+                if not held:
+                    self._held = {}
+        try:
+            if self._damage[index] is not None and self._disk.exists(path):
+                logger.error("%s is kept as %s", path, keep_damaged(self._disk, path).name)
+            self._disk.replace(path, _text(lines))
+        except OSError:
+            if index == _STARTS:
                 with self._change:
-                    changes = self._changes[index]
-                    lines = self._written_lines(index) if changes != self._saved[index] else None
-                if lines is not None:
-                    if self._damage[index] is not None and self._disk.exists(path):
-                        logger.error("%s is kept as %s", path, keep_damaged(self._disk, path).name)
-                    self._disk.replace(path, _text(lines))
-                    self._saved[index] = changes
+                    self._held = {**self._held, **settled}
+                    self._added |= added
+            raise
+        if not held:
+            self._saved[index] = changes
 
     def _written_lines(self, index: int) -> list[str]:
         known, lines, stale = self._known[index], self._lines[index], self._stale[index]

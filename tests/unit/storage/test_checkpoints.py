@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,76 @@ def test_a_log_start_that_is_lost_is_refused_and_the_damaged_file_is_kept(tmp_pa
     checkpoints.save()
     assert Checkpoints(Disk(), tmp_path).log_start("a-0") == 3
     assert (tmp_path / f"{LOG_STARTS_FILE}.damaged").read_bytes() == text.encode("latin-1")
+
+
+class _KilledError(Exception):
+    pass
+
+
+class _KillingDisk(Disk):
+    """A disk that replaces so many files, and then the process is killed."""
+
+    def __init__(self, replaced_max: int) -> None:
+        self.left = replaced_max
+
+    def replace(self, path: Path, data: bytes) -> None:
+        if not self.left:
+            raise _KilledError
+        self.left -= 1
+        super().replace(path, data)
+
+
+@pytest.mark.parametrize("replaced", range(5))
+def test_a_kill_between_the_files_leaves_no_contradiction(tmp_path: Path, replaced: int) -> None:
+    checkpoints = Checkpoints(Disk(), tmp_path)
+    checkpoints.record("moved-0", log_start=3, recovery_point=4, synced=5)
+    checkpoints.record("gone-0", log_start=3, recovery_point=4, synced=5)
+    checkpoints.save()
+
+    checkpoints = Checkpoints(disk := _KillingDisk(replaced), tmp_path)
+    checkpoints.record("moved-0", log_start=9, recovery_point=9, synced=10)
+    checkpoints.record("new-0", log_start=100, recovery_point=100, synced=101)
+    checkpoints.forget("gone-0")
+    with contextlib.suppress(_KilledError):
+        checkpoints.save()
+
+    after = Checkpoints(Disk(), tmp_path)
+    for name in ("moved-0", "gone-0", "new-0"):
+        log_start, recovery_point, synced = after.known(name)  # No CheckpointError: the start of each is known.
+        assert synced is None or (log_start is not None and log_start <= max(synced, recovery_point or 0)), name
+    if disk.left:
+        assert after.known("moved-0") == (9, 9, 10)
+        assert after.known("gone-0") == (None, None, None)
+        assert after.known("new-0") == (100, 100, 101)
+
+
+def test_starts_that_moved_are_saved_alone_when_nothing_else_has_changed(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(disk := _KillingDisk(3), tmp_path)
+    checkpoints.record("a-0", log_start=0, recovery_point=9, synced=9)
+    checkpoints.save()
+    disk.left = 1
+    checkpoints.record("a-0", log_start=7)
+    checkpoints.save()
+    assert Checkpoints(Disk(), tmp_path).known("a-0") == (7, 9, 9)
+
+
+def test_a_start_that_moved_and_could_not_be_saved_is_still_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(disk := _KillingDisk(3), tmp_path)
+    checkpoints.record("a-0", log_start=0, recovery_point=2, synced=2)
+    checkpoints.save()
+    disk.left = 9
+    checkpoints.record("a-0", log_start=7, recovery_point=9, synced=9)
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr("os.fsync", _refuse)
+            with pytest.raises(OSError, match="No space"):
+                checkpoints.save()
+        after = Checkpoints(Disk(), tmp_path)
+        assert after.known("a-0") == (0, 2, 2)
+    checkpoints.save()
+    assert Checkpoints(Disk(), tmp_path).known("a-0") == (7, 9, 9)
 
 
 def test_a_damaged_entry_concerns_its_log_only(tmp_path: Path) -> None:
