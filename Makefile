@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 export PYTHONPATH := src:.
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes are started, and compiling takes longer than starting
 
-.PHONY: demo test checked conformance lint types layers kernels peers unit simulate soak fuzz lock bench clean help setup
+.PHONY: demo test checked conformance lint types layers kernels peers unit simulate soak fuzz crash lock bench clean help setup
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -60,6 +60,9 @@ simulate: $(READY)  ## 10,000 simulated groups, each with its own faults, and so
 
 soak: $(READY)  ## groups of ours and of stock clients through 100 resizes, with members and brokers killed: make soak MINUTES=30
 	$(BIN)/python -m tests.soak.run --minutes $(or $(MINUTES),30) --resizes $(or $(RESIZES),100)
+
+crash: $(READY) kernels  ## a broker killed a thousand times while clients write, resize, commit, compact, create and delete: make crash KILLS=1000 SEED=7
+	$(BIN)/python -m tests.crash.loop $(if $(SEED),--seed $(SEED)) --kills $(or $(KILLS),1000)
 
 fuzz: $(READY) kernels  ## a million hostile batches and frames, and 2,000 damaged data directories: make fuzz SEED=7 COUNT=1000000
 	$(BIN)/python -m tests.fuzz.batches $(if $(SEED),--seed $(SEED)) --count $(or $(COUNT),1000000)

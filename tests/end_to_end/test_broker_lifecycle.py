@@ -24,7 +24,6 @@ from anabranch.runtime.disk import Disk, File
 from anabranch.server.broker import Broker
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.server.settings import Settings
-from tests.crash.loop import CrashLoop
 from tests.support.broker import ROOT, BrokerProcess, running
 from tests.support.wire import WireClient, batch
 
@@ -389,20 +388,6 @@ def test_metrics_tell_what_happened(tmp_path: Path) -> None:
         with socket.create_connection(("127.0.0.1", broker.metrics_port)) as web:
             web.sendall(b"GET /elsewhere HTTP/1.1\r\n\r\n")
             assert web.recv(100).startswith(b"HTTP/1.0 404")
-
-
-@pytest.mark.parametrize("durability", ["fsync", "os"])
-def test_killed_at_any_moment_of_produces_and_resizes_it_loses_and_doubles_nothing(
-    tmp_path: Path, durability: str
-) -> None:
-    with contextlib.closing(CrashLoop(tmp_path, durability=durability, seed=1)) as loop:
-        for _ in range(3):
-            loop.round()
-        loop.verify()
-        while not loop.moves:
-            assert loop.kills < 15, "no key ever moved to another partition"
-            loop.round()
-            loop.verify()
 
 
 def test_the_broker_starts_without_the_libraries_that_it_does_not_need() -> None:

@@ -51,7 +51,7 @@ def field(value: bytes | None) -> bytes:
 
 
 def batch(
-    values: Iterable[bytes],
+    values: Iterable[bytes | None],
     *,
     key: bytes | None = None,
     timestamp: int = 1_700_000_000_000,
