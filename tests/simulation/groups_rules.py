@@ -417,7 +417,8 @@ class Rules:
         A late commit may have put the offset back, which the owner that reports it does not know. Without a commit, a
         partition has been read up to the end at which its owner, as its reset says, began. Gates open by time,
         where a partition's position and owner have been the same for long. None of this counts where `committed_only`
-        says so: what a member knows may take long to arrive.
+        says so: what a member knows may take long to arrive. Nor does then that there may be no record at the
+        partition's own position: a leader is asked only for those before it.
         """
         lineage = topic.lineage
         if lineage is None:
@@ -430,7 +431,10 @@ class Rules:
             offset = offset if topic_id == topic.topic_id else 0
             if number != partition and not committed_only:
                 offset = max(offset, edge.read_up_to(topic.topic_id, number, is_committed=topic_id == topic.topic_id))
-            positions[number] = self._next_record(topic, number, offset)
+            if number == partition and committed_only:
+                positions[number] = max(offset, topic.log_start(number))
+            else:
+                positions[number] = self._next_record(topic, number, offset)
             since_ms = self.positions.moved_ms.get(key, 0) if topic_id == topic.topic_id else 0
             still = number != partition and self._is_still(group, (topic.topic_id, number), since_ms)
             still = still and not committed_only
