@@ -435,3 +435,20 @@ def offset_of(
     request = OffsetFetchRequest(groups=[asked], require_stable=stable)
     found = retried(lambda: client.call(request, 8).groups[0]).topics[0].partitions[0]
     return found.committed_offset, ErrorCode(found.error_code)
+
+
+def test_invented_transactional_ids_leave_the_memory_to_those_that_were_there(tmp_path: Path) -> None:
+    with running(tmp_path, **{"transaction.metadata.max.bytes": "20000"}) as broker, WireClient(broker.port) as client:
+        client.create("t", 100)
+        honest = TransactionalProducer(client).init()
+        codes = [
+            client.call(InitProducerIdRequest(transactional_id=f"invented-{n}", transaction_timeout_ms=1000)).error_code
+            for n in range(40)
+        ]
+        refused = codes.count(ErrorCode.POLICY_VIOLATION)
+        assert 10 < refused < 40 and codes.count(OK) == 40 - refused
+        assert honest.send("t", 0, b"a") is OK
+        honest.commit()
+        assert committed(client, "t", 0) == [b"a"]
+        assert broker.said("warning", "transaction refused")
+        assert broker.metrics()["kafka_server_transaction_coordinator_metrics_metadata_bytes"] <= 20_000

@@ -52,8 +52,8 @@ PRODUCER_IDLE_MIN_MS = 300_000
 PRODUCER_ID_BITS = 40
 """Producer ids handed out stay below 2**40; the bits above name the retiring partition of a redirected batch."""
 
-TRANSACTIONAL_IDS_PER_SHARD_MAX = 1_000_000
-"""Transactional ids of one partition of `__transaction_state`; the next one is refused."""
+TRANSACTIONS_SIZE_MAX = 256 * 1024 * 1024
+"""Default of `transaction.metadata.max.bytes`: transactional ids, and the partitions that their transactions hold."""
 PARTITIONS_PER_TRANSACTION_MAX = 10_000
 """They are all in one record."""
 ABORTED_TRANSACTIONS_MAX = 1_000_000

@@ -304,6 +304,11 @@ class Broker:
             lambda: context.fetches.sessions.evictions,
         )
         gauge(
+            "kafka_server_transaction_coordinator_metrics_metadata_bytes",
+            "Memory for transactional ids and the partitions that their transactions hold.",
+            lambda: context.transactions.size(),
+        )
+        gauge(
             "anabranch_transactions_completing",
             "Transactions that are decided and wait for their markers.",
             lambda: context.transactions.deliveries,

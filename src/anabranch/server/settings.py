@@ -274,6 +274,12 @@ class Settings:
         900_000,
         "The longest transaction.timeout.ms that a producer may ask for.",
     )
+    transaction_metadata_max_bytes: int = setting(
+        "transaction.metadata.max.bytes",
+        Between(1024, INT64_MAX),
+        limits.TRANSACTIONS_SIZE_MAX,
+        "Memory for transactional ids and the partitions that their transactions hold; more is refused.",
+    )
     transactional_id_expiration_ms: int = setting(
         "transactional.id.expiration.ms",
         Between(1, INT64_MAX),

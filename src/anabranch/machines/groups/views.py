@@ -23,7 +23,7 @@ Group = ConsumerGroup | ClassicGroup
 
 def list_groups(groups: Mapping[str, Group], positions: Positions) -> Iterator[ListedGroup]:
     """All groups, those that only have positions included."""
-    for group_id, group in sorted(groups.items()):
+    for group_id, group in list(groups.items()):
         if isinstance(group, ConsumerGroup):
             yield ListedGroup(
                 group_id=group_id, protocol_type="consumer", group_state=group.state().value, group_type="consumer"
@@ -35,7 +35,7 @@ def list_groups(groups: Mapping[str, Group], positions: Positions) -> Iterator[L
                 group_state=group.state.value,
                 group_type="classic",
             )
-    for group_id in sorted(positions.groups() - groups.keys()):
+    for group_id in positions.groups() - groups.keys():
         yield ListedGroup(group_id=group_id, group_state=classic.ClassicState.EMPTY.value, group_type="classic")
 
 

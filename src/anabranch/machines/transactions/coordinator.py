@@ -7,6 +7,7 @@ The rules:
   performed after the records. So either no partition has a marker, or all will get the same one: a coordinator that
   is loaded anew asks again for the markers of every transaction that is prepared;
 - a producer that was replaced, or took too long, has an epoch below the one here, and is refused everywhere;
+- what transactions take in memory has a budget over all shards; what would pass it is refused, what is open can end;
 - a request during the completion of a transaction is answered CONCURRENT_TRANSACTIONS: its producer retries.
 """
 
@@ -18,12 +19,12 @@ from typing import NamedTuple, TypeVar
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
-from anabranch.base.limits import PARTITIONS_PER_TRANSACTION_MAX, TRANSACTIONAL_IDS_PER_SHARD_MAX
+from anabranch.base.limits import PARTITIONS_PER_TRANSACTION_MAX
 from anabranch.machines.outcome import Draft, Outcome
 from anabranch.machines.transactions.records import TransactionLogKey, TransactionRecord
 from anabranch.machines.transactions.settings import TransactionSettings
 from anabranch.machines.transactions.states import TransactionEvent, TransactionState
-from anabranch.machines.transactions.transaction import NOT_STARTED, Transaction, first
+from anabranch.machines.transactions.transaction import NOT_STARTED, OWN_SIZE, Transaction, first
 from anabranch.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from anabranch.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,
@@ -68,8 +69,12 @@ class Producer(NamedTuple):
 class Coordinator:
     """The transactional ids of one shard. Two are equal when their logs are equivalent."""
 
-    def __init__(self, settings: TransactionSettings) -> None:
+    def __init__(self, settings: TransactionSettings, has_room: Callable[[int], bool] = lambda size: True) -> None:
+        """`has_room` tells whether so many more bytes of memory are left for the transactions of all shards."""
         self.settings = settings
+        self.size = 0
+        """Bytes of memory that its transactional ids take."""
+        self._has_room = has_room
         self._transactions: dict[str, Transaction] = {}
         self._ongoing: dict[str, None] = {}
         self._prepared: dict[str, None] = {}
@@ -91,11 +96,15 @@ class Coordinator:
         name = record.key.transactional_id
         self._ongoing.pop(name, None)
         self._prepared.pop(name, None)
+        before = self._transactions.get(name)
+        if before is not None:
+            self.size -= len(name) + before.size
         if record.value is None:
             self._transactions.pop(name, None)
             self._replaced.pop(name, None)
             return
         told = self._transactions[name] = Transaction.of(record.value)
+        self.size += len(name) + told.size
         if told.state is TransactionState.ONGOING:
             self._ongoing[name] = None
         elif told.state.prepared:
@@ -265,7 +274,7 @@ class Coordinator:
     def _begin(
         self, name: str, timeout_ms: int, now_ms: int, new_id: Callable[[], int | None]
     ) -> Outcome[InitProducerIdResponse, TransactionRecord]:
-        if len(self._transactions) >= TRANSACTIONAL_IDS_PER_SHARD_MAX:
+        if not self._has_room(len(name) + OWN_SIZE):
             return _not_initialised(ErrorCode.POLICY_VIOLATION)
         fresh = new_id()
         if fresh is None:
@@ -295,7 +304,7 @@ class Coordinator:
         if known.state is TransactionState.ONGOING and known.partitions.issuperset(partitions):
             return ErrorCode.NONE, []
         after = known.grown(partitions, now_ms)
-        if len(after.partitions) > PARTITIONS_PER_TRANSACTION_MAX:
+        if len(after.partitions) > PARTITIONS_PER_TRANSACTION_MAX or not self._has_room(after.size - known.size):
             return ErrorCode.POLICY_VIOLATION, []
         return ErrorCode.NONE, [(name, after)]
 

@@ -14,6 +14,9 @@ EPOCH_MAX = 32_767
 EPOCH_EXHAUSTED = EPOCH_MAX - 1
 """The last epoch that a producer may have: the one above is left for fencing it."""
 NOT_STARTED = -1
+OWN_SIZE = 900
+PARTITION_SIZE = 160
+"""Bytes of memory of a transactional id beside its name, and of each partition that its transaction holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,11 @@ class Transaction:
     def deadline_ms(self) -> int:
         """When it is aborted if it is still ongoing."""
         return self.started_ms + self.timeout_ms
+
+    @property
+    def size(self) -> int:
+        """The bytes of memory that it takes, beside its name."""
+        return OWN_SIZE + PARTITION_SIZE * len(self.partitions)
 
     def may(self, event: TransactionEvent) -> bool:
         """Whether the event leads anywhere from here."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -113,17 +113,10 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
             for number in range(self.count()):
                 yield self.shard(number).machine
 
-    def listed(self, states: Collection[str], types: Collection[str]) -> list[ListedGroup]:
-        """The groups that are in one of the states and of one of the types; an empty filter passes every group.
-
-        States and types are in lower case. ApiError as for `machines`.
-        """
-        return [
-            group
-            for machine in self.machines()
-            for group in machine.list_groups()
-            if (not states or group.group_state.lower() in states) and (not types or group.group_type.lower() in types)
-        ]
+    def listed(self) -> Iterator[ListedGroup]:
+        """Every group. ApiError as for `machines`. A caller may let other work go on in between."""
+        for machine in self.machines():
+            yield from machine.list_groups()
 
     def warm(self) -> None:
         """Load the modules that compute assignments, in a thread: a client is about to join a group."""

@@ -7,10 +7,12 @@ begins the delivery again once it is loaded.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
+from anabranch.runtime.events import EventLimit, EventLogger
 from anabranch.server.cluster.peers import MarkerPeers
 from anabranch.server.coordinators.deliveries import Deliveries
 from anabranch.server.coordinators.shard import RecordCodec
@@ -23,7 +25,9 @@ if TYPE_CHECKING:  # Imported when the first log is read, so that a broker witho
     from anabranch.machines.transactions.states import TransactionState
     from anabranch.machines.transactions.transaction import Transaction
 
+events = EventLogger("transactions")
 TOPIC = "__transaction_state"
+WARNING_INTERVAL_S = 10.0
 
 
 class TransactionFilter(NamedTuple):
@@ -72,6 +76,11 @@ class Transactions(ShardSet["Coordinator", "TransactionRecord"]):
         )
         self._deliveries = Deliveries(peers, services.view)
         self._broker_settings = settings
+        self._warnings = EventLimit(WARNING_INTERVAL_S)
+
+    def size(self) -> int:
+        """Bytes of memory that transactional ids take, and what their transactions hold."""
+        return sum(shard.machine.size for shard in self if shard.active)
 
     @property
     def deliveries(self) -> int:
@@ -93,13 +102,15 @@ class Transactions(ShardSet["Coordinator", "TransactionRecord"]):
             return error.code
         return machine.verify(transactional_id, producer_id, producer_epoch, partition)
 
-    def listed(self, wanted: TransactionFilter) -> Iterator[tuple[str, Transaction]]:
-        """Every transactional id that passes the filter, with its state. ApiError if a shard is not active."""
-        for shard in self:
+    def listed(self, wanted: TransactionFilter) -> Iterator[tuple[str, Transaction | None]]:
+        """Every transactional id that passes the filter, with its state; None for each that does not.
+
+        ApiError if a shard is not active. A caller may let other work go on in between.
+        """
+        for shard in list(self):
             now_ms = shard.now_ms()
-            for name, known in shard.machine:
-                if wanted.passes(name, known, now_ms):
-                    yield name, known
+            for name, known in list(shard.machine):
+                yield name, known if wanted.passes(name, known, now_ms) else None
 
     def _make_coordinator(self, partition: int) -> Coordinator:
         from anabranch.machines.transactions.coordinator import Coordinator
@@ -112,8 +123,20 @@ class Transactions(ShardSet["Coordinator", "TransactionRecord"]):
                 id_expiration_ms=settings.transactional_id_expiration_ms,
                 timed_out_interval_ms=settings.transaction_timed_out_interval_ms,
                 expired_interval_ms=settings.transaction_expired_interval_ms,
-            )
+            ),
+            self._has_room,
         )
+
+    def _has_room(self, size: int) -> bool:
+        """Whether transactions may take so many bytes of memory more."""
+        held, held_max = self.size(), self._broker_settings.transaction_metadata_max_bytes
+        if held + size <= held_max:
+            return True
+        suppressed = self._warnings.admit(monotonic())
+        if suppressed is not None:
+            reason = f"They take {held} bytes of memory; transaction.metadata.max.bytes is {held_max}."
+            events.warning("transaction refused", reason=reason, suppressed=suppressed)
+        return False
 
     def _perform(self, effect: WriteMarkers) -> None:
         shard = self.shard_of(effect.transactional_id)

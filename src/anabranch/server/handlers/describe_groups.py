@@ -22,9 +22,10 @@ from anabranch.protocol.messages.delete_groups import (
 )
 from anabranch.protocol.messages.describe_groups import DescribedGroup, DescribeGroupsRequest, DescribeGroupsResponse
 from anabranch.protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
-from anabranch.server.context import BrokerContext, RequestContext
+from anabranch.server.context import BrokerContext, Large, RequestContext
 from anabranch.server.handlers.authorized import ON_GROUP
 from anabranch.server.handlers.groups import NO_CONSUMER_PROTOCOL, awaited, submit
+from anabranch.server.handlers.in_parts import gather_in_steps
 
 Result = TypeVar("Result")
 Response = TypeVar("Response")
@@ -85,14 +86,22 @@ def handle_describe_groups(
     return _gathered([describe(group_id) for group_id in request.groups], respond)
 
 
-def handle_list_groups(broker: BrokerContext, request: ListGroupsRequest, call: RequestContext) -> ListGroupsResponse:
+async def handle_list_groups(
+    broker: BrokerContext, request: ListGroupsRequest, call: RequestContext
+) -> ListGroupsResponse | Large:
     """List the groups of all shards that pass the filters."""
     states = {state.lower() for state in request.states_filter}
     types = {kind.lower() for kind in request.types_filter}
     try:
-        return ListGroupsResponse(groups=broker.groups.listed(states, types))
+        found = await gather_in_steps(broker.groups.listed())
     except ApiError as error:
         return ListGroupsResponse(error_code=error.code)
+    passed = (
+        group
+        for group in found
+        if (not states or group.group_state.lower() in states) and (not types or group.group_type.lower() in types)
+    )
+    return Large(lambda: ListGroupsResponse(groups=list(passed)))
 
 
 def handle_delete_groups(

@@ -9,14 +9,16 @@ of the coordinator ends all parts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
 
 if TYPE_CHECKING:
     from anabranch.server.handlers import Handler
+
+T = TypeVar("T")
 
 
 class Parts(NamedTuple):
@@ -130,3 +132,13 @@ async def handle_in_parts(
             parts.join(whole, answer, continued=continued)
         await asyncio.sleep(0)
     return Large(lambda: whole)
+
+
+async def gather_in_steps(found: Iterable[T]) -> list[T]:
+    """List what an iterator finds, of which there may be much; other work has its turn in between."""
+    gathered: list[T] = []
+    for each in found:
+        gathered.append(each)
+        if len(gathered) % PARTITIONS_AT_A_TIME == 0:
+            await asyncio.sleep(0)
+    return gathered

@@ -40,9 +40,10 @@ from anabranch.protocol.messages.txn_offset_commit import (
 )
 from anabranch.protocol.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from anabranch.runtime.events import EventLogger
-from anabranch.server.context import BrokerContext, RequestContext
+from anabranch.server.context import BrokerContext, Large, RequestContext
 from anabranch.server.coordinators.transactions import TransactionFilter
 from anabranch.server.handlers.groups import caller_of, submit
+from anabranch.server.handlers.in_parts import gather_in_steps
 
 if TYPE_CHECKING:
     from anabranch.machines.transactions.coordinator import Coordinator
@@ -195,9 +196,9 @@ async def _describe(broker: BrokerContext, name: str) -> Described:
         return Described(error_code=error.code, transactional_id=name)
 
 
-def handle_list_transactions(
+async def handle_list_transactions(
     broker: BrokerContext, request: ListTransactionsRequest, call: RequestContext
-) -> ListTransactionsResponse:
+) -> ListTransactionsResponse | Large:
     """List transactions; every filter that is given must let one pass."""
     from anabranch.machines.transactions.states import TransactionState
 
@@ -214,13 +215,15 @@ def handle_list_transactions(
         matches,
     )
     try:
-        listed = [
-            Listed(transactional_id=name, producer_id=known.producer_id, transaction_state=known.state.title)
-            for name, known in broker.transactions.listed(wanted)
-        ]
+        found = await gather_in_steps(broker.transactions.listed(wanted))
     except ApiError as error:
         return ListTransactionsResponse(error_code=error.code)
-    return ListTransactionsResponse(unknown_state_filters=unknown, transaction_states=listed)
+    listed = (
+        Listed(transactional_id=name, producer_id=known.producer_id, transaction_state=known.state.title)
+        for name, known in found
+        if known is not None
+    )
+    return Large(lambda: ListTransactionsResponse(unknown_state_filters=unknown, transaction_states=list(listed)))
 
 
 def _pattern(pattern: str) -> Callable[[str], bool] | None:
@@ -233,29 +236,30 @@ def _pattern(pattern: str) -> Callable[[str], bool] | None:
         return None
 
 
-def handle_describe_producers(
+async def handle_describe_producers(
     broker: BrokerContext, request: DescribeProducersRequest, call: RequestContext
-) -> DescribeProducersResponse:
+) -> DescribeProducersResponse | Large:
     """Describe the producers that partitions remember, and their open transactions."""
-    return DescribeProducersResponse(
+    response = DescribeProducersResponse(
         topics=[
             TopicResponse(
                 name=topic.name,
-                partitions=[_producers(broker, topic.name, number) for number in topic.partition_indexes],
+                partitions=[await _producers(broker, topic.name, number) for number in topic.partition_indexes],
             )
             for topic in request.topics
         ]
     )
+    return Large(lambda: response)
 
 
-def _producers(broker: BrokerContext, topic: str, number: int) -> PartitionResponse:
+async def _producers(broker: BrokerContext, topic: str, number: int) -> PartitionResponse:
     partition = broker.replicas.get(topic, number)
     error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if partition is None else partition.unavailable()
     if partition is None or error is not ErrorCode.NONE:
         return PartitionResponse(partition_index=number, error_code=error)
     return PartitionResponse(
         partition_index=number,
-        active_producers=[
+        active_producers=await gather_in_steps(
             ProducerState(
                 producer_id=producer_id,
                 producer_epoch=known.epoch,
@@ -264,8 +268,8 @@ def _producers(broker: BrokerContext, topic: str, number: int) -> PartitionRespo
                 coordinator_epoch=known.coordinator_epoch,
                 current_txn_start_offset=-1 if known.transaction_start is None else known.transaction_start,
             )
-            for producer_id, known in partition.table
-        ],
+            for producer_id, known in list(partition.table)
+        ),
     )
 
 

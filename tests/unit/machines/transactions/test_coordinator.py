@@ -32,7 +32,8 @@ class World:
 
     def __init__(self) -> None:
         self.now_ms = 1_000
-        self.machine = Coordinator(SETTINGS)
+        self.room = 1 << 40
+        self.machine = Coordinator(SETTINGS, lambda size: self.machine.size + size <= self.room)
         self.journal: list[tuple[bytes, bytes | None]] = []
         self.timers: dict[Any, int] = {}
         self.markers: list[WriteMarkers] = []
@@ -472,3 +473,25 @@ def test_the_first_version_of_records_is_read() -> None:
     told = Transaction.of(record.value)
     assert (told.producer_id, told.producer_epoch, told.state) == (5, 3, TransactionState.COMPLETE_COMMIT)
     assert decode_record(b"\0\1other", b"") is None
+
+
+def test_what_transactions_take_is_bounded_and_given_back() -> None:
+    world = World()
+    code, producer = world.init("t")
+    empty = world.machine.size
+    assert (code, world.add(producer, *range(10))) == (OK, OK)
+    full = world.machine.size
+    assert full > empty > len("t")
+    world.room = full
+    assert world.init("another")[0] is ErrorCode.POLICY_VIOLATION
+    assert world.add(producer, 10) is ErrorCode.POLICY_VIOLATION
+    assert world.add(producer, 9) is OK, "it holds this one"
+    assert replayed(world.journal).size == full
+    assert world.end(producer) is OK
+    world.write_markers()
+    assert world.machine.size == empty
+    assert world.add(producer, 0) is OK
+    world.end(producer, commit=False)
+    world.write_markers()
+    world.advance(SETTINGS.id_expiration_ms + SETTINGS.expired_interval_ms)
+    assert (len(world.machine), world.machine.size) == (0, 0)
