@@ -17,6 +17,7 @@ from uuid import UUID
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.controller import leadership, resize, topics, views
+from anabranch.machines.controller.roles import may_undo
 from anabranch.machines.controller.state import ControllerState
 from anabranch.machines.controller.views import TopicView
 from anabranch.machines.lineage import Lineage
@@ -132,6 +133,19 @@ class World(Rules):
     async def try_cancel(self) -> None:
         """As `cancel`; the controller may die meanwhile."""
         await self.cluster.begin(self.cancel())
+
+    async def reconsider(self) -> None:
+        """Begin a resize and cancel it in its first phase, as often as it takes until one was canceled."""
+        canceled = self.cancels
+        while self.cancels == canceled:
+            self.cluster.begin(self.resize(self.chance.randint(1, COUNT_MAX)))
+            for _ in range(20):
+                topic = None if self.state is None else self.state.topics.get(TOPIC)
+                if topic is not None and may_undo(topic):
+                    await self.cancel()
+                    break
+                await asyncio.sleep(self.chance.uniform(0, STEP_S / 10))
+            await asyncio.sleep(self.chance.uniform(0, 10 * STEP_S))
 
     def _assignments(self, state: ControllerState, count: int) -> list[tuple[int, ...]] | None:
         """Brokers for the partitions that a resize makes: where they were before, if they were removed.
