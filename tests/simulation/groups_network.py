@@ -140,11 +140,18 @@ class Connection:
             self.close(str(error))
 
     def _hung_up(self) -> None:
-        """The broker learns that the connection is closed, and forgets the requests in progress."""
+        """The broker learns that the connection is closed, and forgets the requests in progress.
+
+        It cancels them one loop turn later, as the shell that ships does: a task that has not begun would drop its
+        handler's coroutine unawaited.
+        """
         if self.life == self.broker.lives:
-            for call in self._calls:
-                if call.task is not None:
-                    call.task.cancel()
+            self.world.loop.call_soon(self._cancel, context=self.world.loop.outside.copy())
+
+    def _cancel(self) -> None:
+        for call in self._calls if self.life == self.broker.lives else ():
+            if call.task is not None:
+                call.task.cancel()
 
     def _answered(self, call: Call, reply: Any) -> None:
         """Answers go out in the order of the requests."""

@@ -55,6 +55,7 @@ def as_member(
     call: RequestContext,
     decide: Callable[[Any, int], Any],
     refuse: Refuse[Response],
+    dropped: Callable[[], None] | None = None,
 ) -> Response | Awaitable[Response]:
     """Submit a member's request, unless the request may be older than another to an earlier coordinator."""
     try:
@@ -62,26 +63,39 @@ def as_member(
             raise CloseConnectionError("the coordinator of its group has begun anew")
     except ApiError as error:
         return refuse(error.code, error.message)
-    return submit(broker, group_id, decide, refuse)
+    return submit(broker, group_id, decide, refuse, dropped)
 
 
 def submit(
-    broker: BrokerContext, group_id: str, decide: Callable[[Any, int], Any], refuse: Refuse[Response]
+    broker: BrokerContext,
+    group_id: str,
+    decide: Callable[[Any, int], Any],
+    refuse: Refuse[Response],
+    dropped: Callable[[], None] | None = None,
 ) -> Response | Awaitable[Response]:
-    """Have the group's shard decide; `refuse` makes the response, with the reason, when the shard cannot."""
+    """Have the group's shard decide; `refuse` makes the response, with the reason, when the shard cannot.
+
+    `dropped` is called if the connection ends while the response is awaited.
+    """
     try:
         answer = broker.groups.shard_of(group_id).ask(decide)
     except ApiError as error:
         return refuse(error.code, error.message)
-    return awaited(answer, refuse) if isinstance(answer, asyncio.Future) else answer
+    return awaited(answer, refuse, dropped) if isinstance(answer, asyncio.Future) else answer
 
 
-async def awaited(answer: Awaitable[Response], refuse: Refuse[Response]) -> Response:
-    """Wait for a response, or make one of the reason why there will be none."""
+async def awaited(
+    answer: Awaitable[Response], refuse: Refuse[Response], dropped: Callable[[], None] | None = None
+) -> Response:
+    """Wait for a response, or make one of the reason why there is none; call `dropped` if the wait is cancelled."""
     try:
         return await answer
     except ApiError as error:
         return refuse(error.code, error.message)
+    except asyncio.CancelledError:
+        if dropped is not None:
+            dropped()
+        raise
 
 
 # -- the consumer protocol -------------------------------------------------------------------------------------------
@@ -147,30 +161,21 @@ def handle_consumer_group_position(
 ) -> ConsumerGroupPositionResponse | Awaitable[ConsumerGroupPositionResponse]:
     """Take a member's positions, and answer those that it needs as soon as they are other than it knows."""
     ticket = broker.groups.ticket()
-    answer = as_member(
+
+    def dropped() -> None:
+        with contextlib.suppress(ApiError):
+            broker.groups.shard_of(request.group_id).tell(
+                lambda groups, now_ms: groups.position_dropped(request.group_id, request.member_id, ticket)
+            )
+
+    return as_member(
         broker,
         request.group_id,
         call,
         lambda groups, now_ms: groups.consumer_group_position(request, ticket, now_ms),
         lambda code, message: ConsumerGroupPositionResponse(error_code=code),
+        dropped,
     )
-    if isinstance(answer, ConsumerGroupPositionResponse):
-        return answer
-    return _position(broker, request.group_id, request.member_id, ticket, answer)
-
-
-async def _position(
-    broker: BrokerContext, group_id: str, member_id: str, ticket: int, answer: Awaitable[ConsumerGroupPositionResponse]
-) -> ConsumerGroupPositionResponse:
-    """Wait for the answer; the question is dropped with its connection."""
-    try:
-        return await answer
-    except asyncio.CancelledError:
-        with contextlib.suppress(ApiError):
-            broker.groups.shard_of(group_id).tell(
-                lambda groups, now_ms: groups.position_dropped(group_id, member_id, ticket)
-            )
-        raise
 
 
 # -- the classic protocol --------------------------------------------------------------------------------------------
