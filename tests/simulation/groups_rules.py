@@ -29,7 +29,6 @@ from anabranch.machines.groups.coordinator import Coordinator
 from anabranch.machines.groups.embedded import assigned_by_name
 from anabranch.machines.groups.gatekeeper import LOOK_MS
 from anabranch.machines.groups.image import Image, TopicImage
-from anabranch.machines.groups.records import OffsetCommitKey
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.lineage import BEYOND
 from anabranch.machines.outcome import Outcome
@@ -147,7 +146,7 @@ class Rules:
             self._left_behind(group_id, seen, now, outcome)
             self._epochs(group_id, seen, now, cause)
             changed = bool(outcome.records) or cause.kind in ("topics", "loaded")
-            if changed and isinstance(group, ConsumerGroup) and not self._only_offsets(seen, now, group, outcome):
+            if changed and isinstance(group, ConsumerGroup):
                 self._whose_target(cause, group, seen, outcome)
                 self._consistent(machine, group)
                 self._granted(machine, group, seen)
@@ -173,13 +172,6 @@ class Rules:
         self._decide(broker, cause.request, outcome.reply)
         for answer in outcome.answers:
             self._decide(broker, self._tickets.pop(answer.ticket), answer.reply)
-
-    def _only_offsets(self, before: Seen, now: Seen, group: ConsumerGroup, outcome: Outcome[Any, Any]) -> bool:
-        """Whether a decision only wrote offsets: the group was checked when it became what it is, and is the same."""
-        if not all(type(record.key) is OffsetCommitKey for record in outcome.records) or not outcome.records:
-            return False
-        unchanged = before.group is group and before.epoch == now.epoch and before.target_epoch == now.target_epoch
-        return unchanged and before.members == now.members
 
     def change(self, mapping: MutableMapping[Key, Value], key: Key, value: Value) -> None:
         """Set an entry that is undone if the log loses the decision; `ABSENT` removes the key."""
