@@ -29,7 +29,8 @@ from anabranch.machines.groups.consumer.group import (
 from anabranch.machines.groups.consumer.step import Live, Step
 from anabranch.machines.groups.consumer.target import subscriptions
 from anabranch.machines.groups.expiry import Expiry
-from anabranch.machines.groups.gatekeeper import Gate, Gatekeeper
+from anabranch.machines.groups.gate import HEARTBEAT_ROOM, Gate
+from anabranch.machines.groups.gatekeeper import LOOK_ROOM, Gatekeeper
 from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.positions import Positions
@@ -214,6 +215,7 @@ class Coordinator(AskedPositions, HeardResets):
                     self.settling.look(group)
                     draft.add(step.draft)
                     self.keeper.of(group.group_id).is_due = True
+            self.keeper.topics_changed(group.group_id)
             self.keeper.ring(draft, group.group_id, now_ms)
         return draft.outcome(None)
 
@@ -269,7 +271,8 @@ class Coordinator(AskedPositions, HeardResets):
                 raise beats.unknown(request.group_id, request.member_id)
             if isinstance(group, ClassicGroup):
                 return self._upgrade(group, request, caller, now_ms)
-            step = self._step(group or ConsumerGroup(request.group_id), now_ms)
+            room = LOOK_ROOM if joining else HEARTBEAT_ROOM
+            step = self._step(group or ConsumerGroup(request.group_id), now_ms, room=room)
             response = beats.heartbeat(step, request, caller)
         except ApiError as error:
             return Outcome(ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=error.message))
@@ -354,6 +357,7 @@ class Coordinator(AskedPositions, HeardResets):
         *,
         begun: tuple[ConsumerGroup, Draft[CoordinatorRecord]] | None = None,
         live: Live | None = None,
+        room: int = LOOK_ROOM,
     ) -> Step:
         live = live or self._lives.setdefault(group.group_id, Live())
         return Step(
@@ -362,7 +366,7 @@ class Coordinator(AskedPositions, HeardResets):
             image=self.image,
             regexes=self._regexes,
             settings=self.settings,
-            gate=Gate(self.keeper, group, now_ms),
+            gate=Gate(self.keeper, group, now_ms, room),
             now_ms=now_ms,
             begun=begun,
         )
@@ -463,7 +467,8 @@ class Coordinator(AskedPositions, HeardResets):
         if isinstance(group, ClassicGroup):
             return classic.decide_heartbeat(group, request, now_ms)
         try:
-            step = self._step(self._known(group, request.group_id, request.member_id), now_ms)
+            known = self._known(group, request.group_id, request.member_id)
+            step = self._step(known, now_ms, room=HEARTBEAT_ROOM)
             response = migration.heartbeat(step, request)
         except ApiError as error:
             return Outcome(HeartbeatResponse(error_code=error.code))

@@ -10,7 +10,7 @@ the decision of a timer, so that it sees what the decision that rang for it has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
@@ -39,7 +39,7 @@ LOOKED_AT_MAX = 100
 LOOK_ON_MS = 2
 ABSENT = object()
 LOOK_ROOM = 300
-"""What the decisions of one look, or heartbeat, may cost (`Evaluated.next`), about 4 ms; the others follow later."""
+"""What the decisions of one look may cost (`Evaluated.next`), about 4 ms; the others follow in the next."""
 UNFINISHED_LOOKS_MAX = 50
 """Looks at unfinished evaluations until what is waited for is found out all the same."""
 
@@ -62,71 +62,6 @@ class GateOpenedByTime(NamedTuple):
     partition: int
     waited_on: int
     records_left: int
-
-
-class Gate:
-    """The gates of one group as a decision about the group sees them."""
-
-    __slots__ = ("_group", "_keeper", "_now_ms", "_room")
-
-    def __init__(self, keeper: Gatekeeper, group: ConsumerGroup, now_ms: int) -> None:
-        self._keeper = keeper
-        self._room = LOOK_ROOM
-        self._group = group
-        self._now_ms = now_ms
-
-    def __call__(self, topic_id: UUID, partition: int) -> bool:
-        """Whether a partition that nobody owns must not be handed out."""
-        gates = self._keeper.of(self._group.group_id)
-        return self._keeper.withholds(self._group, gates, (topic_id, partition), self._now_ms)
-
-    def closed(self, topic_id: UUID, numbers: Set[int]) -> Set[int]:
-        """Those of some partitions that are withheld, closed or left to looks: a heartbeat asks for no others."""
-        topic = self._keeper.offsets.image.by_id.get(topic_id)
-        if topic is None or not topic.is_gated:
-            return frozenset()
-        made = self._keeper.evaluation(self._keeper.of(self._group.group_id), topic)
-        if not made.left:
-            return made.closed.keys()
-        asked_about, self._room = made.next(self._room, sorted(numbers & made.left.keys()))
-        return (made.closed.keys() | made.left.keys()) - frozenset(asked_about)
-
-    @property
-    def takes(self) -> Callable[[UUID, int], bool] | None:
-        """Whether an owned partition must be taken away; None where none is."""
-        gates = self._keeper.known(self._group.group_id)
-        if gates is None or not gates.taking:
-            return None
-        return lambda topic_id, partition: self._keeper.takes(gates, (topic_id, partition))
-
-    def handed_out(self, before: Member, after: Member) -> Iterator[CoordinatorRecord | GateOpenedByTime]:
-        """The positions to write when a member's assignment changes."""
-        return self._keeper.handed_out(self._group, before, after, self._now_ms)
-
-    def hear(self, member_id: str) -> None:
-        """Note that a member has received the last answer."""
-        self._keeper.of(self._group.group_id).standing.hear(member_id, self._now_ms)
-
-    def forget(self, member_id: str, *, but: Iterable[At] = ()) -> None:
-        """Drop what is known of the partitions that a member no longer owns."""
-        self._keeper.forget(self._group.group_id, member_id, but=but)
-
-    def ring(self, draft: Draft[CoordinatorRecord]) -> None:
-        """Have the group looked at after this decision."""
-        self._keeper.ring(draft, self._group.group_id, self._now_ms)
-
-    def is_idle(self, member_id: str) -> bool:
-        """Whether nothing has changed since a reconciliation of the member that changed nothing."""
-        gates = self._keeper.known(self._group.group_id)
-        return gates is not None and gates.idle.get(member_id) == self._basis(gates)
-
-    def note_idle(self, member_id: str) -> None:
-        """Note that a reconciliation of the member has changed nothing."""
-        gates = self._keeper.of(self._group.group_id)
-        gates.idle[member_id] = self._basis(gates)
-
-    def _basis(self, gates: GroupGates) -> tuple[object, ...]:
-        return self._group.changes, gates.version, self._keeper.offsets.image.version
 
 
 class Gatekeeper:
@@ -241,12 +176,17 @@ class Gatekeeper:
             gates.version += 1
         if made.closed or made.left:
             self.closed_in.setdefault(made.topic.topic_id, {})[group.group_id] = None
+        holders = group.holders if isinstance(group, ConsumerGroup) else {}
+        freed = False
         for number in numbers:
             at = made.topic.topic_id, number
             if number in made.closed:
                 gates.by_time.pop(at, None)
                 if at not in gates.waited:
                     gates.waited[at] = made.topic.log_end(number), now_ms
+            else:
+                freed = freed or at not in holders
+        gates.freed += freed
 
     def _stand_in(self, group: Group, gates: GroupGates, topic: TopicImage, now_ms: int) -> Callable[[int], Stand]:
         standing, owner = gates.standing, self.owner(group, gates)
@@ -368,6 +308,12 @@ class Gatekeeper:
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
+    def topics_changed(self, group_id: str) -> None:
+        """Note that topics have changed; whether partitions came or went or not, their layouts may have."""
+        gates, by_id = self._of.get(group_id), self.offsets.image.by_id
+        if gates is not None and any(by_id.get(at) is not made.topic for at, made in gates.evaluated.items()):
+            gates.is_due = True
+
     def committed(self, group_id: str, topic: TopicImage, partition: int, offset: int) -> None:
         """Note that an offset is about to be committed."""
         gates = self._of.get(group_id)
@@ -462,6 +408,7 @@ class Gatekeeper:
                             on[wait.partition] = wait.offset
             for number, offset in on.items():
                 wanted[topic_id, number] = max(wanted.get((topic_id, number), -1), offset)
+        gates.freed += gates.taking
         gates.wanted, gates.inner = wanted, inner
         gates.wanted_of = {}
         for at in wanted:

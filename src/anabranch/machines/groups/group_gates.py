@@ -21,6 +21,8 @@ class GroupGates:
     evaluated: dict[UUID, Evaluated] = field(default_factory=dict)
     version: int = 0
     """Counts evaluations with another result."""
+    freed: int = 0
+    """Counts decisions after which a partition may be handed out, or must be taken away."""
     is_due: bool = True
     """Whether a look is due."""
     is_rung: bool = False

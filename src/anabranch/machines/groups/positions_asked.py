@@ -14,11 +14,11 @@ from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.classic import ClassicGroup, ClassicState
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.consumer.reconcile import reconcile
+from anabranch.machines.groups.gate import Gate
 from anabranch.machines.groups.gatekeeper import (
     LOOK_MS,
     LOOK_ON_MS,
     AskNextRecords,
-    Gate,
     Gatekeeper,
     Group,
     changes,
@@ -139,7 +139,7 @@ def _sweep(
 ) -> None:
     """End the questions that have an answer, or whose time is up."""
     parked = gates.questions.parked
-    state = (gates.version, changes(group), gates.based_on)
+    state = (gates.version, changes(group), gates.based_on, gates.freed)
     if everything or state != gates.swept:
         candidates = set(parked)
         gates.swept = state
@@ -274,9 +274,9 @@ def _answer(
 
 
 def _has_work(keeper: Gatekeeper, group: ConsumerGroup, member_id: str, now_ms: int) -> bool:
-    """Whether a heartbeat of the member would change its assignment."""
-    member, gate = group.members[member_id], Gate(keeper, group, now_ms)
-    return reconcile(group, member, None, gate, gate.takes, gate.closed) is not member
+    """Whether a heartbeat of the member would change its assignment, by gates that are decided."""
+    member, gate = group.members[member_id], Gate(keeper, group, now_ms, room=0)
+    return reconcile(group, member, None, gate, gate.takes, gate.free) is not member
 
 
 def _position(keeper: Gatekeeper, group: Group, gates: GroupGates, at: At, now_ms: int) -> tuple[int, bool]:

@@ -296,8 +296,8 @@ def follow(step: Step, member_id: str, owned: Assignment | None) -> Member:
     if step.is_unchanged and step.gate.is_idle(member_id):
         step.keep_session(before)
         return before
-    after = reconcile(step.group, before, owned, step.gate, step.gate.takes, step.gate.closed)
-    if after is before and step.is_unchanged and after.state is MemberState.UNRELEASED_PARTITIONS:
+    after = reconcile(step.group, before, owned, step.gate, step.gate.takes, step.gate.free)
+    if after is before and step.is_unchanged and after.state is not MemberState.UNREVOKED_PARTITIONS:
         step.gate.note_idle(member_id)
     if after is not before:
         for found in step.gate.handed_out(before, after):

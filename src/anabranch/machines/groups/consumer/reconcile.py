@@ -34,14 +34,14 @@ Waits = Callable[[UUID, int], bool]
 """Whether a partition waits at a gate."""
 
 
-Closed = Callable[[UUID, Set[int]], Set[int]]
-"""Of some partitions of a topic those that are known to wait, and perhaps others: to be left out at once."""
+Free = Callable[[UUID, Set[int]], Set[int]]
+"""Of some partitions of a topic those that may not wait; all others wait."""
 
 
-def no_partition(topic_id: UUID, numbers: Set[int]) -> Set[int]:
-    """The `Closed` of a group without gates."""
-    del topic_id, numbers
-    return frozenset()
+def every_partition(topic_id: UUID, numbers: Set[int]) -> Set[int]:
+    """The `Free` of a group without gates."""
+    del topic_id
+    return numbers
 
 
 def reconcile(
@@ -50,7 +50,7 @@ def reconcile(
     owned: Assignment | None,
     waits: Waits,
     takes: Waits | None = None,
-    closed: Closed = no_partition,
+    free: Free = every_partition,
 ) -> Member:
     """The member after one step; itself without a step. `owned` are the partitions it reports, None if not reported."""
     target_epoch = group.target_epoch
@@ -76,9 +76,9 @@ def reconcile(
     for topic_id, numbers in wanted.items():
         mine = kept.setdefault(topic_id, set())
         more = numbers - mine
-        free = more - closed(topic_id, more)
-        missing |= len(free) + len(mine) < len(numbers)
-        for partition in free:
+        asked = free(topic_id, more)
+        missing |= len(asked) < len(more)
+        for partition in asked:
             holder = group.holders.get((topic_id, partition), member.member_id)
             if holder == member.member_id and not waits(topic_id, partition):
                 mine.add(partition)

@@ -31,7 +31,7 @@ from anabranch.machines.groups.consumer.target import (
     server_assignor,
     subscriptions,
 )
-from anabranch.machines.groups.gatekeeper import Gate
+from anabranch.machines.groups.gate import Gate
 from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.regex import Regexes
