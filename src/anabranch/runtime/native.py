@@ -1,6 +1,6 @@
 """Compiled kernels in a process that loads neither Numba nor LLVM: machine code from a file.
 
-What brokers do inside batches (`records.kernels.examine`, `records.kernels.search`) is compiled ahead of time. The code
+What brokers do inside batches (`records.kernels.examine`, `search` and `scatter`) is compiled ahead of time. The code
 is kept beside Numba's own files, in a directory named by the digest of its sources (`records.kernels.sources`). `load`
 maps it, a matter of microseconds; `python -m anabranch.runtime.native` makes it, a matter of seconds. A file that is
 damaged is not used. See docs/adr/0042-brokers-look-into-batches.md.
@@ -14,6 +14,7 @@ import os
 import struct
 import threading
 from contextlib import suppress
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,8 +30,10 @@ from anabranch.records.examination import (
     Flaw,
     Malformed,
 )
+from anabranch.records.filtering import Scatter
 from anabranch.records.kernels.sources import directories, make_only
 from anabranch.records.timestamps import Search
+from anabranch.runtime.native_scatter import NativeScatter
 
 _DIGEST_SIZE = 16
 # As in `records.kernels.examine` and `records.kernels.search`, which need Numba: what a sheet has room for, where the
@@ -50,19 +53,41 @@ class Native(NamedTuple):
 
     examine: Examine
     search: Search
+    scatter: Scatter
+
+
+CRC_FEATURES = {"x86_64": "+sse4.2,+crc32", "aarch64": "+crc"}
+"""By architecture, what LLVM calls the instruction for CRC-32C; a kernel uses it where the processor has it."""
+_CRC_FLAGS = {"x86_64": "sse4_2", "aarch64": "crc32"}
+_CPU_INFO = Path("/proc/cpuinfo")
+
+
+@cache
+def takes_checksums() -> bool:
+    """Whether this processor has an instruction for CRC-32C, as far as is known without compiling anything."""
+    try:
+        flags = _CPU_INFO.read_text().split()
+    except OSError:
+        return False
+    return _CRC_FLAGS.get(os.uname().machine, "") in flags
 
 
 def file_name(kernel: str) -> str:
-    """The name of a kernel's file: code is for one architecture."""
-    return f"{kernel}-{os.uname().machine}.code"
+    """The name of a kernel's file: code is for one architecture, and `scatter` for processors with an instruction."""
+    suffix = "-crc" if kernel == "scatter" and takes_checksums() else ""
+    return f"{kernel}-{os.uname().machine}{suffix}.code"
 
 
 def load() -> Native | None:
     """Find the code and make it callable; None where there is none, or no sound one."""
     for directory in _directories():
         with suppress(OSError, ValueError):
-            examine, search = (_mapped(Path(directory, file_name(name))) for name in Native._fields)
-            return Native(NativeExamination(examine), NativeSearch(search))
+            examine, search, scatter = (_mapped(Path(directory, file_name(name))) for name in Native._fields)
+            return Native(
+                NativeExamination(examine),
+                NativeSearch(search),
+                NativeScatter(scatter, checksums=takes_checksums()),
+            )
     return None
 
 
@@ -77,9 +102,17 @@ def build() -> list[Path]:
     """Compile the code and keep it where `load` finds it. Takes seconds; OSError where no directory can be written."""
     from anabranch.records.kernels.ahead import machine_code
     from anabranch.records.kernels.examine import examine
+    from anabranch.records.kernels.scatter import CHECKSUMS, scatter
     from anabranch.records.kernels.search import search
 
-    codes = {name: machine_code(kernel) for name, kernel in zip(Native._fields, (examine, search), strict=True)}
+    if takes_checksums() > CHECKSUMS:
+        raise OSError("kernels are compiled for a processor without the instruction for checksums that this one has")
+    features = CRC_FEATURES[os.uname().machine] if takes_checksums() else ""
+    codes = {
+        "examine": machine_code(examine),
+        "search": machine_code(search),
+        "scatter": machine_code(scatter, features),
+    }
     failure = OSError("there is no directory for machine code")
     for directory in _directories():
         try:

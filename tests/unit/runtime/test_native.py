@@ -140,7 +140,7 @@ def test_code_is_made_once_used_without_numba_and_not_used_when_damaged(tmp_path
     copy.run("-m", "anabranch.runtime.native")
     assert copy.loaded() == "True []"
     paths = sorted(tmp_path.glob("**/*.code"))
-    assert [path.name for path in paths] == [native.file_name("examine"), native.file_name("search")]
+    assert [path.name for path in paths] == [native.file_name(name) for name in ("examine", "scatter", "search")]
     for path in paths:
         content = bytearray(path.read_bytes())
         for damaged in (content[:-1], b"", bytes([content[0] ^ 1]) + content[1:]):

@@ -1,7 +1,8 @@
 """A kernel as plain machine code: for processes that load neither Numba nor LLVM (ADR 0042).
 
 The kernel takes and returns a number of 64 bits, calls nothing and has no constants in memory. So its code has no
-relocations, and runs wherever it is put. It is compiled for every processor of the architecture, not for this one.
+relocations, and runs wherever it is put. It is compiled for every processor of the architecture, not for this one, but
+for the features that the caller names.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any, cast
 
 import llvmlite.binding as llvm
 from numba import njit, types
+from numba.core import config
 
 _ENTRY = "entry"
 
@@ -18,10 +20,19 @@ class NotPlainError(Exception):
     """The kernel's code refers to something outside of it, or is not in ELF."""
 
 
-def machine_code(kernel: Any) -> bytes:
-    """Compile a kernel that takes one number, in the calling convention of C; the code begins with its entry."""
+def machine_code(kernel: Any, features: str = "") -> bytes:
+    """Compile a kernel that takes one number, in the calling convention of C; the code begins with its entry.
+
+    `features`: of the processor that the code is for, beside those that every one of the architecture has, as LLVM
+    names them.
+    """
     dispatcher = cast(Any, njit(nogil=True, error_model="numpy")(kernel.py_func))
-    dispatcher.compile((types.int64,))
+    numba_config = cast(Any, config)
+    vectorizes, numba_config.LOOP_VECTORIZE = numba_config.LOOP_VECTORIZE, 0  # Vectors would need constants in memory.
+    try:
+        dispatcher.compile((types.int64,))
+    finally:
+        numba_config.LOOP_VECTORIZE = vectorizes
     (compiled,) = dispatcher.overloads.values()
     module = llvm.parse_assembly(compiled.library.get_llvm_str())
     module.link_in(llvm.parse_assembly(_entry_of(compiled.fndesc.llvm_func_name)))
@@ -29,9 +40,9 @@ def machine_code(kernel: Any) -> bytes:
         if function.name != _ENTRY and not function.is_declaration:
             function.linkage = llvm.Linkage.internal
     target = llvm.Target.from_default_triple()
-    machine = target.create_target_machine(cpu="", features="", opt=3, reloc="pic", codemodel="small")
+    machine = target.create_target_machine(cpu="", features=features, opt=3, reloc="pic", codemodel="small")
     options = llvm.create_pipeline_tuning_options(speed_level=3)
-    options.loop_vectorization = options.slp_vectorization = False  # Vectors would need constants in memory.
+    options.loop_vectorization = options.slp_vectorization = False
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
     return _text_of(machine.emit_object(module))

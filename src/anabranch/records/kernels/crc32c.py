@@ -187,6 +187,17 @@ def take_crc(at: int, end: int, tables: int) -> int:
         lines = (end - at) >> 8
         crc = _crc_lines(crc, at, lines)
         at += lines << 8
+    return _by_steps(crc, at, end, tables) ^ MASK_32
+
+
+@inlined
+def take_crc_by_steps(at: int, end: int, tables: int) -> int:
+    """As `take_crc`, with the CRC instruction alone: folding has constants in memory."""
+    return _by_steps(MASK_32, at, end, tables) ^ MASK_32
+
+
+@inlined
+def _by_steps(crc: int, at: int, end: int, tables: int) -> int:
     while end - at >= 3 * _LONG:
         crc = _crc_thirds(crc, at, _LONG, tables)
         at += 3 * _LONG
@@ -199,4 +210,4 @@ def take_crc(at: int, end: int, tables: int) -> int:
     while at < end:
         crc = _crc_8(crc, u8(at))
         at += 1
-    return crc ^ MASK_32
+    return crc

@@ -1,0 +1,299 @@
+"""Record batches scattered by key into several targets in one pass, as `records.filtering` does in plain Python.
+
+Of every batch a target is given a batch with the header of the original, but for its length, codec, record count and
+checksum, and with those records that the target wants, byte for byte; nothing where it wants none. Control batches are
+given to all. A record is moved as soon as its key is hashed, so each byte is read once while it is near.
+
+Compiled ahead of time as `examine` is (`ahead`), but for processors with an instruction for CRC-32C: without it,
+CHECKSUMS is False and the caller takes the checksums.
+"""
+
+from __future__ import annotations
+
+from anabranch.records.batch import CONTROL, HEADER_SIZE, LENGTH_END
+from anabranch.records.compression import COMPRESSION_MASK
+from anabranch.records.kernels.compiled import inlined, kernel
+from anabranch.records.kernels.crc32c import CHECKS_CRC, CRC_FROM, take_crc_by_steps
+from anabranch.records.kernels.hashing import mixed, murmur2
+from anabranch.records.kernels.memory import (
+    MASK_32,
+    SLACK,
+    be16,
+    be32,
+    be64,
+    copy_32,
+    copy_64,
+    i64,
+    put8,
+    put32,
+    put64,
+    put_be16,
+    put_be32,
+    read_varint,
+    reverse_bits,
+    u8,
+    u32,
+)
+
+CHECKSUMS = CHECKS_CRC
+
+# The only argument is the address of numbers of 64 bits. First the question: where the batches are; where the records
+# of the first one are, 0 for in their place; the topic's first partition count and the interval of keyless records;
+# the tables of checksums, 0 for none to be taken; the cells, in groups of one size; the targets; other filters, 0
+# for none; and the histogram, 0 for none, with its first place and the shift that makes a bucket of a distance.
+AT, END, RECORDS_AT, RECORDS_END, INITIAL, KEYLESS_START, KEYLESS_MASK, TABLES_AT = 0, 1, 2, 3, 4, 5, 6, 7
+CELLS_AT, CELL_GROUPS, CELLS_IN_GROUP, TARGETS_AT, TARGET_COUNT = 8, 9, 10, 11, 12
+SIZES_ASKED, SIZE_MIN, SIZE_MAX, WANTED_AT, WANTED_MASK, REFUSED_AT, REFUSED_MASK = 13, 14, 15, 16, 17, 18, 19
+HISTOGRAM_AT, HISTOGRAM_START, HISTOGRAM_SHIFT, HISTOGRAM_LAST = 20, 21, 22, 23
+# Then the answer: the first batch that was not scattered, and the offset behind the last one that was.
+STOPPED_AT, NEXT_OFFSET = 24, 25
+SHEET_SIZE = 26
+# A cell: the places from START to LAST, and the target of their records.
+CELL_START, CELL_LAST, CELL_TARGET, CELL_SIZE = 0, 8, 16, 24
+# A target: where it goes on, how far it may be written, what it holds, and what it was given of the current batch.
+TARGET_AT, TARGET_END, TARGET_RECORDS, TARGET_WRITTEN_TO, TARGET_BATCH_RECORDS, TARGET_SIZE = 0, 8, 16, 24, 32, 40
+# An entry of a set of keys: the hash, the address and the size of a key; the size of an empty one is -1.
+ENTRY_HASH, ENTRY_AT, ENTRY_KEY_SIZE, ENTRY_SIZE = 0, 8, 16, 24
+DONE, COMPRESSED, FULL, MALFORMED = 0, 1, 2, -1
+
+_LOW_31 = 0x7FFF_FFFF
+_LENGTH_AT, _CRC_AT, _ATTRIBUTES_AT, _LAST_DELTA_AT, _COUNT_AT = 8, 17, 21, 23, 57
+
+
+@inlined
+def _number(at: int, end: int) -> tuple[int, int]:
+    """As `read_varint`, and faster for the numbers that are usual, of one or two bytes."""
+    if end - at >= 2:
+        first = u8(at)
+        if first < 0x80:
+            return (first >> 1) ^ -(first & 1), at + 1
+        second = u8(at + 1)
+        if second < 0x80:
+            value = (first & 0x7F) | second << 7
+            return (value >> 1) ^ -(value & 1), at + 2
+    return read_varint(at, end)
+
+
+@inlined
+def _move(target: int, source: int, size: int) -> None:
+    """Copy exactly `size` bytes, by moves that overlap: a call of the C library has no place in plain code."""
+    if size >= 32:
+        if size >= 64:
+            last = size - 64
+            moved = 0
+            while moved < last:
+                copy_64(target + moved, source + moved)
+                moved += 64
+            copy_64(target + last, source + last)
+        else:
+            copy_32(target, source)
+            copy_32(target + size - 32, source + size - 32)
+    elif size >= 8:
+        low = i64(source)
+        high = i64(source + size - 8)
+        if size > 16:
+            put64(target + 8, i64(source + 8))
+            put64(target + size - 16, i64(source + size - 16))
+        put64(target, low)
+        put64(target + size - 8, high)
+    elif size >= 4:
+        low = u32(source)
+        high = u32(source + size - 4)
+        put32(target, low)
+        put32(target + size - 4, high)
+    elif size > 0:
+        first = u8(source)
+        middle = u8(source + (size >> 1))
+        last_byte = u8(source + size - 1)
+        put8(target, first)
+        put8(target + (size >> 1), middle)
+        put8(target + size - 1, last_byte)
+
+
+@inlined
+def _equal(left: int, right: int, size: int) -> bool:
+    place = 0
+    while place + 8 <= size:
+        if i64(left + place) != i64(right + place):
+            return False
+        place += 8
+    while place < size:
+        if u8(left + place) != u8(right + place):
+            return False
+        place += 1
+    return True
+
+
+@inlined
+def _holds(entries: int, mask: int, murmur: int, key_at: int, key_size: int) -> bool:
+    """Whether a set of keys, an open hash table with empty entries, holds a key; never where there is none."""
+    if key_size < 0:
+        return False
+    place = murmur & mask
+    while True:
+        entry = entries + place * ENTRY_SIZE
+        size = i64(entry + ENTRY_KEY_SIZE)
+        if size < 0:
+            return False
+        if size == key_size and i64(entry + ENTRY_HASH) == murmur and _equal(i64(entry + ENTRY_AT), key_at, size):
+            return True
+        place = (place + 1) & mask
+
+
+@inlined
+def _begun(cells: int, count: int, step: int, place: int) -> int:
+    """How many of `count` cells, `step` bytes apart, begin at a place or before.
+
+    Without a branch, which no processor could foretell: signs are added up.
+    """
+    begun = 0
+    for _ in range(count):
+        begun -= (i64(cells) - 1 - place) >> 63
+        cells += step
+    return begun
+
+
+@inlined
+def _target_of(cells: int, groups: int, group_size: int, place: int) -> int:
+    """The target of a place in the key space; -1 for none. The cells ascend."""
+    if groups > 1:
+        cells += max(_begun(cells, groups, group_size * CELL_SIZE, place) - 1, 0) * group_size * CELL_SIZE
+    if group_size > 1:
+        cells += max(_begun(cells, group_size, CELL_SIZE, place) - 1, 0) * CELL_SIZE
+    if i64(cells) <= place <= i64(cells + CELL_LAST):
+        return i64(cells + CELL_TARGET)
+    return -1
+
+
+@inlined
+def _close(target: int, batch: int, tables: int) -> None:
+    """Put the header before the records that a target was given of a batch."""
+    made = i64(target + TARGET_AT)
+    end = i64(target + TARGET_WRITTEN_TO)
+    records = i64(target + TARGET_BATCH_RECORDS)
+    _move(made, batch, HEADER_SIZE)
+    put_be32(made + _LENGTH_AT, end - made - LENGTH_END)
+    put_be16(made + _ATTRIBUTES_AT, be16(batch + _ATTRIBUTES_AT) & ~COMPRESSION_MASK)
+    put_be32(made + _COUNT_AT, records)
+    if tables != 0:
+        put_be32(made + _CRC_AT, take_crc_by_steps(made + CRC_FROM, end, tables))
+    put64(target + TARGET_AT, end)
+    put64(target + TARGET_RECORDS, i64(target + TARGET_RECORDS) + records)
+
+
+@kernel
+def scatter(sheet: int) -> int:
+    """Scatter whole batches from AT to END; return DONE, or why the batch at STOPPED_AT was not scattered.
+
+    COMPRESSED: its records must be given, expanded. FULL: it may not fit into a target. MALFORMED: its records are not
+    sound, and what its targets were given of it does not count.
+    """
+    at = i64(sheet + 8 * AT)
+    end = i64(sheet + 8 * END)
+    given_at = i64(sheet + 8 * RECORDS_AT)
+    initial = i64(sheet + 8 * INITIAL)
+    keyless_start = i64(sheet + 8 * KEYLESS_START)
+    keyless_mask = i64(sheet + 8 * KEYLESS_MASK)
+    tables = i64(sheet + 8 * TABLES_AT)
+    cells = i64(sheet + 8 * CELLS_AT)
+    cell_groups = i64(sheet + 8 * CELL_GROUPS)
+    cells_in_group = i64(sheet + 8 * CELLS_IN_GROUP)
+    targets = i64(sheet + 8 * TARGETS_AT)
+    targets_end = targets + i64(sheet + 8 * TARGET_COUNT) * TARGET_SIZE
+    sizes_asked = i64(sheet + 8 * SIZES_ASKED)
+    size_min = i64(sheet + 8 * SIZE_MIN)
+    size_max = i64(sheet + 8 * SIZE_MAX)
+    wanted = i64(sheet + 8 * WANTED_AT)
+    wanted_mask = i64(sheet + 8 * WANTED_MASK)
+    refused = i64(sheet + 8 * REFUSED_AT)
+    refused_mask = i64(sheet + 8 * REFUSED_MASK)
+    histogram = i64(sheet + 8 * HISTOGRAM_AT)
+    histogram_start = i64(sheet + 8 * HISTOGRAM_START)
+    histogram_shift = i64(sheet + 8 * HISTOGRAM_SHIFT)
+    histogram_last = i64(sheet + 8 * HISTOGRAM_LAST)
+    while True:
+        put64(sheet + 8 * STOPPED_AT, at)
+        if end - at < HEADER_SIZE:
+            return DONE
+        size = be32(at + _LENGTH_AT) + LENGTH_END
+        if size < HEADER_SIZE:
+            return MALFORMED
+        if size > end - at:
+            return DONE
+        base_offset = be64(at)
+        attributes = be16(at + _ATTRIBUTES_AT)
+        count = be32(at + _COUNT_AT)
+        record = at + HEADER_SIZE
+        records_end = at + size
+        whole = (attributes & CONTROL) != 0
+        if (attributes & COMPRESSION_MASK) != 0 and not whole and count > 0:
+            if given_at == 0:
+                return COMPRESSED
+            record = given_at
+            records_end = i64(sheet + 8 * RECORDS_END)
+            given_at = 0
+        needed = HEADER_SIZE + records_end - record + SLACK
+        target = targets
+        while target < targets_end:
+            made = i64(target + TARGET_AT)
+            if i64(target + TARGET_END) - made < needed:
+                return FULL
+            if whole:
+                _move(made, at, size)
+                put64(target + TARGET_AT, made + size)
+            else:
+                put64(target + TARGET_WRITTEN_TO, made + HEADER_SIZE)
+                put64(target + TARGET_BATCH_RECORDS, 0)
+            target += TARGET_SIZE
+        if not whole:
+            for _ in range(count):
+                length, body = _number(record, records_end)
+                if body > records_end or length < 1 or length > records_end - body:
+                    return MALFORMED
+                record_end = body + length
+                _, field = _number(body + 1, record_end)
+                if field > record_end:
+                    return MALFORMED
+                offset_delta, field = _number(field, record_end)
+                if field > record_end:
+                    return MALFORMED
+                key_size, field = _number(field, record_end)
+                if field > record_end or key_size > record_end - field:
+                    return MALFORMED
+                murmur = 0
+                if key_size >= 0:
+                    murmur = murmur2(field, key_size)
+                    place = reverse_bits((murmur & _LOW_31) // initial << 1) | (mixed(murmur) & MASK_32)
+                else:
+                    place = (mixed(base_offset + offset_delta) & keyless_mask) + keyless_start
+                if histogram != 0:
+                    bucket = histogram + 16 * min(max((place - histogram_start) >> histogram_shift, 0), histogram_last)
+                    put64(bucket, i64(bucket) + 1)
+                    put64(bucket + 8, i64(bucket + 8) + record_end - record)
+                chosen = _target_of(cells, cell_groups, cells_in_group, place)
+                if chosen >= 0 and wanted != 0 and not _holds(wanted, wanted_mask, murmur, field, key_size):
+                    chosen = -1
+                if chosen >= 0 and refused != 0 and _holds(refused, refused_mask, murmur, field, key_size):
+                    chosen = -1
+                if chosen >= 0 and sizes_asked != 0:
+                    key_end = field + max(key_size, 0)
+                    value_size, behind = _number(key_end, record_end)
+                    if behind > record_end or value_size > record_end - behind:
+                        return MALFORMED
+                    content = max(key_size, 0) + max(value_size, 0)
+                    if content < size_min or content > size_max:
+                        chosen = -1
+                if chosen >= 0:
+                    target = targets + chosen * TARGET_SIZE
+                    to = i64(target + TARGET_WRITTEN_TO)
+                    _move(to, record, record_end - record)
+                    put64(target + TARGET_WRITTEN_TO, to + record_end - record)
+                    put64(target + TARGET_BATCH_RECORDS, i64(target + TARGET_BATCH_RECORDS) + 1)
+                record = record_end
+            target = targets
+            while target < targets_end:
+                if i64(target + TARGET_BATCH_RECORDS) > 0:
+                    _close(target, at, tables)
+                target += TARGET_SIZE
+        put64(sheet + 8 * NEXT_OFFSET, base_offset + be32(at + _LAST_DELTA_AT) + 1)
+        at += size

@@ -1,0 +1,304 @@
+"""`records.filtering.scatter`, compiled: memory for the targets, and the calls of the kernel.
+
+Targets are written into regions of one mapping, each as large as all of the input: pages that are not written take no
+memory. What a target was given is then copied out, exactly as much as it is. Where the processor has no instruction for
+checksums, they are taken here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from anabranch.records.batch import HEADER_SIZE, expanded, headers, parse_header, stamp_crc
+from anabranch.records.checksum import crc32c
+from anabranch.records.filtering import LOAD_BUCKETS, Cell, Load, Scattered, Selection, Spread, malformed
+from anabranch.records.hashing import murmur2
+
+# As in `records.kernels.scatter`, which needs Numba.
+_RECORDS_AT, _RECORDS_END = 2, 3
+_STOPPED_AT, _NEXT_OFFSET, _SHEET_SIZE = 24, 25, 26
+_CELLS_IN_GROUP_MAX = 8
+_TARGET_FIELDS = 5
+_DONE, _COMPRESSED, _FULL, _MALFORMED = 0, 1, 2, -1
+_SLACK = 64
+_NO_CELL = Cell(1, 0, -1)
+_PLACE_MAX = (1 << 63) - 1
+_KEPT_SIZE = 16 * 1024 * 1024
+"""Bytes written into a mapping up to which it is kept as it is."""
+_STAGGER = 1088
+"""Bytes between the places in a page at which regions begin: alike places would drive each other from caches."""
+_CRC_PIECES = 1024, 128
+
+_Number = ctypes.c_int64
+
+
+class _Prepared(NamedTuple):
+    """A selection as the kernel reads it."""
+
+    cells: Any
+    cell_groups: int
+    cells_in_group: int
+    wanted: tuple[Any, int]
+    """The entries of a set of keys, and its mask."""
+    refused: tuple[Any, int]
+    kept: tuple[bytes, ...]
+    """The keys whose addresses are in the entries."""
+
+
+class _Mapping:
+    """Memory for targets."""
+
+    def __init__(self, size: int) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        self.memory = mmap.mmap(-1, size, flags=flags)
+        self.size = size
+        self.at = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        self.view = memoryview(self.memory)
+
+
+class _Own(threading.local):
+    """What each thread has of its own."""
+
+    def __init__(self) -> None:
+        self.sheet = (_Number * _SHEET_SIZE)()
+        self.mapping = _Mapping(mmap.PAGESIZE)
+
+
+class NativeScatter:
+    """`records.filtering.scatter`, compiled; callable from any thread."""
+
+    def __init__(self, code_at: int, *, checksums: bool) -> None:
+        """`checksums`: whether the code takes them."""
+        self._run: Any = ctypes.CFUNCTYPE(_Number, ctypes.c_void_p)(code_at)
+        self._tables = _crc_tables() if checksums else None
+        self._own = _Own()
+
+    def __call__(
+        self,
+        batches: memoryview,
+        selection: Selection,
+        spread: Spread,
+        *,
+        record_size_max: int,
+        work_size_max: int,
+        load: Load | None = None,
+    ) -> Scattered:
+        """As `records.filtering.scatter`."""
+        pass_ = _Pass(self._own, batches, selection, spread, self._tables, load)
+        expanded_size = 0
+        while True:
+            outcome = self._run(ctypes.addressof(self._own.sheet))
+            position = self._own.sheet[_STOPPED_AT] - pass_.at
+            if outcome == _DONE:
+                break
+            if outcome == _MALFORMED:
+                raise malformed(batches, position)
+            if outcome == _COMPRESSED:
+                if expanded_size > work_size_max:
+                    break
+                header = parse_header(batches, position)
+                plain = expanded(batches[position : position + header.size], header, record_size_max)
+                expanded_size += len(plain)
+                pass_.give(position, plain)
+            else:
+                pass_.make_room(position)
+        return pass_.finish(position, expanded_size)
+
+
+class _Pass:
+    """One run of batches on its way through the kernel."""
+
+    def __init__(
+        self,
+        own: _Own,
+        batches: memoryview,
+        selection: Selection,
+        spread: Spread,
+        tables: Any,
+        load: Load | None,
+    ) -> None:
+        self._own = own
+        self._batches = batches
+        self._held = Held(batches)
+        self.at = self._held.at
+        self._prepared = prepared = _prepare(selection)
+        self._count = selection.targets
+        self._targets = (_Number * (_TARGET_FIELDS * max(1, self._count)))()
+        self._parts: list[list[bytes]] = [[] for _ in range(self._count)]
+        self._takes_checksums = tables is None
+        self._plain: Any = None
+        self._load = load
+        self._histogram = None if load is None else (_Number * (2 * LOAD_BUCKETS))()
+        self._written = 0
+        self._regions(len(batches) + HEADER_SIZE + _SLACK)
+        own.sheet[:] = [
+            self.at,
+            self.at + len(batches),
+            0,
+            0,
+            spread.initial,
+            spread.held[0],
+            spread.held[1] - spread.held[0],
+            0 if tables is None else ctypes.addressof(tables),
+            ctypes.addressof(prepared.cells),
+            prepared.cell_groups,
+            prepared.cells_in_group,
+            ctypes.addressof(self._targets),
+            self._count,
+            selection.asks_sizes,
+            selection.size_min,
+            selection.size_max,
+            *_set_fields(prepared.wanted),
+            *_set_fields(prepared.refused),
+            0 if self._histogram is None else ctypes.addressof(self._histogram),
+            0 if load is None else load.start,
+            0 if load is None else load.shift,
+            LOAD_BUCKETS - 1,
+            self.at,
+            -1,
+        ]
+
+    def _regions(self, room: int) -> None:
+        """Give each target a region of `room` bytes, in place of the ones before."""
+        room = -(-room // mmap.PAGESIZE) * mmap.PAGESIZE + _STAGGER
+        mapping = self._own.mapping
+        if mapping.size < room * self._count:
+            mapping = self._own.mapping = _Mapping(room * self._count)
+        self._mapping, self._room = mapping, room
+        for target in range(self._count):
+            start = mapping.at + target * room
+            self._targets[target * _TARGET_FIELDS] = start
+            self._targets[target * _TARGET_FIELDS + 1] = start + room
+
+    def give(self, position: int, plain: Any) -> None:
+        """Go on at a compressed batch, with its records."""
+        sheet = self._own.sheet
+        self._plain = Held(plain)
+        sheet[0] = self.at + position
+        sheet[_RECORDS_AT] = self._plain.at
+        sheet[_RECORDS_END] = sheet[_RECORDS_AT] + len(plain)
+
+    def make_room(self, position: int) -> None:
+        """Go on at a batch that may not fit into what is left of the regions."""
+        sheet = self._own.sheet
+        self._drain()
+        sheet[0] = self.at + position
+        needed = sheet[_RECORDS_END] - sheet[_RECORDS_AT] + HEADER_SIZE + _SLACK
+        self._regions(max(needed, self._room))
+
+    def _drain(self) -> None:
+        for target, parts in enumerate(self._parts):
+            start = target * self._room
+            size = self._targets[target * _TARGET_FIELDS] - self._mapping.at - start
+            if size:
+                data = bytearray(self._mapping.view[start : start + size]) if self._takes_checksums else None
+                if data is None:
+                    parts.append(bytes(self._mapping.view[start : start + size]))
+                else:
+                    for position, _ in headers(data):
+                        stamp_crc(data, position)
+                    parts.append(bytes(data))
+            self._written += size
+
+    def finish(self, position: int, expanded_size: int) -> Scattered:
+        """Collect what was written."""
+        self._drain()
+        if self._written > _KEPT_SIZE:
+            self._own.mapping = _Mapping(mmap.PAGESIZE)
+        if self._load is not None and self._histogram is not None:
+            found = self._histogram[:]
+            self._load.records = [a + b for a, b in zip(self._load.records, found[::2], strict=True)]
+            self._load.bytes = [a + b for a, b in zip(self._load.bytes, found[1::2], strict=True)]
+        data = [parts[0] if len(parts) == 1 else b"".join(parts) for parts in self._parts]
+        records = [self._targets[target * _TARGET_FIELDS + 2] for target in range(self._count)]
+        return Scattered(data, records, self._own.sheet[_NEXT_OFFSET], position, expanded_size)
+
+
+def _set_fields(entries: tuple[Any, int]) -> tuple[int, int]:
+    table, mask = entries
+    return (0, 0) if table is None else (ctypes.addressof(table), mask)
+
+
+@lru_cache(maxsize=256)
+def _prepare(selection: Selection) -> _Prepared:
+    cells = list(selection.cells) or [_NO_CELL]
+    group_size = min(len(cells), _CELLS_IN_GROUP_MAX)
+    groups = -(-len(cells) // group_size)
+    numbers = [number for cell in cells for number in cell]
+    numbers += [_PLACE_MAX, -1, -1] * (groups * group_size - len(cells))
+    return _Prepared(
+        (_Number * len(numbers))(*numbers),
+        groups,
+        group_size,
+        _key_set(selection.keys_wanted),
+        _key_set(selection.keys_refused),
+        (*selection.keys_wanted, *selection.keys_refused),
+    )
+
+
+def _key_set(keys: tuple[bytes, ...]) -> tuple[Any, int]:
+    """An open hash table of keys, at most half full; the kernel compares the keys themselves, too."""
+    if not keys:
+        return None, 0
+    size = 1 << (2 * len(keys)).bit_length()
+    table = (_Number * (3 * size))(*([0, 0, -1] * size))
+    for key in keys:
+        murmur = murmur2(key)
+        place = murmur & size - 1
+        while table[3 * place + 2] >= 0:
+            place = (place + 1) & size - 1
+        at = ctypes.cast(ctypes.c_char_p(key), ctypes.c_void_p).value
+        table[3 * place : 3 * place + 3] = [murmur, at or 0, len(key)]
+    return table, size - 1
+
+
+class _PyBuffer(ctypes.Structure):
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+class Held:
+    """Bytes that stay where they are, also those that may not be written, until this is dropped."""
+
+    def __init__(self, data: Any) -> None:
+        self._buffer = _PyBuffer()
+        _get_buffer(data, ctypes.byref(self._buffer), 0)
+        self.at: int = self._buffer.buf or 0
+
+    def __del__(self) -> None:
+        _release_buffer(ctypes.byref(self._buffer))
+
+
+_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
+_get_buffer.argtypes = (ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
+_release_buffer = ctypes.pythonapi.PyBuffer_Release
+_release_buffer.argtypes = (ctypes.c_void_p,)
+_release_buffer.restype = None
+
+
+def _crc_tables() -> Any:
+    """As `records.kernels.crc32c.CRC_TABLES`: what zeros make of a CRC, by each of its four bytes."""
+    numbers: list[int] = []
+    for size in _CRC_PIECES:
+        bits = [crc32c(bytes(size), 0xFFFF_FFFF ^ 1 << bit) ^ 0xFFFF_FFFF for bit in range(32)]
+        for byte in range(4):
+            row = [0]
+            for bit in bits[8 * byte : 8 * byte + 8]:
+                row += [number ^ bit for number in row]
+            numbers += row
+    return (ctypes.c_uint32 * len(numbers))(*numbers)

@@ -1,0 +1,210 @@
+"""Batches scattered by key against a model that goes record by record; plain Python, and the compiled code that brokers
+run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabranch.base.errors import DecodeError
+from anabranch.machines.keyspace import SPACE, SPACE_END, Interval, interval, keyless_spread, spread
+from anabranch.records.compression import ExpandsTooFarError
+from anabranch.records.filtering import SIZE_MAX, Cell, Load, Scatter, Selection, Spread, scatter
+from anabranch.records.hashing import murmur2
+from anabranch.runtime import native
+from tests.properties import record_model as model
+
+LIMITS = {"record_size_max": 1 << 22, "work_size_max": 1 << 22}
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Scatter:
+    if native.load() is None:
+        native.build()
+    found = native.load()
+    assert found is not None
+    return found.scatter
+
+
+def _place(row: model.Row, initial: int, held: Interval) -> int:
+    return keyless_spread(row.offset, held) if row.key is None else spread(murmur2(row.key), initial)
+
+
+def _takes(selection: Selection, row: model.Row, place: int) -> int | None:
+    """The target that wants a record."""
+    if selection.keys_wanted and row.key not in selection.keys_wanted:
+        return None
+    if row.key is not None and row.key in selection.keys_refused:
+        return None
+    size = len(row.key or b"") + len(row.value or b"")
+    if not selection.size_min <= size <= selection.size_max:
+        return None
+    found = [cell.target for cell in selection.cells if cell.start <= place <= cell.last]
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def _expected(batches: list[model.Batch], selection: Selection, initial: int, held: Interval) -> list[bytes]:
+    made = [b""] * selection.targets
+    for batch in batches:
+        if batch.control:
+            made = [each + model.encode(batch) for each in made]
+            continue
+        for target in range(selection.targets):
+            rows = [row for row in batch.rows if _takes(selection, row, _place(row, initial, held)) == target]
+            if not rows:
+                continue
+            base = batch.rows[0].timestamp
+            latest = max(row.timestamp for row in batch.rows)
+            records = b"".join(model.encode_record(row, batch.base_offset, base) for row in rows)
+            plain = replace(batch, codec=0, last_offset=max(batch.last_offset, batch.rows[-1].offset))
+            stamped = latest if batch.log_append_time is None else batch.log_append_time
+            made[target] += model.frame(plain, records, len(rows), base, stamped)
+    return made
+
+
+def _batches(chance: Random, size: int) -> list[model.Batch]:
+    found: list[model.Batch] = []
+    offset = chance.choice([0, 7, 1 << 33])
+    for _ in range(size):
+        if chance.random() < 0.1:
+            found.append(model.Batch(offset, (), control=True, abort=chance.random() < 0.5, last_offset=offset))
+            offset += 1
+            continue
+        rows = []
+        at = offset
+        for _ in range(chance.choice([0, 1, 2, 5, 40, 300])):
+            at += chance.choice([0, 0, 0, 1, 130])  # Compaction leaves records out.
+            key = chance.choice([None, b"", b"k%d" % chance.randrange(50), chance.randbytes(chance.randrange(20))])
+            value = chance.choice([None, b"", b"v", chance.randbytes(chance.choice([3, 7, 15, 31, 63, 64, 65, 300]))])
+            headers = (("h", b"1"), ("n", None)) if chance.random() < 0.1 else ()
+            rows.append(model.Row(at, chance.randrange(1 << 41), key, value, headers))
+            at += 1
+        last = max(at - 1, offset)
+        found.append(
+            model.Batch(
+                offset,
+                tuple(rows),
+                codec=chance.choice([0, 0, 1, 2, 3, 4]) if rows else 0,
+                last_offset=last,
+                leader_epoch=chance.randrange(9),
+                log_append_time=chance.choice([None, 77]) if rows else None,
+                producer_id=chance.choice([-1, 12]),
+                transactional=chance.random() < 0.3,
+            )
+        )
+        offset = last + 1
+    return found
+
+
+def _selection(chance: Random, batches: list[model.Batch], initial: int, held: Interval) -> Selection:
+    """Cells with bounds at, and right beside, places that records have."""
+    places = [_place(row, initial, held) for batch in batches for row in batch.rows]
+    near = [place + step for place in places for step in (-1, 0, 1)]
+    near = [place for place in near if 0 < place <= SPACE_END] or [1]
+    bounds = sorted({0, *chance.choices(near, k=chance.choice([0, 1, 3, 9, 70]))})
+    targets = chance.choice([1, 2, 5])
+    cells = []
+    for start, after in zip(bounds, [*bounds[1:], SPACE_END + 1], strict=True):
+        if chance.random() < 0.8:
+            cells.append(Cell(start, after - 1, chance.randrange(targets)))
+    keys = sorted({row.key for batch in batches for row in batch.rows if row.key is not None})
+    some = tuple(chance.sample(keys, chance.randrange(min(len(keys), 9) + 1)))
+    return Selection(
+        tuple(cells),
+        targets,
+        some if chance.random() < 0.2 else (),
+        some if chance.random() < 0.2 else (),
+        chance.choice([0, 0, 0, 2]),
+        chance.choice([SIZE_MAX, SIZE_MAX, 40]),
+    )
+
+
+@settings(deadline=None, max_examples=150)
+@given(seed=st.integers(0, 1 << 40), size=st.integers(1, 8))
+def test_each_reader_is_given_the_records_of_its_keys(compiled: Scatter, seed: int, size: int) -> None:
+    chance = Random(seed)
+    batches = _batches(chance, size)
+    initial = chance.choice([1, 2, 3, 7])
+    held = chance.choice([SPACE, interval(0, 4 * initial, initial), interval(3 * initial, 4 * initial, initial)])
+    selection = _selection(chance, batches, initial, held)
+    data = b"".join(map(model.encode, batches))
+    expected = _expected(batches, selection, initial, held)
+    for work_size_max in (1 << 22, 0):
+        for run in (compiled, scatter):
+            view = memoryview(data + data[: chance.choice([0, 30, 60])])
+            made: list[bytes] = [b""] * selection.targets
+            records = loaded = 0
+            behind = -1
+            while True:
+                load = Load(held)
+                found = run(
+                    view,
+                    selection,
+                    Spread(initial, held),
+                    record_size_max=1 << 22,
+                    work_size_max=work_size_max,
+                    load=load,
+                )
+                made = [one + two for one, two in zip(made, found.data, strict=True)]
+                records += sum(found.records)
+                loaded += sum(load.records)
+                behind = max(behind, found.next_offset)
+                if not found.size:
+                    break
+                view = view[found.size :]
+            assert made == expected
+            assert behind == batches[-1].last_offset + 1
+            taken = [row for batch in batches for row in batch.rows]
+            assert loaded == len(taken)
+            assert records == sum(_takes(selection, row, _place(row, initial, held)) is not None for row in taken)
+
+
+def test_load_is_counted_where_keys_lie(compiled: Scatter) -> None:
+    held = interval(0, 4, 1)
+    rows = tuple(model.Row(offset, 5, None, b"v" * 30) for offset in range(640))
+    data = memoryview(model.encode(model.Batch(0, rows)))
+    loads = []
+    for run in (compiled, scatter):
+        load = Load(held)
+        run(data, Selection((), 0), Spread(1, held), load=load, **LIMITS)
+        loads.append((load.records, load.bytes))
+    assert loads[0] == loads[1]
+    assert sum(loads[0][0]) == 640
+    assert sum(loads[0][1]) == len(data) - 61
+    assert min(loads[0][0]) > 0
+
+
+def test_a_bomb_is_refused_and_what_comes_before_it_is_bounded(compiled: Scatter) -> None:
+    bomb = model.encode(model.Batch(5, (model.Row(5, 1, b"k", b"\0" * 5_000_000),), codec=4))
+    assert len(bomb) < 5_000
+    selection = Selection((Cell(0, SPACE_END, 0),), 1)
+    for run in (compiled, scatter):
+        with pytest.raises(ExpandsTooFarError):
+            run(memoryview(bomb), selection, Spread(1, SPACE), record_size_max=1 << 20, work_size_max=1 << 30)
+        three = memoryview(bomb * 3)
+        found = run(three, selection, Spread(1, SPACE), record_size_max=1 << 23, work_size_max=1 << 20)
+        assert found.size == len(bomb)
+        assert len(found.data[0]) > 5_000_000
+
+
+@settings(deadline=None, max_examples=300)
+@given(seed=st.integers(0, 1 << 40))
+def test_damaged_batches_are_errors_or_batches(compiled: Scatter, seed: int) -> None:
+    chance = Random(seed)
+    data = bytearray(b"".join(map(model.encode, _batches(chance, 3))))
+    for _ in range(chance.randrange(1, 6)):
+        if data:
+            data[chance.randrange(len(data))] = chance.choice([0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)])
+    del data[chance.randrange(len(data) + 1) :]
+    selection = Selection((Cell(0, SPACE_END // 3, 0), Cell(SPACE_END // 3 + 1, SPACE_END, 1)), 2, size_min=1)
+    try:
+        found = compiled(memoryview(bytes(data)), selection, Spread(1, SPACE), **LIMITS)
+    except DecodeError:
+        return
+    assert found.size <= len(data)
+    assert sum(map(len, found.data)) <= found.expanded_size + 2 * len(data)
