@@ -55,13 +55,15 @@ def message(*, versions: str, flexible: str = "none", api_key: int | None = None
 
 @dataclass_transform(kw_only_default=True)
 def struct() -> Callable[[type[T]], type[T]]:
-    """Declare a struct that messages are built from."""
+    """Declare a struct that messages are built from: as a field of theirs, or as a base whose fields come first."""
     return lambda declared: _declare(declared, None, NOWHERE, NOWHERE)
 
 
 def _declare(declared: type[T], api_key: int | None, versions: Versions, flexible: Versions) -> type[T]:
-    fields = {name: value for name, value in vars(declared).items() if isinstance(value, Field)}
-    assert fields.keys() == vars(declared).get("__annotations__", {}).keys(), declared
+    own = {name: value for name, value in vars(declared).items() if isinstance(value, Field)}
+    assert own.keys() == vars(declared).get("__annotations__", {}).keys(), declared
+    inherited = [schema_of(base).fields for base in declared.__bases__ if is_declared(base)]
+    fields = {name: value for known in (*inherited, own) for name, value in known.items()}
     tags = [field.tag for field in fields.values() if field.tag is not None]
     assert len(tags) == len(set(tags)), declared
     depth = 1 + max((_depth(field.type) for field in fields.values()), default=0)
@@ -75,7 +77,7 @@ def _declare(declared: type[T], api_key: int | None, versions: Versions, flexibl
     body["__eq__"] = _equal
     body["__hash__"] = None
     body["__repr__"] = _show
-    return cast(type[T], type(declared.__name__, (), body))
+    return cast(type[T], type(declared.__name__, declared.__bases__, body))
 
 
 def _depth(kind: Type) -> int:

@@ -13,12 +13,15 @@ from anabranch.codec import (
     array,
     boolean,
     bytes_,
+    decode,
+    encode,
     float64,
     int16,
     int32,
     int64,
     message,
     nested,
+    schema_of,
     string,
     struct,
     uuid,
@@ -51,6 +54,23 @@ class Way:
     weights: Sequence[int] = array(int32, tag=0)
     spare: Leg | None = nested(Leg, tag=10_000)
     remark: str = string(tag=10_001, default="none")
+
+
+@message(api_key=7778, versions="0-5", flexible="3+")
+class Detour(Leg):
+    """What a leg has, in the message itself, then more."""
+
+    reason: str = string()
+
+
+def test_the_fields_of_a_base_come_first_as_fields_of_the_message_itself() -> None:
+    detour = Detour(distance=3, reason="flood")
+    assert list(schema_of(Detour).fields) == ["distance", "stops", "reason"]
+    assert isinstance(detour, Leg) and detour != Leg(distance=3)
+    assert detour.stops == []
+    written = b"".join(bytes(part) for part in encode(detour, 3))
+    assert written == b"\0\0\0\x03" + b"\x01" + b"\x06flood" + b"\0", "one set of tags, at the end"
+    assert decode(Detour, written, 3) == detour
 
 
 def test_every_field_has_its_default() -> None:

@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from anabranch.codec import array, int8, int16, int32, message, string, struct
+from anabranch.protocol.messages.describe_acls import AclFilter
 
 
 @struct()
-class DeleteAclsFilter:
-    """Which entries to remove; null and ANY match all."""
-
-    resource_type_filter: int = int8()
-    resource_name_filter: str | None = string(nullable=True)
-    pattern_type_filter: int = int8(default=3)
-    principal_filter: str | None = string(nullable=True)
-    host_filter: str | None = string(nullable=True)
-    operation: int = int8()
-    permission_type: int = int8()
+class DeleteAclsFilter(AclFilter):
+    """Which entries to remove."""
 
 
 @message(api_key=31, versions="1-3", flexible="2+")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from anabranch.codec import array, int8, int16, int32, message, string, struct
 
 
-@message(api_key=29, versions="1-3", flexible="2+")
-class DescribeAclsRequest:
-    """Ask for access control lists."""
+@struct()
+class AclFilter:
+    """Which entries are meant; null and ANY match all."""
 
     resource_type_filter: int = int8()
     resource_name_filter: str | None = string(nullable=True)
@@ -18,6 +18,11 @@ class DescribeAclsRequest:
     host_filter: str | None = string(nullable=True)
     operation: int = int8()
     permission_type: int = int8()
+
+
+@message(api_key=29, versions="1-3", flexible="2+")
+class DescribeAclsRequest(AclFilter):
+    """Ask for the entries that match a filter."""
 
 
 @struct()
