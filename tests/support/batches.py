@@ -41,18 +41,8 @@ def make_batch(
     return bytearray(head + rest + payload)
 
 
-def make_sound_batch(
-    records: int = 1,
-    payload: bytes = b"payload",
-    *,
-    timestamp: int = 1_000,
-    max_timestamp: int | None = None,
-    producer_id: int = -1,
-    producer_epoch: int = -1,
-    base_sequence: int = -1,
-    attributes: int = 0,
-) -> bytearray:
-    """Make one batch of `records` records as producers send them.
+def make_sound_batch(records: int = 1, payload: bytes = b"payload", **header: int) -> bytearray:
+    """Make one batch of `records` records as producers send them; `header` as of `make_batch`.
 
     The first record has `payload` as its value, the others have no bytes in theirs; none has a key.
     """
@@ -60,16 +50,7 @@ def make_sound_batch(
     for index in range(records):
         body = b"\0\0" + _varint(index) + _sized(None) + _sized(b"" if index else payload) + _varint(0)
         rows += _varint(len(body)) + body
-    return build(
-        rows,
-        record_count=records,
-        base_timestamp=timestamp,
-        max_timestamp=timestamp if max_timestamp is None else max_timestamp,
-        attributes=attributes,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
-    )
+    return make_batch(records, bytes(rows), **header)
 
 
 def make_keyed_batch(
