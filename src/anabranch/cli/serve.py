@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from anabranch.cli.broker import OPTIONS, Option, Options, serve_broker
-from anabranch.server import settings as table
+from anabranch.server.settings import described
+from anabranch.server.settings.markdown import as_markdown
 
 _TYPES: dict[str, Any] = {"path": Path | None, "text": str | None, "texts": list[str] | None}
 
@@ -43,10 +44,10 @@ def serve(
     a later source overrides an earlier one.
     """
     if settings and markdown:
-        typer.echo(table.as_markdown(), nl=False)
+        typer.echo(as_markdown(), nl=False)
         return
     if settings:
-        for item in table.described():
+        for item in described():
             typer.echo(f"{item.name} ({item.kind}, default {item.default or 'empty'})\n    {item.doc}")
         return
     raise typer.Exit(serve_broker(Options(**{**options, "given": options["given"] or []})))

@@ -10,13 +10,13 @@ from anabranch.server.settings import (
     Address,
     Settings,
     SettingsError,
-    as_markdown,
     described,
     explicit,
     from_environment,
     parse_address,
     read_properties,
 )
+from anabranch.server.settings.markdown import as_markdown
 
 
 def test_settings_have_kafkas_names_and_defaults() -> None:

@@ -2,148 +2,40 @@
 
 They come, later ones winning, from the defaults below, a properties file (`--config`), the environment
 (`ANABRANCH_LOG_DIRS` is `log.dirs`), and the command line (`--set name=value`). A name that does not exist is refused
-with the nearest one that does. The table is also the documentation: `--help` and docs/settings.md are made from it.
+with the nearest one that does. The table is also the documentation: `--settings` and docs/settings.md are made from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from anabranch.base import limits
 from anabranch.base.errors import AnabranchError
+from anabranch.server.settings.values import (
+    INT32_MAX,
+    INT64_MAX,
+    Address,
+    Between,
+    Choice,
+    Words,
+    as_text,
+    parse_address,
+    parse_bool,
+    parse_names,
+    parse_optional_address,
+    parse_path,
+    parse_ratio,
+    setting,
+)
 
 ENVIRONMENT_PREFIX = "ANABRANCH_"
-INT32_MAX = 2**31 - 1
-INT64_MAX = 2**63 - 1
 
 
 class SettingsError(AnabranchError):
     """A setting that does not exist, or a value that it cannot have."""
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where to listen, or where to be found."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-def parse_address(text: str) -> Address:
-    """Read `HOST:PORT`, `PLAINTEXT://HOST:PORT` or `PLAINTEXT://:PORT`."""
-    scheme, separator, rest = text.strip().rpartition("://")
-    if separator and scheme.upper() != "PLAINTEXT":
-        raise ValueError(f"{scheme}:// is not supported, only PLAINTEXT://")
-    host, colon, port = rest.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535:
-        raise ValueError("expected HOST:PORT")
-    return Address(host.strip("[]"), int(port))
-
-
-def _parse_int(text: str) -> int:
-    try:
-        return int(text.strip().replace("_", ""))
-    except ValueError:
-        raise ValueError("expected a whole number") from None
-
-
-def _parse_ratio(text: str) -> float:
-    ratio = float(text)
-    if not 0.0 <= ratio <= 1.0:
-        raise ValueError("expected a number from 0 to 1")
-    return ratio
-
-
-def _parse_bool(text: str) -> bool:
-    lowered = text.strip().lower()
-    if lowered not in ("true", "false"):
-        raise ValueError("expected true or false")
-    return lowered == "true"
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One of a few words, in upper or lower case; the value is spelt as it is here."""
-
-    words: tuple[str, ...]
-
-    def __call__(self, text: str) -> str:
-        for word in self.words:
-            if word.lower() == text.strip().lower():
-                return word
-        raise ValueError(f"expected one of {', '.join(self.words)}")
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """Several of a few words, separated by commas."""
-
-    words: tuple[str, ...]
-
-    def __call__(self, text: str) -> str:
-        chosen = [word.strip().lower() for word in text.split(",")]
-        if not chosen or any(word not in self.words for word in chosen):
-            raise ValueError(f"expected some of {', '.join(self.words)}")
-        return ",".join(chosen)
-
-
-@dataclass(frozen=True, slots=True)
-class Between:
-    """A whole number with bounds, both inclusive."""
-
-    low: int
-    high: int
-
-    def __call__(self, text: str) -> int:
-        number = _parse_int(text)
-        if not self.low <= number <= self.high:
-            raise ValueError(f"expected {self.low} to {self.high}")
-        return number
-
-
-def _parse_path(text: str) -> Path:
-    if not text.strip():
-        raise ValueError("expected a directory")
-    if "," in text:
-        raise ValueError("expected one directory: a broker keeps all its data in one place")
-    return Path(text.strip()).expanduser()
-
-
-def _parse_names(text: str) -> str:
-    names = [name.strip() for name in text.split(",")]
-    if not all(names) or len(set(names)) < len(names):
-        raise ValueError("expected names, separated by commas, each once")
-    return ",".join(names)
-
-
-def _parse_optional_address(text: str) -> Address | None:
-    return parse_address(text) if text.strip() else None
-
-
-Parser = Callable[[str], object]
-
-
-def setting(name: str, parse: Parser, default: object, doc: str, *, kind: str = "") -> Any:
-    """Declare a setting: its Kafka name, how its text is read, its default, one sentence about it."""
-    return field(default=default, metadata={"name": name, "parse": parse, "doc": doc, "kind": kind or _kind(parse)})
-
-
-def _kind(parse: Parser) -> str:
-    if parse is _parse_bool:
-        return "boolean"
-    if parse is _parse_ratio:
-        return "double"
-    if isinstance(parse, Between):
-        return "int" if parse.high <= INT32_MAX else "long"
-    if isinstance(parse, Words):
-        return "list"
-    return "string"
 
 
 DEFAULT_METRICS_LISTENER = Address("127.0.0.1", 9464)
@@ -164,12 +56,12 @@ class Settings:
     )
     advertised_listeners: Address | None = setting(
         "advertised.listeners",
-        _parse_optional_address,
+        parse_optional_address,
         None,
         "The address that Metadata gives to clients, if not `listeners`; port 0 is the port listened on.",
     )
     log_dirs: Path = setting(
-        "log.dirs", _parse_path, Path("anabranch-data"), "The directory that holds everything this broker keeps."
+        "log.dirs", parse_path, Path("anabranch-data"), "The directory that holds everything this broker keeps."
     )
     durability: Literal["fsync", "os"] = setting(
         "durability",
@@ -187,12 +79,12 @@ class Settings:
         "Partitions of a topic that is created without a count.",
     )
     auto_create_topics_enable: bool = setting(
-        "auto.create.topics.enable", _parse_bool, True, "Create a topic when a client asks for it by name."
+        "auto.create.topics.enable", parse_bool, True, "Create a topic when a client asks for it by name."
     )
     default_replication_factor: int = setting(
         "default.replication.factor", Between(1, 1), 1, "Replicas of a topic that is created without a factor."
     )
-    delete_topic_enable: bool = setting("delete.topic.enable", _parse_bool, True, "Whether topics can be deleted.")
+    delete_topic_enable: bool = setting("delete.topic.enable", parse_bool, True, "Whether topics can be deleted.")
 
     log_retention_ms: int = setting(
         "log.retention.ms", LONG_OR_UNLIMITED, 7 * 24 * 3600 * 1000, "How long records are kept; -1 is for ever."
@@ -234,7 +126,7 @@ class Settings:
     )
     log_cleaner_min_cleanable_ratio: float = setting(
         "log.cleaner.min.cleanable.ratio",
-        _parse_ratio,
+        parse_ratio,
         0.5,
         "How much of a compacted log must be dirty for a cleaning.",
     )
@@ -364,7 +256,7 @@ class Settings:
     )
     group_consumer_assignors: str = setting(
         "group.consumer.assignors",
-        _parse_names,
+        parse_names,
         "uniform,range",
         "The server-side assignors that members may choose, the default one first: `uniform`, `range`, plug-ins.",
         kind="list",
@@ -527,7 +419,7 @@ class Settings:
 
     metrics_listener: Address | None = setting(
         "metrics.listener",
-        _parse_optional_address,
+        parse_optional_address,
         DEFAULT_METRICS_LISTENER,
         "Where metrics are served over HTTP in the Prometheus format; empty turns them off, port 0 takes a free one. "
         "When the default is taken, the broker serves without metrics.",
@@ -659,45 +551,6 @@ def _described(item: Field[Any], value: object) -> Described:
     return Described(metadata["name"], metadata["kind"], as_text(value), as_text(item.default), metadata["doc"])
 
 
-_INTRODUCTION = """\
-Made by `anabranch serve --settings --markdown`; names are Kafka's where Kafka has the setting. A dynamic setting is the
-default of a topic's config, and can be changed while the broker runs, for one broker or for all (KIP-226): with
-`IncrementalAlterConfigs`, in Kafka's tools `kafka-configs --alter --entity-type brokers`. The others are read at the
-start.
-"""
-
-
-def as_markdown() -> str:
-    """The table of all settings: docs/settings.md."""
-    from anabranch.machines.controller.broker_configs import DYNAMIC
-
-    settings = [(it.name, it.kind, it.default, it.doc) for it in described()]
-    known = {name for name, *_ in settings}
-    more = [
-        (name, it.type.name.lower(), it.default, it.documentation) for name, it in DYNAMIC.items() if name not in known
-    ]
-
-    def table(rows: Iterable[tuple[str, str, str, str]]) -> list[str]:
-        lines = ["", "| name | type | default | dynamic | |", "| --- | --- | --- | --- | --- |"]
-        for name, kind, default, doc in rows:
-            value, dynamic = f"`{default}`" if default else "", "yes" if name in DYNAMIC else ""
-            lines.append(f"| `{name}` | {kind} | {value} | {dynamic} | {doc} |")
-        return lines
-
-    lines = ["# Settings", "", *_INTRODUCTION.splitlines(), *table(settings)]
-    lines += ["", "These are dynamic only, and not read at the start:", *table(more)]
-    return "\n".join(lines) + "\n"
-
-
 def explicit(settings: Settings) -> dict[str, str]:
     """The settings that differ from their defaults, as text by name."""
     return {item.name: item.value for item in described(settings) if item.value != item.default}
-
-
-def as_text(value: object) -> str:
-    """Write a value the way it is read."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)

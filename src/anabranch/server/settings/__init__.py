@@ -1,0 +1,24 @@
+"""The settings of a broker: `table` declares and reads them, `values` are what they may be, `markdown` shows them."""
+
+from anabranch.server.settings.table import (
+    DEFAULT_METRICS_LISTENER,
+    Settings,
+    SettingsError,
+    described,
+    explicit,
+    from_environment,
+    read_properties,
+)
+from anabranch.server.settings.values import Address, parse_address
+
+__all__ = [
+    "DEFAULT_METRICS_LISTENER",
+    "Address",
+    "Settings",
+    "SettingsError",
+    "described",
+    "explicit",
+    "from_environment",
+    "parse_address",
+    "read_properties",
+]

@@ -1,0 +1,35 @@
+"""The settings of a broker as a Markdown table: `anabranch serve --settings --markdown` prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from anabranch.machines.controller.broker_configs import DYNAMIC
+from anabranch.server.settings.table import described
+
+_INTRODUCTION = """\
+Made by `anabranch serve --settings --markdown`; names are Kafka's where Kafka has the setting. A dynamic setting is the
+default of a topic's config, and can be changed while the broker runs, for one broker or for all (KIP-226): with
+`IncrementalAlterConfigs`, in Kafka's tools `kafka-configs --alter --entity-type brokers`. The others are read at the
+start.
+"""
+
+
+def as_markdown() -> str:
+    """Return the table of all settings: docs/settings.md."""
+    settings = [(it.name, it.kind, it.default, it.doc) for it in described()]
+    known = {name for name, *_ in settings}
+    more = [
+        (name, it.type.name.lower(), it.default, it.documentation) for name, it in DYNAMIC.items() if name not in known
+    ]
+
+    def table(rows: Iterable[tuple[str, str, str, str]]) -> list[str]:
+        lines = ["", "| name | type | default | dynamic | |", "| --- | --- | --- | --- | --- |"]
+        for name, kind, default, doc in rows:
+            value, dynamic = f"`{default}`" if default else "", "yes" if name in DYNAMIC else ""
+            lines.append(f"| `{name}` | {kind} | {value} | {dynamic} | {doc} |")
+        return lines
+
+    lines = ["# Settings", "", *_INTRODUCTION.splitlines(), *table(settings)]
+    lines += ["", "These are dynamic only, and not read at the start:", *table(more)]
+    return "\n".join(lines) + "\n"
