@@ -22,6 +22,7 @@ from anabranch.runtime.disk import Disk
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.log import LocalLog
 from anabranch.storage.log.recovery import scan
+from anabranch.storage.log.segment import LogSlice
 from benchmarks.harness import Bar, Result, Scale, compare
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -175,6 +176,7 @@ def _drained(send: Callable[[socket.socket], None]) -> float:
 def _send_slices(log: LocalLog, to: socket.socket) -> None:
     offset = log.log_start
     while (part := log.read(offset, MIB)) is not None:
+        assert isinstance(part, LogSlice)
         _send(to, part.fd, part.position, part.size)
         offset += part.size // (16 * KIB) * 100
 

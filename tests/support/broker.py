@@ -33,6 +33,8 @@ class BrokerProcess:
             "durability": durability,
             **{name.replace("_", "."): value for name, value in settings.items()},
         }
+        self.descriptors_max: int | None = None
+        """The limit of descriptors of the process; None to leave it as it is."""
         self.import_paths: list[Path] = []
         """Directories with further distributions, as of plug-ins."""
         self.port = 0
@@ -49,8 +51,9 @@ class BrokerProcess:
         self._ready.clear()
         self.lines = []
         began = time.monotonic()
+        limit = [] if self.descriptors_max is None else ["prlimit", f"--nofile={self.descriptors_max}"]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "anabranch.cli", "serve", "--data", str(self.data), *given],
+            [*limit, sys.executable, "-m", "anabranch.cli", "serve", "--data", str(self.data), *given],
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,

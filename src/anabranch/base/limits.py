@@ -12,6 +12,8 @@ QUEUED_RESPONSE_SIZE_MAX = 256 * 1024 * 1024
 """Default of `queued.max.response.bytes`: answers held by the whole broker that clients have not read."""
 CONNECTIONS_MAX = 10_000
 """Default of `max.connections`."""
+OPEN_FILES_MAX = 10_000
+"""Default of `max.open.files`: files of logs that the whole broker holds open."""
 IN_FLIGHT_PER_CONNECTION_MAX = 16
 """Requests of one connection that may wait for their answer before the broker stops reading it."""
 

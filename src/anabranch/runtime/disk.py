@@ -25,17 +25,26 @@ DISCARD_SIZE_MAX = 4 << 20
 class File:
     """An open file; closed when the last reference goes, so that a slice of a deleted file stays readable."""
 
-    __slots__ = ("fd", "path")
+    __slots__ = ("_among", "fd", "path")
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
         self.fd = fd
+        self._among: set[int] | None = None
 
     def __del__(self) -> None:
         self.close()
 
+    def count_in(self, among: set[int]) -> None:
+        """Be a member of a set, by identity, until it is closed."""
+        self._among = among
+        among.add(id(self))
+
     def close(self) -> None:
         """Close the file, once."""
+        if self._among is not None:
+            self._among.discard(id(self))
+            self._among = None
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             os.close(fd)

@@ -229,6 +229,7 @@ class _Threads:
             except Exception as failure:
                 error = failure if isinstance(failure, OSError) else OSError(errno.EIO, f"{failure!r}")
             self._done.append((done, error))
+            del task, work, done  # Else a thread without work would keep the file open.
             # In this order, here and in `_tell`: what was done before the mark was seen is told of by who set it.
             if not self._telling:
                 self._telling = True

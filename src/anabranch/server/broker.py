@@ -16,6 +16,7 @@ from functools import partial
 from anabranch.base.errors import AnabranchError
 from anabranch.runtime.chance import Chance
 from anabranch.runtime.clock import Clock
+from anabranch.runtime.descriptors import Shares, raise_limit, share
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.loop_steps import LoopSteps
@@ -44,6 +45,7 @@ from anabranch.server.partitions.replicas import Replicas
 from anabranch.server.partitions.topic_settings import TopicSettings, topic_settings
 from anabranch.server.settings import DEFAULT_METRICS_LISTENER, Address, Settings, described, explicit
 from anabranch.storage.directory import METADATA_COPY_FILE, METADATA_FILE, DataDirectory, Identity
+from anabranch.storage.log.open_files import OpenFiles
 from anabranch.storage.metadata.embedded import EmbeddedMetadataStore
 
 events = EventLogger("broker")
@@ -75,6 +77,7 @@ class Broker:
         self.context: BrokerContext
         self.loop_steps: LoopSteps
         """The steps of the loop since the broker's start."""
+        self._descriptors: Shares
         self._listener: Listener
         self._metrics_server: MetricsServer | None = None
 
@@ -82,6 +85,7 @@ class Broker:
         """Start, and return when ready to serve. Raises `AnabranchError` with the reason if the broker cannot start."""
         settings = self.settings
         check_assignors(settings)
+        self._descriptors = _share_descriptors(settings)
         directory = self._directory = DataDirectory(settings.log_dirs.absolute(), self._disk)
         self._closing.callback(directory.release)
         new_id = urlsafe_b64encode(self._chance.uuid().bytes).decode().rstrip("=")
@@ -153,6 +157,7 @@ class Broker:
             clock=clock,
             metrics=metrics,
             settings_of=partial(_settings_of, view, settings.durability),
+            files=OpenFiles(self._descriptors.files),
         )
         peers = self._peers = LocalPeers(replicas, view)
         controller = self._controller = Controller(store, peers, clock)
@@ -197,7 +202,8 @@ class Broker:
         )
         self._describe_in_metrics()
         describe_groups(groups, metrics)
-        self._listener = Listener(self.context, loop, connections, self.loop_steps)
+        most = self._descriptors.connections
+        self._listener = Listener(self.context, loop, connections, self.loop_steps, connections_max=most)
 
     def _listen(self) -> int:
         address = self.settings.listeners
@@ -313,6 +319,11 @@ class Broker:
             "Transactions that are decided and wait for their markers.",
             lambda: context.transactions.deliveries,
         )
+        files = context.replicas.files
+        gauge("anabranch_log_open_files", "Files of logs that are open.", lambda: len(files))
+        gauge("anabranch_log_open_files_max", "Files of logs that may be open.", lambda: files.most)
+        gauge("anabranch_log_files_closed", "Files closed to open others, so far.", lambda: files.closed)
+        gauge("anabranch_log_files_refused", "Files not opened for want of room, so far.", lambda: files.refused)
         gauge("anabranch_log_syncs", "Group commits so far.", lambda: context.replicas.commits.syncs)
 
         def held_up() -> list[tuple[Labels, float]]:
@@ -337,6 +348,16 @@ class Broker:
         gauges("kafka_log_log_size_bytes", "Bytes of a partition's log.", lambda: per_partition("size"))
         gauges("kafka_log_log_logstartoffset", "Where a log starts.", lambda: per_partition("log_start"))
         gauges("kafka_log_log_logendoffset", "Where a log ends.", lambda: per_partition("end"))
+
+
+def _share_descriptors(settings: Settings) -> Shares:
+    """Share the process's descriptors between connections and files; say so where these are fewer than asked for."""
+    limit = raise_limit()
+    shares = share(limit, connections=settings.max_connections, files=settings.max_open_files)
+    if shares != (settings.max_connections, settings.max_open_files):
+        text = "fewer connections or open files than set: the limit of descriptors (ulimit -n) is lower"
+        events.info(text, limit=limit, connections=shares.connections, open_files=shares.files)
+    return shares
 
 
 def _settings_of(view: ClusterView, durability: str, topic: str) -> TopicSettings:

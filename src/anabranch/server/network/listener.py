@@ -24,8 +24,15 @@ class Listener:
     """The connections of one listening socket. `listen`, then `accept`, then `close`."""
 
     def __init__(
-        self, broker: BrokerContext, loop: asyncio.AbstractEventLoop, numbers: ConnectionNumbers, steps: LoopSteps
+        self,
+        broker: BrokerContext,
+        loop: asyncio.AbstractEventLoop,
+        numbers: ConnectionNumbers,
+        steps: LoopSteps,
+        *,
+        connections_max: int,
     ) -> None:
+        """`connections_max`: `max.connections`, or what the system's limit of descriptors allows."""
         settings = broker.settings
         pool = BufferPool(settings.queued_max_request_bytes)
         self._settings = settings
@@ -41,7 +48,7 @@ class Listener:
             steps=steps,
         )
         self._admission = Admission(
-            connections_max=settings.max_connections,
+            connections_max=connections_max,
             idle_max_ms=settings.connections_max_idle_ms,
             stalled_max_ms=settings.stalled_request_timeout_ms,
         )
@@ -85,7 +92,7 @@ class Listener:
                 events.warning(
                     "connection refused: max.connections are open",
                     peer=peer,
-                    max_connections=settings.max_connections,
+                    max_connections=self._admission.connections_max,
                     suppressed=suppressed,
                 )
             return

@@ -8,6 +8,7 @@ high watermark, log start, role, end).
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple, Protocol
@@ -132,6 +133,8 @@ class Partition:
 
     def storage_failed(self, error: OSError) -> None:
         """Log that the disk refused an append or a read, at most every FAILURE_INTERVAL_S seconds."""
+        if error.errno == errno.EMFILE:  # Of all logs alike: said once, where files are opened.
+            return
         suppressed = self._failures.admit(time.monotonic())
         if suppressed is not None:
             events.error("append refused by the disk", partition=self.name, reason=error, suppressed=suppressed)

@@ -34,6 +34,7 @@ from anabranch.storage.interface import OfflineLogError, PartitionLog
 from anabranch.storage.log.group_commit import GroupCommit
 from anabranch.storage.log.log import LocalLog
 from anabranch.storage.log.marks import clean_to
+from anabranch.storage.log.open_files import OpenFiles
 
 events = EventLogger("replicas")
 RECOVERY_THREADS = 4
@@ -60,6 +61,7 @@ class Replicas:
         metrics: Metrics,
         settings_of: Callable[[str], TopicSettings],
         commits: GroupCommit | None = None,
+        files: OpenFiles | None = None,
     ) -> None:
         """Open nothing yet. OSError if the tables of removed partitions cannot be read."""
         self._directory = directory
@@ -78,6 +80,7 @@ class Replicas:
         """The logs from before the start that no role has had opened yet."""
         self._threads = ThreadPoolExecutor(RECOVERY_THREADS, thread_name_prefix="log")
         self.commits = commits or GroupCommit()
+        self.files = OpenFiles() if files is None else files
 
     def get(self, topic: str, partition: int) -> Partition | None:
         """The partition, if it lives here."""
@@ -278,6 +281,8 @@ class Replicas:
             partition.rebuild_table(self._clock.now_ms())
         except (OSError, OfflineLogError) as error:
             partition.take_offline(str(error))
+        if isinstance(log, LocalLog):
+            log.share_files(self.files)
         return partition
 
     def count_stale_batch(self, topic: str) -> None:

@@ -377,6 +377,13 @@ class Settings:
     max_connections: int = setting(
         "max.connections", Between(1, 1_000_000), limits.CONNECTIONS_MAX, "Connections served at a time."
     )
+    max_open_files: int = setting(
+        "max.open.files",
+        Between(16, INT32_MAX),
+        limits.OPEN_FILES_MAX,
+        "Files of logs held open at a time; those used least recently are closed. Where the system's limit of "
+        "descriptors is below this and max.connections together, each has the half of it, or what the other leaves.",
+    )
     connections_max_idle_ms: int = setting(
         "connections.max.idle.ms", Between(100, INT64_MAX), 600_000, "A connection that is silent this long is closed."
     )

@@ -32,6 +32,17 @@ class Flush:
     generation: int
     disk: Disk
 
+    def note_durable(self) -> None:
+        """Note of the segments that they are synced: finished ones are closed."""
+        for segment in self.segments:
+            segment.durable_name = True
+            if segment.end <= self.end:
+                segment.unsynced = False
+                if segment.sealed:
+                    segment.release()
+        for segment in self.indexed:
+            segment.index.unsynced = False
+
     def run(self) -> None:
         """Sync. Blocks; may run in any thread."""
         for file in self.files:
@@ -57,11 +68,12 @@ def plan_flush(
     directories: list[Path] = []
     left: list[Segment] = []
     for segment in candidates:
-        index_due = segment.sealed and segment.index.unsynced
+        index_due = segment.sealed and segment.index_unsynced
         if not segment.created or (segment.size and segment.end <= flushed and not index_due):
             continue
         segments.append(segment)
-        files.append(segment.file)
+        if segment.unsynced or segment.end > flushed:
+            files.append(segment.file)
         if not segment.durable_name:
             directories = [directory]
         if index_due:

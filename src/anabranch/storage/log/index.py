@@ -25,21 +25,22 @@ INDEX_SUFFIX = ".index"
 TIME_INDEX_SUFFIX = ".timeindex"
 PAGE_ENTRIES = 512
 PAGES_MAX = 4
-_PLACE, _TIME = ">ii", ">qi"
+_PLACE, _TIME = struct.Struct(">ii"), struct.Struct(">qi")
 NO_TIMESTAMP = -1
 
 
 class _Entries:
     """A growing sequence of pairs of integers; the older part of it in a file."""
 
-    def __init__(self, disk: Disk, path: Path, layout: str) -> None:
+    __slots__ = ("_disk", "_layout", "_newest", "_pages", "_stored", "path")
+
+    def __init__(self, disk: Disk, path: Path, layout: struct.Struct) -> None:
         self.path = path
         self._disk = disk
-        self._layout = struct.Struct(layout)
+        self._layout = layout
         self._stored = 0
         self._newest: list[tuple[int, int]] = []
         self._pages: dict[int, tuple[array[int], array[int]]] = {}
-        self._file: File | None = None
 
     def __len__(self) -> int:
         return self._stored + len(self._newest)
@@ -56,18 +57,16 @@ class _Entries:
         count = min(PAGE_ENTRIES, self._stored - first)
         page = self._pages.get(number)
         if page is None or len(page[0]) != count:
-            data = self.file.read(count * self._layout.size, first * self._layout.size)
+            data = self.open().read(count * self._layout.size, first * self._layout.size)
             data += bytes(count * self._layout.size - len(data))
             page = self._pages[number] = self._columns(data)
             if len(self._pages) > PAGES_MAX:
                 del self._pages[next(iter(self._pages))]
         return page
 
-    @property
-    def file(self) -> File:
-        if self._file is None:
-            self._file = self._disk.open(self.path, create=True)
-        return self._file
+    def open(self) -> File:
+        """Open the file; nobody keeps it open, for a page of it is read or written once in megabytes of log."""
+        return self._disk.open(self.path, create=True)
 
     def append(self, entry: tuple[int, int]) -> None:
         self._newest.append(entry)
@@ -78,7 +77,7 @@ class _Entries:
     def store(self) -> None:
         if self._newest:
             data = b"".join(self._layout.pack(*entry) for entry in self._newest)
-            self.file.write(data, self._stored * self._layout.size)
+            self.open().write(data, self._stored * self._layout.size)
             self._stored += len(self._newest)
             self._newest = []
 
@@ -90,9 +89,11 @@ class _Entries:
             if page[item][0] <= value < page[item][-1]:
                 return number * PAGE_ENTRIES + bisect_right(page[item], value) - 1
         low, high = 0, (self._stored + PAGE_ENTRIES - 1) // PAGE_ENTRIES
+        file = self.open() if self._stored else None
         while low < high:
             middle = (low + high) // 2
-            if self._first_of(middle)[item] <= value:
+            assert file is not None
+            if self._first_of(file, middle)[item] <= value:
                 low = middle + 1
             else:
                 high = middle
@@ -101,7 +102,7 @@ class _Entries:
         return (low - 1) * PAGE_ENTRIES + bisect_right(self._page(low - 1)[item], value) - 1
 
     def _columns(self, data: bytes) -> tuple[array[int], array[int]]:
-        if self._layout.format != _PLACE:
+        if self._layout is not _PLACE:
             first, second = zip(*self._layout.iter_unpack(data), strict=True)
             return array("q", first), array("q", second)
         numbers = array("i", data)
@@ -109,16 +110,16 @@ class _Entries:
             numbers.byteswap()
         return numbers[::2], numbers[1::2]
 
-    def _first_of(self, page: int) -> tuple[int, int]:
+    def _first_of(self, file: File, page: int) -> tuple[int, int]:
         size = self._layout.size
-        data = self.file.read(size, page * PAGE_ENTRIES * size)
+        data = file.read(size, page * PAGE_ENTRIES * size)
         first, second = self._layout.unpack(data) if len(data) == size else (0, 0)
         return first, second
 
     def load(self) -> None:
         self._newest = []
         self._pages.clear()
-        self._stored = self.file.size() // self._layout.size if self._disk.exists(self.path) else 0
+        self._stored = self.open().size() // self._layout.size if self._disk.exists(self.path) else 0
 
     def cut(self, count: int) -> None:
         if count >= self._stored:
@@ -126,16 +127,17 @@ class _Entries:
         else:
             self._newest = []
             self._pages.clear()
-            self.file.truncate(count * self._layout.size)
+            self.open().truncate(count * self._layout.size)
             self._stored = count
 
     def release(self) -> None:
-        self._file = None
         self._pages.clear()
 
 
 class SparseIndex:
     """The index of the segment `<base offset>.log` in `directory`."""
+
+    __slots__ = ("_base", "_places", "_times", "unsynced")
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
         self.unsynced = False
@@ -200,10 +202,10 @@ class SparseIndex:
         """Write the entries missing in the files; return the files, for a sync."""
         self._places.store()
         self._times.store()
-        return self._places.file, self._times.file
+        return self._places.open(), self._times.open()
 
     def release(self) -> None:
-        """Close the files until they are needed again."""
+        """Forget the pages of the files that were read."""
         self._places.release()
         self._times.release()
 

@@ -23,20 +23,21 @@ from anabranch.records.batch import BatchHeader, headers, stamp
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.syncs import Told
 from anabranch.storage.checkpoints import CheckpointError, Checkpoints
-from anabranch.storage.interface import Appended, IsVoid, LogObserver, Unobserved, nothing_is_void
+from anabranch.storage.interface import Appended, IsVoid, LogObserver, Slice, Unobserved, nothing_is_void
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.epochs import EpochsFile, LeaderEpochs
 from anabranch.storage.log.errors import OfflineLogError, OffsetOutOfRangeError
 from anabranch.storage.log.flush import Flush, plan_flush, write_tail_again
 from anabranch.storage.log.recovery import epochs_of_batches, recover
 from anabranch.storage.log.retention import retained_from
-from anabranch.storage.log.segment import LogSlice, Segment
+from anabranch.storage.log.segment import Segment
 from anabranch.storage.log.segments import Segments
 from anabranch.storage.log.snapshots import Snapshots
 from anabranch.storage.next_record import find_next_record, near_next_record
 
 if TYPE_CHECKING:
     from anabranch.storage.log.group_commit import GroupCommit
+    from anabranch.storage.log.open_files import OpenFiles
 
 __all__ = ["Flush", "LocalLog", "OfflineLogError", "OffsetOutOfRangeError"]
 
@@ -63,6 +64,7 @@ class LocalLog:
         commits: GroupCommit | None = None,
     ) -> None:
         self.directory = directory
+        self._name = directory.name
         self._config = config
         self.log_start = 0
         self.end = 0
@@ -140,7 +142,7 @@ class LocalLog:
         self._segments = Segments(recovered)
         if not self._segments:
             self._add_segment()
-        self._late_indexes = [segment for segment in self._segments if segment.sealed and segment.index.unsynced]
+        self._late_indexes = [segment for segment in self._segments if segment.sealed and segment.index_unsynced]
         self.epochs.truncate_from(self.end + 1)
         if loaded:
             # The newest epoch was begun, whatever became of its records.
@@ -159,10 +161,6 @@ class LocalLog:
         if self._checkpoints is None:
             self._checkpoints = Checkpoints(self._disk, self.directory)
         return self._checkpoints
-
-    @property
-    def _name(self) -> str:
-        return self.directory.name
 
     def checkpoint(self) -> None:
         """Record durably where the log starts and up to where recovery need not check it again. Blocks; OSError."""
@@ -183,7 +181,7 @@ class LocalLog:
     @property
     def _recovery_point(self) -> int:
         """The offset below which batches, and their index entries, are durable."""
-        point = next((segment.base_offset for segment in self._segments if segment.index.unsynced), self.flushed)
+        point = next((segment.base_offset for segment in self._segments if segment.index_unsynced), self.flushed)
         return min(self.flushed, max(point, self._points.recovery_point(self._name) or 0))
 
     def close(self) -> None:
@@ -191,6 +189,7 @@ class LocalLog:
 
         Shared checkpoints are only updated: their owner saves them, once for all logs.
         """
+        self._segments.share_no_more()
         if self._failure is None and self._segments:
             self._segments[-1].seal()
             self.flush()
@@ -216,6 +215,10 @@ class LocalLog:
         """Go on with other settings."""
         self._seen = self.high_watermark
         self._config = config
+
+    def share_files(self, files: OpenFiles) -> None:
+        """Share the room for open files with other logs from now on, and be used in the event loop alone."""
+        self._segments.share(files, self.commit_then)
 
     def observe(self, observer: LogObserver) -> None:
         """Set the observer of the log's changes; a log has one."""
@@ -270,8 +273,7 @@ class LocalLog:
         return self._add_segment()
 
     def _add_segment(self) -> Segment:
-        self._segments.append(Segment(self._disk, self.directory, self.end, self._config.index_interval_bytes))
-        return self._segments[-1]
+        return self._segments.add(Segment(self._disk, self.directory, self.end, self._config.index_interval_bytes))
 
     # -- durability ----------------------------------------------------------------------------------------------
 
@@ -306,10 +308,7 @@ class LocalLog:
             self._generation += 1
         elif flush.generation == self._generation:
             self.flushed = max(self.flushed, flush.end)
-            for segment in flush.segments:
-                segment.durable_name = True
-            for segment in flush.indexed:
-                segment.index.unsynced = False
+            flush.note_durable()
             if self.directory.parent in flush.directories:
                 self._directory_durable = True
             if self._directory_durable:
@@ -369,7 +368,7 @@ class LocalLog:
         self.epochs.start(epoch, self.end)
         for segment in self._segments[first:]:
             if segment.created:
-                segment.file.sync()
+                segment.sync()
         self._disk.sync_directory(self.directory)
         self._failure = None
         before, self._doubtful_end = self._doubtful_end, -1
@@ -379,7 +378,7 @@ class LocalLog:
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def read(self, offset: int, size_max: int, *, end: int | None = None) -> LogSlice | None:
+    def read(self, offset: int, size_max: int, *, end: int | None = None) -> Slice | None:
         """Find the batches from the one that holds `offset` on, at least one, and otherwise not more than `size_max`.
 
         Nothing at or above `end` (default: the high watermark), which is a batch boundary, is given; None when there
@@ -392,7 +391,7 @@ class LocalLog:
             )
         return None if offset >= limit else self._segments.read(offset, size_max, limit)
 
-    def slices(self) -> list[LogSlice]:
+    def slices(self) -> list[Slice]:
         """As `PartitionLog.slices`, one for each segment. OfflineLogError when the log is damaged at its start."""
         return self._segments.slices(self.log_start)
 
@@ -428,11 +427,11 @@ class LocalLog:
         """Answer OffsetForLeaderEpoch: the largest epoch not above `epoch`, and its end; (-1, -1) where unknown."""
         return self.epochs.end_of(epoch, self.end)
 
-    def batch_for_timestamp(self, timestamp: int) -> LogSlice | None:
+    def batch_for_timestamp(self, timestamp: int) -> Slice | None:
         """Find the first batch, below the high watermark, that has a record of `timestamp` or later."""
         return self._segments.batch_for_timestamp(timestamp, self.log_start, self.high_watermark)
 
-    def batch_of_max_timestamp(self) -> LogSlice | None:
+    def batch_of_max_timestamp(self) -> Slice | None:
         """Find the first batch that has the largest timestamp in the log."""
         newest = self._segments.max_timestamp(self.log_start)
         return None if newest is None else self.batch_for_timestamp(newest)
@@ -542,7 +541,7 @@ class LocalLog:
             self._add_segment()
         elif position < segment.size or segment.sealed:
             segment.truncate(position, end)
-            segment.file.sync()
+            segment.sync()
         self._snapshots.forget_above(end)
         self._disk.sync_directory(self.directory)
         self.epochs.truncate_from(end + 1)

@@ -115,6 +115,8 @@ def recover(
     opening.remove(below)
     _remove_strays(disk, directory)
     opening.sync()
+    for segment in segments:
+        segment.release()
     return Recovered(segments, max(start, segments[0].base_offset) if segments else start, end)
 
 
@@ -264,14 +266,14 @@ class _Opening:
         file, size = segment.file, segment.size
         if position < size and is_whole_batch(file, position, size):
             return "it is a whole batch that has changed"
-        places = [(segment.path, file, position - (position == 0), size)]
+        at = sound_batch_behind(file, position - (position == 0), size, self.end)
+        if at is not None:
+            return f"a sound batch lies behind it ({file.path.name}, position {at})"
         for base in later:
-            other = self._disk.open(path_of(self._directory, base))
-            places.append((other.path, other, -1, other.size()))
-        for path, opened, start, end in places:
-            at = sound_batch_behind(opened, start, end, self.end)
+            file = self._disk.open(path_of(self._directory, base))
+            at = sound_batch_behind(file, -1, file.size(), self.end)
             if at is not None:
-                return f"a sound batch lies behind it ({path.name}, position {at})"
+                return f"a sound batch lies behind it ({file.path.name}, position {at})"
         return None
 
     def _cut(self, segment: Segment, size: int, end: int, reason: str) -> None:

@@ -3,6 +3,9 @@
 Positions of the newest batches are cached one by one, so that reads at the tail search nothing. Older
 ones are found through the index and, from there, by reading headers. Files are made at the first append, so that an
 empty partition costs nothing. Reads check as much as they need: DecodeError for bytes that are no batch.
+
+The file is opened when it is needed and kept open, as far as its owner has room for it (`open_files`). With bytes that
+were not synced it stays open.
 """
 
 from __future__ import annotations
@@ -12,19 +15,21 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from anabranch.base.errors import DecodeError
 from anabranch.records.batch import HEADER_SIZE, BatchHeader, parse_header
 from anabranch.runtime.disk import Disk, File
 from anabranch.runtime.net.channel import FileSlice
-from anabranch.storage.interface import Slice
+from anabranch.storage.interface import FetchedSlice, Slice
 from anabranch.storage.log.index import NO_TIMESTAMP, SparseIndex
 
 LOG_SUFFIX = ".log"
 DELETED_SUFFIX = ".deleted"
 RECENT_MAX = 256
 _WALK_SIZE = 4096
+COPIED_SIZE_MAX = 16 << 20
+"""Bytes of a slice that is copied where there is no room for an open file."""
 
 
 class LogSlice(Slice):
@@ -59,8 +64,52 @@ class MaxTimestamp(NamedTuple):
     offset: int
 
 
+_NO_MAXIMUM = MaxTimestamp(NO_TIMESTAMP, -1)
+
+
+class Owner(Protocol):
+    """The log of a segment that shares room for open files with others."""
+
+    lately_used: bool
+    """Set with every use."""
+
+    def make_room(self) -> bool:
+        """Close files until one more may be opened; whether it may."""
+
+    def opened(self, file: File) -> None:
+        """Note the file that was opened."""
+
+    def refusal(self) -> OSError:
+        """The error where a file may not be opened."""
+
+
+_NOTHING = array("q")
+
+
 class Segment:
     """The batches from `base_offset` to `end`, where the next segment begins."""
+
+    __slots__ = (
+        "_directory",
+        "_disk",
+        "_file",
+        "_index",
+        "_index_interval",
+        "_indexed_to",
+        "_recent_offsets",
+        "_recent_positions",
+        "_suffix",
+        "base_offset",
+        "created",
+        "durable_name",
+        "end",
+        "first_append_ms",
+        "max_timestamp",
+        "owner",
+        "sealed",
+        "size",
+        "unsynced",
+    )
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, index_interval: int, *, suffix: str = "") -> None:
         self.base_offset = base_offset
@@ -72,36 +121,96 @@ class Segment:
         """Whether the file's name was synced."""
         self.sealed = False
         """Whether nothing will be appended any more."""
-        self.max_timestamp = MaxTimestamp(NO_TIMESTAMP, -1)
+        self.unsynced = False
+        """Whether the file may have bytes that are not synced: it stays open then."""
+        self.max_timestamp = _NO_MAXIMUM
         self.first_append_ms: int | None = None
-        path = path_of(directory, base_offset)
-        self.path = path.with_name(path.name + suffix)
-        self.index = SparseIndex(disk, directory, base_offset, suffix)
+        self.owner: Owner | None = None
+        """Who is asked before the file is opened; nobody while the log is opened, and in threads."""
+        self._directory = directory
+        self._suffix = suffix
+        self._index: SparseIndex | None = None
         self._disk = disk
         self._index_interval = index_interval
         self._file: File | None = None
         self._indexed_to = 0
-        self._recent_offsets = array("q")
-        self._recent_positions = array("q")
+        self._recent_offsets = _NOTHING
+        self._recent_positions = _NOTHING
+
+    @property
+    def path(self) -> Path:
+        """Where the batches are."""
+        path = path_of(self._directory, self.base_offset)
+        return path.with_name(path.name + self._suffix) if self._suffix else path
+
+    @property
+    def index(self) -> SparseIndex:
+        """The index over the batches."""
+        if self._index is None:
+            self._index = SparseIndex(self._disk, self._directory, self.base_offset, self._suffix)
+        return self._index
+
+    @property
+    def index_unsynced(self) -> bool:
+        """Whether the index has unsynced entries."""
+        return self._index is not None and self._index.unsynced
 
     @property
     def file(self) -> File:
-        """The open file; created if missing."""
-        if self._file is None:
-            self._file = self._disk.open(self.path, create=not self.created)
-            self.created = True
-        return self._file
+        """The open file; created if missing. OSError, also where there is no room for it."""
+        file = self._file
+        if file is None:
+            if self.owner is not None and not self.owner.make_room():
+                raise self.owner.refusal()
+            file = self._opened()
+        return file
+
+    def _opened(self) -> File:
+        file = self._file = self._disk.open(self.path, create=not self.created)
+        self.created = True
+        if self.owner is not None:
+            self.owner.opened(file)
+        return file
+
+    @property
+    def _readable(self) -> File:
+        """The open file, or, where there is no room for it, one of the caller's own."""
+        file = self._file
+        if file is not None:
+            return file
+        if self.owner is None or self.owner.make_room():
+            return self._opened()
+        return self._disk.open(self.path)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the file is kept open."""
+        return self._file is not None
 
     def release(self) -> None:
-        """Close the files until they are needed again; slices keep theirs."""
-        self._file = None
-        self.index.release()
+        """Close the file until it is needed again, unless it has unsynced bytes; slices keep theirs."""
+        if not self.unsynced:
+            self._file = None
+        if self._index is not None:
+            self._index.release()
+
+    def slice(self, position: int, size: int) -> Slice:
+        """Give a stretch of the file: of the open one, or, where there is no room for it, a copy."""
+        file = self._readable
+        if self.owner is not None:
+            self.owner.lately_used = True
+        if file is self._file or size > COPIED_SIZE_MAX:
+            return LogSlice(file, position, size)
+        return FetchedSlice(file.read(size, position))
 
     # -- writing -------------------------------------------------------------------------------------------------
 
     def append(self, data: bytes | bytearray | memoryview) -> None:
         """Write batches at the end; `note` each of them afterwards. After an error the segment is unchanged."""
         file = self.file
+        if self.owner is not None:
+            self.owner.lately_used = True
+        self.unsynced = True
         try:
             file.write(data, self.size)
         except OSError:
@@ -109,6 +218,11 @@ class Segment:
                 file.truncate(self.size)
             raise
         self.size += len(data)
+
+    def sync(self) -> None:
+        """Make all bytes of the file durable. Blocks; OSError."""
+        self.file.sync()
+        self.unsynced = False
 
     def note(self, base_offset: int, position: int, size: int, next_offset: int, timestamp: int) -> None:
         """Index a batch of the file; `timestamp` is the largest of its records'."""
@@ -118,6 +232,8 @@ class Segment:
         if timestamp > self.max_timestamp.timestamp:
             self.max_timestamp = MaxTimestamp(timestamp, next_offset - 1)
         self.end = next_offset
+        if self._recent_offsets is _NOTHING:
+            self._recent_offsets, self._recent_positions = array("q"), array("q")
         self._recent_offsets.append(base_offset)
         self._recent_positions.append(position)
         if len(self._recent_offsets) > RECENT_MAX:
@@ -128,9 +244,9 @@ class Segment:
         self.note(header.base_offset, position, header.size, header.next_offset, header.max_timestamp)
 
     def seal(self) -> None:
-        """Finish the segment: drop the state of the tail, write the index if the disk permits."""
+        """Finish the segment: drop the state of the tail, write the index if the disk permits, close what is synced."""
         self.sealed = True
-        self._recent_offsets, self._recent_positions = array("q"), array("q")
+        self._clear_recent()
         with contextlib.suppress(OSError):
             self.index.store()
         self.release()
@@ -189,17 +305,19 @@ class Segment:
         """Read the header of the batch at `position`."""
         if position < 0:
             raise DecodeError(f"the index has position {position}")
-        return parse_header(self.file.read(HEADER_SIZE, position), 0, self.size - position)
+        return parse_header(self._readable.read(HEADER_SIZE, position), 0, self.size - position)
 
     def walk(self, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
         """Read the headers from `position` to the end."""
         if position < 0:
             raise DecodeError(f"the index has position {position}")
         window, start = b"", 0
+        file = self._readable if position < self.size else None
         while position < self.size:
             if not start <= position <= start + len(window) - HEADER_SIZE:
                 start = position
-                window = self.file.read(min(_WALK_SIZE, self.size - position), position)
+                assert file is not None
+                window = file.read(min(_WALK_SIZE, self.size - position), position)
             header = parse_header(window, position - start, self.size - position)
             yield position, header
             position += header.size
@@ -257,11 +375,11 @@ class Segment:
         self.index.clear()
         self._indexed_to = 0
         self.end = self.base_offset
-        self.max_timestamp = MaxTimestamp(NO_TIMESTAMP, -1)
+        self.max_timestamp = _NO_MAXIMUM
 
     def _restore_from_index(self, end: int | None = None) -> int:
         """Find `end` and the largest timestamp: from the index's last entry, and the batches from there on."""
-        self.max_timestamp = MaxTimestamp(NO_TIMESTAMP, -1)
+        self.max_timestamp = _NO_MAXIMUM
         self._indexed_to = 0
         if not len(self.index):
             return 0
@@ -279,7 +397,7 @@ class Segment:
         return self.size
 
     def _clear_recent(self) -> None:
-        self._recent_offsets, self._recent_positions = array("q"), array("q")
+        self._recent_offsets = self._recent_positions = _NOTHING
 
     # -- removing ------------------------------------------------------------------------------------------------
 

@@ -12,12 +12,63 @@ front of the limit they are given, to move the reader on.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from anabranch.base.errors import DecodeError
 from anabranch.records.batch import BatchHeader
+from anabranch.storage.interface import Slice
 from anabranch.storage.log.errors import OfflineLogError
-from anabranch.storage.log.segment import LogSlice, Segment
+from anabranch.storage.log.segment import Segment
+
+if TYPE_CHECKING:
+    from anabranch.runtime.disk import File
+    from anabranch.runtime.syncs import Told
+    from anabranch.storage.log.open_files import OpenFiles
+
+
+class SharedFiles:
+    """The share of one log in the open files of all."""
+
+    __slots__ = ("_commit_then", "_letting_go", "_segments", "files", "lately_used")
+
+    def __init__(self, segments: Segments, files: OpenFiles, commit_then: Callable[[Told], None]) -> None:
+        self._segments = segments
+        self.files = files
+        self._commit_then = commit_then
+        self._letting_go = False
+        """Whether the files are to be closed after a sync that was asked for."""
+        self.lately_used = False
+
+    def make_room(self) -> bool:
+        """As `Owner.make_room`."""
+        return self.files.make_room()
+
+    def opened(self, file: File) -> None:
+        """As `Owner.opened`."""
+        self.files.opened(self, file)
+
+    def refusal(self) -> OSError:
+        """As `Owner.refusal`."""
+        return self.files.refusal()
+
+    def let_go(self) -> bool:
+        """As `FileHolder.let_go`."""
+        self._segments.forget_open()
+        for segment in self._segments:
+            if segment.is_open:
+                segment.release()
+        if not any(segment.is_open for segment in self._segments):
+            return True
+        if not self._letting_go:
+            self._letting_go = True
+            self._commit_then(self._synced)
+        return False
+
+    def _synced(self, error: OSError | None) -> None:
+        self._letting_go = False
+        if error is None and not self.lately_used:
+            self.let_go()
 
 
 def _base_offset(segment: Segment) -> int:
@@ -37,13 +88,36 @@ SEGMENT_PASSED_COST = 4
 class Segments(list[Segment]):
     """A list of segments: at least one while the log is open, each beginning where the one before it ends."""
 
-    __slots__ = ("_open_for_reading",)
+    __slots__ = ("_open_for_reading", "_sharing")
 
     _open_for_reading: Segment | None
+    _sharing: SharedFiles | None
 
     def __init__(self, segments: list[Segment] | None = None) -> None:
         super().__init__(segments or [])
         self._open_for_reading = None
+        self._sharing = None
+
+    def add(self, segment: Segment) -> Segment:
+        """Append a segment, and return it."""
+        segment.owner = self._sharing
+        self.append(segment)
+        return segment
+
+    def share(self, files: OpenFiles, commit_then: Callable[[Told], None]) -> None:
+        """Share the room for open files from now on; `commit_then` syncs the log."""
+        self._sharing = SharedFiles(self, files, commit_then)
+        self._sharing.let_go()
+        for segment in self:
+            segment.owner = self._sharing
+
+    def share_no_more(self) -> None:
+        """Open files as they are needed from now on."""
+        if self._sharing is not None:
+            self._sharing.files.forget(self._sharing)
+            self._sharing = None
+        for segment in self:
+            segment.owner = None
 
     @property
     def size(self) -> int:
@@ -54,7 +128,7 @@ class Segments(list[Segment]):
         """The index of the segment that holds `offset`; the first one where all begin behind it."""
         return max(0, bisect_right(self, offset, key=_base_offset) - 1)
 
-    def read(self, offset: int, size_max: int, limit: int) -> LogSlice | None:
+    def read(self, offset: int, size_max: int, limit: int) -> Slice | None:
         """Find batches from the one that holds `offset` on, in one segment and below `limit`, a batch boundary.
 
         At least one batch, and otherwise at most `size_max` bytes. None without a batch. Batches without records in
@@ -75,7 +149,7 @@ class Segments(list[Segment]):
         if cut <= position:
             return None
         self._keep_open(segment)
-        return LogSlice(segment.file, position, cut - position)
+        return segment.slice(position, cut - position)
 
     def _pass_over_empty(self, index: int, position: int, limit: int) -> tuple[Segment, int]:
         """Find the first batch with records from `position` of a segment on; below `limit`, or the last one without."""
@@ -105,16 +179,16 @@ class Segments(list[Segment]):
         except DecodeError as error:
             raise _damaged(segment, error) from error
 
-    def slices(self, log_start: int) -> list[LogSlice]:
+    def slices(self, log_start: int) -> list[Slice]:
         """Find everything from `log_start` on, one slice for each segment; they stay as they are."""
-        found: list[LogSlice] = []
+        found: list[Slice] = []
         for segment in self:
             if segment.size and segment.end > log_start:
                 try:
                     position = segment.locate(max(log_start, segment.base_offset))
                 except DecodeError as error:
                     raise _damaged(segment, error) from error
-                found.append(LogSlice(segment.file, position, segment.size - position))
+                found.append(segment.slice(position, segment.size - position))
                 if segment.sealed:
                     segment.release()
         return found
@@ -130,7 +204,7 @@ class Segments(list[Segment]):
             if segment.sealed:
                 segment.release()
 
-    def batch_for_timestamp(self, timestamp: int, log_start: int, limit: int) -> LogSlice | None:
+    def batch_for_timestamp(self, timestamp: int, log_start: int, limit: int) -> Slice | None:
         """Find the first batch that has a record of `timestamp` or later; None when that one begins at `limit`."""
         for segment in self:
             try:
@@ -142,7 +216,7 @@ class Segments(list[Segment]):
                 if header.base_offset >= limit:
                     return None
                 self._keep_open(segment)
-                return LogSlice(segment.file, position, header.size)
+                return segment.slice(position, header.size)
         return None
 
     def max_timestamp(self, log_start: int) -> int | None:
@@ -163,6 +237,7 @@ class Segments(list[Segment]):
         segment.load_index()
         segment.release()
         first = next(index for index, old in enumerate(self) if old.base_offset == bases[0])
+        segment.owner = self[first].owner
         self[first : first + len(bases)] = [segment]
         self.forget_open()
 
