@@ -374,3 +374,27 @@ def test_answers_keep_the_order_of_pipelined_requests(client: WireClient) -> Non
     assert time.monotonic() - began > 0.3
     for sent in others:
         client.receive(sent)
+
+
+def test_a_host_of_new_producers_leaves_the_memory_to_those_that_were_there(tmp_path: Path) -> None:
+    def sent(client: WireClient, producer_id: int, number: int, sequence: int = 0) -> ErrorCode:
+        data = batch([b"v"], producer=(producer_id, 0, sequence))
+        return ErrorCode(client.produce("t", number, data).error_code)
+
+    with running(tmp_path, **{"producer.state.max.bytes": 130_000}) as broker:
+        with WireClient(broker.port) as client:
+            client.create("t", 30)
+            honest, *others = [client.producer_id() for _ in range(6)]
+            assert sent(client, honest, 0) is ErrorCode.NONE
+            codes = [sent(client, other, number) for other in others for number in range(30)]
+            assert codes.count(ErrorCode.NONE) == 99
+            assert codes.count(ErrorCode.POLICY_VIOLATION) == 51
+            assert sent(client, honest, 0, 1) is ErrorCode.NONE
+            assert broker.said("warning", "producer refused")
+            assert broker.metrics()["kafka_server_replicamanager_producerstate_bytes"] == 130_000
+        broker.kill()
+        broker.start()
+        with WireClient(broker.port) as client:
+            client.until_partitions("t", 30)
+            assert sent(client, honest, 0, 2) is ErrorCode.NONE
+            assert sent(client, others[4], 29) is ErrorCode.POLICY_VIOLATION, "they are counted at a start, too"

@@ -51,6 +51,8 @@ PRODUCER_BATCHES_REMEMBERED = 5
 PRODUCERS_PER_PARTITION_MAX = 100_000
 PRODUCER_IDLE_MIN_MS = 300_000
 """How long a producer is remembered at least, whoever else writes: longer than any producer repeats a batch."""
+PRODUCERS_SIZE_MAX = 512 * 1024 * 1024
+"""Default of `producer.state.max.bytes`: what the logs of a broker remember of producers."""
 PRODUCER_ID_BITS = 40
 """Producer ids handed out stay below 2**40; the bits above name the retiring partition of a redirected batch."""
 

@@ -158,6 +158,7 @@ class Broker:
             metrics=metrics,
             settings_of=partial(_settings_of, view, settings.durability),
             files=OpenFiles(self._descriptors.files),
+            producers_size_max=settings.producer_state_max_bytes,
         )
         peers = self._peers = LocalPeers(replicas, view)
         controller = self._controller = Controller(store, peers, clock)
@@ -298,6 +299,11 @@ class Broker:
         )
         gauge(
             "kafka_server_fetchsessioncache_numfetchsessions", "Fetch sessions.", lambda: len(context.fetches.sessions)
+        )
+        gauge(
+            "kafka_server_replicamanager_producerstate_bytes",
+            "Memory for what logs remember of producers, at the most.",
+            lambda: context.replicas.producers.size,
         )
         gauge(
             "kafka_server_fetchsessioncache_bytes",

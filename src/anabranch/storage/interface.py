@@ -225,8 +225,11 @@ class PartitionLog(Protocol):
     def write_snapshot(self, data: bytes, *, only: bool = False) -> None:
         """Keep a snapshot of state derived from the log up to its end; with `only`, no other. Blocks; OSError."""
 
-    async def write_snapshot_beside(self, data: bytes) -> bool:
-        """As `write_snapshot`, without blocking. False if one as new is there, or the log was cut. OSError."""
+    async def write_snapshot_beside(self, make: Callable[[], bytes]) -> bool:
+        """Keep the snapshot that `make` returns, in a thread. OSError.
+
+        False if one as new is there, or the log was cut.
+        """
 
     def has_snapshot_from(self, offset: int) -> bool:
         """Whether a snapshot covers every record below `offset`, also after a power loss. Blocks."""

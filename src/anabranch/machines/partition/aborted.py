@@ -83,6 +83,12 @@ class AbortedTransactions:
         kept = [line for line in self if line.last_offset not in gone]
         self._lines = array("q", [number for line in kept for number in line])
 
+    def copy(self) -> AbortedTransactions:
+        """Return an index of its own with these lines."""
+        made = AbortedTransactions()
+        made._lines = self._lines[:]
+        return made
+
     def to_bytes(self) -> bytes:
         """Return the lines as bytes, big-endian."""
         lines = self._lines[:]

@@ -9,7 +9,7 @@
     6. its sequence does not follow its producer's last batch                Refuse
     7. the partition is retiring or removed, and its survivor cannot serve   Refuse NOT_LEADER_OR_FOLLOWER
     8. its producer is new to the log, and its id was never handed out       Refuse UNKNOWN_PRODUCER_ID
-       or no producer that the log remembers has been idle for long          Refuse POLICY_VIOLATION
+       or neither the log nor the broker has room for one more               Refuse POLICY_VIOLATION
     9. no transaction of its producer holds the partition (KIP-890, part 1)  Refuse, or Verify to learn whether one does
    10. otherwise                                                             Append, or Redirect to the survivor
 
@@ -22,7 +22,7 @@ The caller holds the lock that a resize takes, from looking up the role to appen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
@@ -95,6 +95,8 @@ class Newcomers(NamedTuple):
     ids_below: int = 1 << PRODUCER_ID_BITS
     """The producer ids that may have been handed out."""
     now_ms: int = 0
+    has_room: Callable[[], bool] = lambda: True
+    """Whether the broker has memory left for one more producer of a partition."""
 
 
 ANYONE = Newcomers()
@@ -108,6 +110,10 @@ NEVER_GIVEN = "This cluster has never given a producer this id: ask for one with
 NO_ROOM = (
     f"The partition remembers {PRODUCERS_PER_PARTITION_MAX} producers, all of them of the last "
     f"{PRODUCER_IDLE_MIN_MS // 60_000} minutes; a further one must wait until one of them has been idle for so long."
+)
+NO_MEMORY = (
+    "The broker remembers as many producers as producer.state.max.bytes allows; a further one must wait until some "
+    f"have been idle for {PRODUCER_IDLE_MIN_MS // 60_000} minutes."
 )
 OUT_OF_SEQUENCE = "The batch does not follow the last one of its producer."
 
@@ -163,6 +169,8 @@ def _refuse_newcomer(table: ProducerTable, producer_id: int, newcomers: Newcomer
     """Check that a producer that `table` does not know may be added to it; `producer_id` is the one it sent."""
     if producer_id >= newcomers.ids_below:
         return Refuse(ErrorCode.UNKNOWN_PRODUCER_ID, NEVER_GIVEN)
+    if not newcomers.has_room():
+        return Refuse(ErrorCode.POLICY_VIOLATION, NO_MEMORY)
     return None if table.has_room(newcomers.now_ms) else Refuse(ErrorCode.POLICY_VIOLATION, NO_ROOM)
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import islice
 from struct import Struct
 from typing import NamedTuple, Protocol
@@ -37,6 +36,10 @@ SEQUENCE_MAX = 2**31 - 1
 _SEQUENCES = 2**31
 NO_COORDINATOR_EPOCH = -1
 REFUSALS_REMEMBERED_MAX = 1_000
+PRODUCER_SIZE = 1_300
+"""Bytes of memory that a producer takes in a partition, with all batches that are remembered of it."""
+EXPIRED_MAX = 5_000
+"""How many producers are dropped at a time, in about 2 ms."""
 EVICTION_SCAN_MAX = 100
 """How many of the longest idle producers are looked at for one to forget; those in transactions are passed over."""
 
@@ -80,17 +83,16 @@ class Remembered(NamedTuple):
     """The largest timestamp of the batch, which is the append time if the topic's timestamps are LogAppendTime."""
 
 
-@dataclass(slots=True)
-class Producer:
-    """The state of one producer in a partition."""
+class Producer(NamedTuple):
+    """The state of one producer in a partition; a value, so that a copy of a table is one of its references."""
 
     epoch: int
     coordinator_epoch: int = NO_COORDINATOR_EPOCH
     last_sequence: int = NO_SEQUENCE
     transaction_start: int | None = None
-    batches: list[Remembered] = field(default_factory=list)
+    batches: tuple[Remembered, ...] = ()
     """The last few batches of this epoch, oldest first."""
-    seen_ms: int = field(default=0)
+    seen_ms: int = 0
 
     def repetition(self, batch: Batch) -> Remembered | None:
         """Find the batch that `batch` repeats: same epoch, same sequences."""
@@ -203,39 +205,44 @@ class ProducerTable:
         """
         if batch.producer_id == NO_PRODUCER_ID:
             return None
-        known = self._producers.pop(batch.producer_id, None)
+        producer_id = batch.producer_id
+        known = self._producers.pop(producer_id, None)
         if known is None:
             self._make_room()
-            known = Producer(epoch=batch.producer_epoch)
-        elif known.epoch != batch.producer_epoch:
-            known.epoch = batch.producer_epoch
-            known.last_sequence = NO_SEQUENCE
-            known.batches = []
-        self._producers[batch.producer_id] = known
-        known.seen_ms = now_ms
-        self._awaited.pop(batch.producer_id, None)
+            known = Producer(batch.producer_epoch)
+        epoch, coordinator_epoch, last, transaction_start, batches, _ = known
+        if epoch != batch.producer_epoch:
+            epoch, last, batches = batch.producer_epoch, NO_SEQUENCE, ()
+        line: AbortedTransaction | None = None
         if batch.is_control:
-            return None if marker is None else self._end(batch, known, marker)
-        if batch.base_sequence != NO_SEQUENCE:
-            last = sequence_after(batch.base_sequence, batch.last_offset_delta)
-            last_offset = batch.base_offset + batch.last_offset_delta
-            known.last_sequence = last
-            known.batches.append(
-                Remembered(batch.base_sequence, last, batch.base_offset, last_offset, batch.max_timestamp)
-            )
-            del known.batches[:-PRODUCER_BATCHES_REMEMBERED]
-        if batch.is_transactional and known.transaction_start is None:
-            known.transaction_start = batch.base_offset
-            self._undecided[batch.base_offset] = batch.producer_id
-        return None
+            if marker is not None:
+                coordinator_epoch = max(coordinator_epoch, marker.coordinator_epoch)
+                line = self._end(batch, transaction_start, marker)
+                transaction_start = None
+        else:
+            if batch.base_sequence != NO_SEQUENCE:
+                last = sequence_after(batch.base_sequence, batch.last_offset_delta)
+                last_offset = batch.base_offset + batch.last_offset_delta
+                newest = Remembered(batch.base_sequence, last, batch.base_offset, last_offset, batch.max_timestamp)
+                batches = (*batches[1 - PRODUCER_BATCHES_REMEMBERED :], newest)
+            if batch.is_transactional and transaction_start is None:
+                transaction_start = batch.base_offset
+                self._undecided[transaction_start] = producer_id
+        self._awaited.pop(producer_id, None)
+        self._producers[producer_id] = Producer(epoch, coordinator_epoch, last, transaction_start, batches, now_ms)
+        return line
 
     def expire(self, now_ms: int, idle_max_ms: int) -> int:
-        """Drop producers idle for longer, except those in an open transaction; return their number."""
-        idle = [
-            producer_id
-            for producer_id, known in self._producers.items()
-            if now_ms - known.seen_ms > idle_max_ms and known.transaction_start is None
-        ]
+        """Drop the longest idle producers, except those in an open transaction; return their number.
+
+        At most EXPIRED_MAX of them: so many may be followed by others.
+        """
+        idle: list[int] = []
+        for producer_id, known in self._producers.items():
+            if now_ms - known.seen_ms <= idle_max_ms or len(idle) == EXPIRED_MAX:
+                break
+            if known.transaction_start is None:
+                idle.append(producer_id)
         for producer_id in idle:
             del self._producers[producer_id]
         return len(idle)
@@ -273,6 +280,15 @@ class ProducerTable:
         return iter(self._producers.items())
 
     # Snapshots.
+
+    def copy(self) -> ProducerTable:
+        """Return a table of its own, to be saved while this one goes on: what may last is left to its `snapshot`."""
+        made = ProducerTable(self._producers_max)
+        made._producers = dict(self._producers)
+        made._undecided = dict(self._undecided)
+        made._ended = dict(self._ended)
+        made.aborted = self.aborted.copy()
+        return made
 
     def snapshot(self) -> bytes:
         """Return the table as bytes for `restore`, with a checksum."""
@@ -318,11 +334,12 @@ class ProducerTable:
         for _ in range(count):
             producer_id, epoch, coordinator_epoch, last, start, seen_ms, batches = _ENTRY.unpack_from(body, position)
             position += _ENTRY.size
-            known = Producer(epoch, coordinator_epoch, last, None if start < 0 else start, seen_ms=seen_ms)
+            remembered: list[Remembered] = []
             for _ in range(batches):
-                known.batches.append(Remembered(*_BATCH.unpack_from(body, position)))
+                remembered.append(Remembered(*_BATCH.unpack_from(body, position)))
                 position += _BATCH.size
-            self._producers[producer_id] = known
+            begun = None if start < 0 else start
+            self._producers[producer_id] = Producer(epoch, coordinator_epoch, last, begun, tuple(remembered), seen_ms)
         for _ in range(ended):
             first, marker = _SPAN.unpack_from(body, position)
             position += _SPAN.size
@@ -335,12 +352,9 @@ class ProducerTable:
 
     # Within.
 
-    def _end(self, batch: Batch, known: Producer, marker: Marker) -> AbortedTransaction | None:
-        known.coordinator_epoch = max(known.coordinator_epoch, marker.coordinator_epoch)
-        first = known.transaction_start
+    def _end(self, batch: Batch, first: int | None, marker: Marker) -> AbortedTransaction | None:
         if first is None:
             return None
-        known.transaction_start = None
         self._undecided.pop(first, None)
         self._ended[first] = batch.base_offset
         if marker.commit:

@@ -78,7 +78,7 @@ class Appender:
         producer_ids_below: int = 1 << PRODUCER_ID_BITS,
     ) -> None:
         """`producer_ids_below`: those that may have been handed out."""
-        self._newcomers = Newcomers(producer_ids_below, now_ms)
+        self._newcomers = Newcomers(producer_ids_below, now_ms, replicas.producers.has_room)
         self._replicas = replicas
         self._now_ms = now_ms
         self._check_transaction = check_transaction
@@ -171,10 +171,13 @@ class Appender:
         unavailable = target.unavailable()
         if unavailable is not ErrorCode.NONE:
             return Produced(unavailable)
+        producers = len(target.table)
         try:
             appended = target.append(wire, header, self._now_ms)
         except OSError as failure:
             return _storage_failed(target, failure)
+        if len(target.table) != producers:
+            self._replicas.producers.took(1)
         return Produced(ErrorCode.NONE, appended.base_offset, append_time, unsynced=(target,) if settings.fsync else ())
 
 

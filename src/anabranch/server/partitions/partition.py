@@ -186,7 +186,7 @@ class Partition:
     async def snapshot_beside(self) -> None:
         """As `snapshot`, without blocking the loop. OSError."""
         end = self.log.end
-        if await self.log.write_snapshot_beside(self.table.snapshot()):
+        if await self.log.write_snapshot_beside(self.table.copy().snapshot):
             self.snapshot_end = max(self.snapshot_end, end)
 
     def _sync_tail(self) -> None:

@@ -74,6 +74,10 @@ class RemovedPartitions:
         found = self._tables.get(name)
         return None if found is None or found[0] != topic_id else found[1]
 
+    def tables(self) -> list[ProducerTable]:
+        """All tables."""
+        return [table for _, table in self._tables.values()]
+
     def save(self, name: TopicPartition) -> None:
         """Make the table of a partition durable, unless it is empty. Blocks; OSError."""
         topic_id, table = self._tables[name]

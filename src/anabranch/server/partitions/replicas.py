@@ -16,6 +16,7 @@ from uuid import UUID
 
 from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
+from anabranch.base.limits import PRODUCERS_SIZE_MAX
 from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendStopReplica
 from anabranch.machines.controller.leadership import Taken, take_role
 from anabranch.machines.controller.reaper import LogRange
@@ -27,6 +28,7 @@ from anabranch.runtime.events import EventLogger
 from anabranch.runtime.metrics import Metrics
 from anabranch.runtime.syncs import Told
 from anabranch.server.partitions.partition import Partition, fold_producers
+from anabranch.server.partitions.producer_budget import ProducerBudget, expire_producers
 from anabranch.server.partitions.removed import RemovedPartition, RemovedPartitions
 from anabranch.server.partitions.topic_settings import TopicSettings
 from anabranch.storage.directory import DataDirectory
@@ -62,8 +64,12 @@ class Replicas:
         settings_of: Callable[[str], TopicSettings],
         commits: GroupCommit | None = None,
         files: OpenFiles | None = None,
+        producers_size_max: int = PRODUCERS_SIZE_MAX,
     ) -> None:
-        """Open nothing yet. OSError if the tables of removed partitions cannot be read."""
+        """Open nothing yet. OSError if the tables of removed partitions cannot be read.
+
+        `producers_size_max`: bytes of memory for all that is remembered of producers.
+        """
         self._directory = directory
         self._disk = disk
         self._clock = clock
@@ -75,6 +81,8 @@ class Replicas:
         self._checkpoints = directory.checkpoints
         self.removed = RemovedPartitions(directory.path, disk)
         self._partitions: dict[tuple[str, int], Partition] = {}
+        self.producers = ProducerBudget(self._producer_tables, clock, producers_size_max)
+        self.producers.took(sum(map(len, self.removed.tables())))
         directory.finish_deletions()
         self._unopened = set(directory.logs())
         """The logs from before the start that no role has had opened yet."""
@@ -91,6 +99,11 @@ class Replicas:
 
     def __len__(self) -> int:
         return len(self._partitions)
+
+    def _producer_tables(self) -> Iterator[ProducerTable]:
+        yield from self.removed.tables()
+        for partition in self:
+            yield partition.table
 
     def of_topic(self, topic: str) -> list[Partition]:
         """The partitions of a topic that live here."""
@@ -279,6 +292,7 @@ class Replicas:
             return partition
         try:
             partition.rebuild_table(self._clock.now_ms())
+            self.producers.took(len(partition.table))
         except (OSError, OfflineLogError) as error:
             partition.take_offline(str(error))
         if isinstance(log, LocalLog):
@@ -425,7 +439,7 @@ class Replicas:
             if partition.offline_reason is not None or partition.leadership is None:
                 continue
             try:
-                partition.table.expire(now_ms, producer_idle_max_ms)
+                await expire_producers(partition.table, now_ms, producer_idle_max_ms)
                 await self._delete_expired(partition, now_ms)
             except (OSError, OfflineLogError, DecodeError) as error:
                 self._upkeep_failures.add()
@@ -466,6 +480,7 @@ class Replicas:
 
     async def close(self) -> bool:
         """Sync and close every log; whether all of them could be."""
+        self.producers.close()
         await self.commits.drain()
         loop = asyncio.get_running_loop()
         closing = [loop.run_in_executor(self._threads, partition.close) for partition in self]

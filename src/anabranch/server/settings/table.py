@@ -196,6 +196,13 @@ class Settings:
         24 * 3600 * 1000,
         "How long the sequence numbers of an idempotent producer are kept after its last batch.",
     )
+    producer_state_max_bytes: int = setting(
+        "producer.state.max.bytes",
+        Between(1_300, INT64_MAX),
+        limits.PRODUCERS_SIZE_MAX,
+        "Memory for the sequence numbers of idempotent producers. Above it those that have been idle for five minutes "
+        "are forgotten, and further ones refused.",
+    )
     reaper_interval_ms: int = setting(
         "reaper.interval.ms",
         Between(10, INT32_MAX),

@@ -583,10 +583,10 @@ class LocalLog:
         self._make_directory_durable()
         self._snapshots.write(data, self.end, flushed=self.flushed, only=only)
 
-    async def write_snapshot_beside(self, data: bytes) -> bool:
-        """As `write_snapshot`, in a thread. False if one as new is there, or the log was cut."""
+    async def write_snapshot_beside(self, make: Callable[[], bytes]) -> bool:
+        """Make and keep a snapshot in a thread. False if one as new is there, or the log was cut."""
         self._make_directory_durable()
-        write, generation = self._snapshots.writer(data, self.end, flushed=self.flushed), self._generation
+        write, generation = self._snapshots.writer(make, self.end, flushed=self.flushed), self._generation
         written = await asyncio.get_running_loop().run_in_executor(None, write)
         return written and self._generation == generation
 

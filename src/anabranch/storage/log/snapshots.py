@@ -31,11 +31,12 @@ class Snapshots:
         with self._lock:
             self._write(data, end, flushed=flushed, only=only)
 
-    def writer(self, data: bytes, end: int, *, flushed: int) -> Callable[[], bool]:
+    def writer(self, make: Callable[[], bytes], end: int, *, flushed: int) -> Callable[[], bool]:
         """Return the work, for a thread, that keeps a snapshot unless one as new is there, or the log was cut."""
         cuts = self._cuts
 
         def write() -> bool:
+            data = make()
             with self._lock:
                 if self._cuts != cuts or any(other >= end for other in self._offsets()):
                     return False

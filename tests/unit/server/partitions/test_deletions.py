@@ -90,13 +90,13 @@ def test_nothing_is_deleted_of_a_replica_that_was_stopped_meanwhile(world: Local
 
 def test_a_snapshot_from_a_thread_replaces_no_newer_one_and_none_of_a_log_that_was_cut(tmp_path: Path) -> None:
     snapshots = Snapshots(Disk(), tmp_path)
-    old, same = (snapshots.writer(b"old", end, flushed=5) for end in (5, 9))
+    old, same = (snapshots.writer(lambda: b"old", end, flushed=5) for end in (5, 9))
     snapshots.write(b"new", 9, flushed=9, only=True)
     assert not old() and not same()
     assert list(snapshots.newest_first(99)) == [(9, b"new")]
-    later = snapshots.writer(b"later", 12, flushed=9)
+    later = snapshots.writer(lambda: b"later", 12, flushed=9)
     snapshots.forget_above(9)
     assert not later()
     assert list(snapshots.newest_first(99)) == [(9, b"new")]
-    assert snapshots.writer(b"later", 12, flushed=12)()
+    assert snapshots.writer(lambda: b"later", 12, flushed=12)()
     assert next(iter(snapshots.newest_first(99))) == (12, b"later")
