@@ -136,9 +136,15 @@ class Soak:
     def kill_broker(self) -> None:
         """kill -9, and start again."""
         self.note_refusals()
+        self._note("the broker is killed")
         self.broker.kill()
         self.broker.start()
+        self._note("the broker is back")
         self.broker_kills += 1
+
+    def _note(self, what: str) -> None:
+        for group in (group for each in self.stages for group in each.groups):
+            group.story.note(time.monotonic_ns(), "", what)
 
     # -- what it came to -----------------------------------------------------------------------------------------------
 
@@ -186,7 +192,8 @@ def main() -> int:
         try:
             soak.run()
         except AssertionError as error:
-            print(f"{soak.report()}\nFAILED: {error}")
+            notes = "\n".join(getattr(error, "__notes__", ()))
+            print(f"{soak.report()}\nFAILED: {error}\n{notes}")
             return 1
         finally:
             soak.broker.kill()

@@ -49,6 +49,12 @@ class Handed(NamedTuple):
 class OrderError(AssertionError):
     """The promise is broken."""
 
+    def __init__(self, text: str, *, partition: Partition | None = None, members: Sequence[str] = ()) -> None:
+        """`partition` and `members`: those concerned, if not all of them are."""
+        super().__init__(text)
+        self.partition = partition
+        self.members = members
+
 
 def _nothing_is_deleted(partition: Partition, offset: int) -> bool:
     return False
@@ -109,7 +115,8 @@ class ApplicationEdge:
         for partition in partitions:
             owner = self._owners.setdefault(partition, member)
             if owner != member:
-                raise OrderError(f"{member} was given {partition[0]}-{partition[1]}, which {owner} still has")
+                text = f"{member} was given {partition[0]}-{partition[1]}, which {owner} still has"
+                raise OrderError(text, partition=partition, members=(member, owner))
             self._floors[member, partition] = self.committed_offset(partition) or 0
 
     def revoked(self, member: str, partitions: Iterable[Partition]) -> None:

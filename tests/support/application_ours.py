@@ -41,6 +41,7 @@ class OurApplication(Application, RebalanceListener):
         self._consumer = Consumer(
             self.address,
             group_id=plan.group,
+            client_id=self.name,
             group_protocol=plan.protocol,
             auto_offset_reset=plan.reset,
             enable_auto_commit=plan.commit == "auto",

@@ -19,6 +19,7 @@ class StockApplication(Application):
             # By default it waits up to 10 s before it tries a broker again that was away: as long as a session lasts.
             "reconnect.backoff.max.ms": 500,
             "group.id": plan.group,
+            "client.id": self.name,
             "group.protocol": plan.protocol,
             "auto.offset.reset": plan.reset,
             "enable.auto.commit": plan.commit == "auto",

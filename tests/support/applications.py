@@ -16,6 +16,7 @@ from typing import Any
 from anabranch.client import AnabranchError, Producer, sync
 from tests.support.application_edge import ApplicationEdge, Handed, OrderError, Partition, Stream
 from tests.support.broker import BrokerProcess
+from tests.support.group_story import GroupStory
 from tests.support.worker_process import WorkerProcess
 
 _names = itertools.count()
@@ -133,6 +134,7 @@ class Group:
         self.closed_ms: list[float] = []
         """For how long gates were closed for certain: from the append of a record to the commit of the one before."""
         self.failures: list[str] = []
+        self.story = GroupStory(stage.address, name, stage.topic)
         self.handed_from: Counter[int] = Counter()
         """By partition, how many records were handed out, those that came again included."""
         self.committed: dict[int, int] = {}
@@ -168,6 +170,7 @@ class Group:
         with self._lock:
             member.owned.clear()
             now = time.monotonic_ns()
+            self.story.note(now, member.name, "is killed")
             self._events.append((now, next(self._arrivals), {"at": now, "of": member.name, "event": "killed"}))
 
     def owners(self, number: int) -> list[Member]:
@@ -183,6 +186,9 @@ class Group:
 
     def _arrived(self, event: dict[str, Any]) -> None:
         member = next(each for each in self.members if each.name == event["of"])
+        if event["event"] not in ("records", "observed"):
+            numbers = [number for _, number, *_ in event.get("partitions") or event.get("offsets") or ()]
+            self.story.note(event["at"], member.name, event["event"], numbers)
         with self._lock:
             self._events.append((event["at"], next(self._arrivals), event))
             match event["event"]:
@@ -203,7 +209,10 @@ class Group:
                     self.failures.append(event["why"])
 
     def check(self, until_ns: int | None = None) -> None:
-        """Hand the edge what was said before a time, by default all; in the order of its time. OrderError."""
+        """Hand the edge what was said before a time, by default all; in the order of its time.
+
+        OrderError, with a note of what became of the members and the partition concerned.
+        """
         with self._lock:
             self._events.sort()
             if until_ns is None:
@@ -212,7 +221,12 @@ class Group:
                 first = bisect_right(self._events, until_ns, key=lambda item: item[0])
                 events, self._events = self._events[:first], self._events[first:]
         for at, _, event in events:
-            self._take(event, at // 1_000_000)
+            try:
+                self._take(event, at // 1_000_000)
+            except OrderError as error:
+                numbers = () if error.partition is None else (error.partition[1],)
+                error.add_note(self.story.before(at + LATE_NS, numbers=numbers, members=error.members))
+                raise
 
     def _take(self, event: dict[str, Any], now_ms: int) -> None:
         edge, member = self.edge, event["of"]
