@@ -1,0 +1,402 @@
+"""The tracker: which records of each partition the application has, which are done, which wait.
+
+Records are taken from the fetcher in the order of a partition. A taken record is ready once all earlier records of its
+key in the partition are done; without a key at once. Records of a key in other partitions are not its concern: gates
+keep those back until this partition's are done. So
+
+    WAITING -> READY -> RUNNING -> FINISHED           `next` makes READY records RUNNING, `done` finishes them
+                 ^---- REJECTED <-'                   `reject`: again at its time; later records of its key wait
+
+The stable offset of a partition is that of its first unfinished record, or the position behind all taken ones: all
+below it is done. Above it, `fresh` ranges are what was done since the last commit took them. A range includes offsets
+without a record, so that neighbors meet; it does not include what others had done before, and the consumer skipped.
+
+Bounds: unfinished records and their bytes, for all partitions and for each its equal part; and how far a partition runs
+ahead of its stable offset, in offsets and in bytes: what may be delivered again after a crash, and, because ranges lie
+between unfinished records, how many ranges exist. A record is taken while the bytes before it are below the bound.
+
+A forgotten partition (revoked, lost, or its position was moved) takes its records along. Those that run may be left as
+orphans (`orphaning`): until an orphan ends, records of its key wait if the partition comes back, and its end counts for
+nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+
+from anabranch.base.ids import TopicPartition
+from anabranch.machines.clients.processing.values import Entry, Item, Ranges, Room, Stage, TrackerSettings
+
+
+class _Tracked:
+    """A partition with taken records."""
+
+    __slots__ = ("ends", "held", "keys", "name", "order", "parked", "position", "size", "starts", "taken", "unfinished")
+
+    def __init__(self, name: TopicPartition, position: int) -> None:
+        self.name = name
+        self.position = position
+        """The offset after all that was taken."""
+        self.order: deque[Entry] = deque()
+        """Taken records in order, from the first unfinished one on."""
+        self.keys: dict[bytes, Entry] = {}
+        """The last unfinished record of each key."""
+        self.starts: dict[int, int] = {}
+        """Fresh ranges, first to last offset."""
+        self.ends: dict[int, int] = {}
+        """The same, last to first offset."""
+        self.unfinished = 0
+        self.size = 0
+        """The bytes of unfinished records."""
+        self.taken = 0
+        """The bytes of all taken records."""
+        self.parked: list[Entry] = []
+        """Ready records of a held partition."""
+        self.held = False
+
+    @property
+    def stable(self) -> int:
+        return self.order[0].offset if self.order else self.position
+
+    def add(self, first: int, last: int) -> int:
+        """Add a fresh range, merged with its neighbors; return by how many the number of ranges grew."""
+        grown = 1
+        before = self.ends.pop(first - 1, None)
+        if before is not None:
+            first = before
+            grown -= 1
+        after = self.starts.pop(last + 1, None)
+        if after is not None:
+            last = after
+            grown -= 1
+        self.starts[first] = last
+        self.ends[last] = first
+        return grown
+
+
+class Tracker:
+    """The taken records of one consumer."""
+
+    def __init__(self, settings: TrackerSettings) -> None:
+        self.orphaning = False
+        """Whether records that run when their partition is forgotten become orphans; else they are forgotten, too."""
+        self._settings = settings
+        self._partitions: dict[TopicPartition, _Tracked] = {}
+        self._ready: deque[Entry] = deque()
+        self._rejected: list[tuple[int, int, Entry]] = []
+        self._running: dict[int, Entry] = {}
+        self._orphans: dict[TopicPartition, dict[bytes, Entry]] = {}
+        self._holds: set[TopicPartition] = set()
+        self._moved: set[TopicPartition] = set()
+        self._turn = 0
+        self.unfinished = 0
+        """Records that were taken and are not finished."""
+        self.size = 0
+        """Their bytes."""
+        self.fresh = 0
+        """Ranges done since the last commit."""
+
+    # -- records in ---------------------------------------------------------------------------------------------------
+
+    def room(self, tp: TopicPartition, position: int, partitions: int = 1) -> Room | None:
+        """Return how much may be taken of a partition at `position`, where there are `partitions` in all.
+
+        None if it has no room. If the position is not where the last records ended, the partition begins anew.
+        """
+        tracked = self._partitions.get(tp)
+        if tracked is None or tracked.position != position:
+            tracked = self._begin(tp, position)
+        settings, share = self._settings, max(1, partitions)
+        records = min(
+            max(1, settings.max_unfinished_records // share) - tracked.unfinished,
+            settings.max_unfinished_records - self.unfinished,
+        )
+        size = min(
+            max(1, settings.max_unfinished_bytes // share) - tracked.size, settings.max_unfinished_bytes - self.size
+        )
+        end = tracked.stable + settings.max_offsets_ahead
+        if tracked.order:
+            size = min(size, settings.max_bytes_ahead - (tracked.taken - tracked.order[0].before))
+        if records <= 0 or size <= 0 or end <= position:
+            return None
+        return Room(records, size, end)
+
+    def _begin(self, tp: TopicPartition, position: int) -> _Tracked:
+        self.forget(tp)
+        tracked = self._partitions[tp] = _Tracked(tp, position)
+        tracked.held = tp in self._holds
+        tracked.keys.update(self._orphans.get(tp, {}))
+        return tracked
+
+    def take(self, tp: TopicPartition, records: Sequence[Item], end: int, skipped: Ranges = ()) -> None:
+        """Take the next records of a partition, in order; `end` is the position behind them.
+
+        `skipped`: the ranges between them that were done before, ascending; they are not committed again.
+        """
+        tracked = self._partitions[tp]
+        position, taken = tracked.position, tracked.taken
+        skips = iter(skipped)
+        skip = next(skips, None)
+        for record in records:
+            while skip is not None and skip[0] < record.offset:
+                position = max(position, skip[1] + 1)
+                skip = next(skips, None)
+            size = len(record.key or b"") + len(record.value or b"")
+            entry = Entry(tp, record, position, taken, size)
+            taken += size
+            position = entry.offset + 1
+            tracked.order.append(entry)
+            key = entry.key
+            if key is not None:
+                last = tracked.keys.get(key)
+                tracked.keys[key] = entry
+                if last is not None:
+                    last.following = entry
+                    entry.stage = Stage.WAITING
+                    continue
+            self._make_ready(tracked, entry)
+        assert position <= end, (tp, position, end)
+        self.unfinished += len(records)
+        tracked.unfinished += len(records)
+        self.size += taken - tracked.taken
+        tracked.size += taken - tracked.taken
+        tracked.position, tracked.taken = end, taken
+        self._moved.add(tp)
+
+    def _make_ready(self, tracked: _Tracked, entry: Entry) -> None:
+        entry.stage = Stage.READY
+        if tracked.held:
+            tracked.parked.append(entry)
+        else:
+            self._ready.append(entry)
+
+    # -- records out --------------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> int:
+        """The number of records that `next` would return now, if none that was rejected is due."""
+        return len(self._ready)
+
+    def next(self, now_ms: int) -> Entry | None:
+        """Return the next ready record, which runs from now on; None without any."""
+        if self._rejected and self._rejected[0][0] <= now_ms:
+            self._return_rejected(now_ms)
+        if not self._ready:
+            return None
+        entry = self._ready.popleft()
+        entry.stage = Stage.RUNNING
+        entry.deliveries += 1
+        entry.started_ms = now_ms
+        self._running[entry.lease] = entry
+        return entry
+
+    def _return_rejected(self, now_ms: int) -> None:
+        while self._rejected and self._rejected[0][0] <= now_ms:
+            _, _, entry = heapq.heappop(self._rejected)
+            if entry.stage is Stage.REJECTED:
+                self._make_ready(self._partitions[entry.partition], entry)
+
+    @property
+    def wake_ms(self) -> int | None:
+        """The time at which the next rejected record comes again."""
+        while self._rejected and self._rejected[0][2].stage is not Stage.REJECTED:
+            heapq.heappop(self._rejected)
+        return self._rejected[0][0] if self._rejected else None
+
+    def hold(self, tp: TopicPartition) -> None:
+        """Make no record of a partition run until `release`; what runs goes on."""
+        self._holds.add(tp)
+        tracked = self._partitions.get(tp)
+        if tracked is not None and not tracked.held:
+            tracked.held = True
+            tracked.parked = [entry for entry in self._ready if entry.partition == tp]
+            if tracked.parked:
+                self._ready = deque(entry for entry in self._ready if entry.partition != tp)
+
+    def release(self, tp: TopicPartition) -> None:
+        """Let records of a held partition run again."""
+        self._holds.discard(tp)
+        tracked = self._partitions.get(tp)
+        if tracked is not None and tracked.held:
+            tracked.held = False
+            self._ready.extend(tracked.parked)
+            tracked.parked = []
+
+    # -- the application's word ---------------------------------------------------------------------------------------
+
+    def done(self, lease: int, deliveries: int) -> bool:
+        """Finish a record in its delivery of that number; False if the application does not have it any more."""
+        entry = self._running.get(lease)
+        if entry is None or entry.deliveries != deliveries:
+            return False
+        del self._running[lease]
+        if entry.stage is Stage.DROPPED:
+            self._end_orphan(entry)
+            return False
+        entry.stage = Stage.FINISHED
+        entry.record = None
+        tracked = self._partitions[entry.partition]
+        self.unfinished -= 1
+        self.size -= entry.size
+        tracked.unfinished -= 1
+        tracked.size -= entry.size
+        if entry is tracked.order[0]:
+            self._advance(tracked)
+        else:
+            self.fresh += tracked.add(entry.first, entry.offset)
+        self._end_of_turn(tracked, entry)
+        return True
+
+    def _advance(self, tracked: _Tracked) -> None:
+        """Move the stable offset behind all finished records at the front: the plain offset covers their ranges."""
+        order = tracked.order
+        while order and order[0].stage is Stage.FINISHED:
+            last = tracked.starts.pop(order.popleft().first, None)
+            if last is not None:
+                del tracked.ends[last]
+                self.fresh -= 1
+        self._moved.add(tracked.name)
+
+    def _end_of_turn(self, tracked: _Tracked, entry: Entry) -> None:
+        """Let the next record of the key run."""
+        key = entry.key
+        if key is None:
+            return
+        following = entry.following
+        if following is not None:
+            entry.following = None
+            self._make_ready(tracked, following)
+        elif tracked.keys.get(key) is entry:
+            del tracked.keys[key]
+
+    def reject(self, lease: int, deliveries: int, due_ms: int) -> bool:
+        """Have a record come again at `due_ms`; False if the application does not have it any more."""
+        entry = self._running.get(lease)
+        if entry is None or entry.deliveries != deliveries:
+            return False
+        del self._running[lease]
+        if entry.stage is Stage.DROPPED:
+            self._end_orphan(entry)
+            return False
+        entry.stage = Stage.REJECTED
+        self._turn += 1
+        heapq.heappush(self._rejected, (due_ms, self._turn, entry))
+        return True
+
+    # -- progress -----------------------------------------------------------------------------------------------------
+
+    def stable(self, tp: TopicPartition, position: int) -> int:
+        """Return the offset below which all is done, of a partition at `position`."""
+        tracked = self._partitions.get(tp)
+        return position if tracked is None or tracked.position != position else tracked.stable
+
+    def moved(self) -> set[TopicPartition]:
+        """Return the partitions whose stable offset or position has changed since the last call."""
+        moved, self._moved = self._moved, set()
+        return moved
+
+    def take_fresh(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, Ranges]:
+        """Return the ranges above the stable offset done since the last call, ascending; to be committed."""
+        found: dict[TopicPartition, Ranges] = {}
+        for tp in list(self._partitions) if partitions is None else partitions:
+            tracked = self._partitions.get(tp)
+            if tracked is not None and tracked.starts:
+                found[tp] = sorted(tracked.starts.items())
+                self.fresh -= len(tracked.starts)
+                tracked.starts, tracked.ends = {}, {}
+        return found
+
+    def give_back(self, ranges: dict[TopicPartition, Ranges]) -> None:
+        """Take back ranges of `take_fresh` whose commit failed; those that the stable offset has passed are left out.
+
+        Nothing is taken back of a partition that was forgotten meanwhile: nobody commits for it.
+        """
+        for tp, given in ranges.items():
+            tracked = self._partitions.get(tp)
+            if tracked is None:
+                continue
+            stable = tracked.stable
+            done = self._finished_spans(tracked)
+            for first, last in given:
+                if first > stable and (first, last) in done:
+                    self.fresh += tracked.add(first, last)
+
+    def _finished_spans(self, tracked: _Tracked) -> _Spans:
+        return _Spans((entry.first, entry.offset) for entry in tracked.order if entry.stage is Stage.FINISHED)
+
+    # -- the end of a partition ---------------------------------------------------------------------------------------
+
+    def running(self, partitions: Iterable[TopicPartition] | None = None) -> list[Entry]:
+        """Return the records that the application has, of these partitions or of all; without orphans."""
+        wanted = None if partitions is None else set(partitions)
+        return [
+            entry
+            for entry in self._running.values()
+            if entry.stage is Stage.RUNNING and (wanted is None or entry.partition in wanted)
+        ]
+
+    @property
+    def oldest_started_ms(self) -> int | None:
+        """The time at which the record that runs for the longest was handed out; None if none runs."""
+        for entry in self._running.values():
+            if entry.stage is Stage.RUNNING:
+                return entry.started_ms
+        return None
+
+    def forget(self, tp: TopicPartition) -> list[Entry]:
+        """Drop all records of a partition; return those that run."""
+        tracked = self._partitions.pop(tp, None)
+        self._moved.discard(tp)
+        orphans = self._orphans.get(tp, {})
+        for orphan in orphans.values():
+            orphan.following = None
+        if tracked is None:
+            return []
+        running: list[Entry] = []
+        for entry in tracked.order:
+            if entry.stage is Stage.RUNNING:
+                running.append(entry)
+            elif entry.stage is Stage.FINISHED:
+                continue
+            entry.stage = Stage.DROPPED
+            entry.following = None
+        if not tracked.held:
+            self._ready = deque(entry for entry in self._ready if entry.partition != tp)
+        for entry in running:
+            if not self.orphaning:
+                del self._running[entry.lease]
+            elif entry.key is not None:
+                self._orphans.setdefault(tp, {})[entry.key] = entry
+        self.unfinished -= tracked.unfinished
+        self.size -= tracked.size
+        self.fresh -= len(tracked.starts)
+        return running
+
+    def _end_orphan(self, entry: Entry) -> None:
+        orphans = self._orphans.get(entry.partition, {})
+        if entry.key is None or orphans.get(entry.key) is not entry:
+            return
+        del orphans[entry.key]
+        if not orphans:
+            del self._orphans[entry.partition]
+        tracked = self._partitions.get(entry.partition)
+        if tracked is not None:
+            self._end_of_turn(tracked, entry)
+
+
+class _Spans:
+    """A set of adjoining spans, to ask whether a range is a union of some of them."""
+
+    def __init__(self, spans: Iterator[tuple[int, int]]) -> None:
+        self._last_of = dict(spans)
+
+    def __contains__(self, wanted: tuple[int, int]) -> bool:
+        at, last = wanted
+        while at <= last:
+            end = self._last_of.get(at)
+            if end is None:
+                return False
+            at = end + 1
+        return True
