@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.clients.processing import Entry, Tracker, TrackerSettings
 
-SETTINGS = TrackerSettings(
-    max_unfinished_records=12, max_unfinished_bytes=60, max_offsets_ahead=9, max_bytes_ahead=45
-)
+SETTINGS = TrackerSettings(max_unfinished_records=12, max_unfinished_bytes=60, max_offsets_ahead=9, max_bytes_ahead=45)
 PARTITIONS = [TopicPartition("t", number) for number in range(3)]
 STEPS = 250
 

@@ -56,6 +56,7 @@ from tests.simulation.groups_network import Connection
 from tests.simulation.groups_reader import Reader
 from tests.simulation.groups_records import Topic
 from tests.support.application_edge import OrderError
+from tests.support.hosts import InOrder
 
 if TYPE_CHECKING:
     from anabranch.machines.groups.image import TopicImage
@@ -259,7 +260,7 @@ class Listener:
     on_partition_key_assigned = on_partition_key_maybe_revoked = _called
 
 
-class Client:
+class Client(InOrder):
     """One process with one consumer; a process that comes back is another client."""
 
     def __init__(

@@ -22,6 +22,7 @@ from anabranch.client.consumer.listeners import (
     SubscriptionPattern,
 )
 from anabranch.client.consumer.offsets import OffsetAndMetadata
+from anabranch.client.consumer.pool import RejectError
 from anabranch.client.consumer.record import Record
 from anabranch.client.producer.delivery import ColumnsMetadata, DeliveryError
 from anabranch.client.producer.producer import Producer
@@ -36,6 +37,7 @@ from anabranch.machines.clients.membership.assignors import (
     TopicIdPartition,
     TopicSpec,
 )
+from anabranch.machines.clients.processing import Retry
 from anabranch.machines.key_history import KeyHistory, Stay
 
 __all__ = [
@@ -72,8 +74,10 @@ __all__ = [
     "RebalanceListener",
     "Record",
     "RecordMetadata",
+    "RejectError",
     "ResizeDescription",
     "ResizeWait",
+    "Retry",
     "Stay",
     "SubscriptionPattern",
     "TopicDescription",

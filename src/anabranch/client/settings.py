@@ -13,6 +13,7 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
+from anabranch.base.limits import RANGES_PER_COMMIT_MAX
 from anabranch.client.cluster.connection import ConnectionSettings
 from anabranch.machines.clients.membership.assignors import PartitionAssignor
 from anabranch.machines.clients.membership.strategies import COOPERATIVE_STICKY, RANGE, strategies_of
@@ -22,6 +23,9 @@ from anabranch.runtime.net.transport import connect
 ACKS: Mapping[object, int] = {"all": -1, "-1": -1, -1: -1, "0": 0, 0: 0, "1": 1, 1: 1}
 IN_FLIGHT_MAX = 5
 """The maximum number of requests in flight per connection with which brokers still detect duplicates (KIP-98)."""
+
+OFFSETS_AHEAD_MAX = 2 * RANGES_PER_COMMIT_MAX
+"""Between two ranges lies an offset: so many of them fit into one commit."""
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -167,12 +171,36 @@ class ConsumerSettings(RefreshingSettings, CallSettings):
     max_partition_fetch_bytes: int = setting(8 * 1024 * 1024, "Bytes fetched of one partition at a time.")
     max_poll_records: int = setting(500, "Records that one `poll` hands out.")
     check_crcs: bool = setting(True, "Check the checksums of batches.")
+    acknowledgement_mode: str = setting(
+        "implicit",
+        "`implicit`: polled records are processed at the next poll; `explicit`: each when it is `done`.",
+        kind="implicit, explicit",
+    )
+    allow_individual_commit: bool = setting(
+        True, "Commit ranges of offsets above the stable offset, for work that is finished out of order."
+    )
+    max_num_ranges_to_commit: int = setting(10_000, "Commit as soon as there are so many ranges.")
+    max_unfinished_records: int = setting(
+        10_000,
+        "Records taken and not done, of all partitions; for `explicit` and the parallel handler.",
+    )
+    max_unfinished_bytes: int = setting(64 * 1024 * 1024, "Bytes of their keys and values.")
+    max_offsets_ahead: int = setting(
+        100_000, "How far a partition goes on beyond its first record that is not done, in offsets; up to 120,000."
+    )
+    max_bytes_ahead: int = setting(256 * 1024 * 1024, "The same, in bytes of keys and values.")
 
     def __post_init__(self) -> None:
         _one_of("auto.offset.reset", self.auto_offset_reset, ("earliest", "latest", "none"))
         _one_of("ordering", self.ordering, ("key", "none"))
         _one_of("isolation.level", self.isolation_level, ("read_uncommitted", "read_committed"))
         _one_of("group.protocol", self.group_protocol, ("consumer", "classic"))
+        _one_of("acknowledgement.mode", self.acknowledgement_mode, ("implicit", "explicit"))
+        for name in ("max_num_ranges_to_commit", "max_unfinished_records", "max_unfinished_bytes", "max_bytes_ahead"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name.replace('_', '.')} must be at least 1")
+        if not 1 <= self.max_offsets_ahead <= OFFSETS_AHEAD_MAX:
+            raise ValueError(f"max.offsets.ahead must be 1 to {OFFSETS_AHEAD_MAX}: every other offset may be a range")
         object.__setattr__(self, "partition_assignment_strategy", strategies_of(self.partition_assignment_strategy))
         object.__setattr__(self, "group_local_assignors", tuple(self.group_local_assignors))
         if self.group_local_assignors and (self.group_remote_assignor is not None or self.group_protocol != "consumer"):

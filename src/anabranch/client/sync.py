@@ -358,6 +358,10 @@ class Consumer(_Synchronous[aio.Consumer]):
     subscription = _called(aio.Consumer.subscription)
     unsubscribe = _awaited_with_callbacks(aio.Consumer.unsubscribe)
     commit = _awaited(aio.Consumer.commit)
+    done = _called(aio.Consumer.done)
+    reject = _called(aio.Consumer.reject)
+    run = _awaited_with_callbacks(aio.Consumer.run)
+    stop = _called(aio.Consumer.stop)
     committed = _awaited(aio.Consumer.committed)
     group_metadata = _called(aio.Consumer.group_metadata)
     assignment = _called(aio.Consumer.assignment)
@@ -394,8 +398,9 @@ class Consumer(_Synchronous[aio.Consumer]):
     _hand_out = _called(aio.Consumer.hand_out)
 
     def __iter__(self) -> Iterator[Record]:
+        at_once = self._inner.polled_at_once
         while True:
-            yield from self._inner.one_by_one(self.poll(timeout_s=None))
+            yield from self._inner.one_by_one(self.poll(timeout_s=None, max_records=at_once))
 
     def commit_async(self, offsets: OffsetsByPartition | None = None) -> concurrent.futures.Future[None]:
         """Commit without waiting; the returned future is the outcome. Commits run in the order of the calls."""

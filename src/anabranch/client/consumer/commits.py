@@ -2,16 +2,23 @@
 
 A commit is retried until its deadline; a member with a stale epoch waits for the next heartbeat. Automatic commits
 write the positions after all records returned by earlier polls.
+
+Where work is finished out of order, a commit has the stable offset, and the ranges done above it since the last one. A
+coordinator that knows ranges says so in its answer to the first commit; of any other only the stable offset is asked.
+In a partition with ranges the stable offset is moved by a range, too: a plain offset from a consumer that is no member
+of the group would have its coordinator forget the ranges above.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
+from anabranch.base.limits import RANGES_PER_COMMIT_MAX
 from anabranch.client.consumer.group_context import (
     AGAIN,
     EPOCH_STALE,
@@ -21,10 +28,18 @@ from anabranch.client.consumer.group_context import (
     is_final,
 )
 from anabranch.client.consumer.offsets import MemberIdentity, OffsetAndMetadata
+from anabranch.machines.clients.processing import Ranges
 
 TOPIC_GONE_TIMEOUT_MS = 2_000
 
 _log = logging.getLogger("anabranch.client")
+
+
+class Processed(NamedTuple):
+    """What the application has processed: below the offsets all, above them the ranges done since the last commit."""
+
+    offsets: Mapping[TopicPartition, int]
+    ranges: Mapping[TopicPartition, Ranges]
 
 
 class Commits:
@@ -36,6 +51,8 @@ class Commits:
         self._member = context.member
         self._in_turn = asyncio.Lock()
         self._milestone = False
+        self._refused: set[str] = set()
+        """Topics without individual commits."""
         self.due_ms = 0
         """The time of the next automatic commit."""
 
@@ -63,16 +80,97 @@ class Commits:
             await self._context.epoch_or_pause(identity)
 
     async def commit(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None, timeout_ms: int | None = None
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata] | None,
+        timeout_ms: int | None = None,
+        ranges: Mapping[TopicPartition, Ranges] | None = None,
     ) -> None:
-        """Commit offsets, by default the positions after all returned records. Commits run one after another."""
-        if offsets is None:
-            offsets = {tp: OffsetAndMetadata(offset) for tp, offset in self._context.host.consumed().items()}
-        deadline = self._context.now_ms() + (
-            self._settings.default_api_timeout_ms if timeout_ms is None else timeout_ms
-        )
+        """Commit offsets, then ranges of offsets that are done; by default what is processed.
+
+        Commits run one after another.
+        """
+        if offsets is None and ranges is None:
+            await self.commit_all(self.processed(), timeout_ms)
+            return
+        deadline = self._deadline(timeout_ms)
         async with self._in_turn:
-            await self._commit(dict(offsets), deadline)
+            await self._commit(dict(offsets or {}), deadline)
+            if ranges:
+                await self._commit_ranges(ranges, deadline)
+
+    def _deadline(self, timeout_ms: int | None) -> int:
+        return self._context.now_ms() + (self._settings.default_api_timeout_ms if timeout_ms is None else timeout_ms)
+
+    def processed(self, partitions: Iterable[TopicPartition] | None = None) -> Processed:
+        """Return what is processed, of these partitions or of all, to be committed or given back."""
+        consumed = self._context.host.consumed()
+        wanted = consumed if partitions is None else {tp: consumed[tp] for tp in partitions if tp in consumed}
+        if not self._commits_ranges:
+            return Processed(wanted, {})
+        return Processed(wanted, self._context.host.take_fresh(tp for tp in wanted if tp.topic not in self._refused))
+
+    @property
+    def _commits_ranges(self) -> bool:
+        return self._settings.allow_individual_commit and self._context.offsets.takes_ranges is not False
+
+    async def commit_all(self, processed: Processed, timeout_ms: int | None = None) -> None:
+        """Commit what is processed; ranges that this coordinator, or a topic, does not take are given back."""
+        offsets, left = processed.offsets, dict(processed.ranges)
+        deadline = self._deadline(timeout_ms)
+        try:
+            async with self._in_turn:
+                ranged = {tp for tp in offsets if self._is_ranged(tp, left)}
+                plain = {tp: OffsetAndMetadata(offset) for tp, offset in offsets.items() if tp not in ranged}
+                await self._commit(plain, deadline)
+                later = [tp for tp in offsets if tp in ranged or self._is_ranged(tp, left)]
+                for tp in later:
+                    moved = self._up_to(tp, offsets[tp], left.get(tp, ()))
+                    if moved:
+                        await self._commit_or_refuse(tp, offsets[tp], moved, deadline)
+                    if tp.topic not in self._refused:
+                        left.pop(tp, None)
+        finally:
+            if left:
+                self._context.host.give_back(left)
+
+    def _is_ranged(self, tp: TopicPartition, fresh: Mapping[TopicPartition, Ranges]) -> bool:
+        """Whether a partition's progress is committed as ranges."""
+        context = self._context
+        takes = context.offsets.takes_ranges is True and tp.topic not in self._refused
+        return takes and tp in context.committed and (tp in fresh or tp in context.ranged)
+
+    def _up_to(self, tp: TopicPartition, stable: int, ranges: Ranges) -> Ranges:
+        """Return ranges, and before them the one that moves the stable offset."""
+        committed = self._context.committed[tp]
+        return [(committed, stable - 1), *ranges] if committed < stable else ranges
+
+    async def _commit_or_refuse(self, tp: TopicPartition, stable: int, ranges: Ranges, deadline: int) -> None:
+        try:
+            await self._commit_ranges({tp: ranges}, deadline)
+        except ApiError as error:
+            if error.code is not ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED:
+                raise
+            _log.warning("group '%s': %s; it is committed without ranges", self._context.group_id, error)
+            self._refused.add(tp.topic)
+            await self._commit({tp: OffsetAndMetadata(stable)}, deadline)
+
+    async def _commit_ranges(self, ranges: Mapping[TopicPartition, Ranges], deadline: int) -> None:
+        """Commit ranges on top of the committed offsets."""
+        context = self._context
+        missing = [tp for tp in ranges if tp not in context.committed]
+        if missing:
+            text = f"ranges of {', '.join(map(str, missing))} cannot be committed before an offset is"
+            raise ApiError(ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED, f"{text}: commit the offset that they are above")
+        if context.offsets.takes_ranges is None:  # The answer to any commit tells.
+            await self._commit({tp: OffsetAndMetadata(context.committed[tp]) for tp in ranges}, deadline)
+        if not context.offsets.takes_ranges:
+            text = f"the coordinator of group '{context.group_id}' does not take ranges of offsets"
+            raise ApiError(ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED, f"{text}; commit offsets only")
+        for part in _parts(ranges):
+            context.ranged.update(part)
+            await self._commit(
+                {tp: OffsetAndMetadata(context.committed[tp], ranges=some) for tp, some in part.items()}, deadline
+            )
 
     async def _commit(self, pending: dict[TopicPartition, OffsetAndMetadata], deadline: int) -> None:
         began = self._context.now_ms()
@@ -93,7 +191,12 @@ class Commits:
                     if tp not in pending:
                         continue  # Not requested.
                     if code is ErrorCode.NONE:
-                        self._context.note_committed(tp, pending.pop(tp).offset)
+                        at = pending.pop(tp)
+                        self._context.note_committed(tp, self._context.offsets.stable[tp] if at.ranges else at.offset)
+                        continue
+                    if code is ErrorCode.INDIVIDUAL_COMMIT_TOO_OLD:
+                        self._adjust(pending, tp)
+                        failure = ApiError(code, f"ranges of {tp} lie below its stable offset")
                         continue
                     if code in OUT_OF_GROUP or (code in EPOCH_STALE and self._context.subscription is None):
                         raise _not_committed(code, self._context.group_id)
@@ -108,10 +211,19 @@ class Commits:
                     raise failure
                 await self._context.epoch_or_pause(identity)
 
+    def _adjust(self, pending: dict[TopicPartition, OffsetAndMetadata], tp: TopicPartition) -> None:
+        """Leave out of a commit what lies below the stable offset that its answer told: all of that is done."""
+        at, stable = pending.pop(tp), self._context.offsets.stable[tp]
+        self._context.note_committed(tp, stable)
+        ranges = [(max(first, stable), last) for first, last in at.ranges if last >= stable]
+        if ranges:
+            pending[tp] = OffsetAndMetadata(stable, ranges=ranges)
+
     def is_due(self) -> bool:
         """Whether an automatic commit is due: its interval is over, or a position has passed the end of a layout."""
         self._milestone = self._context.fetcher.milestone() or self._milestone
-        return self.may_begin() and (self._milestone or self._context.now_ms() >= self.due_ms)
+        many = self._context.host.fresh >= self._settings.max_num_ranges_to_commit and self._commits_ranges
+        return self.may_begin() and (self._milestone or many or self._context.now_ms() >= self.due_ms)
 
     def may_begin(self) -> bool:
         """Whether an automatic commit can begin."""
@@ -121,26 +233,42 @@ class Commits:
             and "commit" not in self._context.jobs
         )
 
-    def begin(self) -> None:
-        """Begin an automatic commit of the positions after all returned records."""
+    def begin(self, processed: Processed) -> None:
+        """Begin an automatic commit of what is processed."""
         self.due_ms = self._context.now_ms() + self._settings.auto_commit_interval_ms
         self._milestone = False
-        processed = self._context.host.consumed()
         self._context.job("commit", lambda: self.commit_processed(processed, self._settings.auto_commit_interval_ms))
 
-    async def commit_processed(self, positions: Mapping[TopicPartition, int], timeout_ms: int) -> None:
-        """Commit the positions that changed. A failure is only logged: at worst some records come twice."""
+    async def commit_processed(self, processed: Processed, timeout_ms: int) -> None:
+        """Commit what has changed. A failure is only logged: at worst some records come twice."""
         changed = {
-            tp: OffsetAndMetadata(offset)
-            for tp, offset in positions.items()
-            if self._context.committed.get(tp) != offset
+            tp: offset
+            for tp, offset in processed.offsets.items()
+            if self._context.committed.get(tp) != offset or tp in processed.ranges
         }
         if not changed:
             return
         try:
-            await self.commit(changed, timeout_ms)
+            await self.commit_all(Processed(changed, processed.ranges), timeout_ms)
         except (AnabranchError, OSError) as error:
             _log.warning("group '%s': positions were not committed: %s", self._context.group_id, error)
+
+
+def _parts(ranges: Mapping[TopicPartition, Ranges]) -> Iterator[dict[TopicPartition, Ranges]]:
+    """Divide ranges into requests."""
+    part: dict[TopicPartition, Ranges] = {}
+    room = RANGES_PER_COMMIT_MAX
+    for tp, each in ranges.items():
+        first = 0
+        while first < len(each):
+            part[tp] = each[first : first + room]
+            room -= len(part[tp])
+            first += len(part[tp])
+            if room == 0:
+                yield part
+                part, room = {}, RANGES_PER_COMMIT_MAX
+    if part:
+        yield part
 
 
 def _unanswered(partitions: Iterable[TopicPartition]) -> ApiError:

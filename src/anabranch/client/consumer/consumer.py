@@ -18,11 +18,20 @@ from anabranch.client.cluster.metadata import Cluster, OffsetAndTimestamp
 from anabranch.client.consumer.driver import FetchingDriver
 from anabranch.client.consumer.group import CLOSE_TIMEOUT_MS, Group
 from anabranch.client.consumer.listeners import GroupMetadata, Invoke, SubscriptionPattern, listener_of
-from anabranch.client.consumer.offsets import OffsetAndMetadata, OffsetsByPartition, offsets_of
+from anabranch.client.consumer.offsets import (
+    OffsetAndMetadata,
+    OffsetsByPartition,
+    RangesByPartition,
+    offsets_of,
+    ranges_of,
+)
+from anabranch.client.consumer.pool import DeadLetter, Decide, Pool, run_refused
 from anabranch.client.consumer.record import COLUMNS, Record
+from anabranch.client.consumer.unfinished import Handler, Unfinished
 from anabranch.client.settings import ConsumerSettings, as_keywords, configured_by
 from anabranch.machines.clients.fetching import EARLIEST, LATEST, Deliverable
 from anabranch.machines.clients.membership.steps import Subscription
+from anabranch.machines.clients.processing import OnError
 from anabranch.machines.lineage import Lineage
 
 if TYPE_CHECKING:
@@ -44,6 +53,7 @@ class Consumer:
         self._fetcher = self._driver.fetcher
         self._group = self._driver.group
         self._handout = self._driver.handout
+        self._pool: Pool | None = None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -70,6 +80,8 @@ class Consumer:
         topics = [part for part in parts if isinstance(part, str)]
         pairs = [TopicPartition(*part) for part in parts if not isinstance(part, str)]
         self._fetcher.assign(pairs, topics, awaiting=self._group is not None)
+        if self._driver.unfinished is not None:
+            self._driver.unfinished.retain(self._fetcher.assignment)
 
     def subscribe(
         self,
@@ -131,7 +143,7 @@ class Consumer:
         """Set the position of an assigned partition to `offset`."""
         tp = TopicPartition(topic, partition)
         await self._driver.know([tp])
-        self._handout.forget_decoded(tp)
+        self._driver.moved_by_hand(tp)
         self._fetcher.seek(tp, offset)
 
     async def seek_to_beginning(self, *partitions: tuple[str, int]) -> None:
@@ -150,7 +162,7 @@ class Consumer:
         wanted = [TopicPartition(*partition) for partition in partitions]
         await self._driver.know(wanted)
         for tp in wanted or self._fetcher.assignment:
-            self._handout.forget_decoded(tp)
+            self._driver.moved_by_hand(tp)
             self._fetcher.seek_to_timestamp(tp, timestamp)
 
     async def position(self, topic: str, partition: int) -> int:
@@ -166,12 +178,16 @@ class Consumer:
         await self._driver.know([TopicPartition(*partition) for partition in partitions])
         for tp in [TopicPartition(*partition) for partition in partitions] or self._fetcher.assignment:
             self._fetcher.pause(tp)
+            if self._driver.unfinished is not None:
+                self._driver.unfinished.tracker.hold(tp)
 
     async def resume(self, *partitions: tuple[str, int]) -> None:
         """Resume paused partitions, by default all."""
         await self._driver.know([TopicPartition(*partition) for partition in partitions])
         for tp in [TopicPartition(*partition) for partition in partitions] or self._fetcher.assignment:
             self._fetcher.resume(tp)
+            if self._driver.unfinished is not None:
+                self._driver.unfinished.tracker.release(tp)
 
     def paused(self) -> tuple[TopicPartition, ...]:
         """Return the paused partitions."""
@@ -184,8 +200,15 @@ class Consumer:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     async def poll(self, timeout_s: float | None = 1.0, max_records: int | None = None) -> list[Record]:
-        """Return the next records; wait for some at most `timeout_s` seconds, None for no limit."""
+        """Return the next records; wait for some at most `timeout_s` seconds, None for no limit.
+
+        With `acknowledgement_mode="explicit"` these are records that may be worked on at the same time, in any order:
+        of each key the first one in its partition that is not done, and no further one before that is.
+        """
+        self._refuse_beside_a_handler("poll")
         room = self._settings.max_poll_records if max_records is None else max_records
+        if self._driver.unfinished is not None:
+            return await self._driver.poll(timeout_s, room)
         found: list[Record] = []
         for part in await self._driver.gather(timeout_s):
             if len(found) >= room:
@@ -217,6 +240,10 @@ class Consumer:
 
     async def gather(self, timeout_s: float | None, max_bytes: int | None) -> list[Deliverable]:
         """Wait for deliverable parts of at most about `max_bytes`; call `hand_out` to move the positions past them."""
+        self._refuse_beside_a_handler("poll")
+        if self._driver.unfinished is not None:
+            text = "records are acknowledged one by one with acknowledgement.mode 'explicit': poll them, not tables"
+            raise ApiError(ErrorCode.INVALID_REQUEST, text)
         parts: list[Deliverable] = []
         size = 0
         limit = self._settings.fetch_max_bytes if max_bytes is None else max_bytes
@@ -244,30 +271,124 @@ class Consumer:
 
     async def __aiter__(self) -> AsyncIterator[Record]:
         while not self._driver.closed:
-            for record in self.one_by_one(await self.poll(timeout_s=None)):
+            for record in self.one_by_one(await self.poll(timeout_s=None, max_records=self.polled_at_once)):
                 yield record
+
+    @property
+    def polled_at_once(self) -> int | None:
+        """The records that a loop polls: 1 where each is acknowledged, since those not reached would never be."""
+        return None if self._driver.unfinished is None else 1
 
     def one_by_one(self, records: Sequence[Record]) -> Iterator[Record]:
         """Yield polled records and move the positions to commit with them, so that a loop may stop at any record."""
         return self._handout.one_by_one(records)
 
+    # -- work that is finished out of order ---------------------------------------------------------------------------
+
+    def done(self, record: Record) -> bool:
+        """Finish a record that `poll` has returned: what is done is committed, and the next of its key may come.
+
+        Return False if it does not count: the partition was revoked or its position moved since, or the record was
+        finished or rejected before. Needs `acknowledgement_mode="explicit"`, or a handler that runs.
+        """
+        finished = self._tracking().tracker.done(record.lease, record.delivery_count)
+        if finished:
+            self._driver.nudge()
+        return finished
+
+    def reject(self, record: Record, retry_after: float = 0.0) -> bool:
+        """Have a record returned again by this consumer, after `retry_after` seconds, with its `delivery_count` grown.
+
+        Later records of its key wait for it, other keys go on. Return False if it does not count, as `done`.
+        """
+        if retry_after < 0:
+            raise ValueError("retry_after must be at least 0")
+        due_ms = self._driver.now_ms() + int(retry_after * 1000)
+        rejected = self._tracking().tracker.reject(record.lease, record.delivery_count, due_ms)
+        if rejected:
+            self._driver.nudge()
+        return rejected
+
+    def _tracking(self) -> Unfinished:
+        if self._driver.unfinished is None:
+            text = "records are acknowledged one by one only with acknowledgement.mode 'explicit', or in `run`"
+            raise ApiError(ErrorCode.INVALID_REQUEST, text)
+        return self._driver.unfinished
+
+    async def run(
+        self,
+        handler: Handler,
+        *,
+        parallel: int = 32,
+        on_error: OnError | Decide = "stop",
+        dead_letter: DeadLetter | None = None,
+        drain_timeout_s: float = 30.0,
+    ) -> None:
+        """Call `handler(record)` for every record, up to `parallel` at a time, each key in order, until `stop`.
+
+        An async handler runs on the event loop, a plain function in a thread. A record is done when its handler
+        returns; what is done is committed, nothing else. A handler that raises `RejectError` has the record again. For
+        any other error `on_error` decides, or the function that it is: "stop" (the error is raised here, once the other
+        handlers have returned), a `Retry`, or "skip": `dead_letter(record, error)`, if given, has the record, then it
+        is done. Running handlers have `drain_timeout_s` seconds to return before a partition is revoked, or at the end.
+        """
+        self._refuse_beside_a_handler("run another one")
+        self._driver.start()
+        self._handout.go_back()
+        self._pool = Pool(
+            self._driver,
+            self._driver.track(),
+            handler,
+            parallel=parallel,
+            on_error=on_error,
+            dead_letter=dead_letter,
+            drain_timeout_s=drain_timeout_s,
+        )
+        try:
+            await self._pool.run()
+        finally:
+            self._pool = None
+            self._driver.end_of_run()
+
+    def stop(self) -> None:
+        """End `run` once the handlers that run have returned; callable from a handler."""
+        if self._pool is not None:
+            self._pool.stop()
+
+    def _refuse_beside_a_handler(self, what: str) -> None:
+        if self._pool is not None:
+            raise run_refused(what)
+
     # -- the group's offsets ------------------------------------------------------------------------------------------
 
-    async def commit(self, offsets: OffsetsByPartition | None = None) -> None:
+    async def commit(
+        self, offsets: OffsetsByPartition | None = None, *, ranges: RangesByPartition | None = None
+    ) -> None:
         """Commit offsets, the next ones to read; by default those after all returned records. Return once durable.
+
+        `ranges`: offsets above the committed one that are done, too, as (first, last). By default, where records are
+        acknowledged one by one, all that is done is committed. Raises INDIVIDUAL_COMMIT_NOT_ALLOWED for ranges where
+        the coordinator does not take them.
 
         Raises `ApiError` if the commit fails; with UNKNOWN_MEMBER_ID or FENCED_MEMBER_EPOCH the partitions were
         reassigned to other members.
         """
         group = self._grouped("commit")
         self._driver.start()
-        await group.commit(None if offsets is None else offsets_of(offsets))
+        if ranges is not None and not self._settings.allow_individual_commit:
+            text = "this consumer commits no ranges: its allow.individual.commit is false"
+            raise ApiError(ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED, text)
+        await group.commit(
+            None if offsets is None else offsets_of(offsets), None if ranges is None else ranges_of(ranges)
+        )
 
     def commit_async(self, offsets: OffsetsByPartition | None = None) -> asyncio.Task[None]:
         """Commit without waiting; the returned task is the outcome. Commits run in the order of the calls."""
         group = self._grouped("commit")
         self._driver.start()
-        return self._driver.run(group.commit(offsets_of(self._driver.consumed() if offsets is None else offsets)))
+        if offsets is None:
+            return self._driver.run(group.commit_all(group.processed()))
+        return self._driver.run(group.commit(offsets_of(offsets)))
 
     async def committed(self, *partitions: tuple[str, int]) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Return the group's committed offsets, by default of the assigned partitions; None without an offset."""
@@ -317,6 +438,8 @@ class Consumer:
         """
         if self._driver.closed:
             return
+        if self._pool is not None:
+            await self._pool.ended()
         try:
             if self._group is not None and self._driver.started:
                 await self._group.close(leave=leave, timeout_ms=int(timeout_s * 1000))

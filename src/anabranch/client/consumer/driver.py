@@ -8,9 +8,9 @@ application polls.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
@@ -18,13 +18,17 @@ from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.client.cluster.metadata import Cluster, offsets_request
 from anabranch.client.consumer.group import Group
 from anabranch.client.consumer.handout import Handout
+from anabranch.client.consumer.record import Record
+from anabranch.client.consumer.unfinished import Unfinished
 from anabranch.client.settings import ConsumerSettings, taken
 from anabranch.machines.clients.fetching import Deliverable, Fetch, Fetcher, FetcherSettings, FetchResult, Lookup
+from anabranch.machines.clients.processing import Ranges
 from anabranch.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
 from anabranch.runtime.chance import Chance
 from anabranch.runtime.clock import Clock
 
 PURPOSE = "fetch"
+T = TypeVar("T")
 TOPIC_ID_VERSION = 13
 """From this version on, Fetch identifies topics by id."""
 
@@ -34,15 +38,19 @@ class FetchingDriver:
 
     def __init__(self, settings: ConsumerSettings, cluster: Cluster, clock: Clock | None = None) -> None:
         clock = clock or Clock()
-        self._now_ms = clock.monotonic_ms
+        self._settings = settings
+        self.now_ms = clock.monotonic_ms
         """The clock of the fetcher, in ms."""
         self.fetcher = Fetcher(taken(FetcherSettings, settings))
         self.handout = Handout(self.fetcher, check_crcs=settings.check_crcs)
+        self.unfinished: Unfinished | None = None
+        """The records that the application has not finished, where it says of each when it is done."""
+        if settings.acknowledgement_mode == "explicit":
+            self.track()
         self.group: Group | None = None
         if settings.group_id is not None:
             self.group = Group(settings, cluster, self.fetcher, self, clock=clock, chance=Chance())
         self.closed = False
-        self._settings = settings
         self._cluster = cluster
         self._names: dict[UUID, str] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -59,28 +67,134 @@ class FetchingDriver:
     def dropped(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop the decoded records of revoked or lost partitions."""
         self.handout.dropped(partitions)
+        if self.unfinished is not None:
+            self.unfinished.forget(partitions)
 
     def consumed(self) -> dict[TopicPartition, int]:
-        """Return the position after all records returned to the application, for every partition with a position."""
-        return self.handout.consumed()
+        """Return the offset before which all records are processed, for every partition with a position.
+
+        Processed is what was returned to the application, or, where it says so of each record, what is done.
+        """
+        return self.handout.consumed() if self.unfinished is None else self.unfinished.consumed()
+
+    # -- work that is finished out of order ---------------------------------------------------------------------------
+
+    def track(self) -> Unfinished:
+        """Track the records of this consumer from now on, one by one."""
+        if self.unfinished is None:
+            self.unfinished = Unfinished(self._settings, self.fetcher, self.handout, self.now_ms)
+        return self.unfinished
+
+    async def settle(self, partitions: Sequence[TopicPartition]) -> None:
+        """Have the running work on partitions finished, before they are revoked."""
+        if self.unfinished is not None and self.unfinished.owner is not None:
+            await self.unfinished.owner.settle(partitions)
+
+    @property
+    def fresh(self) -> int:
+        """The number of ranges above the stable offsets that were done since the last commit."""
+        return 0 if self.unfinished is None else self.unfinished.tracker.fresh
+
+    def take_fresh(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Ranges]:
+        """Return these ranges, to be committed, or given back."""
+        return {} if self.unfinished is None else self.unfinished.tracker.take_fresh(partitions)
+
+    def give_back(self, ranges: Mapping[TopicPartition, Ranges]) -> None:
+        """Take back ranges that could not be committed."""
+        if self.unfinished is not None:
+            self.unfinished.tracker.give_back(ranges)
+
+    def skip(self, tp: TopicPartition, ranges: Ranges) -> None:
+        """Hand out no records in these ranges of offsets: they are done."""
+        self.handout.skip(tp, ranges)
+
+    def forget_skips(self, tp: TopicPartition, stable: int) -> None:
+        """Forget the ranges below the group's stable offset."""
+        self.handout.forget_skips(tp, stable)
+
+    async def poll(self, timeout_s: float | None, records_max: int) -> list[Record]:
+        """Return records that may be worked on at the same time, as soon as there are some."""
+        unfinished = self.track()
+
+        async def find() -> list[Record]:
+            unfinished.note_progress()
+            tracker = unfinished.tracker
+            await unfinished.fill(max(0, records_max - tracker.ready))
+            return unfinished.hand_out(records_max)
+
+        return await self._polled(self._within(timeout_s, find, lambda: unfinished.tracker.wake_ms))
+
+    def moved_by_hand(self, tp: TopicPartition) -> None:
+        """Forget what was handed out of a partition, or is to be: the application sets its position."""
+        self.handout.forget_decoded(tp)
+        if self.unfinished is not None:
+            self.unfinished.forget([tp])
+
+    def end_of_run(self) -> None:
+        """Return to the acknowledgements of the settings after a handler has run."""
+        if self._settings.acknowledgement_mode != "explicit":
+            self.unfinished = None
+
+    def begin_turn(self) -> None:
+        """Begin to look at what has changed: changes from now on end the next wait."""
+        self.start()
+        assert self._changed is not None
+        self._changed.clear()
+
+    async def wait_for_turn(self, due_ms: int | None) -> None:
+        """Wait for a change since `begin_turn`, at most until a time in ms, or until commits or polls are due."""
+        self.pump()
+        self.raise_errors()
+        assert self._changed is not None
+        until_ms = self.now_ms() + self._settings.max_poll_interval_ms // 4
+        for at_ms in (due_ms, None if self.group is None else self.group.next_attendance_ms()):
+            if at_ms is not None:
+                until_ms = min(until_ms, at_ms)
+        try:
+            async with asyncio.timeout(max(0.001, (until_ms - self.now_ms()) / 1000)):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def nudge(self) -> None:
+        """End the wait for a change."""
+        if self._changed is not None:
+            self._changed.set()
 
     # -- for the consumer ---------------------------------------------------------------------------------------------
 
     async def gather(self, timeout_s: float | None) -> list[Deliverable]:
-        group = self.group
         self.start()
         self.handout.go_back()
+
+        async def find() -> list[Deliverable]:
+            return self.fetcher.deliverable()
+
+        return await self._polled(self._within(timeout_s, find))
+
+    async def _polled(self, found: Coroutine[Any, Any, list[T]]) -> list[T]:
+        group = self.group
         if group is None:
-            return await self._gather_within(timeout_s)
-        group.refuse_in_callback()
+            return await found
+        try:
+            group.refuse_in_callback()
+        except ApiError:
+            found.close()
+            raise
         group.start()
         group.poll_began()
         try:
-            return await self._gather_within(timeout_s)
+            return await found
         finally:
             group.poll_ended()
 
-    async def _gather_within(self, timeout_s: float | None) -> list[Deliverable]:
+    async def _within(
+        self,
+        timeout_s: float | None,
+        find: Callable[[], Awaitable[list[T]]],
+        wake_ms: Callable[[], int | None] = lambda: None,
+    ) -> list[T]:
+        """Carry out the group's events and the fetcher's work until `find` finds something, or the time is over."""
         loop = self.start()
         deadline = None if timeout_s is None else loop.time() + timeout_s
         if not self.fetcher.topics and (self.group is None or self.group.subscription is None):
@@ -90,16 +204,17 @@ class FetchingDriver:
                 await self.group.attend()
             self.pump()
             self.raise_errors()
-            parts = self.fetcher.deliverable()
-            if parts:
-                return parts
+            found = await find()
+            if found:
+                return found
             self.pump()
             if deadline is not None and loop.time() >= deadline:
                 return []
-            until, due_ms = deadline, None if self.group is None else self.group.next_attendance_ms()
-            if due_ms is not None:
-                due = loop.time() + max(0.01, (due_ms - self._now_ms()) / 1000)
-                until = due if until is None else min(until, due)
+            until = deadline
+            for due_ms in (wake_ms(), None if self.group is None else self.group.next_attendance_ms()):
+                if due_ms is not None:
+                    due = loop.time() + max(0.01, (due_ms - self.now_ms()) / 1000)
+                    until = due if until is None else min(until, due)
             await self.wait(until)
 
     async def close(self) -> None:
@@ -177,7 +292,7 @@ class FetchingDriver:
             self._timer = None
         if self.group is not None:
             self.group.look_for_positions()
-        work = self.fetcher.drain(self._now_ms())
+        work = self.fetcher.drain(self.now_ms())
         for fetch in work.fetches:
             self.run(self._fetch(fetch))
         for lookup in work.lookups:
@@ -185,7 +300,7 @@ class FetchingDriver:
         for topic in work.refresh:
             self.run(self._refresh(topic))
         if work.wake_at_ms is not None:
-            self._timer = loop.call_later(max(0, work.wake_at_ms - self._now_ms()) / 1000, self.happened)
+            self._timer = loop.call_later(max(0, work.wake_at_ms - self.now_ms()) / 1000, self.happened)
 
     def run(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self.start().create_task(coroutine)
@@ -204,7 +319,7 @@ class FetchingDriver:
             timeout_ms = self._settings.request_timeout_ms + self._settings.fetch_max_wait_ms
             response = await connection.send(request, timeout_ms=timeout_ms, version=version)
         except (AnabranchError, OSError):
-            self.fetcher.lost(fetch.request_id, self._now_ms())
+            self.fetcher.lost(fetch.request_id, self.now_ms())
         else:
             answers = {
                 TopicPartition(name, data.partition_index): FetchResult(
@@ -221,7 +336,7 @@ class FetchingDriver:
                 for data in topic.partitions
             }
             error = ErrorCode.of(response.error_code)
-            self.fetcher.answered(fetch.request_id, error, response.session_id, answers, self._now_ms())
+            self.fetcher.answered(fetch.request_id, error, response.session_id, answers, self.now_ms())
         self.happened()
 
     def _fetch_request(self, fetch: Fetch, version: int) -> FetchRequest:
@@ -272,7 +387,7 @@ class FetchingDriver:
         try:
             response = await self._cluster.ask(request, node_id=lookup.node)
         except (AnabranchError, OSError):
-            self.fetcher.lost(lookup.request_id, self._now_ms())
+            self.fetcher.lost(lookup.request_id, self.now_ms())
         else:
             answers = {
                 TopicPartition(topic.name, partition.partition_index): (
@@ -282,19 +397,19 @@ class FetchingDriver:
                 for topic in response.topics
                 for partition in topic.partitions
             }
-            self.fetcher.found(lookup.request_id, answers, self._now_ms())
+            self.fetcher.found(lookup.request_id, answers, self.now_ms())
         self.happened()
 
     async def _refresh(self, name: str) -> None:
         try:
             view = await self._cluster.view(name)
         except ApiError as error:
-            self.fetcher.topic_unknown(name, error, self._now_ms())
+            self.fetcher.topic_unknown(name, error, self.now_ms())
         except OSError as error:
-            self.fetcher.topic_unknown(name, ApiError(ErrorCode.NETWORK_EXCEPTION, str(error)), self._now_ms())
+            self.fetcher.topic_unknown(name, ApiError(ErrorCode.NETWORK_EXCEPTION, str(error)), self.now_ms())
         except AnabranchError as error:  # A response that cannot be read: waiting helps nobody.
             text = f"the metadata of topic {name} cannot be read: {error}"
-            self.fetcher.topic_unknown(name, ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, text), self._now_ms())
+            self.fetcher.topic_unknown(name, ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, text), self.now_ms())
         else:
             if self._settings.ordering == "none":
                 view = replace(view, ordered=False)
@@ -303,7 +418,7 @@ class FetchingDriver:
                 self._names[view.topic_id] = name
             self.handout.lineages[name] = view.lineage
             before = self.fetcher.view(name)
-            self.fetcher.topic_known(view, self._now_ms())
+            self.fetcher.topic_known(view, self.now_ms())
             if self.group is not None and before is not None and before.lineage.current != view.lineage.current:
                 self.group.layout_changed()
         self.happened()

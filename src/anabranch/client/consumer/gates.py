@@ -7,7 +7,7 @@ not poll; `machines.clients.positions` decides what it holds.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable
 
 from anabranch.base.errors import AnabranchError, ErrorCode
 from anabranch.base.ids import TopicPartition
@@ -63,8 +63,9 @@ class Gates:
         due = self._flush_due()
         if self._settings.enable_auto_commit:
             if self._commits.is_due() or (due and self._commits.may_begin()):
-                await self.flush(self._fetcher.assignment)
-                self._commits.begin()
+                processed = self._commits.processed()
+                await self.flush(self._fetcher.assignment, processed.ranges)
+                self._commits.begin(processed)
         else:
             await self.flush(due)
         for tp in self._fetcher.openings():
@@ -76,12 +77,17 @@ class Gates:
         due = self._reports.flush_due(self._fetcher.needs(), self._fetcher.standing)
         return () if self._settings.enable_auto_commit and not self._commits.may_begin() else due
 
-    async def flush(self, partitions: Iterable[TopicPartition]) -> None:
-        """Have the application flush its state of partitions of ordered topics, as far as it has records of them."""
+    async def flush(self, partitions: Iterable[TopicPartition], ranged: Container[TopicPartition] = ()) -> None:
+        """Have the application flush its state of partitions of ordered topics, as far as it has records of them.
+
+        `ranged`: partitions of which the application has finished records above the stable offset.
+        """
         positions: dict[TopicPartition, int] = {}
         for tp in partitions:
             standing = self._fetcher.standing(tp)
-            if standing is not None and standing.position is not None and not standing.is_flushed:
+            if standing is None or standing.position is None:
+                continue
+            if tp in ranged or not standing.is_flushed:
                 positions[tp] = standing.position
         if positions:
             await self._call("on_partition_key_maybe_revoked", tuple(sorted(positions)))

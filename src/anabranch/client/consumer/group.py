@@ -16,7 +16,7 @@ from typing import Any
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.client.cluster.metadata import Cluster
-from anabranch.client.consumer.commits import Commits
+from anabranch.client.consumer.commits import Commits, Processed
 from anabranch.client.consumer.gates import Gates
 from anabranch.client.consumer.group_context import GroupContext, Host
 from anabranch.client.consumer.listeners import GroupMetadata, Invoke, in_callback, invoke_here
@@ -35,6 +35,7 @@ from anabranch.machines.clients.membership.steps import (
     Revoke,
     Subscription,
 )
+from anabranch.machines.clients.processing import Ranges
 from anabranch.runtime.chance import Chance
 from anabranch.runtime.clock import Clock
 
@@ -101,7 +102,7 @@ class Group:
             if "drive" in self._context.jobs:
                 await self._leave(stay=None if leave is None else not leave, timeout_ms=timeout_ms)
             elif self._context.subscription is None and self._settings.enable_auto_commit:
-                await self._commits.commit_processed(self._context.host.consumed(), timeout_ms)
+                await self._commits.commit_processed(self._commits.processed(), timeout_ms)
         finally:
             await self._context.close()
 
@@ -125,9 +126,9 @@ class Group:
         if self._member.poll_began(self._context.now_ms()):
             self._context.changed.set()
 
-    def poll_ended(self) -> None:
-        """Report that `poll` has returned."""
-        self._driver.poll_due(self._member.poll_ended(self._context.now_ms()))
+    def poll_ended(self, since_ms: int | None = None) -> None:
+        """Report that `poll` has returned, or that a handler began to work on a record at `since_ms`."""
+        self._driver.poll_due(self._member.poll_ended(self._context.now_ms() if since_ms is None else since_ms))
 
     def refuse_in_callback(self) -> None:
         """Raise if called from within a rebalance listener: listeners must not poll."""
@@ -217,14 +218,19 @@ class Group:
 
     async def _revoke(self, names: tuple[TopicPartition, ...]) -> None:
         try:
-            if self._settings.enable_auto_commit:
-                await self._gates.flush(names)
-                consumed = self._context.host.consumed()
-                processed = {tp: consumed[tp] for tp in names if tp in consumed}
-                await self._commits.commit_processed(processed, self._settings.default_api_timeout_ms)
+            await self._context.host.settle(names)
+            await self._commit_processed(names)
             await self._call_listener("on_partitions_revoked", names)
+            if self._settings.acknowledgement_mode == "explicit":  # The listener may have finished some records.
+                await self._commit_processed(names)
         finally:
             self._drop(names)
+
+    async def _commit_processed(self, names: tuple[TopicPartition, ...]) -> None:
+        if self._settings.enable_auto_commit:
+            processed = self._commits.processed(names)
+            await self._gates.flush(names, processed.ranges)
+            await self._commits.commit_processed(processed, self._settings.default_api_timeout_ms)
 
     def _drop(self, names: tuple[TopicPartition, ...]) -> None:
         self._context.fetcher.withdraw(names)
@@ -232,6 +238,7 @@ class Group:
         self._gates.dropped(names)
         for name in names:
             self._context.committed.pop(name, None)
+            self._context.ranged.discard(name)
 
     async def _call_listener(self, method: str, names: tuple[TopicPartition, ...]) -> None:
         function = getattr(self._listener, method, None)
@@ -251,9 +258,29 @@ class Group:
         """Return the committed offsets of the group; None for a partition without one."""
         return await self._commits.committed(partitions)
 
-    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None) -> None:
-        """Commit offsets, by default the positions after all returned records. Commits run one after another."""
-        await self._commits.commit(offsets)
+    async def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata] | None,
+        ranges: Mapping[TopicPartition, Ranges] | None = None,
+    ) -> None:
+        """Commit offsets and ranges of them, by default what is processed. Commits run one after another."""
+        await self._commits.commit(offsets, ranges=ranges)
+
+    def processed(self) -> Processed:
+        """Return what is processed now, to be committed."""
+        return self._commits.processed()
+
+    async def commit_all(self, processed: Processed) -> None:
+        """Commit what was processed."""
+        await self._commits.commit_all(processed)
+
+    async def commit_processed(self, timeout_ms: int | None = None) -> None:
+        """With automatic commits, commit what is processed, if this consumer is a member, or needs not be one."""
+        if self._settings.enable_auto_commit and (self._context.subscription is None or self._member.is_member):
+            timeout = self._settings.default_api_timeout_ms if timeout_ms is None else timeout_ms
+            processed = self._commits.processed()
+            await self._gates.flush(self._context.fetcher.assignment, processed.ranges)
+            await self._commits.commit_processed(processed, timeout)
 
 
 def _names(partitions: Iterable[Owned]) -> tuple[TopicPartition, ...]:

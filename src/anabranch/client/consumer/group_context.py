@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard
 from uuid import UUID
 
@@ -17,6 +17,7 @@ from anabranch.machines.clients.fetching import Fetcher
 from anabranch.machines.clients.membership.classic import ClassicMember
 from anabranch.machines.clients.membership.consumer import ConsumerMember
 from anabranch.machines.clients.membership.steps import Member, MemberSettings, Subscription
+from anabranch.machines.clients.processing import Ranges
 from anabranch.runtime.chance import Chance
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.wakeup import Wakeup
@@ -39,7 +40,26 @@ class Host(Protocol):
         """Drop the decoded records of these partitions."""
 
     def consumed(self) -> Mapping[TopicPartition, int]:
-        """Return the position after all records returned to the application, for every partition with a position."""
+        """Return the offset before which all records are processed, for every partition with a position."""
+
+    async def settle(self, partitions: Sequence[TopicPartition]) -> None:
+        """Have the running work on partitions finished, before they are revoked."""
+
+    @property
+    def fresh(self) -> int:
+        """The number of ranges above these offsets that were done since the last commit."""
+
+    def take_fresh(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Ranges]:
+        """Return these ranges, to be committed, or given back."""
+
+    def give_back(self, ranges: Mapping[TopicPartition, Ranges]) -> None:
+        """Take back ranges that could not be committed."""
+
+    def skip(self, tp: TopicPartition, ranges: Ranges) -> None:
+        """Hand out no records in these ranges of offsets: they are done."""
+
+    def forget_skips(self, tp: TopicPartition, stable: int) -> None:
+        """Forget the ranges below the group's stable offset."""
 
 
 class GroupContext:
@@ -70,6 +90,8 @@ class GroupContext:
         """Set whenever the member machine may have a step or an event."""
         self.committed: dict[TopicPartition, int] = {}
         """The offsets this member last read or wrote; equal offsets are not committed again."""
+        self.ranged: set[TopicPartition] = set()
+        """The partitions in which the group has committed ranges above that offset."""
         self.jobs: dict[str, asyncio.Task[None]] = {}
         """Jobs by name; at most one of each name runs at a time."""
         self.error: AnabranchError | None = None
@@ -81,6 +103,7 @@ class GroupContext:
         """Note a committed offset, read or written: gates of this member may depend on it."""
         self.committed[tp] = offset
         self.fetcher.committed(tp, offset)
+        self.host.forget_skips(tp, offset)
 
     def identity(self) -> MemberIdentity:
         """Return the identity for commits: the member with its epoch."""

@@ -2,11 +2,14 @@
 
 Decoded records that did not fit into a poll are kept. While the application iterates over records, the position to
 commit is that of the first record not yet reached, so that a loop may stop at any record.
+
+Offsets above the stable offset that were committed one by one (`skip`) are left out: their records are done.
 """
 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING
 from anabranch.base.ids import TopicPartition
 from anabranch.client.consumer.record import COLUMNS, Record
 from anabranch.machines.clients.fetching import Deliverable, Fetcher
+from anabranch.machines.clients.processing import Ranges, Tracker
 from anabranch.machines.lineage import Lineage
 
 if TYPE_CHECKING:
@@ -43,29 +47,80 @@ class Handout:
         self._check_crcs = check_crcs
         self._kernels_loaded = False
         self._decoded: dict[TopicPartition, _Decoded] = {}
+        self._skips: dict[TopicPartition, Ranges] = {}
+        """Committed ranges above the stable offset, ascending."""
         self._unyielded: dict[TopicPartition, int] = {}
         """Per partition under iteration, the offset of the next record the loop has not reached."""
 
     async def hand_out_some(self, part: Deliverable, room: int, found: list[Record]) -> None:
         """Append at most `room` records of a part to `found`; keep the remaining rows decoded."""
-        from anabranch.client.consumer.tables import RECORD_COLUMNS, records_of
+        from anabranch.client.consumer.tables import records_of
 
+        left = await self._left_of(part)
+        if left is not None:
+            rows = left.rows.slice(left.first, room)
+            found += records_of(part, rows)
+            self._pass(part, left, rows)
+
+    async def take_some(
+        self, part: Deliverable, tracker: Tracker, records_max: int, leases: Iterator[int]
+    ) -> int | None:
+        """Have the tracker take at most `records_max` records of a part; return how many, None for lack of room."""
+        from anabranch.client.consumer.tables import fitting, records_of
+
+        left = await self._left_of(part)
+        if left is None:
+            return None
         tp = TopicPartition(part.topic, part.partition)
-        left = self._decoded.pop(tp, None)
+        room = tracker.room(tp, part.start, len(self._fetcher.assignment))
+        rows = left.rows.slice(left.first, 0 if room is None else min(room.records, records_max))
+        if room is not None:
+            rows = rows.slice(0, fitting(rows, room.size, room.end))
+        if room is None or (rows.num_rows == 0 and left.first < left.rows.num_rows):
+            self._decoded[tp] = left
+            return None
+        end = self._pass(part, left, rows)
+        tracker.take(tp, records_of(part, rows, leases), end, self._skipped(tp, part.start, end))
+        self._fetcher.finished(tp, tracker.stable(tp, end))
+        return int(rows.num_rows)
+
+    async def _left_of(self, part: Deliverable) -> _Decoded | None:
+        """Return the rows of a part that are left, decoded; None if the position was moved meanwhile."""
+        from anabranch.client.consumer.tables import RECORD_COLUMNS
+
+        left = self._decoded.pop(TopicPartition(part.topic, part.partition), None)
         if left is None or left.part.fetched is not part.fetched or left.position != part.start:
             left = _Decoded(part, await self.table_beside([part], RECORD_COLUMNS, None), 0, part.start)
-            if not self._fetcher.is_next(part):
-                return
-        rows = left.rows.slice(left.first, room)
-        found += records_of(part, rows)
+        return left if self._fetcher.is_next(part) else None
+
+    def _pass(self, part: Deliverable, left: _Decoded, rows: pa.Table) -> int:
+        """Move the position behind rows of a part, and return it; keep the rows that are left."""
         records_end = rows.column("offset")[-1].as_py() + 1 if rows.num_rows else -1
         left.first += rows.num_rows
         if left.first == left.rows.num_rows:
-            self._fetcher.handed_out(part, left.part.end, records_end)
+            left.position = part.end
         else:
             left.position = left.rows.column("offset")[left.first].as_py()
-            self._decoded[tp] = left
-            self._fetcher.handed_out(part, left.position, records_end)
+            self._decoded[TopicPartition(part.topic, part.partition)] = left
+        self._fetcher.handed_out(part, left.position, records_end)
+        return left.position
+
+    def skip(self, tp: TopicPartition, ranges: Ranges) -> None:
+        """Leave out the records in these ranges of offsets, and in no others: they are done."""
+        self._skips.pop(tp, None)
+        if ranges:
+            self._skips[tp] = sorted(ranges)
+
+    def forget_skips(self, tp: TopicPartition, stable: int) -> None:
+        """Forget the skipped ranges below the group's stable offset."""
+        ranges = self._skips.get(tp)
+        if ranges is not None and ranges[0][1] < stable:
+            self.skip(tp, ranges[bisect_left(ranges, stable, key=lambda bounds: bounds[1]) :])
+
+    def _skipped(self, tp: TopicPartition, start: int, end: int) -> Ranges:
+        ranges = self._skips.get(tp, ())
+        first = bisect_left(ranges, start, key=lambda bounds: bounds[1])
+        return ranges[first : bisect_right(ranges, end, key=lambda bounds: bounds[0])]
 
     async def table_beside(
         self, parts: Sequence[Deliverable], columns: Sequence[str], key_range: tuple[int, int] | None
@@ -83,7 +138,7 @@ class Handout:
         """Decode gathered parts; callable from any thread."""
         from anabranch.client.consumer.tables import table_of
 
-        return table_of(parts, columns, key_range, self.lineages, check_crcs=self._check_crcs)
+        return table_of(parts, columns, key_range, self.lineages, self._skips, check_crcs=self._check_crcs)
 
     def one_by_one(self, records: Sequence[Record]) -> Iterator[Record]:
         """Yield polled records and move the positions to commit with them, so that a loop may stop at any record."""
@@ -110,13 +165,15 @@ class Handout:
                 self._fetcher.seek(tp, offset)
 
     def forget_decoded(self, tp: TopicPartition) -> None:
-        """Drop the decoded records of a partition after a seek."""
+        """Drop the decoded records of a partition, and what is skipped of it: the application seeks, and wants all."""
         self._decoded.pop(tp, None)
+        self._skips.pop(tp, None)
 
     def dropped(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop the decoded records of these partitions."""
         for tp in partitions:
             self._decoded.pop(tp, None)
+            self._skips.pop(tp, None)
             self._unyielded.pop(tp, None)
 
     def consumed(self) -> dict[TopicPartition, int]:

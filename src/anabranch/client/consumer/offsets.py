@@ -13,10 +13,12 @@ from uuid import UUID
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
 from anabranch.client.cluster.coordinator import MOVED, Coordinator
+from anabranch.machines.clients.processing import Ranges
 from anabranch.protocol.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
+    OffsetRange,
 )
 from anabranch.protocol.messages.offset_fetch import (
     OffsetFetchRequest,
@@ -33,11 +35,16 @@ STABLE_VERSION = 7
 
 
 class OffsetAndMetadata(NamedTuple):
-    """A committed offset, the next one to read, and the committer's metadata."""
+    """A committed offset, the next one to read, and the committer's metadata.
+
+    `ranges`: offsets above it that are done, too; disjoint, ascending, both bounds inclusive. To be committed, they may
+    begin at the offset, which is then the committed one: they move it.
+    """
 
     offset: int
     metadata: str = ""
     leader_epoch: int = NO_LEADER_EPOCH
+    ranges: Ranges = ()
 
 
 OffsetsByPartition = (
@@ -49,9 +56,28 @@ OffsetsByPartition = (
 """Offsets to commit: the next offset to read of each partition, with or without metadata."""
 
 
+RangesByPartition = Mapping[tuple[str, int], Ranges] | Mapping[TopicPartition, Ranges]
+"""Ranges of offsets that are done, both bounds inclusive."""
+
+
 def offsets_of(given: OffsetsByPartition) -> dict[TopicPartition, OffsetAndMetadata]:
     """Normalize the offsets given by an application."""
     return {TopicPartition(*tp): OffsetAndMetadata(at) if isinstance(at, int) else at for tp, at in given.items()}
+
+
+def ranges_of(given: RangesByPartition) -> dict[TopicPartition, Ranges]:
+    """Check and sort the ranges given by an application. Raises `ValueError` for ranges that cannot be."""
+    found: dict[TopicPartition, Ranges] = {}
+    for tp, ranges in given.items():
+        ordered = sorted((int(first), int(last)) for first, last in ranges)
+        for number, (first, last) in enumerate(ordered):
+            if not 0 <= first <= last:
+                raise ValueError(f"({first}, {last}) is no range of offsets: the first must be at most the last")
+            if number and first <= ordered[number - 1][1]:
+                raise ValueError(f"the ranges {ordered[number - 1]} and {(first, last)} overlap")
+        if ordered:
+            found[TopicPartition(*tp)] = ordered
+    return found
 
 
 class MemberIdentity(NamedTuple):
@@ -73,6 +99,10 @@ class Offsets:
         self._coordinator = coordinator
         self._group_id = group_id
         self._timeout_ms = timeout_ms
+        self.takes_ranges: bool | None = None
+        """Whether the coordinator knows ranges of offsets; None before its first answer to a commit."""
+        self.stable: dict[TopicPartition, int] = {}
+        """By partition, the stable offset that the last answer to a commit told."""
 
     async def fetch(
         self,
@@ -130,7 +160,10 @@ class Offsets:
                 error = ErrorCode.of(partition.error_code)
                 found[TopicPartition(name, partition.partition_index)] = (
                     OffsetAndMetadata(
-                        partition.committed_offset, partition.metadata or "", partition.committed_leader_epoch
+                        partition.committed_offset,
+                        partition.metadata or "",
+                        partition.committed_leader_epoch,
+                        [(bounds.start, bounds.end) for bounds in partition.committed_range_offsets],
                     )
                     if error is ErrorCode.NONE
                     else error
@@ -165,6 +198,10 @@ class Offsets:
                             committed_offset=offsets[TopicPartition(name, number)].offset,
                             committed_leader_epoch=offsets[TopicPartition(name, number)].leader_epoch,
                             committed_metadata=offsets[TopicPartition(name, number)].metadata,
+                            offset_ranges=[
+                                OffsetRange(start=start, end=end)
+                                for start, end in offsets[TopicPartition(name, number)].ranges
+                            ],
                         )
                         for number in sorted(numbers)
                     ],
@@ -178,7 +215,11 @@ class Offsets:
         for topic in response.topics:
             name = names.get(topic.topic_id, "") if version >= TOPIC_ID_VERSION else topic.name
             for partition in topic.partitions:
-                codes[TopicPartition(name, partition.partition_index)] = ErrorCode.of(partition.error_code)
+                tp, code = TopicPartition(name, partition.partition_index), ErrorCode.of(partition.error_code)
+                codes[tp] = code
+                self.stable[tp] = partition.last_stable_offset
+                if code is ErrorCode.NONE:
+                    self.takes_ranges = partition.last_stable_offset >= 0
         if not MOVED.isdisjoint(codes.values()):
             self._coordinator.forget()
         return {tp: codes.get(tp, ErrorCode.UNKNOWN_SERVER_ERROR) for tp in offsets}

@@ -42,6 +42,7 @@ class Positions:
                 if self._context.identity() != identity:
                     continue
                 without: list[TopicPartition] = []
+                awaited = set(self._context.fetcher.awaiting())
                 for tp, result in found.items():
                     if isinstance(result, ErrorCode):
                         if not result.retriable:
@@ -50,6 +51,9 @@ class Positions:
                     elif result.offset >= 0:
                         self._context.note_committed(tp, result.offset)
                         self._context.fetcher.begin(tp, offset=result.offset)
+                        if result.ranges and tp in awaited:
+                            self._context.ranged.add(tp)
+                            self._context.host.skip(tp, result.ranges)
                     else:
                         without.append(tp)
                 if without:

@@ -9,7 +9,11 @@ COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
 
 
 class Record(NamedTuple):
-    """A record, as read. `timestamp_type` is 0 for the producer's time and 1 for the broker's."""
+    """A record, as read. `timestamp_type` is 0 for the producer's time and 1 for the broker's.
+
+    `delivery_count` is more than 1 for a record that was rejected before; `lease` names this hand-out for `done` and
+    `reject`, and is 0 where they do not apply.
+    """
 
     topic: str
     partition: int
@@ -19,3 +23,5 @@ class Record(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...] = ()
+    delivery_count: int = 1
+    lease: int = 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from anabranch.base.ids import TopicPartition
 from anabranch.client.consumer.range_reader import decode_range
@@ -31,6 +32,7 @@ TYPES = {
     "leader_epoch": pa.int32(),
     "sequence": pa.int64(),
 }
+NO_SKIPS: Mapping[TopicPartition, Sequence[tuple[int, int]]] = {}
 RECORD_COLUMNS = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
 
 
@@ -47,15 +49,17 @@ def table_of(
     columns: Sequence[str],
     key_range: tuple[int, int] | None,
     lineages: Mapping[str, Lineage],
+    skips: Mapping[TopicPartition, Sequence[tuple[int, int]]] = NO_SKIPS,
     *,
     check_crcs: bool,
 ) -> pa.Table:
-    """Decode parts into one table, with at least one chunk per part."""
+    """Decode parts into one table, with at least one chunk per part; `skips`: ranges of offsets to leave out."""
     schema = schema_of(columns)
     batches: list[pa.RecordBatch] = []
     for part in parts:
         wanted = [column for column in columns if column not in ("topic", "partition", "sequence")]
-        if "sequence" in columns or not wanted:
+        skipped = skips.get(TopicPartition(part.topic, part.partition))
+        if "sequence" in columns or not wanted or skipped:
             wanted.append("offset")
         for start, end, share in _shares(part, key_range, lineages):
             for records in decode_range(
@@ -68,6 +72,8 @@ def table_of(
                 aborted=part.fetched.aborted,
                 check_crc=check_crcs,
             ):
+                if skipped:
+                    records = without(records, skipped)
                 count = records.num_rows
                 if count:
                     arrays = [_column(name, part, records, count, lineages) for name in columns]
@@ -127,8 +133,8 @@ _MADE: dict[str, Callable[[Deliverable, Any, int, Mapping[str, Lineage]], Any]] 
 }
 
 
-def records_of(part: Deliverable, rows: pa.Table) -> list[Record]:
-    """Build records from some rows of a part, given in `RECORD_COLUMNS`."""
+def records_of(part: Deliverable, rows: pa.Table, leases: Iterator[int] | None = None) -> list[Record]:
+    """Build records from some rows of a part, given in `RECORD_COLUMNS`; each with a lease, if there are some."""
     count = rows.num_rows
     headers = rows.column("headers")
     entries: Iterable[tuple[tuple[str, bytes | None], ...]] = repeat((), count)
@@ -145,5 +151,32 @@ def records_of(part: Deliverable, rows: pa.Table) -> list[Record]:
             rows.column("key").to_pylist(),
             rows.column("value").to_pylist(),
             entries,
+            *(() if leases is None else (repeat(1, count), leases)),
         )
     )
+
+
+def fitting(rows: pa.Table, size: int, end: int) -> int:
+    """Return how many of the first rows lie before offset `end`, while the keys and values before have below `size`."""
+    count = int(np.searchsorted(_numbers(rows.column("offset")), end))
+    sizes = sum(_sizes(rows.column(name)) for name in ("key", "value"))
+    before = np.cumsum(sizes) - sizes
+    return min(count, int(np.searchsorted(before, size)))
+
+
+def _sizes(column: Any) -> Any:
+    return _numbers(pc.fill_null(pc.binary_length(column), 0).cast(pa.int64()))
+
+
+def _numbers(column: pa.ChunkedArray) -> Any:
+    found = [as_numbers(chunk) for chunk in column.chunks if len(chunk)]
+    return found[0] if len(found) == 1 else np.concatenate([np.empty(0, np.int64), *found])
+
+
+def without(records: pa.RecordBatch, ranges: Sequence[tuple[int, int]]) -> pa.RecordBatch:
+    """Leave out the records in ranges of offsets: disjoint, ascending, both bounds inclusive."""
+    offsets = as_numbers(records.column("offset"))
+    bounds = np.asarray(ranges, np.int64)
+    at = np.searchsorted(bounds[:, 0], offsets, side="right") - 1
+    inside = (at >= 0) & (offsets <= bounds[at, 1])
+    return records.filter(pa.array(~inside)) if inside.any() else records

@@ -13,7 +13,7 @@ import pytest
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.client.cluster.metadata import Cluster
-from anabranch.client.consumer.commits import Commits
+from anabranch.client.consumer.commits import Commits, Processed
 from anabranch.client.consumer.group_context import AGAIN, EPOCH_STALE, OUT_OF_GROUP, GroupContext, is_final
 from anabranch.client.consumer.member_driver import MemberDriver
 from anabranch.client.consumer.offsets import MemberIdentity, OffsetAndMetadata
@@ -24,6 +24,7 @@ from anabranch.machines.clients.membership.steps import Subscription
 from anabranch.machines.lineage import Lineage
 from anabranch.runtime.chance import Chance
 from anabranch.runtime.clock import Clock
+from tests.support.hosts import InOrder
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 VIEW = TopicView("t", UUID(int=1), Lineage.of_ends(1, (1, 2), ({0: 4},)), {0: 1, 1: 1}, {0: 0, 1: 0}, True)
@@ -47,6 +48,9 @@ class Coordinator:
     def __init__(self, results: Iterable[Result]) -> None:
         self.results = list(results)
         self.asked: list[dict[TopicPartition, int]] = []
+        self.ranges: list[dict[TopicPartition, Any]] = []
+        self.takes_ranges: bool | None = None
+        self.stable: dict[TopicPartition, int] = {}
 
     def _next(self) -> Any:
         result = self.results.pop(0)
@@ -58,6 +62,7 @@ class Coordinator:
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], ids: Mapping[str, UUID], member: MemberIdentity
     ) -> Any:
         self.asked.append({tp: at.offset for tp, at in offsets.items()})
+        self.ranges.append({tp: at.ranges for tp, at in offsets.items() if at.ranges})
         return self._next()
 
     async def fetch(
@@ -67,7 +72,7 @@ class Coordinator:
         return self._next()
 
 
-class Host:
+class Host(InOrder):
     """A consumer that has handed records out."""
 
     def __init__(self) -> None:
@@ -164,13 +169,13 @@ def test_automatic_commits_write_what_changed_when_it_is_time(caplog: pytest.Log
     async def scenario() -> None:
         world = World(codes(ErrorCode.NONE), {P0: ErrorCode.NONE}, codes(ErrorCode.INVALID_GROUP_ID))
         host = cast(Host, world.context.host)
-        await world.commits.commit_processed(host.positions, 1_000)
-        await world.commits.commit_processed(host.positions, 1_000)
+        await world.commits.commit_processed(Processed(host.positions, {}), 1_000)
+        await world.commits.commit_processed(Processed(host.positions, {}), 1_000)
         host.positions = {P0: 6, P1: 7}
-        await world.commits.commit_processed(host.positions, 1_000)
+        await world.commits.commit_processed(Processed(host.positions, {}), 1_000)
         assert world.coordinator.asked == [{P0: 5, P1: 7}, {P0: 6}]
         with caplog.at_level(logging.WARNING):
-            await world.commits.commit_processed({P0: 8}, 1_000)
+            await world.commits.commit_processed(Processed({P0: 8}, {}), 1_000)
         assert "group 'g': positions were not committed" in caplog.text
 
     run(scenario)
@@ -180,7 +185,7 @@ def test_an_automatic_commit_is_due_by_its_interval_and_at_the_end_of_a_layout()
     async def scenario() -> None:
         world = World(codes(ErrorCode.NONE), auto_commit_interval_ms=60_000)
         assert world.commits.is_due()
-        world.commits.begin()
+        world.commits.begin(world.commits.processed())
         due_ms = world.commits.due_ms
         assert "commit" in world.context.jobs and due_ms > 60_000 and not world.commits.may_begin()
         await world.context.jobs["commit"]

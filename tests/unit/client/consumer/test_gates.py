@@ -32,6 +32,7 @@ from anabranch.protocol.messages.offset_commit import (
 )
 from anabranch.runtime.chance import Chance
 from tests.simulation.virtual_time import VirtualClock, run, running_loop
+from tests.support.hosts import InOrder
 from tests.support.scripted_broker import HANG_UP, Late, ScriptedBroker, topic_id
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -50,7 +51,7 @@ def wanted(number: int) -> ConsumerGroupPositionResponse:
     return ConsumerGroupPositionResponse(topics=[ConsumerGroupPositionResponseTopic(topic="t", partitions=[part])])
 
 
-class World:
+class World(InOrder):
     """A member in epoch 5 of a topic that grew from one partition to two when it had ten records."""
 
     def __init__(self, *begins: TopicPartition, without: Iterable[int] = (), **settings: Any) -> None:

@@ -33,6 +33,7 @@ from anabranch.protocol.messages.metadata import MetadataRequest
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 from anabranch.runtime.chance import Chance
 from tests.simulation.virtual_time import VirtualClock, run, running_loop
+from tests.support.hosts import InOrder
 from tests.support.scripted_broker import HANG_UP, SILENT, Late, ScriptedBroker, topic_id
 
 INTERVAL_MS = 1_000
@@ -40,7 +41,7 @@ REQUEST_TIMEOUT_MS = 2_000
 HEARTBEAT_KEY = 68
 
 
-class Host:
+class Host(InOrder):
     """Counts the changes that a driver reports."""
 
     def __init__(self) -> None:

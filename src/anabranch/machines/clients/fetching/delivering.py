@@ -79,11 +79,30 @@ def handed_out(state: FetchingState, part: Deliverable, offset: int, records_end
     partition.position = offset
     partition.handed_end = max(partition.handed_end, offset if records_end is None else records_end)
     topic = partition.topic
-    if topic.view is not None and topic.view.lineage.current:
-        layouts = {topic.view.lineage.layout_at(part.partition, at) for at in (part.start, offset)}
-        state.milestone = state.milestone or len(layouts) > 1
+    _note_milestone(state, partition, part.start, offset)
     while partition.held and partition.held[0].next_offset <= offset:
         partition.held_size -= len(partition.held.popleft().data)
     counts = not topic.granted or progress(partition) != read
     if counts and topic.limits is not None and any(limit is not None for limit in topic.limits.values()):
         topic.limits = None
+
+
+def finished(state: FetchingState, tp: TopicPartition, offset: int) -> None:
+    """Note that the application has processed all records of a partition before `offset`."""
+    partition = state.find(tp)
+    if partition is None or partition.finished == offset:
+        return
+    if partition.finished is not None:
+        _note_milestone(state, partition, partition.finished, offset)
+    partition.finished = offset
+    topic = partition.topic
+    if not topic.granted and topic.limits is not None and any(limit is not None for limit in topic.limits.values()):
+        topic.limits = None
+
+
+def _note_milestone(state: FetchingState, partition: Partition, since: int, offset: int) -> None:
+    """Note whether the application has passed the end of a layout."""
+    view = partition.topic.view
+    if view is not None and view.lineage.current:
+        layouts = {view.lineage.layout_at(partition.number, at) for at in (since, offset)}
+        state.milestone = state.milestone or len(layouts) > 1

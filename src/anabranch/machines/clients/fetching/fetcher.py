@@ -125,7 +125,7 @@ class Fetcher:
             return None
         ends = gating.ends_of(view.lineage, tp.partition)
         return gating.Standing(
-            partition.position, gating.progress(partition), partition.flushed, partition.high_watermark, ends
+            partition.processed, gating.progress(partition), partition.flushed, partition.high_watermark, ends
         )
 
     def flushed(self, tp: TopicPartition, position: int) -> None:
@@ -133,6 +133,10 @@ class Fetcher:
         partition = self._state.find(tp)
         if partition is not None:
             partition.flushed = position
+
+    def finished(self, tp: TopicPartition, offset: int) -> None:
+        """Note that the application has processed all records before `offset`, and not the one there."""
+        delivering.finished(self._state, tp, offset)
 
     def announce(self, *, enabled: bool) -> None:
         """Choose whether `openings` must be reported before the first record of a segment with a gate is delivered."""

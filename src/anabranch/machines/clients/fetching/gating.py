@@ -30,7 +30,7 @@ class Standing:
     """How far a member is in one of its partitions."""
 
     position: int | None
-    """The next offset to hand out: the application has all records before."""
+    """The next offset to hand out, or to finish: the application has, or has finished, all records before."""
     progress: int | None
     """Up to where the partition counts as read; None while that is unknown."""
     flushed: int
@@ -110,8 +110,8 @@ def _positions(topic: Topic, view: TopicView) -> dict[int, int]:
         positions = dict.fromkeys((*view.lineage.cuts, *view.lineage.unknown), BEYOND)
         for number, partition in topic.partitions.items():
             positions.pop(number, None)
-            if partition.position is not None:
-                positions[number] = partition.position
+            if partition.processed is not None:
+                positions[number] = partition.processed
         return positions
     positions = dict(topic.elsewhere)
     for number, partition in topic.partitions.items():

@@ -56,6 +56,8 @@ class Partition:
     """The offset after the last record handed out."""
     flushed: int = 0
     """The application has flushed its state of the records before this offset."""
+    finished: int | None = None
+    """All records before are processed, where the application says which ones are; None where handed out is done."""
     announced: int = -1
     """The application was told of all segments with a gate that begin at this offset or before."""
     origin: FetchFrom | None = None
@@ -74,8 +76,14 @@ class Partition:
             self.handed_end = max(self.handed_end, offset)
             self.flushed = min(self.flushed, offset)
         self.position = self.fetch_offset = offset
+        self.finished = None
         self.announced = offset - 1
         self.topic.limits = None
+
+    @property
+    def processed(self) -> int | None:
+        """The offset before which the application has processed all records."""
+        return self.position if self.finished is None else self.finished
 
     def forget(self) -> None:
         """Drop the fetched records, and ignore responses in flight."""

@@ -5,6 +5,7 @@
 
 from anabranch.machines.clients.processing.policy import OnError, Retry, Verdict, decide_failure
 from anabranch.machines.clients.processing.values import Entry, Ranges, Room, TrackerSettings
+
 from anabranch.machines.clients.processing.tracker import Tracker  # isort: skip
 
 __all__ = [

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.clients.processing.values import Entry, Item, Ranges, Room, Stage, TrackerSettings
@@ -176,13 +176,13 @@ class Tracker:
 
     @property
     def ready(self) -> int:
-        """The number of records that `next` would return now, if none that was rejected is due."""
+        """The number of ready records."""
         return len(self._ready)
 
     def next(self, now_ms: int) -> Entry | None:
         """Return the next ready record, which runs from now on; None without any."""
         if self._rejected and self._rejected[0][0] <= now_ms:
-            self._return_rejected(now_ms)
+            self.mature(now_ms)
         if not self._ready:
             return None
         entry = self._ready.popleft()
@@ -192,7 +192,8 @@ class Tracker:
         self._running[entry.lease] = entry
         return entry
 
-    def _return_rejected(self, now_ms: int) -> None:
+    def mature(self, now_ms: int) -> None:
+        """Make rejected records ready whose time has come."""
         while self._rejected and self._rejected[0][0] <= now_ms:
             _, _, entry = heapq.heappop(self._rejected)
             if entry.stage is Stage.REJECTED:
@@ -297,6 +298,26 @@ class Tracker:
         moved, self._moved = self._moved, set()
         return moved
 
+    @property
+    def partitions(self) -> set[TopicPartition]:
+        """The partitions with a state here."""
+        return set(self._partitions)
+
+    def finished(self, tp: TopicPartition, position: int) -> Ranges:
+        """Return all that is done above the stable offset of a partition at `position`, ascending."""
+        tracked = self._partitions.get(tp)
+        if tracked is None or tracked.position != position:
+            return []
+        found: list[tuple[int, int]] = []
+        for entry in tracked.order:
+            if entry.stage is not Stage.FINISHED:
+                continue
+            if found and found[-1][1] + 1 == entry.first:
+                found[-1] = (found[-1][0], entry.offset)
+            else:
+                found.append((entry.first, entry.offset))
+        return found
+
     def take_fresh(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, Ranges]:
         """Return the ranges above the stable offset done since the last call, ascending; to be committed."""
         found: dict[TopicPartition, Ranges] = {}
@@ -308,7 +329,7 @@ class Tracker:
                 tracked.starts, tracked.ends = {}, {}
         return found
 
-    def give_back(self, ranges: dict[TopicPartition, Ranges]) -> None:
+    def give_back(self, ranges: Mapping[TopicPartition, Ranges]) -> None:
         """Take back ranges of `take_fresh` whose commit failed; those that the stable offset has passed are left out.
 
         Nothing is taken back of a partition that was forgotten meanwhile: nobody commits for it.

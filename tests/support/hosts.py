@@ -1,0 +1,29 @@
+"""The part of a consumer that its group sees, of a consumer whose records are finished in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from anabranch.base.ids import TopicPartition
+from anabranch.machines.clients.processing import Ranges
+
+
+class InOrder:
+    """Nothing is finished out of order, and nothing is skipped."""
+
+    fresh = 0
+
+    async def settle(self, partitions: Sequence[TopicPartition]) -> None:
+        """Nothing runs."""
+
+    def take_fresh(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Ranges]:
+        return {}
+
+    def give_back(self, ranges: Mapping[TopicPartition, Ranges]) -> None:
+        """Nothing was taken."""
+
+    def skip(self, tp: TopicPartition, ranges: Ranges) -> None:
+        """Nothing is skipped."""
+
+    def forget_skips(self, tp: TopicPartition, stable: int) -> None:
+        """Nothing is skipped."""

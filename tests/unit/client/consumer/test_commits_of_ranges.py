@@ -1,0 +1,223 @@
+"""Commits of work that is finished out of order: a stable offset for every coordinator, ranges where it knows them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import pytest
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.ids import TopicPartition
+from anabranch.client.cluster.metadata import Cluster
+from anabranch.client.consumer.commits import Commits, Processed, _parts
+from anabranch.client.consumer.group_context import GroupContext
+from anabranch.client.consumer.offsets import OffsetAndMetadata, ranges_of
+from anabranch.client.settings import ConsumerSettings
+from anabranch.machines.clients.fetching import Fetcher, FetcherSettings
+from anabranch.machines.clients.processing import Ranges
+from anabranch.runtime.chance import Chance
+from anabranch.runtime.clock import Clock
+from tests.support.hosts import InOrder
+
+P0, P1 = TopicPartition("t", 0), TopicPartition("u", 1)
+Asked = tuple[TopicPartition, int, list[tuple[int, int]]]
+
+
+class Coordinator:
+    """A group's progress, kept as a set of offsets; `knows`: whether it knows ranges."""
+
+    def __init__(self, *, knows: bool = True, refuses: Iterable[str] = ()) -> None:
+        self.knows = knows
+        self.refuses = set(refuses)
+        self.offsets: dict[TopicPartition, int] = {}
+        self.above: dict[TopicPartition, set[int]] = {}
+        self.asked: list[Asked] = []
+        self.takes_ranges: bool | None = None
+        self.stable: dict[TopicPartition, int] = {}
+
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], ids: Any, member: Any) -> Any:
+        codes: dict[TopicPartition, ErrorCode] = {}
+        for tp, at in offsets.items():
+            self.asked.append((tp, at.offset, list(at.ranges)))
+            codes[tp] = self._commit(tp, at)
+            self.stable[tp] = self.offsets.get(tp, -1) if self.knows else -1
+            if codes[tp] is ErrorCode.NONE:
+                self.takes_ranges = self.knows
+        return codes
+
+    def _commit(self, tp: TopicPartition, at: OffsetAndMetadata) -> ErrorCode:
+        if not at.ranges or not self.knows:
+            self.offsets[tp] = at.offset
+            self.above[tp] = set()  # As for a commit by no member.
+            return ErrorCode.NONE
+        if tp.topic in self.refuses:
+            return ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED
+        if at.ranges[0][0] < self.offsets[tp]:
+            return ErrorCode.INDIVIDUAL_COMMIT_TOO_OLD
+        for first, last in at.ranges:
+            self.above[tp] |= set(range(first, last + 1))
+        while self.offsets[tp] in self.above[tp]:
+            self.above[tp].discard(self.offsets[tp])
+            self.offsets[tp] += 1
+        return ErrorCode.NONE
+
+
+class Host(InOrder):
+    """A consumer with processed records."""
+
+    def __init__(self) -> None:
+        self.positions: dict[TopicPartition, int] = {}
+        self.ranges: dict[TopicPartition, Ranges] = {}
+        self.returned: dict[TopicPartition, Ranges] = {}
+
+    def happened(self) -> None:
+        """Nothing waits."""
+
+    def dropped(self, partitions: Iterable[TopicPartition]) -> None:
+        """Nothing is held."""
+
+    def consumed(self) -> Mapping[TopicPartition, int]:
+        return self.positions
+
+    def take_fresh(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Ranges]:
+        return {tp: self.ranges.pop(tp) for tp in list(partitions) if tp in self.ranges}
+
+    def give_back(self, ranges: Mapping[TopicPartition, Ranges]) -> None:
+        self.returned.update(ranges)
+
+
+class World:
+    def __init__(self, coordinator: Coordinator, **settings: Any) -> None:
+        self.coordinator = coordinator
+        self.host = Host()
+        chosen = ConsumerSettings(group_id="g", retry_backoff_ms=0, **settings)
+        self.context = GroupContext(
+            chosen, cast(Cluster, None), Fetcher(FetcherSettings()), self.host, Clock(), Chance(1)
+        )
+        self.context.offsets = cast(Any, coordinator)
+        self.commits = Commits(self.context)
+
+    def commit(self, stable: int, *ranges: tuple[int, int], tp: TopicPartition = P0) -> None:
+        """Commit automatically: all below `stable` is processed, and these ranges above."""
+        self.host.positions[tp] = stable
+        if ranges:
+            self.host.ranges[tp] = ranges
+        asyncio.run(self.commits.commit_processed(self.commits.processed(), 1_000))
+
+
+def test_a_coordinator_that_knows_ranges_gets_them_from_its_first_answer_on() -> None:
+    world = World(Coordinator())
+    world.commit(40, (43, 45), (48, 49))
+    assert world.coordinator.offsets == {P0: 40}
+    assert world.coordinator.above == {P0: {43, 44, 45, 48, 49}}
+    assert world.host.returned == {}
+
+
+def test_the_stable_offset_moves_by_a_range_so_that_those_above_stay() -> None:
+    world = World(Coordinator())
+    world.commit(40, (43, 45), (48, 49))
+    world.commit(43)
+    assert world.coordinator.offsets == {P0: 46}, "through the range that it touches"
+    assert world.coordinator.above == {P0: {48, 49}}
+    world.commit(47)
+    assert world.coordinator.asked[-1] == (P0, 46, [(46, 46)])
+    assert world.coordinator.above == {P0: {48, 49}}
+
+
+@pytest.mark.parametrize("settings", [{}, {"allow_individual_commit": False}])
+def test_any_other_coordinator_and_a_consumer_that_must_not_get_the_stable_offset(settings: dict[str, Any]) -> None:
+    world = World(Coordinator(knows=bool(settings)), **settings)
+    world.commit(40, (43, 45))
+    world.commit(42, (48, 49))
+    assert world.coordinator.offsets == {P0: 42}
+    assert all(ranges == [] for _, _, ranges in world.coordinator.asked)
+    assert not world.host.returned or world.host.returned == {P0: ((43, 45),)}
+
+
+def test_a_topic_without_individual_commits_gets_its_stable_offset(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(Coordinator(refuses={"t"}))
+    world.commit(40)
+    world.host.positions[P1] = 7
+    world.host.ranges[P1] = [(9, 9)]
+    world.commit(41, (43, 45))
+    world.commit(42, (48, 49))
+    assert world.coordinator.offsets == {P0: 42, P1: 7}
+    assert world.coordinator.above == {P0: set(), P1: {9}}
+    assert caplog.text.count("without ranges") == 1
+
+
+def test_a_commit_below_the_stable_offset_is_adjusted_to_it() -> None:
+    world = World(Coordinator())
+    world.commit(40)
+    world.coordinator.offsets[P0] = 50
+    world.commit(41, (45, 52), (54, 54))
+    assert world.coordinator.offsets == {P0: 53}
+    assert world.coordinator.above == {P0: {54}}
+    assert world.context.committed == {P0: 53}
+
+
+def test_what_could_not_be_committed_is_given_back() -> None:
+    world = World(Coordinator())
+    world.commit(40)
+    world.coordinator.refuses = {"t"}
+    refused: Any = ApiError(ErrorCode.MAX_INDIVIDUAL_COMMIT_REACHED, "too many")
+
+    async def refuse(*_: Any) -> Any:
+        raise refused
+
+    cast(Any, world.coordinator).commit = refuse
+    world.commit(41, (43, 45))
+    assert world.host.returned == {P0: ((43, 45),)}
+
+
+def test_many_ranges_make_a_commit_due() -> None:
+    async def story() -> None:
+        world = World(Coordinator(), max_num_ranges_to_commit=5)
+        world.commits.due_ms = 1 << 60
+        cast(Any, world.host).fresh = 4
+        assert not world.commits.is_due()
+        cast(Any, world.host).fresh = 5
+        assert world.commits.is_due()
+        world.coordinator.takes_ranges = False
+        assert not world.commits.is_due()
+
+    asyncio.run(story())
+
+
+def test_ranges_by_hand_go_above_a_committed_offset_and_to_whom_knows_them() -> None:
+    world = World(Coordinator())
+    with pytest.raises(ApiError, match="before an offset is") as refused:
+        asyncio.run(world.commits.commit(None, ranges={P0: [(5, 6)]}))
+    assert refused.value.code is ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED
+    asyncio.run(world.commits.commit({P0: OffsetAndMetadata(3)}, ranges={P0: [(5, 6)]}))
+    assert (world.coordinator.offsets, world.coordinator.above) == ({P0: 3}, {P0: {5, 6}})
+    stock = World(Coordinator(knows=False))
+    with pytest.raises(ApiError, match="does not take ranges"):
+        asyncio.run(stock.commits.commit({P0: OffsetAndMetadata(3)}, ranges={P0: [(5, 6)]}))
+    assert stock.coordinator.offsets == {P0: 3}
+
+
+def test_requests_have_at_most_so_many_ranges() -> None:
+    many: dict[TopicPartition, Ranges] = {tp: [(2 * n, 2 * n) for n in range(80_000)] for tp in (P0, P1)}
+    parts = list(_parts(many))
+    assert [sum(map(len, part.values())) for part in parts] == [60_000, 60_000, 40_000]
+    assert {tp: [each for part in parts for each in part.get(tp, ())] for tp in many} == many
+
+
+@pytest.mark.parametrize("ranges", [[(3, 2)], [(-1, 4)], [(1, 5), (5, 6)]])
+def test_ranges_that_cannot_be_are_refused_with_a_sentence(ranges: list[tuple[int, int]]) -> None:
+    with pytest.raises(ValueError, match=r"overlap|no range"):
+        ranges_of({("t", 0): ranges})
+    assert ranges_of({("t", 0): [(7, 9), (1, 2)]}) == {P0: [(1, 2), (7, 9)]}
+
+
+def test_only_what_changed_is_committed() -> None:
+    world = World(Coordinator())
+    world.commit(40, (43, 45))
+    asked = len(world.coordinator.asked)
+    world.commit(40)
+    assert len(world.coordinator.asked) == asked
+    asyncio.run(world.commits.commit_processed(Processed({}, {}), 1_000))
+    assert len(world.coordinator.asked) == asked
