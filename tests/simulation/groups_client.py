@@ -289,6 +289,7 @@ class Client(InOrder):
         self.is_closing = False
         """Whether the driver is leaving."""
         self.stuck_until_ms = 0
+        self.begun_ms = world.now_ms
         self.has_given_up = False
         """Whether the member has left with its partitions, because its application is stuck."""
         self.standing = Standing("", 0)

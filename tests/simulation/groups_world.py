@@ -445,6 +445,9 @@ class World:
             return f"{self.broker_of(group_id)} is not there"
         group = machine.groups.get(group_id)
         clients = [client for client in self.clients_of(group_id) if not client.has_nothing_to_read]
+        for client in self.clients_of(group_id):
+            if client.has_nothing_to_read and self.now_ms < client.begun_ms + self.theme.metadata_age_ms:
+                return f"{client.name} has just begun, and does not know the topics yet"
         for client in clients:
             if not client.is_in or client.is_leaving or client.stuck_until_ms > self.now_ms:
                 return f"{client.name} is not in: {client.machine.phase}"  # type: ignore[attr-defined]
