@@ -1,8 +1,10 @@
 """Hostile frames: requests of every API, whole, with odd values, or changed at random, sent to a real broker.
 
 Each frame is made from the declaration of a request that the broker serves, with values that are ordinary, extreme or
-empty; half of them are then changed: bytes flipped, lengths made huge, ends cut off. A well-behaved client produces
-beside them. A seed makes the same frames again: `python -m tests.fuzz.frames --seed 7 --count 1000000`.
+empty, now and then with thousands of elements; half of them are then changed: bytes flipped, lengths made huge, ends
+cut off. They go over some connections at a time, one behind the other. A well-behaved client produces beside them.
+There is no traceback and no line of an error, no step of the loop over 10 ms of the processor, and no more memory than
+the budgets and 100 MB. A seed makes the same frames again: `python -m tests.fuzz.frames --seed 7 --count 1000000`.
 """
 
 from __future__ import annotations
@@ -10,12 +12,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
+import selectors
 import socket
 import struct
+import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from anabranch.codec import EncodeError, schema_of
@@ -30,10 +37,29 @@ NAMES = ("t", "u", "", "g", "x" * 300, "__consumer_offsets", "a/b", "é", "1", "
 NUMBERS = (0, 1, 2, 3, -1, -2, 100)
 BITS = {"b": 7, "h": 15, "i": 31, "q": 63, "H": 16, "I": 32}
 UNSIGNED = "HI"
-PER_CONNECTION = 4
+TOGETHER = (1,) * 15 + (4,)
+CONNECTIONS = 24
+PATIENCE_S = 0.1
+"""Requests that park are waited for no longer."""
 LENGTHS = (b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"\x80\0\0\0")
+MANY = 3_000
 SERVED = [key for key, api in API.items() if api.served]
-GROWTH_MAX = 200 << 20
+MIB = 1 << 20
+BUDGETS = {
+    "queued_max_request_bytes": 8 * MIB,
+    "queued_max_response_bytes": 8 * MIB,
+    "max_incremental_fetch_session_cache_bytes": 8 * MIB,
+    "group_metadata_max_bytes": 8 * MIB,
+}
+GROWTH_MAX = sum(BUDGETS.values()) + BUDGETS["queued_max_response_bytes"] + 100 * 10**6
+"""The budgets, that of answers twice, and 100 MB."""
+LOOK_EVERY = 5_000
+"""Frames in less than the window of the longest step."""
+STEP = "anabranch_loop_step_processor_seconds_max"
+COORDINATORS = "ShardSet"
+"""The import of the coordinators, once."""
+STEP_MAX_S, P99_MAX_S = 0.010, 0.050
+FRIEND_PAUSE_S = 0.002
 
 
 class Maker:
@@ -41,6 +67,10 @@ class Maker:
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
+
+    def frames(self) -> bytes:
+        """One frame, or a few."""
+        return b"".join(self.frame() for _ in range(self.chance.choice(TOGETHER)))
 
     def frame(self) -> bytes:
         """One frame, its size first."""
@@ -59,9 +89,7 @@ class Maker:
                 case 0:
                     body[place : place + 1] = bytes([self.chance.randrange(256)])
                 case 1:
-                    body[place : place + 4] = self.chance.choice(
-                        (b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"\x80\0\0\0")
-                    )
+                    body[place : place + 4] = self.chance.choice(LENGTHS)
                 case 2:
                     del body[place:]
                 case _:
@@ -94,61 +122,212 @@ class Maker:
                 return self.chance.choice((b"", b"\0" * 40, whole, whole[:-1], whole[:30] + b"\xff" * 40))
             case Array(of=of):
                 count = self.chance.choice((0, 1, 1, 2, 5)) if depth < 2 else self.chance.choice((0, 1))
-                return [self._value(of, None, depth) for _ in range(count)]
+                values = [self._value(of, None, depth) for _ in range(count)]
+                return values * MANY if depth == 0 and self.chance.random() < 0.002 else values
             case Nested(of=of):
                 return self._struct(of, depth + 1)
         raise AssertionError(kind)
 
 
-class Run:
-    """One run against one broker."""
+class Sender:
+    """One connection: frames one after the other, each when the one before it is answered, or a few in one piece."""
 
-    def __init__(self, broker: BrokerProcess, seed: int) -> None:
-        self.broker = broker
-        self.maker = Maker(seed)
-        self.took: list[float] = []
+    def __init__(self, port: int, next_frames: Callable[[], bytes]) -> None:
+        self.judged = 0
+        """Frames that were answered, that ended the connection, or that have no answer in time."""
+        self.heard = time.monotonic()
+        self._next_frames = next_frames
+        self._received = bytearray()
+        self._left = memoryview(b"")
+        self._unanswered = 0
+        self.socket = socket.create_connection(("127.0.0.1", port), 20)
+        self.socket.setblocking(False)
+
+    @property
+    def events(self) -> int:
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._left or not self._unanswered else 0)
+
+    def go_on(self) -> bool:
+        """Send and receive what is possible now; False at the end."""
+        if not self._left and not self._unanswered:
+            frames = self._next_frames()
+            self._left, self._unanswered = memoryview(frames), len(list(split(frames)))
+        try:
+            if self._left:
+                self._left = self._left[self.socket.send(self._left) :]
+            received = self.socket.recv(1 << 16)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self.heard = time.monotonic()
+        self._received += received
+        ends = list(split(self._received))
+        self._unanswered -= len(ends)
+        self.judged += len(ends)
+        del self._received[: ends[-1] if ends else 0]
+        return bool(received)
+
+    def close(self) -> None:
+        """Hang up: on a frame that has no answer in time, or that has ended the connection."""
+        self.socket.close()
+        self.judged += self._unanswered > 0
+
+
+def split(data: bytes | bytearray) -> Iterator[int]:
+    """Where the whole frames end."""
+    at = 0
+    while len(data) >= at + 4:
+        (size,) = struct.unpack_from(">i", data, at)
+        if len(data) < at + 4 + size:
+            break
+        at += 4 + size
+        yield at
+
+
+class Senders:
+    """Many connections at a time."""
+
+    def __init__(self, port: int, maker: Maker) -> None:
+        self._port = port
+        self._maker = maker
+        self._selector = selectors.DefaultSelector()
+        self._open: set[Sender] = set()
+        self._ended = 0
+        self.connections = 0
+
+    @property
+    def judged(self) -> int:
+        """The frames of which the broker has made something."""
+        return self._ended + sum(sender.judged for sender in self._open)
 
     def send(self, count: int) -> None:
-        """Send so many frames, with the client beside them."""
-        with WireClient(self.broker.port, 60) as friend:
-            for _ in range(0, count, PER_CONNECTION):
-                self._one_connection()
-                began = time.monotonic()
-                assert friend.produce(FRIEND, 0, batch([b"x"])).error_code == 0
-                self.took.append(time.monotonic() - began)
+        """Send frames until so many more are judged."""
+        goal = self.judged + count
+        while self.judged < goal:
+            while len(self._open) < CONNECTIONS:
+                self._begin()
+            for key, _ in self._selector.select(PATIENCE_S):
+                sender, before = key.data, key.data.events
+                if not sender.go_on():
+                    self._end(sender)
+                elif sender.events != before:
+                    self._selector.modify(sender.socket, sender.events, sender)
+            latest = time.monotonic() - PATIENCE_S
+            for sender in [it for it in self._open if it.heard < latest]:
+                self._end(sender)
 
-    def _one_connection(self) -> None:
-        frames = b"".join(self.maker.frame() for _ in range(PER_CONNECTION))
-        address = ("127.0.0.1", self.broker.port)
-        with socket.create_connection(address, 20) as hostile, contextlib.suppress(OSError):
-            hostile.sendall(frames)
-            hostile.settimeout(0.02)
-            while hostile.recv(1 << 16):
-                pass
+    def _begin(self) -> None:
+        sender = Sender(self._port, self._maker.frames)
+        self.connections += 1
+        self._open.add(sender)
+        self._selector.register(sender.socket, sender.events, sender)
+
+    def _end(self, sender: Sender) -> None:
+        self._selector.unregister(sender.socket)
+        self._open.discard(sender)
+        sender.close()
+        self._ended += sender.judged
+
+    def close(self) -> None:
+        """Hang up everywhere."""
+        for sender in list(self._open):
+            self._end(sender)
+        self._selector.close()
 
 
-def check(data: Path, seed: int, count: int) -> dict[str, float]:
-    """Send frames to a new broker, and see that only their senders are harmed; figures of the client beside."""
-    with running(data) as broker:
-        run = Run(broker, seed)
-        with WireClient(broker.port) as friend:
-            friend.create(FRIEND)
-        run.send(100)
+def befriend(port: int, orders: Connection) -> None:
+    """Produce until told to stop, in a process of its own; tell how long each request took, in seconds."""
+    took: list[float] = []
+    with WireClient(port, 60) as friend:
+        while not orders.poll(FRIEND_PAUSE_S):
+            began = time.monotonic()
+            error = friend.produce(FRIEND, 0, batch([b"x"])).error_code
+            took.append(time.monotonic() - began)
+            assert error == 0, error
+    orders.send(took)
+
+
+@contextlib.contextmanager
+def friend_of(broker: BrokerProcess) -> Iterator[list[float]]:
+    """A client beside; the times of its requests are in the list at the end, in ascending order."""
+    took: list[float] = []
+    ours, theirs = get_context("spawn").Pipe()
+    process = get_context("spawn").Process(target=befriend, args=(broker.port, theirs))
+    process.start()
+    try:
+        yield took
+        ours.send(None)
+        assert ours.poll(60), "the client beside has failed"
+        took += sorted(ours.recv())
+        process.join(20)
+    finally:
+        process.kill()
+        process.join()
+
+
+class Figures(NamedTuple):
+    """What a run has shown."""
+
+    frames: int
+    connections: int
+    per_second: float
+    p50_s: float
+    """Of a request of the client beside."""
+    p99_s: float
+    grown: int
+    """Resident bytes of the broker."""
+    steps: dict[str, float]
+    """The most processor time of a step, in seconds, by the work that was done."""
+
+
+def note_steps(broker: BrokerProcess, steps: dict[str, float]) -> None:
+    """Look which steps took long, of late."""
+    for name, took in broker.metrics().items():
+        if name.startswith(STEP):
+            work = name.partition('"')[2].rpartition('"')[0]
+            steps[work] = max(took, steps.get(work, 0.0))
+
+
+def check(data: Path, seed: int, count: int, told: Callable[[str], object] = lambda line: None) -> Figures:
+    """Send frames to a new broker, and see that only their senders are harmed."""
+    began, steps = time.monotonic(), dict[str, float]()
+    with running(data, **BUDGETS) as broker, contextlib.ExitStack() as stack:
+        senders = stack.enter_context(contextlib.closing(Senders(broker.port, Maker(seed))))
+        with WireClient(broker.port) as client:
+            client.create(FRIEND, retention_ms="-1")
+        senders.send(100)  # So that what is imported or made once does not count.
         before = broker.resident_bytes()
-        run.send(count)
-        assert broker.alive
-        assert not broker.said("error"), (seed, broker.said("error")[:3])
-        grown = broker.resident_bytes() - before
-        assert grown < GROWTH_MAX, (seed, grown)
-        steps = {name: took for name, took in broker.metrics().items() if "step_processor_seconds_max" in name}
-        took = sorted(run.took)
-        return {"p50": took[len(took) // 2], "p99": took[len(took) * 99 // 100], "grown": grown, **steps}
+        with friend_of(broker) as took:
+            for first in range(0, count, LOOK_EVERY):
+                senders.send(min(LOOK_EVERY, count - first))
+                assert broker.alive, (seed, first)
+                assert not broker.said("error"), (seed, first, broker.said("error")[:3])
+                assert not broker.said("raw"), (seed, first, broker.said("raw")[:30])
+                note_steps(broker, steps)
+                grown = broker.resident_bytes() - before
+                assert grown < GROWTH_MAX, (seed, first, grown, broker.metrics())
+                rate = (first + LOOK_EVERY) / (time.monotonic() - began)
+                told(f"seed {seed}: {first + LOOK_EVERY} frames, {rate:.0f} per second, {grown >> 20} MiB, {steps}")
+        half, most = took[len(took) // 2], took[len(took) * 99 // 100]
+        rate = count / (time.monotonic() - began)
+        return Figures(count, senders.connections, rate, half, most, grown, steps)
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", type=int, default=int(time.time()))
+def main() -> int:
+    """Run for long, and say how it goes; the exit code is 1 if a bound was passed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.frames", description=__doc__)
+    parser.add_argument("--seed", type=int, default=int(time.strftime("%Y%m%d")))
     parser.add_argument("--count", type=int, default=1_000_000)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        print(given.seed, check(Path(directory), given.seed, given.count))
+        found = check(Path(directory), given.seed, given.count, lambda line: print(line, flush=True))
+    print(f"seed {given.seed}: {found}")
+    long = {work: took for work, took in found.steps.items() if took > STEP_MAX_S and COORDINATORS not in work}
+    for complaint in [f"long steps: {long}"] * bool(long) + ["p99 above 50 ms"] * (found.p99_s > P99_MAX_S):
+        print(complaint)
+    return 1 if long or found.p99_s > P99_MAX_S else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
