@@ -157,7 +157,7 @@ _PARTS: dict[int, Parts] = {
     13: Parts("members", "members"),
     15: Parts("groups", "groups", key=_itself),
     19: Parts("topics", "topics"),
-    20: Parts("topics", "responses"),
+    20: Parts("topics", "responses", asked_earlier="topic_names"),
     21: _NESTED,
     23: _NESTED,
     28: _NESTED,

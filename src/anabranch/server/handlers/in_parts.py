@@ -31,10 +31,16 @@ class Parts(NamedTuple):
     answered_inner: str = ""
     key: Callable[[Any], Hashable] | None = None
     """The identity of an element, where each thing is answered once, however often it is named: its answer is long."""
+    asked_earlier: str = ""
+    """The array in place of `asked` in earlier versions."""
+
+    def name_of(self, request: Any) -> str:
+        """The name of the array of a request."""
+        return self.asked_earlier if self.asked_earlier and not getattr(request, self.asked) else self.asked
 
     def of(self, request: Any) -> list[Any] | None:
         """The array of a request; None if it is null, for all there are."""
-        found: list[Any] | None = getattr(request, self.asked)
+        found: list[Any] | None = getattr(request, self.name_of(request))
         return found
 
     def once(self, request: Any) -> None:
@@ -43,7 +49,7 @@ class Parts(NamedTuple):
         if self.key is None or not elements:
             return
         if not self.asked_inner:
-            setattr(request, self.asked, list({self.key(it): it for it in elements}.values()))
+            setattr(request, self.name_of(request), list({self.key(it): it for it in elements}.values()))
             return
         seen: set[Hashable] = set()
         for element in elements:
@@ -69,7 +75,7 @@ class Parts(NamedTuple):
         assert elements is not None
         for continued, part in split(elements, self.asked_inner):
             made = copy(request)
-            setattr(made, self.asked, part)
+            setattr(made, self.name_of(request), part)
             yield continued, made
 
     def join(self, whole: Any, part: Any, *, continued: bool) -> None:
