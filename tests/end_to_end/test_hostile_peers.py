@@ -19,6 +19,8 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.protocol.frames import encode_request
 from anabranch.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from anabranch.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
 from anabranch.protocol.messages.leader_and_isr import LeaderAndIsrRequest
 from anabranch.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from anabranch.protocol.messages.stop_replica import StopReplicaRequest
@@ -398,3 +400,29 @@ def test_a_host_of_new_producers_leaves_the_memory_to_those_that_were_there(tmp_
             client.until_partitions("t", 30)
             assert sent(client, honest, 0, 2) is ErrorCode.NONE
             assert sent(client, others[4], 29) is ErrorCode.POLICY_VIOLATION, "they are counted at a start, too"
+
+
+def test_a_topic_of_the_broker_that_is_being_created_cannot_be_deleted(tmp_path: Path) -> None:
+    """A deletion that was asked for before the topic was there came after its creation, and all groups were gone."""
+    deletion = DeleteTopicsRequest(topics=[DeleteTopicState(name="__consumer_offsets")], timeout_ms=20_000)
+    asked = FindCoordinatorRequest(key_type=0, coordinator_keys=["g"])
+    with (
+        running(tmp_path) as broker,
+        contextlib.ExitStack() as sockets,
+        WireClient(broker.port) as client,
+    ):
+        hostile = [sockets.enter_context(WireClient(broker.port)) for _ in range(20)]
+        sent = []
+        for number, each in enumerate(hostile):
+            sent += [(each, each.send(deletion)) for _ in range(10)]
+            if number == 5:
+                creation = client.send(asked)
+        found = client.receive(creation).coordinators[0]
+        answers = [each.receive(it).responses[0] for each, it in sent]
+        assert ErrorCode.NONE not in {it.error_code for it in answers}, "it was deleted"
+        deadline = time.monotonic() + 20
+        while found.error_code:
+            assert time.monotonic() < deadline, found
+            found = client.call(asked).coordinators[0]
+        assert client.metadata("__consumer_offsets").error_code == ErrorCode.NONE
+        assert not broker.said("error"), broker.said("error")

@@ -13,6 +13,7 @@ from heapq import heapify, heappop, heappush
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import INTERNAL_TOPICS
 from anabranch.base.limits import PARTITIONS_PER_TOPIC_MAX, TOPIC_NAME_LENGTH_MAX
 from anabranch.machines.controller import nodes
 from anabranch.machines.controller.configs import NOT_SET, BrokerSettings, refuse_configs
@@ -93,13 +94,16 @@ def decide_create_topic(
 
 
 def decide_delete_topic(state: ControllerState, command: DeleteTopic) -> Decision[CommandReply]:
-    """Delete a topic, whatever else is going on with it."""
+    """Delete a topic, whatever else is going on with it, unless the broker keeps it for itself."""
     name = command.name if command.topic_id is None else state.names.get(command.topic_id)
     topic = state.topics.get(name) if name is not None else None
     if topic is None:
         if command.topic_id is not None:
             return Decision(reply=Refused(ErrorCode.UNKNOWN_TOPIC_ID, f"There is no topic with id {command.topic_id}."))
         return Decision(reply=unknown_topic(str(name)))
+    if topic.name in INTERNAL_TOPICS:
+        text = "The broker keeps its groups and transactions in this topic."
+        return Decision(reply=Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, text))
     plan = Plan(state, topic)
     if topic.name not in state.deleting:
         plan.draft.write(nodes.put_deletion(topic))

@@ -79,16 +79,11 @@ class Commands:
         )
 
     async def delete_topic(self, command: DeleteTopic, timeout_ms: int) -> Accepted | Validated:
-        """Delete a topic, unless the broker keeps it for itself, or deletes none."""
+        """Delete a topic, unless the broker deletes none."""
         if not self._deletes_topics:
             raise ApiError(
                 ErrorCode.TOPIC_DELETION_DISABLED,
                 "This broker does not delete topics: delete.topic.enable is false.",
-            )
-        name = self._view.name_of(command.topic_id) if command.topic_id is not None else command.name
-        if name in INTERNAL_TOPICS and self._view.find(name) is not None:
-            raise ApiError(
-                ErrorCode.INVALID_TOPIC_EXCEPTION, "The broker keeps its groups and transactions in this topic."
             )
         return await self._carry_out(lambda state: decide_delete_topic(state, command), timeout_ms)
 
