@@ -1,4 +1,4 @@
-"""Mutations of shipped code: each breaks one rule of the order, and each must die twice: `python -m tests.mutations`.
+"""Mutations of shipped code: each breaks one rule, and each must die twice: `python -m tests.mutations`.
 
 A mutation changes the text of a source file in a copy of the tree; the working tree is left alone. It must be found out
 by a simulator, in a story or within some seeds, and by an end-to-end test, which sees the product from outside. The
@@ -19,9 +19,11 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, NoReturn
+
+from tests.reliability_mutations import RELIABILITY
+from tests.support.mutations import PYTEST, Edit, Mutation
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 900
@@ -35,7 +37,6 @@ SEEDS = 200
 SIMULATOR, END_TO_END = "simulator", "end to end"
 VERDICTS = {0: "SURVIVED", 1: "died", None: "DID NOT END"}
 NOT_THERE = "-"
-PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
 
 
 def groups(seed: int) -> tuple[str, ...]:
@@ -53,33 +54,13 @@ def story(name: str) -> tuple[str, ...]:
     return *PYTEST, f"{STORIES}[{name}]"
 
 
-@dataclass(frozen=True)
-class Edit:
-    """One change of a source file."""
-
-    file: str
-    before: str
-    after: str
-
-
-@dataclass(frozen=True)
-class Mutation:
-    """A rule that is broken, and by what that must be seen."""
-
-    name: str
-    edits: tuple[Edit, ...]
-    simulator: tuple[str, ...]
-    """Empty where only delays or another simulator's rules tell: unit tests see those without a run of chance."""
-    test: str
-
-
 LINEAGE = "machines/lineage.py"
 APPENDING = "machines/partition/appending.py"
 GATEKEEPER = "machines/groups/gatekeeper.py"
 POSITIONS = "machines/clients/positions.py"
 GATES = "client/consumer/gates.py"
 
-MUTATIONS = (
+ORDER = (
     Mutation(
         "no recursion: only the layout right before counts",
         (
@@ -280,6 +261,7 @@ MUTATIONS = (
         f"{BETWEEN}::test_a_member_that_has_more_to_ask_does_not_wait_for_its_parked_question",
     ),
 )
+MUTATIONS = ORDER + RELIABILITY
 
 
 def _mutated(tree: Path, mutation: Mutation) -> str | None:

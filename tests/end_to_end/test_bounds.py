@@ -200,3 +200,19 @@ def test_metadata_of_members_holds_bounded_memory(tmp_path: Path) -> None:
         assert any(
             "group.metadata.max.bytes" in it["reason"] for it in broker.said("warning", "member refused")
         ) or any("group.member.metadata" in it["reason"] for it in broker.said("warning", "member refused"))
+
+
+def test_fetch_sessions_hold_bounded_memory(tmp_path: Path) -> None:
+    mib, wide = 1 << 20, 4_000
+    settings = {"max_incremental_fetch_session_cache_bytes": 4 * mib}
+    with running(tmp_path, **settings) as broker, WireClient(broker.port, 60) as client:
+        topic = client.create(TOPIC, wide)
+        offsets = dict.fromkeys(range(wide), 0)
+        made = [client.call(client.fetch_request(topic, offsets, session=(0, 0)), 17) for _ in range(12)]
+        assert made[0].session_id > 0
+        assert broker.metrics()["kafka_server_fetchsessioncache_bytes"] <= 4 * mib
+        small = client.call(client.fetch_request(topic, {0: 0}, session=(0, 0)), 17)
+        assert small.session_id > 0, "a small reader gets a session, whatever large ones have"
+        grown = client.call(client.fetch_request(topic, offsets, session=(small.session_id, 1)), 17)
+        assert grown.error_code == ErrorCode.NONE
+        assert broker.metrics()["kafka_server_fetchsessioncache_bytes"] <= 4 * mib

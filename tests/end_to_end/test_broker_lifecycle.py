@@ -271,9 +271,12 @@ def test_a_torn_tail_is_cut_with_a_warning_and_the_log_goes_on(tmp_path: Path) -
             client.produce("t", 0, batch([b"%d" % n]))
     broker.kill()
     log = next((tmp_path / "t-0").glob("*.log"))
-    log.write_bytes(log.read_bytes()[:-3])
+    left = log.read_bytes()[:-3]
+    log.write_bytes(left)
     broker.start()
     assert broker.said("warning")
+    kept = log.with_name(f"{2:020d}.torn").read_bytes()
+    assert kept and log.read_bytes() + kept == left, "bytes of the torn tail are gone"
     with WireClient(broker.port) as client:
         assert [value for _, value in client.read_all("t")] == [b"0", b"1"]
         assert client.produce("t", 0, batch([b"new"])).base_offset == 2

@@ -10,6 +10,12 @@ from pathlib import Path
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
+from anabranch.records.checksum import crc32c
 from tests.support.broker import BrokerProcess
 from tests.support.commands import run
 from tests.support.wire import WireClient, batch
@@ -35,6 +41,13 @@ def until(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
 def files(path: Path) -> dict[str, bytes]:
     """The files of all logs, but those that can be built anew."""
     return {str(file.relative_to(path)): file.read_bytes() for file in path.glob("*-*/*.log")}
+
+
+def alter(client: WireClient, topic: str, name: str, value: str) -> None:
+    config = AlterableConfig(name=name, config_operation=0, value=value)
+    resource = AlterConfigsResource(resource_type=2, resource_name=topic, configs=[config])
+    (answer,) = client.call(IncrementalAlterConfigsRequest(resources=[resource])).responses
+    assert answer.error_code == ErrorCode.NONE, answer
 
 
 def remove(path: Path) -> None:
@@ -150,6 +163,91 @@ def test_a_lost_log_start_is_told_and_repaired(tmp_path: Path) -> None:
     with WireClient(broker.port) as client:
         assert client.read_all("t") == [(0, b"kept")]
     broker.stop()
+
+
+def checkpointed(offset: int) -> bytes:
+    """The line of a checkpoint for t-0, with its checksum."""
+    line = b"t 0 %d" % offset
+    return b"%s %08x" % (line, crc32c(line))
+
+
+def offline(broker: BrokerProcess, client: WireClient, reason: str) -> None:
+    """The partition t-0 is offline, and the log of the broker says why."""
+    assert client.fetch("t").error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    (said,) = broker.said("error", "partition offline")
+    assert reason in said["reason"], said
+
+
+def test_damage_with_sound_records_behind_it_is_no_torn_tail(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path, log_flush_offset_checkpoint_interval_ms=3_600_000).start()
+    with WireClient(broker.port) as client:
+        client.create("t", segment_bytes="1000")
+        for number in range(40):
+            client.produce("t", 0, batch([b"%0100d" % number]))
+    broker.kill()
+    first, *others = sorted((tmp_path / "t-0").glob("*.log"))
+    assert len(others) > 2
+    damaged = bytearray(first.read_bytes())
+    damaged[300] ^= 1
+    first.write_bytes(damaged)
+    before = files(tmp_path)
+    broker.start()
+    with WireClient(broker.port) as client:
+        offline(broker, client, "a sound batch lies behind it")
+    broker.stop()
+    assert files(tmp_path) == before, "files of a damaged log have changed"
+
+
+def test_a_flipped_bit_of_a_log_start_hides_no_records(tmp_path: Path) -> None:
+    broker = soon(tmp_path).start()
+    with WireClient(broker.port) as client:
+        client.create("t")
+        for _ in range(5):
+            client.produce("t", 0, batch([b"kept"]))
+    broker.stop()
+    path = tmp_path / "log-start-offset-checkpoint"
+    found = path.read_bytes()
+    assert checkpointed(0) in found
+    path.write_bytes(found.replace(b"t 0 0", b"t 0 1"))
+    broker.start()
+    with WireClient(broker.port) as client:
+        offline(broker, client, "log-start-offset-checkpoint is damaged")
+    broker.stop()
+
+
+def test_a_log_start_behind_the_end_is_damage(tmp_path: Path) -> None:
+    broker = soon(tmp_path).start()
+    with WireClient(broker.port) as client:
+        client.create("t")
+        client.produce("t", 0, batch([b"kept"]))
+    broker.stop()
+    path = tmp_path / "log-start-offset-checkpoint"
+    path.write_bytes(path.read_bytes().replace(checkpointed(0), checkpointed(4)))
+    before = files(tmp_path)
+    broker.start()
+    with WireClient(broker.port) as client:
+        offline(broker, client, "the checkpoint says that the log starts at offset 4")
+    broker.stop()
+    assert files(tmp_path) == before
+
+
+def test_a_partition_that_fails_keeps_no_other_from_its_retention(tmp_path: Path) -> None:
+    settings = {"log_retention_check_interval_ms": 50, "log_segment_bytes": 1_000}
+    broker = BrokerProcess(tmp_path, **settings).start()
+    with WireClient(broker.port) as client:
+        for topic in ("a", "b", "c"):
+            client.create(topic, retention_ms="-1")
+            for number in range(20):
+                producer = client.producer_id()
+                client.produce(topic, 0, batch([b"%0100d" % number], producer=(producer, 0, 0)))
+        shutil.rmtree(tmp_path / "a-0")
+        for topic in ("a", "b", "c"):
+            alter(client, topic, "retention.ms", "1000")
+        until(lambda: all(client.fetch(topic, 0, 20).log_start_offset for topic in ("b", "c")))
+        assert client.fetch("a", 0, 20).log_start_offset == 0
+    until(lambda: broker.metrics()["anabranch_upkeep_failures_total"] > 0)
+    assert broker.said("warning", "retention or producer snapshot failed")
+    broker.kill()
 
 
 @pytest.mark.parametrize("length", [245, 246, 249])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 import struct
 import threading
 import time
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.base.limits import PRODUCERS_PER_PARTITION_MAX
+from anabranch.machines.controller.nodes import PRODUCER_IDS
 from anabranch.protocol.messages.metadata import MetadataRequest
 from anabranch.records.batch import build, stamp
 from anabranch.records.compression import Compression, compress
@@ -193,3 +196,31 @@ def _size(data: Path, topic: str) -> int:
         with contextlib.suppress(FileNotFoundError):
             size += path.stat().st_size
     return size
+
+
+def test_a_hundred_thousand_producers_push_no_other_out(tmp_path: Path) -> None:
+    """An honest producer's batch is known again when its response was lost, whatever others have sent meanwhile."""
+    with running(tmp_path) as broker, WireClient(broker.port) as client:
+        client.producer_id()
+    database = sqlite3.connect(tmp_path / "metadata.sqlite")
+    with contextlib.closing(database), database:  # As after many years.
+        changed = database.execute("UPDATE node SET data = ? WHERE path = ?", (b"200000", PRODUCER_IDS))
+        assert changed.rowcount == 1
+    with running(tmp_path) as broker, WireClient(broker.port, 60) as client:
+        client.create("t", retention_ms="-1")
+        honest = client.producer_id()
+        assert honest == 200_000
+        said = batch([b"once"], producer=(honest, 0, 0))
+        assert client.produce("t", 0, said).base_offset == 0
+        refused = 0
+        for first in range(0, PRODUCERS_PER_PARTITION_MAX, 500):
+            invented = b"".join(batch([b"x"], producer=(number, 0, 0)) for number in range(first, first + 500))
+            refused += client.produce("t", 0, invented).error_code == ErrorCode.POLICY_VIOLATION
+        assert refused == 1, "as many as fit are taken, and no further one"
+        again = client.produce("t", 0, said)
+        assert (again.error_code, again.base_offset) == (ErrorCode.NONE, 0)
+        end = client.offset_at("t", 0, -1).offset
+        newest = client.fetch("t", 0, end - 1)
+        assert b"once" not in bytes(newest.records)
+        assert client.produce("t", 0, batch([b"next"], producer=(honest, 0, 1))).error_code == ErrorCode.NONE
+        assert client.produce("t", 0, batch([b"plain"])).error_code == ErrorCode.NONE

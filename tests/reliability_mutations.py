@@ -1,0 +1,236 @@
+"""Mutations of the rules of docs/reliability.md: hostile bytes, budgets, damage, background work.
+
+Real brokers see each from outside; no simulator has these rules, which are of disks, sockets and memory.
+"""
+
+from __future__ import annotations
+
+from tests.support.mutations import Edit, Mutation
+
+CHECKING = "machines/partition/checking.py"
+APPENDING = "machines/partition/appending.py"
+RECOVERY = "storage/log/recovery.py"
+CHECKPOINTS = "storage/checkpoints.py"
+REPAIR = "server/cluster/repair.py"
+REPLICAS = "server/partitions/replicas.py"
+COMPACTION = "server/partitions/compaction.py"
+POOL = "runtime/net/pool.py"
+ADMISSION = "server/network/admission.py"
+SESSIONS = "server/partitions/fetch_sessions.py"
+
+HOSTILE = "tests/end_to_end/test_hostile_batches.py"
+PEERS = "tests/end_to_end/test_hostile_peers.py"
+DAMAGE = "tests/end_to_end/test_damage.py"
+BOUNDS = "tests/end_to_end/test_bounds.py"
+BROKER = "tests/end_to_end/test_broker.py"
+LIFECYCLE = "tests/end_to_end/test_broker_lifecycle.py"
+
+_NOT_EXAMINED = Edit(
+    CHECKING,
+    "    if examined is not None:\n        if not examined.sound:\n",
+    "    if examined is not None and not header.record_count:\n        if not examined.sound:\n",
+)
+
+
+def _seen(name: str, test: str, *edits: Edit) -> Mutation:
+    return Mutation(name, edits, (), test)
+
+
+RELIABILITY = (
+    # Hostile bytes.
+    _seen(
+        "records of produced batches are not checked",
+        f"{HOSTILE}::test_a_hostile_batch_is_refused_with_a_sentence_and_nobody_waits[a million records out of order]",
+        _NOT_EXAMINED,
+    ),
+    _seen(
+        "the count of records is not compared with the bytes, nor the records with the count",
+        f"{HOSTILE}::test_a_hostile_batch_is_refused_with_a_sentence_and_nobody_waits"
+        "[a record of length -1, 2^31 - 1 times]",
+        Edit(CHECKING, "    if not 1 <= count <= RECORDS_PER_BATCH_MAX or", "    if not 1 <= count or"),
+        Edit(CHECKING, "    if count * _RECORD_SIZE_MIN > len(records):\n", "    if count < 0:\n"),
+        Edit(
+            CHECKING,
+            "    examined = examine(records, count, header",
+            "    examined = None if count > 10**6 else examine(records, count, header",
+        ),
+        _NOT_EXAMINED,
+    ),
+    _seen(
+        "batches expand without a bound",
+        f"{HOSTILE}::test_a_hostile_batch_is_refused_with_a_sentence_and_nobody_waits[a bomb of a gigabyte]",
+        Edit(
+            CHECKING,
+            "    return max(message_size_max, min(message_size_max * DECOMPRESSION_RATIO_MAX, EXPANDED_SIZE_MAX))\n",
+            "    return 2**31 - 1\n",
+        ),
+    ),
+    _seen(
+        "requests may have any number of elements",
+        f"{BOUNDS}::test_a_request_of_a_million_elements_ends_its_connection_before_anything_is_made_of_it",
+        Edit("protocol/frames.py", "position, ELEMENTS_MAX[api.key])", "position, ELEMENTS_MAX[api.key] * 10**6)"),
+    ),
+    _seen(
+        "long requests of earlier versions are handled in one step",
+        f"{BOUNDS}::test_a_long_request_is_handled_in_short_steps[delete topics by name]",
+        Edit(
+            "server/handlers/__init__.py",
+            '20: Parts("topics", "responses", asked_earlier="topic_names")',
+            '20: Parts("topics", "responses")',
+        ),
+    ),
+    _seen(
+        "a producer id that was never handed out is accepted",
+        f"{PEERS}::test_a_broken_batch_gets_its_error_and_nothing_is_appended[an id that nobody was given]",
+        Edit(APPENDING, "    if producer_id >= newcomers.ids_below:\n", "    if producer_id < 0:\n"),
+    ),
+    _seen(
+        "a producer that may repeat a batch is evicted",
+        f"{HOSTILE}::test_a_hundred_thousand_producers_push_no_other_out",
+        Edit(
+            APPENDING,
+            "    return None if table.has_room(newcomers.now_ms) else Refuse(",
+            "    return None if table.has_room(newcomers.now_ms) or known_to_all else Refuse(",
+        ),
+        Edit(
+            APPENDING,
+            "        return Refuse(ErrorCode.UNKNOWN_PRODUCER_ID, NEVER_GIVEN)\n",
+            "        return Refuse(ErrorCode.UNKNOWN_PRODUCER_ID, NEVER_GIVEN)\n    known_to_all = True\n",
+        ),
+    ),
+    _seen(
+        "acks=1 is answered before its record is visible",
+        f"{BROKER}::test_what_is_acknowledged_is_visible",
+        Edit(
+            "server/handlers/produce.py",
+            "                if request.acks != NO_ACKS:",
+            "                if request.acks == ALL_ACKS:",
+        ),
+    ),
+    _seen(
+        "a topic of the broker is deleted for a client",
+        f"{PEERS}::test_a_topic_of_the_broker_that_is_being_created_cannot_be_deleted",
+        Edit(
+            "machines/controller/topics.py",
+            "    if topic.name in INTERNAL_TOPICS:\n",
+            "    if topic.name in INTERNAL_TOPICS and topic.name in state.deleting:\n",
+        ),
+    ),
+    # Budgets.
+    _seen(
+        "requests that arrive take memory without a bound",
+        f"{PEERS}::test_memory_stays_bounded_when_many_peers_begin_large_requests",
+        Edit(
+            POOL,
+            "            size <= SMALL_FRAME_SIZE\n            or self",
+            "            size > 0\n            or self",
+        ),
+    ),
+    _seen(
+        "the memory of a request is charged when it is announced",
+        f"{PEERS}::test_frames_that_are_only_announced_hold_nobody_up",
+        Edit(
+            POOL,
+            "        whole = size <= PROMPT_FRAME_SIZE_MAX and self.in_use + size <= self.size_max // 4\n",
+            "        whole = size > 0\n",
+        ),
+    ),
+    _seen(
+        "answers that are not read take memory without a bound",
+        f"{PEERS}::test_unread_answers_hold_bounded_memory_and_their_connections_are_closed",
+        Edit(
+            ADMISSION,
+            "        return None if self.held <= self.size_max else",
+            "        return None if self.held >= 0 else",
+        ),
+        Edit(ADMISSION, "        if self.held <= 2 * self.size_max:\n", "        if self.held >= 0:\n"),
+    ),
+    _seen(
+        "fetch sessions take memory without a bound",
+        f"{BOUNDS}::test_fetch_sessions_hold_bounded_memory",
+        Edit(SESSIONS, "        while self.size + size > self._size_max:\n", "        while self.size < 0:\n"),
+    ),
+    _seen(
+        "a fetch session grows without a bound",
+        f"{BOUNDS}::test_fetch_sessions_hold_bounded_memory",
+        Edit(SESSIONS, "        while self.size > self._size_max:\n", "        while self.size < 0:\n"),
+    ),
+    _seen(
+        "metadata of group members takes memory without a bound",
+        f"{BOUNDS}::test_metadata_of_members_holds_bounded_memory",
+        Edit(
+            "server/coordinators/member_metadata.py",
+            "        if self._estimate + size > self._total_max:\n",
+            "        if self._estimate + size < 0:\n",
+        ),
+    ),
+    # Damage.
+    _seen(
+        "damage with sound batches behind it is taken for a torn tail",
+        f"{DAMAGE}::test_damage_with_sound_records_behind_it_is_no_torn_tail",
+        Edit(
+            RECOVERY,
+            "            behind = self._proof_behind(segment, position, later)\n",
+            "            behind = None\n",
+        ),
+    ),
+    _seen(
+        "the bytes of a torn tail are not kept",
+        f"{LIFECYCLE}::test_a_torn_tail_is_cut_with_a_warning_and_the_log_goes_on",
+        Edit(RECOVERY, "        keep_bytes(self._disk, segment.file, size, segment.size, kept)\n", ""),
+    ),
+    _seen(
+        "checksums of checkpoints are not compared",
+        f"{DAMAGE}::test_a_flipped_bit_of_a_log_start_hides_no_records",
+        Edit(CHECKPOINTS, """latin-1')):08x}" != crc:""", """latin-1')):08x}" == "":"""),
+    ),
+    _seen(
+        "a log start behind the end is taken",
+        f"{DAMAGE}::test_a_log_start_behind_the_end_is_damage",
+        Edit(RECOVERY, "    if known.synced is not None and start > floor:\n", "    if start < 0:\n"),
+        Edit(RECOVERY, "    if end < max(floor, start):\n", "    if end < floor:\n"),
+    ),
+    _seen(
+        "logs without metadata are accepted",
+        f"{DAMAGE}::test_without_its_metadata_a_broker_refuses_logs_and_a_repair_restores_them[remove]",
+        Edit(
+            REPAIR, "    if logs and not (path.exists() and path.stat().st_size):\n", "    if logs and path is None:\n"
+        ),
+        Edit(REPAIR, "    if term < directory.term:\n", "    if term < 0:\n"),
+        Edit(
+            REPAIR,
+            "    if unknown:\n        raise MetadataLostError(\n",
+            "    if not logs and unknown:\n        raise MetadataLostError(\n",
+        ),
+    ),
+    # Background work.
+    _seen(
+        "a partition that fails ends the retention of the others",
+        f"{DAMAGE}::test_a_partition_that_fails_keeps_no_other_from_its_retention",
+        Edit(
+            REPLICAS,
+            "            except (OSError, OfflineLogError, DecodeError) as error:\n                self._upkeep",
+            "            except ZeroDivisionError as error:\n                self._upkeep",
+        ),
+        Edit(
+            REPLICAS,
+            "            except Exception as error:  # A defect, which concerns this partition alone.\n",
+            "            except ArithmeticError as error:\n",
+        ),
+    ),
+    _seen(
+        "a partition that fails ends the compaction of the others",
+        f"{HOSTILE}::test_what_an_earlier_version_took_stops_no_reader_of_other_records[no record]",
+        Edit(
+            COMPACTION,
+            "                except Exception as error:  # A defect, which concerns this partition alone.\n",
+            "                except ArithmeticError as error:\n",
+        ),
+        Edit(
+            COMPACTION,
+            "                except (OSError, OfflineLogError) as error:\n",
+            "                except ZeroDivisionError as error:\n",
+        ),
+        Edit(COMPACTION, "            except Exception as error:\n", "            except ArithmeticError as error:\n"),
+    ),
+)
