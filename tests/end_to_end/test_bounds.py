@@ -90,9 +90,6 @@ LONG: dict[str, Any] = {
     "delete topics": lambda: DeleteTopicsRequest(
         topics=[DeleteTopicState(name=f"t{it}") for it in range(MANY)], timeout_ms=1000
     ),
-    "delete topics by name": lambda: DeleteTopicsRequest(
-        topic_names=[f"t{it % 9}" for it in range(MANY)], timeout_ms=1000
-    ),
     "refused topics": lambda: CreateTopicsRequest(
         topics=[CreatableTopic(name=f"?{it}", num_partitions=1, replication_factor=1) for it in range(MANY)],
         timeout_ms=1000,
@@ -109,10 +106,6 @@ LONG: dict[str, Any] = {
 }
 
 
-VERSIONS = {"delete topics by name": 5}
-"""Where it is not the newest."""
-
-
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     with running(tmp_path_factory.mktemp("bounds")) as process:
@@ -126,11 +119,20 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 @pytest.mark.parametrize("name", LONG)
 def test_a_long_request_is_handled_in_short_steps(broker: BrokerProcess, name: str) -> None:
     with WireClient(broker.port, 60) as client:
-        answer = client.call(LONG[name](), VERSIONS.get(name))
+        answer = client.call(LONG[name]())
     assert answer
     long = {it: took for it, took in broker.metrics().items() if it.startswith(LONGEST)}
     (found,) = long.items()
     assert COORDINATORS in found[0] or found[1] < BOUND_S, found
+
+
+def test_a_long_request_of_an_earlier_version_is_handled_in_short_steps(tmp_path: Path) -> None:
+    """Up to version 5 the array has another name. The broker has no coordinators, whose import would hide the step."""
+    asked = DeleteTopicsRequest(topic_names=[f"t{it % 9}" for it in range(MANY - 1_000)], timeout_ms=1000)
+    with running(tmp_path) as broker, WireClient(broker.port, 60) as client:
+        assert len(client.call(asked, 5).responses) == MANY - 1_000
+        long = {it: took for it, took in broker.metrics().items() if it.startswith(LONGEST)}
+        assert max(long.values()) < BOUND_S, long
 
 
 def test_one_metadata_request_creates_few_topics_and_has_the_client_ask_again_for_the_others(
