@@ -110,7 +110,7 @@ class Topics:
                 assert set(values) <= {wanted}, f"of an earlier life: {set(values) - {wanted}}, not {wanted!r}"
                 assert len(values) >= acknowledged, f"{topic.name}-{partition}: {len(values)} of {acknowledged}"
         gone = [topic.name for topic in self.topics if not topic.exists]
-        for _ in turns(f"files of deleted topics remain: {files_of(broker.data, gone)}", 20):
+        for _ in turns(f"files of deleted topics remain: {files_of(broker.data, gone)}"):
             if not files_of(broker.data, gone):
                 return
 

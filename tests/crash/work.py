@@ -22,7 +22,8 @@ from tests.support.wire import WireClient, batch
 
 INITIAL, LARGEST = 2, 9
 """Partitions of a topic that is resized, at its creation and at most."""
-WAIT_S = 60.0
+WAIT_S = 180.0
+"""Long, because a thousand kills run beside other work."""
 
 Stopped = Callable[[], bool]
 
