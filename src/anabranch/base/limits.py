@@ -69,3 +69,7 @@ RANGES_PER_COMMIT_MAX = 60_000
 """Ranges of one OffsetCommit or TxnOffsetCommit, of offsets and of keys together: the proposal's 1 MB of 16 bytes."""
 POSITION_WAIT_MAX_MS = 30_000
 """The longest time for which a member's question for positions is parked, in ms."""
+FILTERING_SIZE_MAX = 100 * 1024 * 1024
+"""Memory for filtering records for fetches, by default."""
+KEY_RANGE_CACHE_SIZE_MAX = 200 * 1024 * 1024
+"""Memory for filtered records that are kept for other readers, by default."""

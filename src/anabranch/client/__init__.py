@@ -27,6 +27,7 @@ from anabranch.client.consumer.record import Record
 from anabranch.client.producer.delivery import ColumnsMetadata, DeliveryError
 from anabranch.client.producer.producer import Producer
 from anabranch.client.producer.rows import RecordMetadata
+from anabranch.machines.clients.fetching import RecordFilter
 from anabranch.machines.clients.membership.assignors import (
     AssignmentSpec,
     AssignorMetadata,
@@ -73,6 +74,7 @@ __all__ = [
     "Producer",
     "RebalanceListener",
     "Record",
+    "RecordFilter",
     "RecordMetadata",
     "RejectError",
     "ResizeDescription",

@@ -209,18 +209,20 @@ def with_records(header: BatchHeader, records: Bytes, count: int) -> bytearray:
     )
 
 
-def within(batches: memoryview, start: int, end: int) -> tuple[memoryview, int]:
+def within(batches: memoryview, start: int, end: int, size_max: int = SIZE_MAX) -> tuple[memoryview, int]:
     """Take those batches, of a run in order, that end at `start` or behind it and begin below `end`.
 
-    Returns them, and the bytes of those before.
+    At most `size_max` bytes of them, but at least one batch if there is one. Returns them, and the bytes of those that
+    end before `start`.
     """
     first = last = 0
     for position, header in headers(batches):
-        if header.base_offset >= end:
+        if header.next_offset <= start:
+            first = last = position + header.size
+            continue
+        if header.base_offset >= end or (last > first and position + header.size - first > size_max):
             break
         last = position + header.size
-        if header.next_offset <= start:
-            first = last
     return batches[first:last], first
 
 

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
 from anabranch.base.errors import AnabranchError
+from anabranch.machines.partition.sharing import Stretch, stretch_of
 from anabranch.runtime.chance import Chance
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.descriptors import Shares, raise_limit, share
@@ -39,8 +40,11 @@ from anabranch.server.coordinators.transactions import Transactions
 from anabranch.server.network.listener import Listener
 from anabranch.server.partitions.checks import BatchChecks
 from anabranch.server.partitions.compaction import Compaction, TopicShape
+from anabranch.server.partitions.cutting import cuts_of
 from anabranch.server.partitions.fetch_sessions import FetchSessions
 from anabranch.server.partitions.fetching import Fetches
+from anabranch.server.partitions.filtering import Filters
+from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.server.partitions.topic_settings import TopicSettings, topic_settings
 from anabranch.server.settings import DEFAULT_METRICS_LISTENER, Address, Settings, described, explicit
@@ -175,6 +179,7 @@ class Broker:
         groups = Groups(settings, services, peers=peers, connections=connections)
         markers = Markers(replicas, clock, groups)
         transactions = Transactions(settings, services, peers=markers)
+        checks = BatchChecks()
         self.context = BrokerContext(
             settings=settings,
             cluster_id=cluster_id,
@@ -183,13 +188,21 @@ class Broker:
             chance=chance,
             metrics=metrics,
             replicas=replicas,
-            checks=BatchChecks(),
+            checks=checks,
             view=view,
             commands=commands,
             fetches=Fetches(
                 replicas,
                 FetchSessions(settings.fetch_sessions_max, chance.below, settings.fetch_sessions_size_max),
                 view.name_of,
+                Filters(
+                    lambda: checks.scatter,
+                    partial(_stretch_of, view),
+                    clock,
+                    metrics,
+                    work_size_max=settings.filtering_size_max,
+                    kept_size_max=settings.key_range_cache_size_max,
+                ),
                 size_max=settings.fetch_max_bytes,
             ),
             producer_ids=ProducerIds(store),
@@ -249,6 +262,7 @@ class Broker:
         if self._metrics_server is not None:
             await self._metrics_server.stop()
         self.context.checks.close()
+        self.context.fetches.filters.close()
         await self._controller.stop()
         sound = await self.context.replicas.close()
         if sound:
@@ -369,6 +383,15 @@ def _share_descriptors(settings: Settings) -> Shares:
 def _settings_of(view: ClusterView, durability: str, topic: str) -> TopicSettings:
     """Return the settings of a topic from its current configs."""
     return topic_settings(view.configs(topic), view.broker_settings, durability)
+
+
+def _stretch_of(view: ClusterView, partition: Partition, offset: int) -> Stretch | None:
+    """Return the layout that ruled at an offset; None while a resize runs, or the cuts of the log are not known."""
+    topic, role = view.topic(partition.name.topic), partition.leadership
+    if topic is None or role is None or role.layout != topic.topic.newest:
+        return None
+    cuts = cuts_of(partition, topic.topic)
+    return None if cuts is None else stretch_of(topic.topic, partition.name.partition, cuts, offset)
 
 
 def _shape_of(view: ClusterView, peers: Peers, topic: str) -> TopicShape | None:

@@ -29,13 +29,32 @@ from anabranch.client.consumer.pool import DeadLetter, Decide, Pool, run_refused
 from anabranch.client.consumer.record import COLUMNS, Record
 from anabranch.client.consumer.unfinished import Handler, Unfinished
 from anabranch.client.settings import ConsumerSettings, as_keywords, configured_by
-from anabranch.machines.clients.fetching import EARLIEST, LATEST, Deliverable
+from anabranch.machines.clients.fetching import EARLIEST, LATEST, Deliverable, RecordFilter
 from anabranch.machines.clients.membership.steps import Subscription
 from anabranch.machines.clients.processing import OnError
+from anabranch.machines.keyspace import SPACE, Interval
 from anabranch.machines.lineage import Lineage
+from anabranch.machines.partition.sharing import asked_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+Range = tuple[int, int]
+Assignment = (
+    str | Iterable[str | tuple[str, int]] | Mapping[str, Sequence[Range]] | Mapping[tuple[str, int], Sequence[Range]]
+)
+
+
+def shares_of(assignment: Mapping[Any, Sequence[Range]]) -> dict[TopicPartition | str, tuple[Interval, ...]]:
+    """Read the shares of an assignment; ValueError where ranges are none, or overlap."""
+    found: dict[TopicPartition | str, tuple[Interval, ...]] = {}
+    for name, ranges in assignment.items():
+        asked = asked_of(ranges)
+        if isinstance(asked, ErrorCode):
+            raise ValueError(f"{name} has {list(ranges)}: expected ranges in 0 to {SPACE.end} that do not overlap")
+        found[name if isinstance(name, str) else TopicPartition(*name)] = asked.ranges if ranges else ()
+    return found
 
 
 class Consumer:
@@ -68,18 +87,26 @@ class Consumer:
 
     # -- the assignment -----------------------------------------------------------------------------------------------
 
-    def assign(self, assignment: str | Iterable[str | tuple[str, int]]) -> None:
+    def assign(self, assignment: Assignment) -> None:
         """Replace the assignment: topics by name (all partitions, including later ones), or (topic, partition) pairs.
 
         Partitions that stay assigned keep their positions. Each new one begins at the group's committed offset if this
         consumer has a `group_id`, and otherwise as `auto_offset_reset` defines.
+
+        A mapping assigns shares: of a topic or a partition those records whose keys lie in some ranges of the key space
+        (both ends inclusive, see docs/cooperative.md), all records where the list is empty. It is for consumers without
+        a group, and for topics with `accept.range.fetch`. ValueError for a range that ends before it starts, or ranges
+        that overlap.
         """
         if self._group is not None and self._group.subscription is not None:
             raise ApiError(ErrorCode.INVALID_REQUEST, "this consumer is subscribed; unsubscribe before assigning")
+        shares = shares_of(assignment) if isinstance(assignment, Mapping) else {}
+        if self._group is not None and any(shares.values()):
+            raise ApiError(ErrorCode.INVALID_REQUEST, "a consumer with a group_id commits offsets of whole partitions")
         parts = [assignment] if isinstance(assignment, str) else list(assignment)
         topics = [part for part in parts if isinstance(part, str)]
         pairs = [TopicPartition(*part) for part in parts if not isinstance(part, str)]
-        self._fetcher.assign(pairs, topics, awaiting=self._group is not None)
+        self._fetcher.assign(pairs, topics, awaiting=self._group is not None, shares=shares)
         if self._driver.unfinished is not None:
             self._driver.unfinished.retain(self._fetcher.assignment)
 
@@ -199,13 +226,23 @@ class Consumer:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    async def poll(self, timeout_s: float | None = 1.0, max_records: int | None = None) -> list[Record]:
+    async def poll(
+        self,
+        timeout_s: float | None = 1.0,
+        max_records: int | None = None,
+        *,
+        filter: RecordFilter | None = None,
+    ) -> list[Record]:
         """Return the next records; wait for some at most `timeout_s` seconds, None for no limit.
 
         With `acknowledgement_mode="explicit"` these are records that may be worked on at the same time, in any order:
         of each key the first one in its partition that is not done, and no further one before that is.
+
+        With a `filter` those that pass it: brokers send no others (topics with `accept.range.fetch`). Positions move
+        past the others. Fetches that another filter was used for are made again: keep to one.
         """
         self._refuse_beside_a_handler("poll")
+        self._fetcher.filter(filter)
         room = self._settings.max_poll_records if max_records is None else max_records
         if self._driver.unfinished is not None:
             return await self._driver.poll(timeout_s, room)
@@ -225,13 +262,16 @@ class Consumer:
         *,
         columns: Sequence[str] = COLUMNS,
         key_range: tuple[int, int] | None = None,
+        filter: RecordFilter | None = None,
     ) -> pa.Table:
         """Return the next records as a table; wait for some at most `timeout_s` seconds, None for no limit.
 
         `max_bytes` bounds the fetched bytes in one table, to whole fetches. The columns are: topic, partition, offset,
         timestamp, timestamp_type, key, value, headers, key_hash, leader_epoch, and sequence, which grows with every
-        record of a key. With `key_range`, only keys in this part of the key space (both ends inclusive) are returned.
+        record of a key. With `key_range`, only keys in this part of the key space (both ends inclusive) are returned:
+        the consumer drops the others. A `filter` (see `poll`) and shares (see `assign`) save their transfer.
         """
+        self._fetcher.filter(filter)
         while True:
             parts = await self.gather(timeout_s, max_bytes)
             table = await self._handout.table_beside(parts, columns, key_range)

@@ -23,14 +23,36 @@ from anabranch.client.consumer.unfinished import Unfinished
 from anabranch.client.settings import ConsumerSettings, taken
 from anabranch.machines.clients.fetching import Deliverable, Fetch, Fetcher, FetcherSettings, FetchResult, Lookup
 from anabranch.machines.clients.processing import Ranges
-from anabranch.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
+from anabranch.machines.partition.sharing import Asked
+from anabranch.protocol.messages.fetch import (
+    FetchPartition,
+    FetchRequest,
+    FetchTopic,
+    ForgottenTopic,
+    KeyRange,
+    RecordFilter,
+)
 from anabranch.runtime.chance import Chance
 from anabranch.runtime.clock import Clock
 
 PURPOSE = "fetch"
 T = TypeVar("T")
+
 TOPIC_ID_VERSION = 13
 """From this version on, Fetch identifies topics by id."""
+
+
+def wanted_fields(asked: Asked) -> dict[str, Any]:
+    """The fields of a fetch partition that say what is wanted of its records."""
+    fields: dict[str, Any] = {"key_ranges": [KeyRange(start=start, end=end) for start, end in asked.ranges]}
+    if not asked.is_share:
+        fields["filter"] = RecordFilter(
+            keys_wanted=asked.keys_wanted,
+            keys_refused=asked.keys_refused,
+            size_min=asked.size_min,
+            size_max=asked.size_max,
+        )
+    return fields
 
 
 class FetchingDriver:
@@ -330,6 +352,7 @@ class FetchingDriver:
                     data.log_start_offset,
                     [(entry.producer_id, entry.first_offset) for entry in data.aborted_transactions or ()],
                     data.folded,
+                    data.filtered_to,
                 )
                 for topic in response.responses
                 if (name := topic.topic or self._names.get(topic.topic_id))
@@ -352,6 +375,7 @@ class FetchingDriver:
                     current_leader_epoch=origin.leader_epoch,
                     fetch_offset=origin.offset,
                     partition_max_bytes=origin.size_max,
+                    **({} if origin.asked is None else wanted_fields(origin.asked)),
                 )
             )
         forgotten: dict[str, list[int]] = {}

@@ -322,6 +322,13 @@ _TABLE = (
         "preallocate", _B, "false", _boolean, "Whether a segment's file is given its size at once.", "log.preallocate"
     ),
     TopicConfig(
+        "reserve.message.value.range.fetch",
+        _B,
+        "false",
+        _boolean,
+        "Whether whole records are kept in memory for readers of other key ranges that do not fetch at that time.",
+    ),
+    TopicConfig(
         "retention.bytes",
         _L,
         "-1",

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from anabranch.codec import (
+    Blob,
     Records,
     array,
     boolean,
+    bytes_,
     int8,
     int16,
     int32,
@@ -36,8 +38,18 @@ class KeyRange:
 
 
 @struct()
+class RecordFilter:
+    """Which records are wanted beside their key ranges (ours): any key when none is wanted, any size by default."""
+
+    keys_wanted: Sequence[Blob] = array(bytes_)
+    keys_refused: Sequence[Blob] = array(bytes_)
+    size_min: int = int32()
+    size_max: int = int32(default=2147483647)
+
+
+@struct()
 class FetchPartition:
-    """Where to read in one partition; ours: the key ranges wanted, all when empty."""
+    """Where to read in one partition; ours: the key ranges wanted, all when empty, and further filters."""
 
     partition: int = int32()
     current_leader_epoch: int = int32(since=9, default=-1)
@@ -48,6 +60,7 @@ class FetchPartition:
     replica_directory_id: UUID = uuid(since=17, tag=0)
     high_watermark: int = int64(since=18, default=9223372036854775807, tag=1)
     key_ranges: Sequence[KeyRange] = array(KeyRange, tag=10001)
+    filter: RecordFilter | None = nested(RecordFilter, tag=10005)
 
 
 @struct()
@@ -132,10 +145,11 @@ class SnapshotId:
 
 @struct()
 class PartitionData:
-    """Records of one partition, and how far it goes; ours: why there are none below the log start.
+    """Records of one partition, and how far it goes; ours: why there are none below the log start, and filtering.
 
     `folded`: the partition is being folded back (ADR 0036). Whoever has read up to an offset below the log start reads
-    the rest of it elsewhere, and may go on at the log start.
+    the rest of it elsewhere, and may go on at the log start. `filtered_to`: the records are those that were asked for
+    of all below this offset, at which the reader goes on; -1 without filtering.
     """
 
     partition_index: int = int32()
@@ -150,6 +164,7 @@ class PartitionData:
     preferred_read_replica: int = int32(since=11, default=-1)
     records: Records = records(nullable=True)
     folded: bool = boolean(tag=10000)
+    filtered_to: int = int64(tag=10001, default=-1)
 
 
 @struct()

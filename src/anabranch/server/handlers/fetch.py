@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Sequence
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID
 from anabranch.machines.partition.fetching import FetchBudget
+from anabranch.machines.partition.sharing import Asked, asked_of
 from anabranch.protocol.messages.fetch import (
     AbortedTransaction,
     EpochEndOffset,
@@ -108,9 +109,21 @@ def _targets_of(topic: FetchTopic, partitions: Sequence[FetchPartition]) -> list
             asked.current_leader_epoch,
             asked.last_fetched_epoch,
             topic.undeleted_partition_count,
+            _asked(asked) if asked.key_ranges or asked.filter is not None else None,
         )
         for asked in partitions
     ]
+
+
+def _asked(wanted: FetchPartition) -> Asked | ErrorCode:
+    """What is wanted of the records of a partition; the bytes of keys are copied, as those of a request change."""
+    ranges = [(each.start, each.end) for each in wanted.key_ranges]
+    if wanted.filter is None:
+        return asked_of(ranges)
+    wanted_keys, refused_keys = (
+        [bytes(key) for key in keys] for keys in (wanted.filter.keys_wanted, wanted.filter.keys_refused)
+    )
+    return asked_of(ranges, wanted_keys, refused_keys, wanted.filter.size_min, wanted.filter.size_max)
 
 
 def _forgotten(request: FetchRequest, *, uses_ids: bool) -> list[Key]:
@@ -164,6 +177,7 @@ def _partition(read: PartitionRead, node_id: int, *, committed: bool) -> Partiti
     )
     # Only readers that said a count: not every client skips tagged fields rightly.
     answer.folded = read.folded and read.target.undeleted_partition_count != COUNT_NOT_SAID
+    answer.filtered_to = read.filtered_to
     if read.diverging is not None:
         answer.diverging_epoch = EpochEndOffset(epoch=read.diverging.epoch, end_offset=read.diverging.end_offset)
     if read.error is ErrorCode.FENCED_LEADER_EPOCH and read.partition is not None:

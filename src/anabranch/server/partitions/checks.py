@@ -20,6 +20,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.machines.partition.appending import Refuse
 from anabranch.machines.partition.checking import BatchLimits, CheckedBatch, Effort, TooLongError, check_batches
 from anabranch.records.examination import Examine, examine
+from anabranch.records.filtering import Scatter, scatter
 from anabranch.records.timestamps import Search, search
 from anabranch.runtime import native
 from anabranch.runtime.events import EventLogger
@@ -52,6 +53,7 @@ class BatchChecks:
 
     def __init__(self) -> None:
         self.search: Search = search
+        self.scatter: Scatter = scatter
         self._examine: Examine = examine
         self._record_us = PLAIN_RECORD_US
         self._thread = ThreadPoolExecutor(1, "checks")
@@ -59,7 +61,8 @@ class BatchChecks:
 
     def use(self, found: native.Native) -> None:
         """Look into batches by machine code from now on."""
-        self._examine, self._record_us, self.search = found.examine, NATIVE_RECORD_US, found.search
+        self._examine, self._record_us = found.examine, NATIVE_RECORD_US
+        self.search, self.scatter = found.search, found.scatter
 
     async def load(self) -> None:
         """Use machine code; have it compiled by another process before, if there is none yet."""

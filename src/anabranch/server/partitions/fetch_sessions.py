@@ -23,6 +23,7 @@ from uuid import UUID
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, NO_LEADER_EPOCH, NO_TOPIC_ID
 from anabranch.base.limits import FETCH_SESSIONS_SIZE_MAX
+from anabranch.machines.partition.sharing import Asked
 
 FINAL_EPOCH = -1
 INITIAL_EPOCH = 0
@@ -50,6 +51,8 @@ class Target:
     leader_epoch: int = NO_LEADER_EPOCH
     last_fetched_epoch: int = NO_LEADER_EPOCH
     undeleted_partition_count: int = COUNT_NOT_SAID
+    asked: Asked | ErrorCode | None = None
+    """What is wanted of the records, if not all; why that cannot be answered."""
     sent_high_watermark: int = NOT_SENT
     sent_log_start: int = NOT_SENT
 
@@ -61,7 +64,7 @@ class Target:
     @property
     def size(self) -> int:
         """The bytes of memory that it takes in its session."""
-        return TARGET_SIZE + len(self.topic)
+        return TARGET_SIZE + len(self.topic) + (self.asked.size if isinstance(self.asked, Asked) else 0)
 
     def note_sent(self, *, size: int, error: int, high_watermark: int, log_start: int) -> bool:
         """Record the values sent of the partition; return whether an incremental response must include it."""

@@ -3,7 +3,8 @@
 Slices that a log can read at once are read at once; pending ones are awaited together, before the response.
 A fetch that finds too little watches its partitions and reads again those that changed, until its budget is reached,
 its time is over, or the broker stops. Records, errors and offsets that the reader's session has been sent before are
-not answered again.
+not answered again. Where only some records are asked for (`filtering`), a fetch that waits goes on where it has looked
+last, and is woken by records that it wants.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
-from anabranch.base.errors import ErrorCode
+from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
 from anabranch.machines.controller.leadership import Leadership, refuse_read
 from anabranch.machines.partition.aborted import AbortedTransaction
 from anabranch.machines.partition.fetching import FetchBudget
+from anabranch.machines.partition.sharing import Asked
 from anabranch.records.batch import headers
 from anabranch.server.partitions.fetch_sessions import FetchContext, FetchSessions, Target
-from anabranch.server.partitions.partition import Partition
+from anabranch.server.partitions.filtering import FilteredSlice, FilterRefusedError, Filters
+from anabranch.server.partitions.partition import Partition, events
 from anabranch.server.partitions.replicas import Replicas
-from anabranch.storage.interface import OfflineLogError, OffsetOutOfRangeError, Slice
+from anabranch.storage.interface import FetchedSlice, OfflineLogError, OffsetOutOfRangeError, Slice
 
 READS_AT_A_TIME = 500
 """Partitions that a fetch reads or watches before other work has its turn: about 3 ms."""
@@ -60,8 +63,10 @@ class PartitionRead:
     """Whether the reader may go on at the log start: what lay before it was written into another partition."""
     role: Leadership | None = None
     """The leader's role when it was read."""
-    coming: asyncio.Future[Slice | None] | None = None
+    coming: asyncio.Future[Slice | None] | asyncio.Task[FilteredSlice] | None = None
     """The pending slice, while it must be waited for."""
+    filtered_to: int = -1
+    """Of all records below it those that were asked for are found; -1 where nothing is filtered."""
 
     @property
     def size(self) -> int:
@@ -87,9 +92,18 @@ class PartitionRead:
 class Fetches:
     """The fetches of one broker: their sessions, and those that wait."""
 
-    def __init__(self, replicas: Replicas, sessions: FetchSessions, topic_names: TopicNames, *, size_max: int) -> None:
+    def __init__(
+        self,
+        replicas: Replicas,
+        sessions: FetchSessions,
+        topic_names: TopicNames,
+        filters: Filters,
+        *,
+        size_max: int,
+    ) -> None:
         """`size_max`: the most bytes of one answer, unless a single batch is larger."""
         self.sessions = sessions
+        self.filters = filters
         self.size_max = size_max
         self.stopping = False
         self.waiting: set[asyncio.Future[None]] = set()
@@ -154,7 +168,8 @@ class Fetch:
     def _enough(self) -> bool:
         return self._budget.reached or not self._reads or self._fetches.stopping
 
-    def _read(self, target: Target) -> PartitionRead:
+    def _read(self, target: Target, before: PartitionRead | None = None) -> PartitionRead:
+        """Read a target; `before` is what this fetch has read of it already."""
         partition = self._fetches.locate(target)
         if isinstance(partition, ErrorCode):
             return self._refuse(target, None, partition)
@@ -172,10 +187,14 @@ class Fetch:
                 read.diverging = EpochEnd(epoch, end)
                 self._budget.urgent = True
                 return read
+        if target.asked is not None:
+            read.filtered_to = target.offset
         room = self._budget.room(target.size_max)
         if room is None:
             return read
         read.limit = limit = stable if self.committed else high_watermark
+        if target.asked is not None:
+            return self._read_some(read, partition, room, before)
         try:
             found = log.read(target.offset, room, end=limit)
         except (OffsetOutOfRangeError, OfflineLogError, OSError) as failure:
@@ -186,6 +205,29 @@ class Fetch:
             self._take(read, partition, found)
         else:
             read.coming = asyncio.ensure_future(found)
+            self.coming.append(read)
+        return read
+
+    def _read_some(
+        self, read: PartitionRead, partition: Partition, room: int, before: PartitionRead | None
+    ) -> PartitionRead:
+        """Read what is asked for, after what was read before under the same role."""
+        target, asked, log = read.target, read.target.asked, partition.log
+        if isinstance(asked, ErrorCode):
+            return self._refuse(target, partition, asked)
+        assert asked is not None
+        if not partition.settings.accepts_range_fetch:
+            return self._refuse(target, partition, ErrorCode.TOPIC_RANGE_FETCH_NOT_ALLOWED)
+        if not log.log_start <= target.offset <= log.end:
+            return self._fail(read, partition, OffsetOutOfRangeError(f"{target.offset}"))
+        if before is not None and before.role is read.role and before.filtered_to > target.offset:
+            if before.found is not None and before.size and not self._budget.take(before.size):
+                return read
+            read.found, read.filtered_to, read.aborted = before.found, before.filtered_to, before.aborted
+        if read.filtered_to < read.limit:
+            room = max(0, room - read.size)
+            wanted = self._fetches.filters.read(partition, asked, read.filtered_to, read.limit, room)
+            read.coming = asyncio.ensure_future(wanted)
             self.coming.append(read)
         return read
 
@@ -201,6 +243,11 @@ class Fetch:
             read.log_start = partition.log.log_start
             read.folded = partition.is_folded_below(read.target.offset)
             return read
+        if isinstance(failure, FilterRefusedError):
+            return self._refuse(read.target, partition, failure.code)
+        if isinstance(failure, DecodeError):
+            events.warning("records not filtered", partition=partition.name, reason=failure)
+            return self._refuse(read.target, partition, ErrorCode.CORRUPT_MESSAGE)
         if isinstance(failure, OSError):
             partition.storage_failed(failure)
         else:
@@ -209,10 +256,27 @@ class Fetch:
 
     def _take(self, read: PartitionRead, partition: Partition, found: Slice) -> None:
         """Take the slice found, if the response has room for it."""
-        if self._budget.take(found.size):
+        if isinstance(found, FilteredSlice):
+            self._take_some(read, partition, found)
+        elif self._budget.take(found.size):
             read.found = found
             if self.committed:
                 read.aborted = _aborted_in(partition, read.target.offset, read.limit, found)
+
+    def _take_some(self, read: PartitionRead, partition: Partition, found: FilteredSlice) -> None:
+        """Take what was asked for, behind what was taken before."""
+        if found.size and not self._budget.take(found.size):
+            assert isinstance(read.target.asked, Asked)
+            self._fetches.filters.give_back(partition, read.target.asked, read.filtered_to, found)
+            return
+        kept = read.found
+        if found.size:
+            read.found = found if kept is None else FetchedSlice(b"".join((kept.view(), found.view())))
+        read.filtered_to = found.filtered_to
+        if self.committed and read.found is not None:
+            read.aborted = _aborted_in(partition, read.target.offset, read.limit, read.found)
+        if read.filtered_to < read.limit:
+            self._budget.urgent = True  # The reader asks for the rest: nothing will wake this fetch.
 
     async def _arrive(self) -> None:
         """Wait for the pending slices, and take them in the order of the targets."""
@@ -229,7 +293,7 @@ class Fetch:
                 assert read.coming is not None
                 assert read.partition is not None
                 failure = read.coming.exception()
-                if isinstance(failure, OffsetOutOfRangeError | OfflineLogError | OSError):
+                if isinstance(failure, _FAILURES):
                     index = next(index for index, each in enumerate(self._reads) if each is read)
                     self._reads[index] = self._fail(read, read.partition, failure)
                 elif failure is not None:
@@ -245,6 +309,12 @@ class Fetch:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         changed: set[int] = set()
+        over = False
+
+        def end() -> None:
+            nonlocal over
+            over = True
+            _finish(done)
 
         def read_again() -> None:
             if self.coming:
@@ -258,7 +328,7 @@ class Fetch:
             for index in indexes:
                 before = self._reads[index]
                 self._budget.give_back(before.size)
-                self._reads[index] = self._read(before.target)
+                self._reads[index] = self._read(before.target, before)
             if self._enough or self.coming:
                 done.set_result(None)
 
@@ -268,7 +338,7 @@ class Fetch:
             changed.add(index)
 
         watchers: list[tuple[Partition, Callable[[], None]]] = []
-        timer = loop.call_later(wait_max_ms / 1000, _finish, done)
+        timer = loop.call_later(wait_max_ms / 1000, end)
         self._fetches.waiting.add(done)
         try:
             for index, read in enumerate(self._reads):
@@ -280,10 +350,16 @@ class Fetch:
                         on_change(index)
                 if index % READS_AT_A_TIME == READS_AT_A_TIME - 1:
                     await asyncio.sleep(0)
-            await self._arrive()
-            read_again()
-            await done
-            await self._arrive()
+            while True:
+                await self._arrive()
+                if self._enough or over:
+                    break
+                if done.done():  # What was waited for has arrived, and is too little.
+                    self._fetches.waiting.discard(done)
+                    done = loop.create_future()
+                    self._fetches.waiting.add(done)
+                read_again()
+                await done
         finally:
             self._fetches.waiting.discard(done)
             timer.cancel()
@@ -298,7 +374,8 @@ class Fetch:
             changed = target.note_sent(
                 size=read.size, error=read.error, high_watermark=read.high_watermark, log_start=read.log_start
             )
-            if incremental and not changed and not read.urgent:
+            moved = read.filtered_to > target.offset
+            if incremental and not changed and not moved and not read.urgent:
                 yield None
                 continue
             if session is not None and read.size:
@@ -306,6 +383,9 @@ class Fetch:
             if read.partition is not None and read.found is not None:
                 read.partition.bytes_out.add(read.found.size)
             yield read
+
+
+_FAILURES = OffsetOutOfRangeError, OfflineLogError, OSError, DecodeError, FilterRefusedError
 
 
 def _aborted_in(partition: Partition, start: int, limit: int, found: Slice) -> list[AbortedTransaction]:

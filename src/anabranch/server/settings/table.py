@@ -431,6 +431,19 @@ class Settings:
         "Memory for fetch sessions; the largest is forgotten first, and its reader names its partitions anew.",
     )
 
+    filtering_size_max: int = setting(
+        "max.bytes.fetcher.filtering",
+        Between(1 << 20, INT64_MAX),
+        limits.FILTERING_SIZE_MAX,
+        "Memory for filtering records that fetches ask for by key; a batch that expands to more is filtered alone.",
+    )
+    key_range_cache_size_max: int = setting(
+        "max.bytes.key.range.cache",
+        Between(0, INT64_MAX),
+        limits.KEY_RANGE_CACHE_SIZE_MAX,
+        "Memory for records that were found for other readers of a partition than the one that was just answered.",
+    )
+
     metrics_listener: Address | None = setting(
         "metrics.listener",
         parse_optional_address,

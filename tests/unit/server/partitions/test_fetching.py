@@ -16,10 +16,14 @@ from anabranch.base.ids import NO_TOPIC_ID
 from anabranch.machines.partition.aborted import AbortedTransaction
 from anabranch.machines.partition.fetching import FetchBudget
 from anabranch.records.batch import TRANSACTIONAL, end_transaction_marker, parse_header
+from anabranch.records.filtering import scatter
+from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import Disk
+from anabranch.runtime.metrics import Metrics
 from anabranch.server.partitions import fetching
 from anabranch.server.partitions.fetch_sessions import FetchSessions, Target
 from anabranch.server.partitions.fetching import EpochEnd, Fetch, Fetches, PartitionRead
+from anabranch.server.partitions.filtering import Filters
 from tests.support.batches import make_batch
 from tests.support.cold_log import ColdLog
 from tests.support.replicas import NOW_MS, TOPIC, TOPIC_ID, LocalReplicas
@@ -27,6 +31,12 @@ from tests.support.replicas import NOW_MS, TOPIC, TOPIC_ID, LocalReplicas
 OK = ErrorCode.NONE
 SIZE = len(make_batch())
 LONG_MS = 60_000
+
+
+def no_filters() -> Filters:
+    """Filters that are not used: nothing is asked for by key here."""
+    limits = {"work_size_max": 1 << 20, "kept_size_max": 0}
+    return Filters(lambda: scatter, lambda partition, offset: None, Clock(), Metrics(), **limits)
 
 
 class World:
@@ -37,7 +47,7 @@ class World:
         self.local.resize(2)
         ids = iter(range(100))
         sessions = FetchSessions(10, lambda bound: next(ids))
-        self.fetches = Fetches(self.local.replicas, sessions, {TOPIC_ID: TOPIC}.get, size_max=10 * SIZE)
+        self.fetches = Fetches(self.local.replicas, sessions, {TOPIC_ID: TOPIC}.get, no_filters(), size_max=10 * SIZE)
 
     def append(self, partition: int = 0, *, producer_id: int = -1, sequence: int = -1) -> None:
         identity = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": sequence}

@@ -22,6 +22,7 @@ from anabranch.machines.clients.fetching.values import (
     FetchFrom,
     FetchResult,
     Lookup,
+    RecordFilter,
     TopicView,
 )
 
@@ -37,5 +38,6 @@ __all__ = [
     "Fetcher",
     "FetcherSettings",
     "Lookup",
+    "RecordFilter",
     "TopicView",
 ]

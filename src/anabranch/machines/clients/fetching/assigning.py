@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
@@ -10,15 +10,24 @@ from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.machines.clients.fetching.gating import progress
 from anabranch.machines.clients.fetching.state import FetchingState, Partition, Topic
 from anabranch.machines.clients.fetching.values import EARLIEST, TopicView
+from anabranch.machines.keyspace import Interval
 
+Shares = Mapping[TopicPartition | str, tuple[Interval, ...]]
+"""By partition, or by topic for all its partitions, the places of the key space that are read."""
+NO_SHARES: Shares = {}
 FAILURES_UNTIL_MISSING = 4
 """Failed refreshes of a missing topic before an error is raised: a new topic may take a moment to appear."""
 
 
 def assign(
-    state: FetchingState, partitions: Iterable[TopicPartition], whole_topics: Iterable[str], *, awaiting: bool
+    state: FetchingState,
+    partitions: Iterable[TopicPartition],
+    whole_topics: Iterable[str],
+    *,
+    awaiting: bool,
+    shares: Shares = NO_SHARES,
 ) -> None:
-    """Replace the assignment; a partition that stays assigned keeps its position."""
+    """Replace the assignment; a partition that stays assigned keeps its position, also with another share."""
     wanted: dict[str, set[int] | None] = dict.fromkeys(whole_topics)
     for tp in partitions:
         numbers = wanted.setdefault(tp.topic, set())
@@ -34,14 +43,26 @@ def assign(
             for partition in kept.values():
                 partition.topic = topic
             topic.partitions = kept
+        topic.share = shares.get(name, ())
         if numbers is None:
+            for partition in topic.partitions.values():
+                _give_share(state, partition, topic.share)
             continue
         topic.partitions = {
             number: topic.partitions.get(number)
             or Partition(topic, number, wanted_timestamp=state.reset_timestamp, awaiting=awaiting)
             for number in sorted(numbers)
         }
+        for partition in topic.partitions.values():
+            _give_share(state, partition, shares.get(partition.name, ()))
         topic.limits = None
+
+
+def _give_share(state: FetchingState, partition: Partition, share: tuple[Interval, ...]) -> None:
+    if share != partition.share:
+        partition.topic.limits = None
+    partition.share = share
+    partition.ask(state.filter)
 
 
 def grant(state: FetchingState, partitions: Iterable[tuple[TopicPartition, UUID | None]]) -> None:
@@ -50,7 +71,9 @@ def grant(state: FetchingState, partitions: Iterable[tuple[TopicPartition, UUID 
         topic = state.topics.setdefault(tp.topic, Topic(tp.topic, follow=False, granted=True))
         assert topic.granted
         if tp.partition not in topic.partitions:
-            topic.partitions[tp.partition] = Partition(topic, tp.partition, awaiting=True, topic_id=topic_id)
+            granted = Partition(topic, tp.partition, awaiting=True, topic_id=topic_id)
+            granted.ask(state.filter)
+            topic.partitions[tp.partition] = granted
         topic.limits = None
 
 
@@ -101,7 +124,8 @@ def _follow(state: FetchingState, topic: Topic, view: TopicView, *, first: bool)
     for number in sorted(view.leaders):
         if number not in topic.partitions:
             start = state.reset_timestamp if first else EARLIEST
-            new = Partition(topic, number, wanted_timestamp=start, awaiting=topic.awaiting)
+            new = Partition(topic, number, wanted_timestamp=start, awaiting=topic.awaiting, share=topic.share)
+            new.ask(state.filter)
             topic.partitions[number] = new
     for number in topic.partitions.keys() - view.leaders.keys():
         del topic.partitions[number]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.clients.fetching.gating import is_layered, limits, next_announcement, progress
-from anabranch.machines.clients.fetching.state import FetchingState, Partition
+from anabranch.machines.clients.fetching.state import FetchingState, Partition, Topic
 from anabranch.machines.clients.fetching.values import Deliverable
 
 
@@ -16,6 +16,7 @@ def deliverable(state: FetchingState) -> list[Deliverable]:
     for topic in state.topics.values():
         if topic.view is None or not any(partition.held for partition in topic.partitions.values()):
             continue
+        _pass_over_empty(state, topic)
         stops = limits(topic)
         announcing = state.announcing and topic.granted and is_layered(topic)
         for partition in topic.partitions.values():
@@ -26,6 +27,19 @@ def deliverable(state: FetchingState) -> list[Deliverable]:
     state.turn += 1
     first = state.turn % len(groups) if groups else 0
     return [part for group in (*groups[first:], *groups[:first]) for part in group]
+
+
+def _pass_over_empty(state: FetchingState, topic: Topic) -> None:
+    """Move positions past fetches in which nothing was wanted, as far as the gates are open; that may open others."""
+    moved = True
+    while moved:
+        moved, stops = False, limits(topic)
+        for partition in topic.partitions.values():
+            if not partition.held or len(partition.held[0].data):
+                continue
+            for part in _parts(partition, stops.get(partition.number))[:1]:
+                handed_out(state, part, part.end, -1)
+                moved = True
 
 
 def _announced(partition: Partition, limit: int | None) -> int | None:

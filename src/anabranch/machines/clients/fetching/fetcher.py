@@ -15,6 +15,7 @@ from anabranch.machines.clients.fetching.values import (
     Deliverable,
     FetcherSettings,
     FetchResult,
+    RecordFilter,
     TopicView,
 )
 
@@ -28,13 +29,26 @@ class Fetcher:
     # -- calls of the application -------------------------------------------------------------------------------------
 
     def assign(
-        self, partitions: Iterable[TopicPartition], whole_topics: Iterable[str] = (), *, awaiting: bool = False
+        self,
+        partitions: Iterable[TopicPartition],
+        whole_topics: Iterable[str] = (),
+        *,
+        awaiting: bool = False,
+        shares: assigning.Shares = assigning.NO_SHARES,
     ) -> None:
         """Replace the assignment; a partition that stays assigned keeps its position.
 
-        With `awaiting`, new partitions begin after a call of `begin` for each, as granted partitions do.
+        With `awaiting`, new partitions begin after a call of `begin` for each, as granted partitions do. `shares`: by
+        partition, or by topic for all its partitions, the places of the key space that are read; all by default.
         """
-        assigning.assign(self._state, partitions, whole_topics, awaiting=awaiting)
+        assigning.assign(self._state, partitions, whole_topics, awaiting=awaiting, shares=shares)
+
+    def filter(self, wanted: RecordFilter | None) -> None:
+        """Fetch only some records from now on; None for all. Fetches for another filter are dropped."""
+        if wanted != self._state.filter:
+            self._state.filter = wanted
+            for partition in self._state.partitions():
+                partition.ask(wanted)
 
     def grant(self, partitions: Iterable[tuple[TopicPartition, UUID | None]]) -> None:
         """Add granted partitions, as a member of a group; each begins after a call of `begin`."""
@@ -247,7 +261,9 @@ class Fetcher:
             partition, origin = state.find(tp), asked.get(tp)
             if partition is None or origin is None or partition.topic_id not in (None, origin.topic_id):
                 continue
-            if partition.position is not None and origin.offset == partition.fetch_offset:
+            if origin.asked is not partition.asked:
+                session.known.pop(tp, None)
+            elif partition.position is not None and origin.offset == partition.fetch_offset:
                 receiving.take(state, partition, origin, result, now_ms)
                 if result.error is not ErrorCode.NONE:
                     session.known.pop(tp, None)

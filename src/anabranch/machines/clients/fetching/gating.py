@@ -4,6 +4,7 @@ What counts as read decides (ordering.md, section 6). In a group that is the com
 of this member: the committed offset, and what follows without a record for the application (control records, gaps). Of
 other members' partitions the coordinator tells. Where nothing is committed, the first position of the owner counts.
 Without a group, records count as read when the application asks for the next ones, and unassigned partitions are read.
+So are the keys outside of a share: gates are those of the share's keys alone (keyspace.md, section 4).
 
 A gate whose segment has committed records was open once, and is not closed again; records below the log start do not
 count, since a member that finds them deleted begins behind them, and commits that. A gate that opens by time counts
@@ -20,8 +21,8 @@ from dataclasses import dataclass
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.clients.fetching.state import FetchingState, Partition, Topic
 from anabranch.machines.clients.fetching.values import TopicView
-from anabranch.machines.keyspace import interval
-from anabranch.machines.lineage import BEYOND, NO_CUTS, Gates, Lineage
+from anabranch.machines.keyspace import SPACE, Interval, interval
+from anabranch.machines.lineage import BEYOND, NO_CUTS, Frontier, Gates, Lineage, Position
 from anabranch.machines.progress import progress as read_up_to
 
 
@@ -81,7 +82,7 @@ def _evaluate(topic: Topic) -> tuple[dict[int, int | None], dict[int, int]]:
     positions = _positions(topic, topic.view)
     waiting = gates = lineage.gates(positions)
     if topic.lifted:
-        lifted = {number: max(offset, positions.get(number, offset)) for number, offset in topic.lifted.items()}
+        lifted = {number: _lifted(positions.get(number), offset) for number, offset in topic.lifted.items()}
         gates = lineage.gates({**positions, **lifted})
     found: dict[int, int | None] = {}
     needs: dict[int, int] = {}
@@ -98,20 +99,26 @@ def _evaluate(topic: Topic) -> tuple[dict[int, int | None], dict[int, int]]:
 
 
 def _limit(topic: Topic, gates: Gates, number: int) -> int | None:
-    limit, partition = gates.limit(number), topic.partitions[number]
+    partition = topic.partitions[number]
+    if partition.share and not topic.granted:
+        found = [at for keys in partition.share if (at := gates.limit(number, keys)) is not None]
+        return min(found, default=None)
+    limit = gates.limit(number)
     if limit is None or not partition.committed or partition.committed <= partition.log_start:
         return limit
     assert topic.view is not None
     return _begun(topic.view.lineage, number, partition.committed, limit)
 
 
-def _positions(topic: Topic, view: TopicView) -> dict[int, int]:
+def _positions(topic: Topic, view: TopicView) -> dict[int, Position]:
+    positions: dict[int, Position]
     if not topic.granted:
         positions = dict.fromkeys((*view.lineage.cuts, *view.lineage.unknown), BEYOND)
         for number, partition in topic.partitions.items():
             positions.pop(number, None)
             if partition.processed is not None:
-                positions[number] = partition.processed
+                position = partition.processed
+                positions[number] = _frontier(partition.share, position) if partition.share else position
         return positions
     positions = dict(topic.elsewhere)
     for number, partition in topic.partitions.items():
@@ -120,6 +127,25 @@ def _positions(topic: Topic, view: TopicView) -> dict[int, int]:
         if read is not None:
             positions[number] = read
     return positions
+
+
+def _lifted(position: Position | None, offset: int) -> Position:
+    return position if isinstance(position, Frontier) else max(offset, position or 0)
+
+
+def _frontier(share: Sequence[Interval], position: int) -> Frontier:
+    """The progress of a reader of some keys: those of others count as read, as partitions of others do."""
+    starts, offsets = [0], [BEYOND]
+    for start, end in share:
+        if starts[-1] == start:
+            offsets[-1] = position
+        else:
+            starts.append(start)
+            offsets.append(position)
+        if end < SPACE.end:
+            starts.append(end + 1)
+            offsets.append(BEYOND)
+    return Frontier(tuple(starts), tuple(offsets))
 
 
 def _begun(lineage: Lineage, number: int, committed: int, limit: int) -> int | None:

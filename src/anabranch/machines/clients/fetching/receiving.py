@@ -13,6 +13,7 @@ from anabranch.base.ids import COUNT_NOT_SAID, TopicPartition
 from anabranch.machines.clients.fetching.state import FetchingState, Partition
 from anabranch.machines.clients.fetching.values import LATEST, Fetched, FetchFrom, FetchResult
 
+ACCEPTS = "accept.range.fetch"
 EPOCH_MAX = (1 << 31) - 1
 STALE = frozenset(
     {
@@ -45,7 +46,9 @@ def take(state: FetchingState, partition: Partition, origin: FetchFrom, result: 
         if partition.log_start != result.log_start_offset:
             partition.log_start = result.log_start_offset
             partition.topic.limits = None
-        if result.data is not None and len(result.data) > 0:
+        if origin.asked is not None:
+            _hold_some(state, partition, origin, result)
+        elif result.data is not None and len(result.data) > 0:
             _hold(state, partition, origin, result)
     elif code is ErrorCode.OFFSET_OUT_OF_RANGE and partition.held:
         partition.retry_at_ms = now_ms + state.settings.retry_backoff_ms
@@ -54,6 +57,8 @@ def take(state: FetchingState, partition: Partition, origin: FetchFrom, result: 
         partition.stand(result.log_start_offset)  # Nothing is left out, whatever `auto.offset.reset` says.
     elif code is ErrorCode.OFFSET_OUT_OF_RANGE:
         _reset(state, partition)
+    elif code is ErrorCode.TOPIC_RANGE_FETCH_NOT_ALLOWED and origin.asked is not None:
+        _refused(state, partition, f"Set {ACCEPTS}=true on topic {partition.topic.name} to allow that")
     elif code in STALE:
         state.mark_stale(partition, now_ms)
     elif code.retriable:
@@ -78,6 +83,34 @@ def _hold(state: FetchingState, partition: Partition, origin: FetchFrom, result:
     elif not later:
         text = f"{partition.name} has no whole record batch at offset {partition.fetch_offset}"
         state.errors.append(ApiError(ErrorCode.CORRUPT_MESSAGE, f"{text}, as far as the broker sent it"))
+
+
+def _hold_some(state: FetchingState, partition: Partition, origin: FetchFrom, result: FetchResult) -> None:
+    """Keep the batches that were asked for, perhaps none, of all records below an offset."""
+    if result.filtered_to < 0:
+        _refused(state, partition, "Its broker knows no such fetches")
+        return
+    data = memoryview(b"") if result.data is None else result.data
+    elastic = origin.count != COUNT_NOT_SAID
+    size, behind, later = _known_batches(data, origin.leader_epoch if elastic else EPOCH_MAX)
+    next_offset = result.filtered_to
+    if later:
+        partition.topic.stale = True
+        next_offset = behind
+    if next_offset <= partition.fetch_offset:
+        return
+    if not size and partition.held and not len(partition.held[-1].data):
+        partition.held.pop()
+    partition.held.append(Fetched(data[:size], next_offset, tuple(result.aborted)))
+    partition.held_size += size
+    partition.fetch_offset = next_offset
+
+
+def _refused(state: FetchingState, partition: Partition, remedy: str) -> None:
+    """Stop reading a partition of which the broker gives no part of the records."""
+    text = f"{partition.name} gives no records by key or size to this consumer. {remedy}, or read whole partitions."
+    state.errors.append(ApiError(ErrorCode.TOPIC_RANGE_FETCH_NOT_ALLOWED, text))
+    partition.paused = partition.refused = True
 
 
 def _reset(state: FetchingState, partition: Partition) -> None:

@@ -101,8 +101,11 @@ def _origin(view: TopicView, partition: Partition, epoch: int, size_max: int) ->
         or last.size_max != size_max
         or last.topic_id != view.topic_id
         or last.count != count
+        or last.asked is not partition.asked
     ):
-        last = partition.origin = FetchFrom(partition.fetch_offset, epoch, size_max, view.topic_id, count)
+        last = partition.origin = FetchFrom(
+            partition.fetch_offset, epoch, size_max, view.topic_id, count, partition.asked
+        )
     return last
 
 

@@ -19,8 +19,11 @@ from anabranch.machines.clients.fetching.values import (
     FetcherSettings,
     FetchFrom,
     Lookup,
+    RecordFilter,
     TopicView,
 )
+from anabranch.machines.keyspace import SPACE, Interval
+from anabranch.machines.partition.sharing import Asked
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +39,8 @@ class Partition:
     held: deque[Fetched] = field(default_factory=deque)
     held_size: int = 0
     paused: bool = False
+    refused: bool = False
+    """Paused because its broker gives no part of its records."""
     retry_at_ms: int = 0
     failures: int = 0
     looking_up: int = 0
@@ -62,6 +67,10 @@ class Partition:
     """The application was told of all segments with a gate that begin at this offset or before."""
     origin: FetchFrom | None = None
     """What was last to be fetched."""
+    share: tuple[Interval, ...] = ()
+    """The places of the key space of which this consumer reads the records; all without any."""
+    asked: Asked | None = None
+    """What is asked for: the share, and the filter of the consumer; None for all records."""
     name: TopicPartition = field(init=False)
 
     def __post_init__(self) -> None:
@@ -84,6 +93,21 @@ class Partition:
     def processed(self) -> int | None:
         """The offset before which the application has processed all records."""
         return self.position if self.finished is None else self.finished
+
+    def ask(self, filter: RecordFilter | None) -> None:
+        """Ask for the records of the share that pass a filter, from the position on."""
+        asked = None
+        if self.share or filter is not None:
+            wanted = filter or RecordFilter()
+            asked = Asked(self.share or (SPACE,), wanted.keys, wanted.keys_refused, wanted.size_min, wanted.size_max)
+        if asked != self.asked:
+            self.paused = self.paused and not self.refused
+            self.refused = False
+            self.asked = asked
+            self.held.clear()
+            self.held_size = 0
+            if self.position is not None:
+                self.fetch_offset = self.position
 
     def forget(self) -> None:
         """Drop the fetched records, and ignore responses in flight."""
@@ -122,6 +146,8 @@ class Topic:
     """Partitions that were in `lifted` until no gate needed them: the coordinator takes it that they still are."""
     needs: dict[int, int] = field(default_factory=dict)
     """What the closed gates at `limits` wait on: partition to the offset that the group must have read up to."""
+    share: tuple[Interval, ...] = ()
+    """The share of every partition of a topic that is followed."""
     gated: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """By partition, where segments with a gate begin; computed once per view."""
 
@@ -154,6 +180,8 @@ class FetchingState:
     errors: list[ApiError] = field(default_factory=list)
     milestone: bool = False
     """Whether a position has passed the end of a layout."""
+    filter: RecordFilter | None = None
+    """Which records the application wants."""
     announcing: bool = False
     """Whether the application is told before the first record of a segment with a gate."""
 

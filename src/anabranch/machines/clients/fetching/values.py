@@ -9,6 +9,8 @@ from uuid import UUID
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, TopicPartition
 from anabranch.machines.lineage import Lineage
+from anabranch.machines.partition.sharing import Asked
+from anabranch.records.filtering import SIZE_MAX
 
 EARLIEST, LATEST = -2, -1
 """Timestamps that ask ListOffsets for the log start and the log end."""
@@ -43,6 +45,20 @@ class FetchFrom:
     size_max: int
     topic_id: UUID
     count: int
+    asked: Asked | None = None
+    """What is wanted of the records; None for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFilter:
+    """Which records a poll wants: those with one of these keys, or with none of those, of a size in bytes."""
+
+    keys: tuple[bytes, ...] = ()
+    """The keys wanted; none: all."""
+    keys_refused: tuple[bytes, ...] = ()
+    size_min: int = 0
+    """Of key and value together."""
+    size_max: int = SIZE_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +95,13 @@ class FetchResult:
     """(producer id, first offset) of aborted transactions; only with read_committed."""
     folded: bool = False
     """Whether the records below the log start were folded back into another partition."""
+    filtered_to: int = -1
+    """The records are those that were asked for of all below this offset; -1 if the broker did not filter."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetched:
-    """Whole record batches of one partition; `data` may end with a partial batch."""
+    """Whole record batches of one partition, perhaps none; `data` may end with a partial batch."""
 
     data: memoryview
     next_offset: int

@@ -1,0 +1,201 @@
+"""Fetches of a part of the records: blocks of the log are filtered in a thread, one pass for all who share a partition.
+
+`machines.partition.sharing` decides whom a pass serves, and what is kept of it. Passes over one partition are made one
+after the other: who waits for one mostly finds its records in what was kept. One pass reads BLOCK_SIZE bytes of the log
+and expands records to a bounded size beyond that; there is one thread, so that is all the memory at work. Small blocks
+of records that are not compressed are filtered in the event loop: a thread would take longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from uuid import UUID
+
+from anabranch.base.errors import AnabranchError, ErrorCode
+from anabranch.base.limits import EXPANDED_SIZE_MAX
+from anabranch.machines.partition.sharing import (
+    Asked,
+    KeptPieces,
+    Log,
+    Piece,
+    Sharers,
+    Stretch,
+    disjoint,
+    selection_of,
+)
+from anabranch.records.batch import headers
+from anabranch.records.compression import COMPRESSION_MASK
+from anabranch.records.filtering import Scatter, Scattered, Selection, Spread
+from anabranch.runtime.clock import Clock
+from anabranch.runtime.metrics import Metrics
+from anabranch.server.partitions.partition import Partition
+from anabranch.storage.interface import FetchedSlice, OffsetOutOfRangeError, Slice, fetched
+
+BLOCK_SIZE = 512 * 1024
+"""Bytes of the log that one pass filters: what it reads and writes stays near the processor."""
+LOOKED_AT_MAX = 16 * 1024 * 1024
+"""Bytes of the log that are filtered for one answer; the reader goes on where it says that it ended."""
+INLINE_SIZE = 32 * 1024
+"""Bytes of a block that the event loop filters itself, in less than 50 µs."""
+BOOKS_MAX = 10_000
+"""Partitions whose sharers are remembered."""
+
+StretchOf = Callable[[Partition, int], Stretch | None]
+"""Finds the layout that ruled at an offset of a partition; None while that is not known."""
+
+
+class FilterRefusedError(AnabranchError):
+    """A partition cannot be filtered now, for the reason that `code` names."""
+
+    def __init__(self, code: ErrorCode) -> None:
+        super().__init__(code.name)
+        self.code = code
+
+
+class FilteredSlice(FetchedSlice):
+    """The records asked for, of all below `filtered_to`."""
+
+    __slots__ = ("filtered_to",)
+
+    def __init__(self, data: bytes | memoryview, filtered_to: int) -> None:
+        super().__init__(data)
+        self.filtered_to = filtered_to
+
+
+class _Book:
+    """The sharers of one partition, and the lock under which its passes are made."""
+
+    def __init__(self) -> None:
+        self.sharers = Sharers()
+        self.lock = asyncio.Lock()
+
+
+class Filters:
+    """The filtering of one broker."""
+
+    def __init__(
+        self,
+        scatter_now: Callable[[], Scatter],
+        stretch_of: StretchOf,
+        clock: Clock,
+        metrics: Metrics,
+        *,
+        work_size_max: int,
+        kept_size_max: int,
+    ) -> None:
+        """`scatter_now` gives what scatters: plain Python until there is machine code."""
+        self.kept = KeptPieces(kept_size_max)
+        self._scatter_now = scatter_now
+        self._stretch_of = stretch_of
+        self._clock = clock
+        self._work_size_max = work_size_max
+        self._books: dict[Log, _Book] = {}
+        self._thread = ThreadPoolExecutor(1, "filters")
+        counter, gauge = metrics.counter, metrics.gauge
+        self._passes = counter("anabranch_filter_passes_total", "Passes over blocks of logs for fetches.")
+        self._read = counter("anabranch_filter_read_bytes_total", "Bytes of logs that were filtered.")
+        self._found = counter("anabranch_filter_found_bytes_total", "Bytes that were found, for all readers.")
+        self._hits = counter("anabranch_filter_kept_answers_total", "Blocks that another's pass had filtered.")
+        gauge("anabranch_filter_kept_bytes", "Bytes kept for readers that share partitions.", lambda: self.kept.size)
+        gauge("anabranch_filter_kept_evictions", "Blocks kept and never sent.", lambda: self.kept.evictions)
+
+    def close(self) -> None:
+        """Give up the work that waits for the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def forget(self, topic_id: UUID, partition: int) -> None:
+        """Drop what is known and kept of a partition that this broker leads no more."""
+        self.kept.forget(topic_id, partition)
+        for log in [log for log in self._books if log[:2] == (topic_id, partition)]:
+            del self._books[log]
+
+    async def read(self, partition: Partition, asked: Asked, offset: int, limit: int, size_max: int) -> FilteredSlice:
+        """Find what is asked for from `offset` on, below `limit`: about `size_max` bytes, or one batch if it is larger.
+
+        OffsetOutOfRangeError, OfflineLogError, OSError, DecodeError, FilterRefusedError.
+        """
+        log, book = self._book_of(partition)
+        book.sharers.began(asked, offset, self._clock.monotonic_ms())
+        parts: list[memoryview] = []
+        at, size, looked_at = offset, 0, 0
+        try:
+            while at < limit and looked_at < LOOKED_AT_MAX and (size < size_max or not size):
+                async with book.lock:
+                    piece = self.kept.take(log, asked, at)
+                    if piece is None:
+                        piece, read_size = await self._pass(partition, book, log, asked, at, limit)
+                        looked_at += read_size
+                    else:
+                        _check_range(partition, at)
+                        self._hits.add()
+                piece, rest = piece.part(at, limit, size_max - size)
+                if rest is not None:
+                    self.kept.keep(log, asked, rest)
+                if size and size + len(piece.data) > size_max:
+                    self.kept.keep(log, asked, piece)
+                    break
+                parts.append(piece.data)
+                size += len(piece.data)
+                at = piece.end
+                book.sharers.reached(asked, at)
+        finally:
+            book.sharers.ended(asked)
+        return FilteredSlice(parts[0] if len(parts) == 1 else b"".join(parts), at)
+
+    def give_back(self, partition: Partition, asked: Asked, offset: int, found: FilteredSlice) -> None:
+        """Keep what there was no room for in an answer."""
+        log, _ = self._book_of(partition)
+        self.kept.keep(log, asked, Piece(offset, found.filtered_to, found.view()))
+
+    def _book_of(self, partition: Partition) -> tuple[Log, _Book]:
+        log = Log(partition.topic_id, partition.name.partition, partition.leader_epoch)
+        book = self._books.pop(log, None) or _Book()
+        self._books[log] = book
+        if len(self._books) > BOOKS_MAX:
+            del self._books[next(iter(self._books))]
+        return log, book
+
+    async def _pass(
+        self, partition: Partition, book: _Book, log: Log, asked: Asked, offset: int, limit: int
+    ) -> tuple[Piece, int]:
+        """Filter the next block of the log; the piece for `asked`, and the bytes that were looked at."""
+        stretch = self._stretch_of(partition, offset)
+        if stretch is None:
+            raise FilterRefusedError(ErrorCode.INVALID_PARTITION_METADATA)
+        end = limit if stretch.end is None else min(limit, stretch.end)
+        block = await fetched(partition.log.read(offset, BLOCK_SIZE, end=end))
+        if block is None:
+            return Piece(offset, end, memoryview(b"")), 0
+        idle = partition.settings.keeps_others_records
+        others = book.sharers.others(asked, offset, self._clock.monotonic_ms(), idle=idle)
+        everyone = disjoint(asked, (each for each in others if self.kept.room_for(log, each)))
+        spread = Spread(stretch.initial, stretch.held)
+        scattered = await self._scatter(block, selection_of(everyone), spread)
+        self._passes.add()
+        self._read.add(scattered.size)
+        for each, data in zip(everyone, scattered.data, strict=True):
+            self._found.add(len(data))
+            if each is not asked:
+                self.kept.keep(log, each, Piece(offset, scattered.next_offset, memoryview(data)))
+        return Piece(offset, scattered.next_offset, memoryview(scattered.data[0])), scattered.size
+
+    async def _scatter(self, block: Slice, selection: Selection, spread: Spread) -> Scattered:
+        scatter = partial(
+            self._scatter_now(), record_size_max=EXPANDED_SIZE_MAX, work_size_max=self._work_size_max - BLOCK_SIZE
+        )
+        if block.size <= INLINE_SIZE:
+            view = block.view()
+            if not any(header.attributes & COMPRESSION_MASK for _, header in headers(view)):
+                return scatter(view, selection, spread)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, lambda: scatter(block.view(), selection, spread))
+
+
+def _check_range(partition: Partition, offset: int) -> None:
+    """As a read of the log does, which what was kept has no need of."""
+    log = partition.log
+    if not log.log_start <= offset <= log.end:
+        raise OffsetOutOfRangeError(f"Offset {offset} is not in {partition.name}, which has {log.log_start} on.")
