@@ -67,6 +67,8 @@ PENDING_MEMBERS_PER_GROUP_MAX = 10_000
 """Members of a classic group that were given an id and did not join with it yet."""
 RANGES_PER_COMMIT_MAX = 60_000
 """Ranges of one OffsetCommit or TxnOffsetCommit, of offsets and of keys together: the proposal's 1 MB of 16 bytes."""
+FRONTIER_STEPS_MAX = 1_000
+"""Intervals of keys with offsets of their own that a group may have in one partition: far more than sharers."""
 POSITION_WAIT_MAX_MS = 30_000
 """The longest time for which a member's question for positions is parked, in ms."""
 FILTERING_SIZE_MAX = 100 * 1024 * 1024
