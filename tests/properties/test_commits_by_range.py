@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
+from itertools import pairwise
 
 import pytest
 
@@ -110,7 +111,7 @@ def test_frontier_and_ranges_say_what_a_set_of_offsets_and_keys_says(seed: int) 
         said = below(frontier, size) | {(offset, place) for offset in done for place in PLACES}
         assert said == model
         assert all(start > shares.stable(frontier) for start, _ in ranges)
-        assert all(one != other for one, other in zip(frontier.offsets, frontier.offsets[1:], strict=False))
+        assert all(one != other for one, other in pairwise(frontier.offsets))
         # As far as a frontier can be: the next record of no key is known to be processed.
         at = [frontier.offsets[bisect_right(frontier.starts, place) - 1] for place in PLACES]
         assert all((offset, place) not in model for offset, place in zip(at, PLACES, strict=True))
@@ -162,9 +163,7 @@ def test_ranges_of_offsets_that_cannot_be_are_refused_with_a_sentence(ranges: li
         ([(it, it, 0) for it in range(60_001)], "60001 ranges are committed at once"),
     ],
 )
-def test_ranges_of_keys_that_cannot_be_are_refused_with_a_sentence(
-    ranges: list[shares.KeyRange], message: str
-) -> None:
+def test_ranges_of_keys_that_cannot_be_are_refused_with_a_sentence(ranges: list[shares.KeyRange], message: str) -> None:
     with pytest.raises(WrongRangesError, match=message):
         shares.checked(ranges)
 

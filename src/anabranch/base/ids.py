@@ -12,7 +12,10 @@ NO_SEQUENCE = -1
 NO_LEADER_EPOCH = -1
 COUNT_NOT_SAID = -1
 """`undeleted_partition_count` of a client that does not speak of it: every stock Kafka client."""
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__individual_commit_offsets", "__transaction_state"})
+INDIVIDUAL_COMMITS_TOPIC = "__individual_commit_offsets"
+"""The ranges of offsets that groups have processed above their committed offsets. It may be deleted, if it is damaged:
+what lies above committed offsets is then delivered again."""
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", INDIVIDUAL_COMMITS_TOPIC, "__transaction_state"})
 """The logs of the coordinators."""
 
 

@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
-from anabranch.base.ids import INTERNAL_TOPICS
+from anabranch.base.ids import INDIVIDUAL_COMMITS_TOPIC, INTERNAL_TOPICS
 from anabranch.base.limits import PARTITIONS_PER_TOPIC_MAX, TOPIC_NAME_LENGTH_MAX
 from anabranch.machines.controller import nodes
 from anabranch.machines.controller.configs import NOT_SET, BrokerSettings, refuse_configs
@@ -101,7 +101,7 @@ def decide_delete_topic(state: ControllerState, command: DeleteTopic) -> Decisio
         if command.topic_id is not None:
             return Decision(reply=Refused(ErrorCode.UNKNOWN_TOPIC_ID, f"There is no topic with id {command.topic_id}."))
         return Decision(reply=unknown_topic(str(name)))
-    if topic.name in INTERNAL_TOPICS:
+    if topic.name in INTERNAL_TOPICS - {INDIVIDUAL_COMMITS_TOPIC}:
         text = "The broker keeps its groups and transactions in this topic."
         return Decision(reply=Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, text))
     plan = Plan(state, topic)

@@ -32,13 +32,16 @@ from anabranch.machines.groups.expiry import Expiry
 from anabranch.machines.groups.gate import HEARTBEAT_ROOM, Gate
 from anabranch.machines.groups.gatekeeper import LOOK_ROOM, Gatekeeper
 from anabranch.machines.groups.image import Image
+from anabranch.machines.groups.offset_requests import OffsetRequests
 from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.positions import Positions
 from anabranch.machines.groups.positions_asked import AskedPositions, decide_look
+from anabranch.machines.groups.ranged import RangedCommits
 from anabranch.machines.groups.records import (
     CoordinatorRecord,
     GroupMetadataKey,
     GroupTopicStartKey,
+    IndividualCommitKey,
     OffsetCommitKey,
 )
 from anabranch.machines.groups.regex import Regexes
@@ -69,30 +72,14 @@ from anabranch.protocol.messages.leave_group import (
     LeaveGroupResponse,
 )
 from anabranch.protocol.messages.list_groups import ListedGroup
-from anabranch.protocol.messages.offset_commit import (
-    OffsetCommitRequest,
-    OffsetCommitResponse,
-)
-from anabranch.protocol.messages.offset_delete import (
-    OffsetDeleteRequest,
-    OffsetDeleteResponse,
-)
-from anabranch.protocol.messages.offset_fetch import (
-    OffsetFetchRequestGroup,
-    OffsetFetchResponseGroup,
-)
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
-from anabranch.protocol.messages.txn_offset_commit import (
-    TxnOffsetCommitRequest,
-    TxnOffsetCommitResponse,
-)
 
 PROTOCOL_NAME_MAY_BE_NULL = 7
 Group = ConsumerGroup | ClassicGroup
 Reply = TypeVar("Reply")
 
 
-class Coordinator(AskedPositions, HeardResets):
+class Coordinator(AskedPositions, HeardResets, OffsetRequests):
     """A shard; see the module."""
 
     def __init__(self, settings: GroupSettings, image: Image | None = None) -> None:
@@ -112,6 +99,8 @@ class Coordinator(AskedPositions, HeardResets):
         self.starts = Starts()
         self.keeper = Gatekeeper(self.groups, self.offsets, self.starts, self._regexes)
         self.offsets.on_commit = self.keeper.committed
+        self.ranged = RangedCommits(self.groups, self.offsets, self.keeper)
+        self.offsets.on_full = self.ranged.full
         self.settling = Settling(self.groups, self.offsets, self.starts, self._regexes)
         self.expiry = Expiry(
             self.groups,
@@ -146,6 +135,10 @@ class Coordinator(AskedPositions, HeardResets):
         match key:
             case OffsetCommitKey():
                 self.positions.apply(key, value, producer_id)
+                if producer_id < 0:
+                    self._follow(key.group, (key.topic, key.partition))
+            case IndividualCommitKey():
+                self.offsets.individual.apply(key, value)
             case GroupMetadataKey():
                 self._apply_classic(key.group, value)
             case GroupTopicStartKey():
@@ -156,7 +149,15 @@ class Coordinator(AskedPositions, HeardResets):
     def apply_marker(self, producer_id: int, producer_epoch: int, committed: bool) -> None:
         """End a producer's transaction."""
         del producer_epoch
-        self.positions.end_transaction(producer_id, committed=committed)
+        for group_id, partition in self.positions.end_transaction(producer_id, committed=committed):
+            self._follow(group_id, partition)
+
+    def _follow(self, group_id: str, partition: tuple[str, int]) -> None:
+        """Bury the ranges that a position has passed."""
+        individual = self.offsets.individual
+        individual.applied += 1
+        if individual:
+            individual.follow(group_id, partition, self.positions.get(group_id, *partition))
 
     def _apply_classic(self, group_id: str, value: Any) -> None:
         group = self.groups.get(group_id)
@@ -198,6 +199,7 @@ class Coordinator(AskedPositions, HeardResets):
             step.assign()
             draft.add(step.draft)
         self.settling.loaded(draft, now_ms)
+        self.ranged.loaded(draft, now_ms)
         self.expiry.begin_later(draft, now_ms)
         return draft.outcome(None)
 
@@ -217,7 +219,7 @@ class Coordinator(AskedPositions, HeardResets):
                     self.keeper.of(group.group_id).is_due = True
             self.keeper.topics_changed(group.group_id)
             self.keeper.ring(draft, group.group_id, now_ms)
-        return draft.outcome(None)
+        return self.ranged.burying(draft.outcome(None))
 
     def on_timer(self, key: Any, now_ms: int) -> Outcome[None, CoordinatorRecord]:
         """The time that was set for `key` has come."""
@@ -239,7 +241,9 @@ class Coordinator(AskedPositions, HeardResets):
             case ("settle",):
                 return self.settling.decide_more(now_ms)
             case ("expire",):
-                return self.expiry.decide(now_ms)
+                return self.ranged.burying(self.expiry.decide(now_ms))
+            case ("ranges",):
+                return self.ranged.burying(self.ranged.decide_checks(now_ms))
             case (str(kind), str(group_id), str(member_id)):
                 return self._expelled(kind, group_id, member_id, now_ms)
         raise AssertionError(key)
@@ -511,39 +515,6 @@ class Coordinator(AskedPositions, HeardResets):
         if group.is_vacant and self.groups.get(group.group_id) is group:
             del self.groups[group.group_id]
 
-    # -- offsets -------------------------------------------------------------------------------------------------------
-
-    def offset_commit(
-        self, request: OffsetCommitRequest, caller: Caller, now_ms: int
-    ) -> Outcome[OffsetCommitResponse, CoordinatorRecord]:
-        """Make a group's progress durable."""
-        outcome = self.offsets.commit(self.groups.get(request.group_id), request, caller.version, now_ms)
-        return self.keeper.rung(outcome, request.group_id, now_ms)
-
-    def txn_offset_commit(
-        self, request: TxnOffsetCommitRequest, caller: Caller, now_ms: int
-    ) -> Outcome[TxnOffsetCommitResponse, CoordinatorRecord]:
-        """Make a group's progress part of a producer's transaction."""
-        del caller
-        return self.offsets.commit_in_transaction(self.groups.get(request.group_id), request, now_ms)
-
-    def offset_fetch(
-        self, asked: OffsetFetchRequestGroup, require_stable: bool, version: int, now_ms: int
-    ) -> OffsetFetchResponseGroup:
-        """Return the committed offsets of a group."""
-        del now_ms
-        group = self.groups.get(asked.group_id)
-        return self.offsets.fetch(group, asked, require_stable=require_stable, version=version)
-
-    def offset_delete(
-        self, request: OffsetDeleteRequest, now_ms: int
-    ) -> Outcome[OffsetDeleteResponse, CoordinatorRecord]:
-        """Forget positions, but not of topics that members read."""
-        del now_ms
-        group = self.groups.get(request.group_id)
-        self.keeper.positions_gone(request.group_id)
-        return self.offsets.delete(group, request, self._read_topics(group))
-
     def _read_topics(self, group: Group | None) -> frozenset[str] | None:
         """The topics that members of a group subscribe to; None if they are unknown."""
         if group is None or not group.members:
@@ -576,7 +547,7 @@ class Coordinator(AskedPositions, HeardResets):
         draft: Draft[CoordinatorRecord] = Draft()
         draft.write(*self.offsets.all_of(group_id))
         self._end(group, group_id, draft, now_ms)
-        return draft.outcome(ErrorCode.NONE)
+        return self.ranged.burying(draft.outcome(ErrorCode.NONE))
 
     def list_groups(self) -> Iterator[ListedGroup]:
         """All groups, those that only have positions included."""

@@ -33,11 +33,6 @@ class Merge(NamedTuple):
     repeated: Range | None
     """The first offsets that were added again; None where none were."""
 
-    @property
-    def grows_by_at_most(self) -> int:
-        """How many ranges more there are at most."""
-        return len(self.put) - len(self.removed)
-
 
 class OffsetRanges:
     """The ranges of one group and partition."""
@@ -99,6 +94,13 @@ class OffsetRanges:
                 return bucket[at], self._ends[bucket[at]]
             number += 1
         return None
+
+    def count_below(self, offset: int) -> int:
+        """The number of ranges that begin before an offset."""
+        number = bisect_left(self._firsts, offset)
+        return (
+            sum(map(len, self._buckets[: number - 1])) + bisect_left(self._buckets[number - 1], offset) if number else 0
+        )
 
     def reaches(self, offset: int) -> int:
         """The next offset to read of a reader at `offset`: behind the range that holds or touches it."""

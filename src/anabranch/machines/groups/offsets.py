@@ -1,31 +1,38 @@
 """Committing, fetching and deleting committed offsets: the answers of OffsetCommit, OffsetFetch and OffsetDelete.
 
 A commit as a member requires the member's epoch or generation; a group without members accepts any commit. A fetch of a
-stale member is answered with an error, never "no offset": the client would then start at the end of the log.
+stale member is answered with an error, never "no offset": the client would then start at the end of the log. What a
+commit by ranges does, and what a plain one does to those, is decided by `ranged_commits`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, overload
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
-from anabranch.machines.groups import classic
+from anabranch.machines.groups import classic, ranged_commits, shares
 from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.image import Image, TopicImage
+from anabranch.machines.groups.individual import Range, WrongRangesError
+from anabranch.machines.groups.individual_store import IndividualCommits, range_record
 from anabranch.machines.groups.positions import NO_LAYOUT, Position, Positions, position_record
+from anabranch.machines.groups.ranged_commits import RangedCommit
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.outcome import Draft, Outcome
 from anabranch.protocol.messages.offset_commit import (
+    KeyRangeOffset,
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitResponse,
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
+    OffsetRange,
 )
 from anabranch.protocol.messages.offset_delete import (
     OffsetDeleteRequest,
@@ -54,6 +61,34 @@ STALE_EPOCH_SINCE = 9
 TOPIC_IDS_SINCE = 10
 
 
+class Answered(NamedTuple):
+    """The answer to the commit of one partition."""
+
+    partition: int
+    code: ErrorCode
+    stable: int = -1
+    """The stable offset after it, where that may be another than was committed."""
+    message: str | None = None
+
+
+class RangesRepeated(NamedTuple):
+    """Effect: log that a group commits offsets that it had committed; once for each partition."""
+
+    group_id: str
+    topic: str
+    partition: int
+    repeated: Range
+
+
+class RangesFull(NamedTuple):
+    """A commit was refused, as a group has too many ranges in a partition: what lies below them."""
+
+    topic: TopicImage
+    partition: int
+    gap: Range
+    ranges: int
+
+
 class Offsets:
     """The positions of a shard's groups, in existing topics."""
 
@@ -63,6 +98,10 @@ class Offsets:
         self.positions = Positions()
         self.on_commit: Callable[[str, TopicImage, int, int], None] = lambda *_: None
         """Called with group, topic, partition and offset of every commit, which is then written."""
+        self.individual = IndividualCommits()
+        self.on_full: Callable[[str, RangesFull, Draft[CoordinatorRecord], int], None] = lambda *_: None
+        """Called with the group and the time when a commit by ranges is refused for their number."""
+        self._repeated: set[tuple[str, str, int]] = set()
         self.counts: Counter[str] = Counter()
         """Offsets so far: `commit` (also of transactions), `expiration`, `deletion` (by OffsetDelete)."""
 
@@ -81,17 +120,26 @@ class Offsets:
         by_id = version >= TOPIC_IDS_SINCE
         missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         draft: Draft[CoordinatorRecord] = Draft()
+        by_member = request.generation_id_or_member_epoch >= 0
         answers = []
         for topic in request.topics:
             known = self.image.by_id.get(topic.topic_id) if by_id else self.image.by_name.get(topic.name)
             known = None if error else known
-            codes = self._commit(request.group_id, known, topic.partitions, error or missing, now_ms, draft)
+            found = self._commit(
+                request.group_id, known, topic.partitions, error or missing, now_ms, draft, by_member=by_member
+            )
             answers.append(
                 OffsetCommitResponseTopic(
                     name=topic.name,
                     topic_id=topic.topic_id,
                     partitions=[
-                        OffsetCommitResponsePartition(partition_index=index, error_code=code) for index, code in codes
+                        OffsetCommitResponsePartition(
+                            partition_index=it.partition,
+                            error_code=it.code,
+                            last_stable_offset=it.stable,
+                            error_message=it.message,
+                        )
+                        for it in found
                     ],
                 )
             )
@@ -115,18 +163,26 @@ class Offsets:
             transactional=True,
         )
         draft: Draft[CoordinatorRecord] = Draft()
+        by_member = request.generation_id >= 0
         answers = []
         for topic in request.topics:
             known = self.image.by_name.get(topic.name)
             missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             known = None if error else known
-            codes = self._commit(request.group_id, known, topic.partitions, error or missing, now_ms, draft)
+            found = self._commit(
+                request.group_id, known, topic.partitions, error or missing, now_ms, draft, by_member=by_member
+            )
             answers.append(
                 TxnOffsetCommitResponseTopic(
                     name=topic.name,
                     partitions=[
-                        TxnOffsetCommitResponsePartition(partition_index=index, error_code=code)
-                        for index, code in codes
+                        TxnOffsetCommitResponsePartition(
+                            partition_index=it.partition,
+                            error_code=it.code,
+                            last_stable_offset=it.stable,
+                            error_message=it.message,
+                        )
+                        for it in found
                     ],
                 )
             )
@@ -138,34 +194,109 @@ class Offsets:
         self,
         group_id: str,
         topic: TopicImage | None,
-        parts: Iterable[OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition],
+        parts: Sequence[OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition],
         error: ErrorCode,
         now_ms: int,
         draft: Draft[CoordinatorRecord],
-    ) -> Iterator[tuple[int, ErrorCode]]:
-        """Add the records of a topic's commits; each one's code. `error` is the code where the topic is None."""
+        *,
+        by_member: bool,
+    ) -> Iterator[Answered]:
+        """Add the records of a topic's commits; the answers. `error` is the code where the topic is None."""
+        ranged = {part.partition_index for part in parts if part.offset_ranges or part.key_range_offsets}
+        once = Counter(part.partition_index for part in parts) if ranged else ()
         for part in parts:
-            metadata = part.committed_metadata or ""
+            index, metadata = part.partition_index, part.committed_metadata or ""
             if topic is None:
-                yield part.partition_index, error
-            elif not topic.ever_had(part.partition_index):
-                yield part.partition_index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                yield Answered(index, error)
+            elif not topic.ever_had(index):
+                yield Answered(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             elif len(metadata) > self.settings.offset_metadata_max_bytes:
-                yield part.partition_index, ErrorCode.OFFSET_METADATA_TOO_LARGE
+                yield Answered(index, ErrorCode.OFFSET_METADATA_TOO_LARGE)
+            elif index not in ranged:
+                yield self._commit_plain(group_id, topic, part, metadata, now_ms, draft, by_member=by_member)
+            elif isinstance(once, Counter) and once[index] > 1:
+                message = "A request that commits ranges of a partition can name the partition once."
+                yield Answered(index, ErrorCode.INVALID_REQUEST, message=message)
+            elif isinstance(part, TxnOffsetCommitRequestPartition):
+                message = "Ranges are committed outside of transactions."
+                yield Answered(index, ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED, message=message)
             else:
-                before = self.current(group_id, topic.name, part.partition_index)
-                position = Position(
-                    part.committed_offset,
-                    part.committed_leader_epoch,
-                    metadata,
-                    now_ms,
-                    topic.topic_id,
-                    NO_LAYOUT if before is None else before.opened,
-                )
-                self.on_commit(group_id, topic, part.partition_index, position.offset)
-                draft.write(position_record(group_id, topic.name, part.partition_index, position))
-                self.counts["commit"] += 1
-                yield part.partition_index, ErrorCode.NONE
+                yield self._commit_ranges(group_id, topic, part, now_ms, draft)
+
+    def _commit_plain(
+        self,
+        group_id: str,
+        topic: TopicImage,
+        part: OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition,
+        metadata: str,
+        now_ms: int,
+        draft: Draft[CoordinatorRecord],
+        *,
+        by_member: bool,
+    ) -> Answered:
+        index = part.partition_index
+        before = self.current(group_id, topic.name, index)
+        position = Position(
+            part.committed_offset,
+            part.committed_leader_epoch,
+            metadata,
+            now_ms,
+            topic.topic_id,
+            NO_LAYOUT if before is None else before.opened,
+        )
+        stable = -1
+        if before is not None and (before.frontier is not None or before.ranges_since):
+            held = self.individual.of(group_id, (topic.name, index), before)
+            position = ranged_commits.plain(before, held, position, by_member=by_member)
+            stable = position.offset
+        self.on_commit(group_id, topic, index, position.offset)
+        draft.write(position_record(group_id, topic.name, index, position))
+        self.counts["commit"] += 1
+        return Answered(index, ErrorCode.NONE, stable)
+
+    def _commit_ranges(
+        self,
+        group_id: str,
+        topic: TopicImage,
+        part: OffsetCommitRequestPartition,
+        now_ms: int,
+        draft: Draft[CoordinatorRecord],
+    ) -> Answered:
+        """Add the records of a commit by ranges."""
+        index = part.partition_index
+        before = self.current(group_id, topic.name, index)
+        stable = -1 if before is None else before.offset
+        if not self.settings.individual_commits:
+            message = "This broker takes no commits by ranges: accept.individual.commit is false."
+            return Answered(index, ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED, stable, message)
+        try:
+            commit = commit_of(part, topic.log_start(index))
+        except WrongRangesError as error:
+            return Answered(index, ErrorCode.INVALID_REQUEST, stable, str(error))
+        held = self.individual.of(group_id, (topic.name, index), before)
+        room = min(
+            self.settings.ranges_per_partition_max - len(held), self.settings.ranges_max - self.settings.ranges_held()
+        )
+        decided = ranged_commits.decide(before, held, commit, room, topic.topic_id, now_ms)
+        if isinstance(decided, ranged_commits.Refused):
+            first = held.first()
+            if decided.code is ErrorCode.MAX_INDIVIDUAL_COMMIT_REACHED and first is not None:
+                full = RangesFull(topic, index, (decided.stable, first[0] - 1), len(held))
+                self.on_full(group_id, full, draft, now_ms)
+            return Answered(index, decided.code, decided.stable, decided.message)
+        if decided.repeated is not None and (group_id, topic.name, index) not in self._repeated:
+            self._repeated.add((group_id, topic.name, index))
+            draft.perform(RangesRepeated(group_id, topic.name, index, decided.repeated))
+        position = decided.position
+        if decided.is_changed:
+            self.on_commit(group_id, topic, index, position.offset)
+            draft.write(position_record(group_id, topic.name, index, position))
+        for start, end in decided.put:
+            draft.write(range_record(group_id, (topic.name, index), start, end, position.ranges_since))
+        for start in decided.removed:
+            draft.write(range_record(group_id, (topic.name, index), start))
+        self.counts["commit"] += 1
+        return Answered(index, ErrorCode.NONE, position.offset)
 
     def fetch(
         self, group: Group | None, asked: OffsetFetchRequestGroup, *, require_stable: bool, version: int
@@ -216,12 +347,21 @@ class Offsets:
             return OffsetFetchResponsePartitions(
                 partition_index=partition, committed_offset=-1, metadata="", error_code=code
             )
-        return OffsetFetchResponsePartitions(
+        found = OffsetFetchResponsePartitions(
             partition_index=partition,
             committed_offset=position.offset,
             committed_leader_epoch=position.leader_epoch,
             metadata=position.metadata,
         )
+        if position.ranges_since:
+            held = self.individual.of(group_id, (topic, partition), position)
+            found.committed_range_offsets = Ranges(held.copied())
+        if position.frontier is not None:
+            found.key_range_offsets = [
+                KeyRangeOffset(start=start, end=end, offset=offset)
+                for start, end, offset in shares.shares(position.frontier)
+            ]
+        return found
 
     def current(self, group_id: str, topic: str, partition: int) -> Position | None:
         """A group's position in the topic that has the name now."""
@@ -300,6 +440,47 @@ class Offsets:
             records.append(position_record(group_id, topic, partition, None))
         self.counts["expiration"] += len(records)
         return records, len(entries)
+
+
+class Ranges(Sequence[OffsetRange]):
+    """Ranges as an answer has them: 100,000 of them become objects in the thread that encodes the answer."""
+
+    def __init__(self, ranges: Sequence[Range]) -> None:
+        self._ranges = ranges
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    def __iter__(self) -> Iterator[OffsetRange]:
+        return (OffsetRange(start=start, end=end) for start, end in self._ranges)
+
+    @overload
+    def __getitem__(self, at: int) -> OffsetRange: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Ranges: ...
+
+    def __getitem__(self, at: int | slice) -> OffsetRange | Ranges:
+        if isinstance(at, slice):
+            return Ranges(self._ranges[at])
+        start, end = self._ranges[at]
+        return OffsetRange(start=start, end=end)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def commit_of(part: OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition, log_start: int) -> RangedCommit:
+    """Read a commit by ranges. WrongRangesError, with a sentence, where its ranges cannot be."""
+    return ranged_commits.checked(
+        part.committed_offset if part.committed_offset >= 0 else log_start,
+        [(it.start, it.end) for it in part.offset_ranges],
+        [(it.start, it.end, it.offset) for it in part.key_range_offsets],
+        part.committed_leader_epoch,
+        part.committed_metadata or "",
+    )
 
 
 def _commit_error(

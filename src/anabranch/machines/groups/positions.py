@@ -17,7 +17,9 @@ from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from anabranch.base.ids import NO_LEADER_EPOCH, NO_TOPIC_ID
+from anabranch.machines.groups import shares
 from anabranch.machines.groups.records import CoordinatorRecord, OffsetCommitKey, OffsetCommitValue, decode_record
+from anabranch.machines.lineage import Frontier
 
 NO_LAYOUT = -1
 
@@ -32,6 +34,20 @@ class Position(NamedTuple):
     topic_id: UUID = NO_TOPIC_ID
     opened: int = NO_LAYOUT
     """The newest layout whose gate was open when the coordinator handed the partition out (ADR 0033)."""
+    frontier: Frontier | None = None
+    """The next offset by key, where it is not `offset` for all keys; `offset` is the lowest (ADR 0048)."""
+    ranges_since: int = 0
+    """Names the individual commits above `offset` that count; 0 where none do."""
+
+    @property
+    def stands(self) -> Frontier:
+        """The next offset to read, by key."""
+        return shares.constant(self.offset) if self.frontier is None else self.frontier
+
+    def at(self, frontier: Frontier) -> Position:
+        """The position with another frontier."""
+        kept = None if shares.is_constant(frontier) else frontier
+        return self._replace(offset=shares.stable(frontier), frontier=kept)
 
 
 Partition = tuple[str, int]
@@ -146,13 +162,16 @@ class Positions:
         self._of(key.group)
         self._put(key.group, at, value)
 
-    def end_transaction(self, producer_id: int, *, committed: bool) -> None:
-        """A producer's transaction has ended."""
+    def end_transaction(self, producer_id: int, *, committed: bool) -> list[tuple[str, Partition]]:
+        """A producer's transaction has ended; return the groups and partitions of which it changes the position."""
+        changed: list[tuple[str, Partition]] = []
         for group_id, positions in self._pending.pop(producer_id, {}).items():
             for at, (number, value) in positions.items() if committed else ():
                 self._overtake(group_id, at, number)
                 self._of(group_id)
                 self._put(group_id, at, value)
+                changed.append((group_id, at))
+        return changed
 
     def _put(self, group_id: str, at: Partition, value: OffsetCommitValue | None) -> None:
         if value is not None:
@@ -179,6 +198,10 @@ def _position(value: OffsetCommitValue) -> Position:
         value.commit_timestamp,
         value.topic_id,
         value.opened,
+        shares.frontier_of(value.frontier_starts, value.frontier_offsets, value.offset)
+        if value.frontier_starts
+        else None,
+        value.ranges_since,
     )
 
 
@@ -194,5 +217,9 @@ def position_record(group_id: str, topic: str, partition: int, position: Positio
         commit_timestamp=position.committed_at_ms,
         topic_id=position.topic_id,
         opened=position.opened,
+        ranges_since=position.ranges_since,
     )
+    if position.frontier is not None:
+        value.frontier_starts = position.frontier.starts
+        value.frontier_offsets = position.frontier.offsets
     return CoordinatorRecord(key, value)

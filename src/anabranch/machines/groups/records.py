@@ -1,4 +1,4 @@
-"""The records of `__consumer_offsets`: a key, and a value or nothing (a tombstone).
+"""The records of `__consumer_offsets` and `__individual_commit_offsets`: a key, and a value or nothing (a tombstone).
 
 Keys, versions and fields are those of Apache Kafka 4's own schemas, which are the proposal's Records chapter as it was
 built, so that its tools read the log; the proposal's further fields (client-side assignors) travel in tagged fields
@@ -55,6 +55,12 @@ class OffsetCommitValue:
     topic_id: UUID = uuid(since=4, tag=0, default=NO_TOPIC_ID)
     opened: int = int32(since=4, tag=10000, default=-1)
     """Ours: the newest layout whose gate was open when the partition was handed out; -1 for none."""
+    frontier_starts: Sequence[int] = array(int64, since=4, tag=10001)
+    """Ours: where the steps of the group's frontier begin in the key space; none where `offset` is that of all keys."""
+    frontier_offsets: Sequence[int] = array(int64, since=4, tag=10002)
+    """Ours: the next offset to read of the keys of each step; `offset` is the lowest."""
+    ranges_since: int = int64(since=4, tag=10003, default=0)
+    """Ours: names the ranges in `__individual_commit_offsets` that go with this offset; 0 where none do."""
 
 
 @message(versions="2")
@@ -262,6 +268,66 @@ class GroupTopicStartValue:
     """Whether an owner asked for any other offset then."""
 
 
+@message(versions="10001")
+class IndividualCommitKey:
+    """Ours, in `__individual_commit_offsets`: where a range of processed offsets begins, above the committed offset."""
+
+    group: str = string()
+    topic: str = string()
+    partition: int = int32()
+    start: int = int64()
+
+
+@message(versions="0", flexible="0+")
+class IndividualCommitValue:
+    """Where the range ends; it counts while the group's committed offset says `since`."""
+
+    end: int = int64()
+    since: int = int64()
+
+
+@struct()
+class CommittedRange:
+    """A range of offsets that a transaction commits."""
+
+    start: int = int64()
+    end: int = int64()
+
+
+@struct()
+class CommittedKeyRange:
+    """The next offset to read of a range of keys that a transaction commits."""
+
+    start: int = int64()
+    end: int = int64()
+    offset: int = int64()
+
+
+@message(versions="10002")
+class TransactionRangesKey:
+    """Ours: a commit by ranges in a transaction of a producer, until it is part of the group's committed offset."""
+
+    group: str = string()
+    topic: str = string()
+    partition: int = int32()
+    producer_id: int = int64()
+    number: int = int64()
+    """Tells the commits of one transaction apart."""
+
+
+@message(versions="0", flexible="0+")
+class TransactionRangesValue:
+    """What is committed."""
+
+    base: int = int64()
+    """The committed offset of a group without one."""
+    since: int = int64()
+    """As in the committed offset when this was written: a later rewind voids it."""
+    topic_id: UUID = uuid()
+    offset_ranges: Sequence[CommittedRange] = array(CommittedRange)
+    key_ranges: Sequence[CommittedKeyRange] = array(CommittedKeyRange)
+
+
 KeyValue: TypeAlias = tuple[type, type | None, int]
 
 KINDS: Mapping[int, KeyValue] = {
@@ -275,6 +341,8 @@ KINDS: Mapping[int, KeyValue] = {
     7: (ConsumerGroupTargetAssignmentMemberKey, ConsumerGroupTargetAssignmentMemberValue, 0),
     8: (ConsumerGroupCurrentMemberAssignmentKey, ConsumerGroupCurrentMemberAssignmentValue, 0),
     10000: (GroupTopicStartKey, GroupTopicStartValue, 0),
+    10001: (IndividualCommitKey, IndividualCommitValue, 0),
+    10002: (TransactionRangesKey, TransactionRangesValue, 0),
 }
 """By the version of the key: the classes, and the version that values are written in."""
 
@@ -286,6 +354,11 @@ class CoordinatorRecord(NamedTuple):
 
     key: Any
     value: Any | None = None
+
+
+def is_individual(record: CoordinatorRecord) -> bool:
+    """Whether a record is one of `__individual_commit_offsets`."""
+    return type(record.key) is IndividualCommitKey
 
 
 def encode_record(record: CoordinatorRecord) -> tuple[bytes, bytes | None]:

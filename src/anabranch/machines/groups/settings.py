@@ -34,6 +34,14 @@ class GroupSettings:
     offset_metadata_max_bytes: int = 4_096
     offsets_retention_ms: int = 7 * 24 * 60 * 60 * 1_000
     offsets_retention_check_interval_ms: int = 600_000
+    individual_commits: bool = True
+    """Whether commits by ranges are accepted."""
+    ranges_per_partition_max: int = 100_000
+    """Ranges of offsets that are held of one group and partition."""
+    ranges_max: int = 1_000_000
+    """Ranges of offsets that the broker holds."""
+    ranges_held: Callable[[], int] = field(default=lambda: 0)
+    """How many ranges of offsets the broker holds."""
     assignors: Assignors = Assignors()
     """The server-side assignors, by name."""
     group_configs: Callable[[str], Mapping[str, str]] = field(default=lambda _: {})

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 from anabranch.base.limits import RANGES_PER_COMMIT_MAX
 from anabranch.machines.groups.individual import OFFSET_MAX, WrongRangesError
@@ -32,7 +33,7 @@ def constant(offset: int) -> Frontier:
 def frontier_of(starts: Sequence[int], offsets: Sequence[int], stable: int) -> Frontier:
     """Read a frontier from a record; one that cannot be is the stable offset for all keys, which loses nothing."""
     sound = len(starts) == len(offsets) and starts[0] == 0 and min(offsets) >= stable if starts else False
-    ascending = sound and all(one < other for one, other in zip(starts, starts[1:], strict=False))
+    ascending = sound and all(one < other for one, other in pairwise(starts))
     return _of(zip(starts, offsets, strict=True)) if ascending else constant(stable)
 
 
@@ -47,7 +48,7 @@ def is_constant(frontier: Frontier) -> bool:
 
 
 def raised(frontier: Frontier, ranges: Iterable[KeyRange]) -> Frontier:
-    """Raise the frontier to an offset in each range of keys, where it is below. The ranges are ascending (`checked`)."""
+    """Raise the frontier to the offset of each range of keys, where it is below. The ranges are `checked`."""
     starts, offsets = list(frontier.starts), list(frontier.offsets)
     for start, end, offset in ranges:
         first = _cut(starts, offsets, start)

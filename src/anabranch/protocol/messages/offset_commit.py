@@ -68,11 +68,12 @@ class OffsetCommitRequest:
 
 @struct()
 class OffsetCommitResponsePartition:
-    """The result for one commit; ours: the stable offset after it."""
+    """The result for one commit; ours: the stable offset after it, and why a commit by ranges was refused."""
 
     partition_index: int = int32()
     error_code: int = int16()
     last_stable_offset: int = int64(tag=10000, default=-1)
+    error_message: str | None = string(tag=10001, nullable=True, default=None)
 
 
 @struct()

@@ -46,11 +46,12 @@ class TxnOffsetCommitRequest:
 
 @struct()
 class TxnOffsetCommitResponsePartition:
-    """The result for one commit; ours: the stable offset before the transaction's end."""
+    """The result for one commit; ours: the stable offset before the transaction's end, and as in OffsetCommit."""
 
     partition_index: int = int32()
     error_code: int = int16()
     last_stable_offset: int = int64(tag=10000, default=-1)
+    error_message: str | None = string(tag=10001, nullable=True, default=None)
 
 
 @struct()

@@ -1,4 +1,7 @@
-"""The group coordinators of this broker: shards over `__consumer_offsets` that follow every change of topics."""
+"""The group coordinators of this broker: shards over `__consumer_offsets` that follow every change of topics.
+
+Individual commits are in a second topic with as many partitions, which is made when a client first commits some.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from anabranch.base.errors import ApiError
-from anabranch.base.ids import TopicPartition
+from anabranch.base.ids import INDIVIDUAL_COMMITS_TOPIC, TopicPartition
 from anabranch.machines.controller.group_configs import (
     HEARTBEAT_INTERVAL,
     SESSION_TIMEOUT,
     GroupConfig,
     within_bounds,
 )
+from anabranch.machines.controller.topics import CreateTopic
 from anabranch.runtime.collector import collector_paused
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.net.acceptor import ConnectionNumbers
@@ -27,6 +31,7 @@ from anabranch.server.coordinators.assignor_plug_ins import OURS, assignor_plug_
 from anabranch.server.coordinators.member_metadata import MetadataAdmission, held_by
 from anabranch.server.coordinators.shard import RecordCodec
 from anabranch.server.coordinators.shard_set import ShardServices, ShardSet, coordinator_partition
+from anabranch.server.partitions.partition import Partition
 from anabranch.server.settings import Settings
 
 if TYPE_CHECKING:  # Imported when the first log is read, so that a broker without groups starts without them.
@@ -77,6 +82,7 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
         self._warm = False
         self._tickets = 0
         self._asking: set[asyncio.Task[None]] = set()
+        self._creating_individual: asyncio.Task[None] | None = None
         self.gates_opened_by_time = 0
         """Counts partitions that were handed out although a position that they waited on had records left."""
         self._peers = peers
@@ -94,6 +100,51 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
     def metadata_bytes(self) -> int:
         """The bytes of metadata that members hold, of the groups that are loaded."""
         return held_by(shard.machine for shard in self if shard.active)
+
+    # -- individual commits --------------------------------------------------------------------------------------------
+
+    @property
+    def takes_individual(self) -> bool:
+        """Whether the topic of individual commits exists, or is not needed because none are accepted."""
+        return (
+            not self._broker_settings.accept_individual_commit or self._view.find(INDIVIDUAL_COMMITS_TOPIC) is not None
+        )
+
+    async def ensure_individual(self) -> None:
+        """Create the topic of individual commits if it does not exist. ApiError if that fails."""
+        if self.takes_individual:
+            return
+        if self._creating_individual is None:
+            command = CreateTopic(
+                INDIVIDUAL_COMMITS_TOPIC,
+                self._new_id(),
+                self.count(),
+                configs={
+                    "cleanup.policy": "compact",
+                    "compression.type": "producer",
+                    "segment.bytes": str(self._broker_settings.individual_commit_log_segment_bytes),
+                },
+            )
+            work = self._create_topic(command)
+            self._creating_individual = asyncio.get_running_loop().create_task(
+                work, name=f"create {INDIVIDUAL_COMMITS_TOPIC}"
+            )
+            self._creating_individual.add_done_callback(self._individual_created)
+        await asyncio.shield(self._creating_individual)
+
+    def _individual_created(self, task: asyncio.Task[None]) -> None:
+        self._creating_individual = None
+        if not task.cancelled():
+            task.exception()  # Its callers raise it.
+
+    def _beside(self, number: int) -> Partition | None:
+        if self._view.find(INDIVIDUAL_COMMITS_TOPIC) is None:
+            return None
+        return self._replicas.get(INDIVIDUAL_COMMITS_TOPIC, number)
+
+    def ranges_held(self) -> int:
+        """The number of individual commits that the loaded groups hold."""
+        return sum(shard.machine.offsets.individual.count for shard in self if shard.active)
 
     def ticket(self) -> int:
         """A ticket under which a request can be parked."""
@@ -156,6 +207,10 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
             max_size=settings.group_max_size,
             initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
             offset_metadata_max_bytes=settings.offset_metadata_max_bytes,
+            individual_commits=settings.accept_individual_commit,
+            ranges_per_partition_max=settings.individual_commit_max_ranges_per_partition,
+            ranges_max=settings.individual_commit_max_ranges,
+            ranges_held=self.ranges_held,
             offsets_retention_ms=settings.offsets_retention_minutes * MINUTE_MS,
             offsets_retention_check_interval_ms=settings.offsets_retention_check_interval_ms,
             group_configs=self._configs_of,
@@ -183,10 +238,12 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
 
     def _perform(self, effect: Any) -> None:
         from anabranch.machines.groups.consumer.target import AssignorFailed
-        from anabranch.machines.groups.gatekeeper import AskNextRecords
+        from anabranch.machines.groups.gatekeeper import AskNextRecords, GateOpenedByTime
 
         if isinstance(effect, AssignorFailed):
             report_assignor(effect)
+        elif not isinstance(effect, (AskNextRecords, GateOpenedByTime)):
+            self._perform_of_ranges(effect)
         elif isinstance(effect, AskNextRecords):
             task = asyncio.get_running_loop().create_task(self._next_records(effect), name=f"next of {effect.topic}")
             self._asking.add(task)
@@ -199,6 +256,38 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
                 partition=TopicPartition(effect.topic, effect.partition),
                 waited_on=effect.waited_on,
                 records_left=effect.records_left,
+            )
+
+    def _perform_of_ranges(self, effect: Any) -> None:
+        from anabranch.machines.groups.individual_store import BuriedRanges
+        from anabranch.machines.groups.offsets import RangesRepeated
+        from anabranch.machines.groups.ranged import RangesLost
+
+        if isinstance(effect, BuriedRanges):
+            with contextlib.suppress(ApiError):
+                self.shard_of(effect.group_id).tell(lambda machine, _: machine.ranged.decide_tombstones(effect))
+            return
+        partition = TopicPartition(effect.topic, effect.partition)
+        if isinstance(effect, RangesLost):
+            events.error(
+                f"the log of {INDIVIDUAL_COMMITS_TOPIC} is gone: work above committed offsets will be delivered again",
+                group=effect.group_id,
+                partition=partition,
+            )
+        elif isinstance(effect, RangesRepeated):
+            first, last = effect.repeated
+            events.warning(
+                "offsets committed again", group=effect.group_id, partition=partition, offsets=f"{first}-{last}"
+            )
+        else:
+            first, last = effect.gap
+            events.warning(
+                "too many individual commits: group is assigned anew",
+                group=effect.group_id,
+                partition=partition,
+                ranges=effect.ranges,
+                missing=f"{first}-{last}",
+                owner=effect.owner or "no member",
             )
 
     async def _next_records(self, ask: AskNextRecords) -> None:
@@ -265,7 +354,7 @@ def group_configs(settings: Settings) -> Mapping[str, GroupConfig]:
 
 
 def _codec() -> RecordCodec[CoordinatorRecord]:
-    from anabranch.machines.groups.records import decode_record, encode_record
+    from anabranch.machines.groups.records import decode_record, encode_record, is_individual
 
     def make_index() -> Unread:
         from anabranch.machines.groups.unread import Unread
@@ -275,10 +364,15 @@ def _codec() -> RecordCodec[CoordinatorRecord]:
     def adopt(coordinator: Coordinator, unread: Unread) -> None:
         coordinator.positions.unread = unread
 
+    def beside_empty(coordinator: Coordinator) -> None:
+        coordinator.ranged.is_log_empty = True
+
     return RecordCodec(
         encode_record,
         decode_record,
         make_index=make_index,
         adopt=adopt,
         catch_up=lambda coordinator: coordinator.positions.read_some(POSITIONS_STEP),
+        is_beside=is_individual,
+        beside_empty=beside_empty,
     )

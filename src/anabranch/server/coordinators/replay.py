@@ -15,7 +15,7 @@ from anabranch.records.batch import LENGTH_END, check, headers, parse_end_transa
 from anabranch.records.key_values import decode_pairs
 from anabranch.storage.interface import Slice
 
-WINDOW_SIZE = 1 << 20
+WINDOW_SIZE = 1 << 18
 """Bytes of a log that are read before others get their turn."""
 BULK_FROM_SIZE = 4 << 20
 """Bytes of a log from which on `bulk_replay` pays, which needs NumPy."""

@@ -6,13 +6,14 @@
   and answers are given once everything that they were decided upon is durable.
 - The machine is a fold over the log. When the log refuses records, or loses those that were applied, the machine is
   dropped, waiting requests are answered COORDINATOR_NOT_AVAILABLE, and the log is read anew.
+- Some records may go to a second log, which is beside the first one as soon as its topic exists. It is a help, not a
+  promise: a machine whose second log cannot be read begins without it, and what follows is said in a line of the log.
 - A request that is parked waits for the `Answer` with its ticket; when its connection is closed the ticket is dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from enum import Enum
 from importlib import import_module
@@ -25,6 +26,7 @@ from anabranch.records.key_values import encode_pairs
 from anabranch.runtime.clock import Clock, SteadyTime
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.timers import Timers
+from anabranch.server.coordinators.durable_replies import AppendedLog, DurableReplies
 from anabranch.server.coordinators.replay import BULK_FROM_SIZE, Replay
 from anabranch.server.partitions.partition import Partition
 from anabranch.storage.interface import OfflineLogError, Slice, fetched
@@ -40,7 +42,7 @@ _RELOAD = object()
 """The key of the timer that ends the delay."""
 CATCH_UP_PAUSE_S = 0.01
 """The pause between two steps of applying the records deferred by loading."""
-APPLY_STEP = 2_000
+APPLY_STEP = 500
 """Records that are applied before the loop runs other tasks."""
 
 RecordT = TypeVar("RecordT")
@@ -77,6 +79,10 @@ class RecordCodec(NamedTuple, Generic[RecordT]):
     adopt: Callable[[Any, Any], None] | None = None
     """Give that index to the machine."""
     catch_up: Callable[[Any], bool] | None = None
+    is_beside: Callable[[RecordT], bool] | None = None
+    """Whether a record is one of the second log; None where there is none."""
+    beside_empty: Callable[[Any], None] | None = None
+    """Tell the machine, before `loaded`, that its second log has never had a record, as far as can be seen."""
     """Have the machine apply a millisecond's worth of the index's records; return whether more are left."""
 
 
@@ -96,14 +102,6 @@ MESSAGES = {
 }
 
 
-class _Waiting(NamedTuple):
-    """A reply that may be given when the log is durable up to `end`."""
-
-    end: int
-    future: asyncio.Future[Any]
-    reply: Any
-
-
 class Shard(Generic[MachineT, RecordT]):
     """One coordinator shard; `load` it before anything else."""
 
@@ -117,11 +115,12 @@ class Shard(Generic[MachineT, RecordT]):
         clock: Clock,
         prepare: Callable[[MachineT], None] = lambda machine: None,
         perform: Callable[[Any], None] | None = None,
+        beside: Callable[[], Partition | None] = lambda: None,
     ) -> None:
         """`make` returns an empty machine; `commit` makes a partition's records durable (`Replicas.commit`).
 
         `prepare` is called with the machine when its log is applied, before it decides anything. `perform` is given
-        every effect of an outcome once its records are durable.
+        every effect of an outcome once its records are durable. `beside` finds the partition of the second log.
         """
         self.partition = partition
         self.state = ShardState.LOADING
@@ -131,16 +130,15 @@ class Shard(Generic[MachineT, RecordT]):
         self._machine: MachineT | None = None
         self._make = make
         self._codec = codec
-        self._commit = commit
         self._clock = clock
         self._prepare = prepare
         self._effect = perform
         self.now_ms = SteadyTime(clock).now_ms
         """The clock of the machines, in ms."""
-        self._written = 0
-        """The end of the log after this shard's last append: the machine's state is based on the records below."""
-        self._waiting: deque[_Waiting] = deque()
-        self._committing: asyncio.Future[None] | None = None
+        self._durable = DurableReplies(
+            AppendedLog(partition), commit, lambda error: self._fail("records not synced", error)
+        )
+        self._find_beside = beside
         self._parked: dict[Hashable, asyncio.Future[Any]] = {}
         self._timers = Timers(self.now_ms, self._on_timer)
         self._failures = 0
@@ -179,7 +177,7 @@ class Shard(Generic[MachineT, RecordT]):
     def read(self, look: Callable[[MachineT, int], Reply]) -> Reply | asyncio.Future[Reply]:
         """Read the machine; returns a future where the state read is not durable yet. ApiError as for `ask`."""
         reply = look(self.machine, self.now_ms())
-        return self._when_durable(reply)
+        return self._durable.when(reply)
 
     def tell(self, decide: Callable[[MachineT, int], Outcome[None, RecordT]]) -> None:
         """Submit a decision without a reply; a shard that is not active makes it when it is loaded."""
@@ -201,7 +199,7 @@ class Shard(Generic[MachineT, RecordT]):
         )
         self._append(marker, now_ms)
         machine.apply_marker(producer_id, producer_epoch, committed)
-        done = self._when_durable(None)
+        done = self._durable.when(None)
         if done is not None:
             await done
 
@@ -219,9 +217,17 @@ class Shard(Generic[MachineT, RecordT]):
         assert machine is not None
         if outcome.records:
             producer_id, producer_epoch = outcome.producer or (-1, -1)
-            pairs = [self._codec.encode(record) for record in outcome.records]
-            batch = encode_pairs(pairs, self._clock.now_ms(), producer_id=producer_id, producer_epoch=producer_epoch)
-            self._append(batch, now_ms)
+            is_beside = self._codec.is_beside
+            records: Sequence[RecordT] = outcome.records
+            if is_beside is not None and any(map(is_beside, records)):
+                self._append_beside([record for record in records if is_beside(record)], now_ms)
+                records = [record for record in records if not is_beside(record)]
+            if records:
+                pairs = [self._codec.encode(record) for record in records]
+                batch = encode_pairs(
+                    pairs, self._clock.now_ms(), producer_id=producer_id, producer_epoch=producer_epoch
+                )
+                self._append(batch, now_ms)
             try:
                 for record in outcome.records:
                     machine.apply(record, producer_id=producer_id)
@@ -237,13 +243,13 @@ class Shard(Generic[MachineT, RecordT]):
         if isinstance(reply, Parked):
             reply = self._park(reply.ticket)
         else:
-            reply = self._when_durable(reply)
+            reply = self._durable.when(reply)
         for effect in outcome.effects:
             self._perform_when_durable(effect)
         for answer in outcome.answers:
             parked = self._parked.pop(answer.ticket, None)
             if parked is not None and not parked.done():
-                self._give(parked, answer.reply)
+                self._durable.give(parked, answer.reply)
         return reply
 
     def _append(self, batch: bytearray, now_ms: int) -> None:
@@ -253,11 +259,51 @@ class Shard(Generic[MachineT, RecordT]):
             if error is not ErrorCode.NONE:
                 raise OSError(0, error.name)
             header = parse_header(batch)
-            self._written = partition.append(batch, header, now_ms).last_offset + 1
+            self._durable.log.written = partition.append(batch, header, now_ms).last_offset + 1
         except OSError as failure:
             self._refused_by_disk(failure)
         if partition.settings.fsync or partition.log.flush_due:
-            self._make_durable()
+            self._durable.hasten(self._durable.log)
+
+    def _append_beside(self, records: Sequence[RecordT], now_ms: int) -> None:
+        """Append to the second log, before anything to the first. ApiError where it takes no records.
+
+        Tombstones need no log: what they delete is gone with it.
+        """
+        pairs = [self._codec.encode(record) for record in records]
+        log = self._open_beside()
+        if log is None:
+            if any(value is not None for _, value in pairs):
+                raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "The log beside the coordinator's is missing.")
+            return
+        partition = log.partition
+        try:
+            partition.log.resume(self._clock.now_ms())
+            error = partition.unavailable()
+            if error is not ErrorCode.NONE:
+                raise OSError(0, error.name)
+            batch = encode_pairs(pairs, self._clock.now_ms())
+            log.written = partition.append(batch, parse_header(batch), now_ms).last_offset + 1
+        except OSError as failure:
+            partition.storage_failed(failure)
+            raise ApiError(
+                ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{partition.name} takes no records: {failure}"
+            ) from failure
+        if partition.settings.fsync or partition.log.flush_due:
+            self._durable.hasten(log)
+
+    def _open_beside(self) -> AppendedLog | None:
+        """The second log, as it is now: its topic may have been made, or made anew."""
+        partition = self._find_beside()
+        if partition is None or (self._durable.beside is not None and self._durable.beside.partition is partition):
+            return None if partition is None else self._durable.beside
+        if self._durable.beside is not None:
+            self._durable.beside.partition.unwatch(self._on_changed)
+            self._durable.beside.is_replaced = True
+        self._durable.beside = AppendedLog(partition)
+        self._durable.beside.written = partition.log.end
+        partition.watch(self._on_changed)
+        return self._durable.beside
 
     def _refused_by_disk(self, failure: OSError) -> NoReturn:
         self.partition.storage_failed(failure)
@@ -266,22 +312,17 @@ class Shard(Generic[MachineT, RecordT]):
         raise ApiError(self.state.value, MESSAGES[self.state]) from failure
 
     def _on_changed(self) -> None:
-        """Reload if the partition's log has lost records that are applied."""
-        if self.partition.log.end < self._written:
-            self._fail("records were cut from the log", OSError(0, f"it ends at {self.partition.log.end} now"))
+        """Reload if a log has lost records that are applied."""
+        lost = self._durable.log if self._durable.log.has_lost else self._durable.beside
+        if lost is not None and lost.has_lost:
+            reason = OSError(0, f"{lost.partition.name} ends at {lost.partition.log.end} now")
+            self._fail("records were cut from the log", reason)
 
     # -- durability --------------------------------------------------------------------------------------------------
 
-    def _when_durable(self, reply: Reply) -> Reply | asyncio.Future[Reply]:
-        if self.partition.log.high_watermark >= self._written:
-            return reply
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(self._written, future, reply))
-        return future
-
     def _perform_when_durable(self, effect: Any) -> None:
         assert self._effect is not None, effect
-        perform, durable = self._effect, self._when_durable(None)
+        perform, durable = self._effect, self._durable.when(None)
         if durable is None:
             perform(effect)
             return
@@ -291,33 +332,6 @@ class Shard(Generic[MachineT, RecordT]):
                 perform(effect)
 
         durable.add_done_callback(done)
-
-    def _give(self, future: asyncio.Future[Any], reply: Any) -> None:
-        if self.partition.log.high_watermark >= self._written:
-            future.set_result(reply)
-        else:
-            self._waiting.append(_Waiting(self._written, future, reply))
-
-    def _make_durable(self) -> None:
-        if self._committing is None:
-            self._committing = self._commit(self.partition)
-            self._committing.add_done_callback(self._on_committed)
-
-    def _on_committed(self, commit: asyncio.Future[None]) -> None:
-        error = commit.exception()
-        if commit is not self._committing:
-            return  # A commit from before the shard failed: its waiters have been refused.
-        self._committing = None
-        if error is not None:
-            self._fail("records not synced", error)
-            return
-        durable, waiting = self.partition.log.high_watermark, self._waiting
-        while waiting and waiting[0].end <= durable:
-            _, future, reply = waiting.popleft()
-            if not future.done():
-                future.set_result(reply)
-        if self._written > durable:
-            self._make_durable()
 
     # -- parking -----------------------------------------------------------------------------------------------------
 
@@ -341,7 +355,7 @@ class Shard(Generic[MachineT, RecordT]):
     @property
     def waiting(self) -> int:
         """How many replies wait for the disk."""
-        return len(self._waiting)
+        return len(self._durable)
 
     # -- timers ------------------------------------------------------------------------------------------------------
 
@@ -377,9 +391,12 @@ class Shard(Generic[MachineT, RecordT]):
             return
         self._machine, self.state = machine, ShardState.ACTIVE
         self.partition.watch(self._on_changed)
-        self._written = self.partition.log.end
-        if self._written > self.partition.log.high_watermark:
-            self._make_durable()
+        self._durable.log.written = self.partition.log.end
+        if self._codec.is_beside is not None:
+            self._open_beside()
+        for log in filter(None, (self._durable.log, self._durable.beside)):
+            if not log.is_durable:
+                self._durable.hasten(log)
         self.load_ms = self._clock.monotonic_ms() - began_ms
         self._prepare(machine)
         self._decide_alone(lambda machine, now_ms: machine.loaded(now_ms))
@@ -398,15 +415,37 @@ class Shard(Generic[MachineT, RecordT]):
             self._fail("what was loaded is not sound", error)
 
     async def _replayed(self) -> MachineT:
-        partition = self.partition
+        machine = self._make()
+        self.records_loaded = await self._read(self.partition, machine)
+        if self._codec.is_beside is not None:
+            beside = self._find_beside()
+            if beside is not None:
+                await self._read_beside(beside, machine)
+                if beside.log.end == 0 and self._codec.beside_empty is not None:
+                    self._codec.beside_empty(machine)
+        return machine
+
+    async def _read_beside(self, partition: Partition, machine: MachineT) -> None:
+        """Apply the second log, or go on without it."""
+        try:
+            self.records_loaded += await self._read(partition, machine)
+        except (OSError, OfflineLogError, DecodeError) as error:
+            events.error(
+                "log beside the coordinator's not read: work above committed offsets will be delivered again",
+                partition=partition.name,
+                reason=error,
+            )
+
+    async def _read(self, partition: Partition, machine: MachineT) -> int:
+        """Apply a log; return the number of its records. Nothing is applied of one that cannot be read."""
         if partition.offline_reason is not None:
             raise OSError(0, partition.offline_reason)
         partition.log.resume(self._clock.now_ms())
-        machine, codec = self._make(), self._codec
+        codec = self._codec
         slices = await fetched(partition.log.slices())
         replay: Replay | BulkReplay | None = None
         if sum(len(piece) for piece in slices) >= BULK_FROM_SIZE:
-            replay = await self._in_bulk(machine, slices)
+            replay = await self._in_bulk(machine, slices, partition)
         if replay is None:
             replay = Replay()
             for _ in replay.scan(slices):
@@ -421,37 +460,39 @@ class Shard(Generic[MachineT, RecordT]):
             record = codec.decode(held.key, held.value)
             if record is not None:
                 machine.apply(record, producer_id=held.producer_id)
-        self.records_loaded = replay.records
-        return machine
+        return replay.records
 
-    async def _in_bulk(self, machine: MachineT, slices: Sequence[Slice]) -> BulkReplay | None:
+    async def _in_bulk(self, machine: MachineT, slices: Sequence[Slice], partition: Partition) -> BulkReplay | None:
         """Read a large log; None if it cannot be read in this way."""
         bulk = await asyncio.get_running_loop().run_in_executor(
             None, import_module, "anabranch.server.coordinators.bulk_replay"
         )
-        index = None if self._codec.make_index is None else self._codec.make_index()
+        is_first = partition is self.partition
+        index = None if self._codec.make_index is None or not is_first else self._codec.make_index()
         replay: BulkReplay = bulk.BulkReplay(index)
         try:
             for _ in replay.scan(slices):
                 await asyncio.sleep(0)
         except bulk.UnsuitedError:
             return None
-        if self._codec.adopt is not None:
+        if self._codec.adopt is not None and is_first:
             self._codec.adopt(machine, index)
         return replay
+
+    def _not_synced(self, error: BaseException) -> None:
+        self._fail("records not synced", error)
 
     def _fail(self, what: str, error: BaseException) -> None:
         """Drop the machine and load again after a delay."""
         ours = None if isinstance(error, (OSError, OfflineLogError, DecodeError)) else error
         events.error(f"coordinator stopped: {what}", partition=self.partition.name, reason=error, exception=ours)
-        self._committing = None
+        waiting = self._durable.drop()
         if self.state is not ShardState.UNLOADED:
             self._stop(ShardState.FAILED)
             delay_ms = min(RELOAD_DELAY_MS * 2**self._failures, RELOAD_DELAY_MAX_MS)
             self._failures += 1
             self._timers.set(_RELOAD, self.now_ms() + delay_ms)
-        waiting, self._waiting = self._waiting, deque()
-        for _, future, _ in waiting:
+        for future in waiting:
             _refuse(future, ShardState.FAILED)
 
     def load_soon(self) -> None:
@@ -469,6 +510,9 @@ class Shard(Generic[MachineT, RecordT]):
         self.state = state
         self._machine = None
         self.partition.unwatch(self._on_changed)
+        if self._durable.beside is not None:
+            self._durable.beside.partition.unwatch(self._on_changed)
+            self._durable.beside = None
         self._timers.cancel_all()
         parked, self._parked = self._parked, {}
         for future in parked.values():

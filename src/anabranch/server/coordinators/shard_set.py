@@ -20,6 +20,7 @@ from anabranch.runtime.events import EventLogger
 from anabranch.server.cluster.commands import Commands
 from anabranch.server.cluster.view import ClusterView
 from anabranch.server.coordinators.shard import MESSAGES, Machine, RecordCodec, Shard, ShardState
+from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas
 
 events = EventLogger("coordinators")
@@ -151,13 +152,16 @@ class ShardSet(Generic[MachineT, RecordT]):
     async def _create(self) -> None:
         if not self.exists:
             command = CreateTopic(self.topic, self._new_id(), self._partition_count, configs=self._configs)
-            try:
-                await self._commands.create_internal_topic(command, CREATE_TIMEOUT_MS)
-            except ApiError as error:
-                events.error("internal topic not created", topic=self.topic, reason=error)
-                message = f"The topic {self.topic} could not be created: {error}"
-                raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, message) from error
+            await self._create_topic(command)
         await self._load_all()
+
+    async def _create_topic(self, command: CreateTopic) -> None:
+        try:
+            await self._commands.create_internal_topic(command, CREATE_TIMEOUT_MS)
+        except ApiError as error:
+            events.error("internal topic not created", topic=command.name, reason=error)
+            message = f"The topic {command.name} could not be created: {error}"
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, message) from error
 
     def _created(self, task: asyncio.Task[None]) -> None:
         self._creating = None
@@ -205,7 +209,11 @@ class ShardSet(Generic[MachineT, RecordT]):
             clock=self._clock,
             prepare=self._prepare,
             perform=self._perform,
+            beside=lambda: self._beside(number),
         )
+
+    def _beside(self, number: int) -> Partition | None:
+        """The partition of a second log; a set of shards that has none needs none."""
 
     def _prepare(self, machine: MachineT) -> None:
         """Complete a loaded machine with the state that is not in its log."""

@@ -28,6 +28,7 @@ from anabranch.protocol.messages.offset_fetch import (
 from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
 from anabranch.server.handlers.groups import caller_of, submit
 from anabranch.server.handlers.in_parts import Parts
+from anabranch.server.handlers.in_ranges import in_ranges, ranges_of
 
 SEVERAL_GROUPS_SINCE = 8
 GROUP_ERROR_SINCE = 2
@@ -47,7 +48,11 @@ def handle_offset_commit(
                     name=topic.name,
                     topic_id=topic.topic_id,
                     partitions=[
-                        OffsetCommitResponsePartition(partition_index=it.partition_index, error_code=code)
+                        OffsetCommitResponsePartition(
+                            partition_index=it.partition_index,
+                            error_code=code,
+                            error_message=message if ranges_of(it) else None,
+                        )
                         for it in topic.partitions
                     ],
                 )
@@ -56,14 +61,16 @@ def handle_offset_commit(
         )
 
     caller = caller_of(broker, call, request.member_id or "-")
-    return submit(
-        broker, request.group_id, lambda groups, now_ms: groups.offset_commit(request, caller, now_ms), refuse
-    )
+
+    def commit(part: OffsetCommitRequest) -> OffsetCommitResponse | Awaitable[OffsetCommitResponse]:
+        return submit(broker, part.group_id, lambda groups, now_ms: groups.offset_commit(part, caller, now_ms), refuse)
+
+    return in_ranges(broker, request, commit, refuse)
 
 
 def handle_offset_fetch(
     broker: BrokerContext, request: OffsetFetchRequest, call: RequestContext
-) -> OffsetFetchResponse | Awaitable[OffsetFetchResponse | Large]:
+) -> OffsetFetchResponse | Large | Awaitable[OffsetFetchResponse | Large]:
     """Answer the committed offsets of groups: of several from version 8, of one before."""
     if call.api_version >= SEVERAL_GROUPS_SINCE:
         groups = list(request.groups)
@@ -80,13 +87,21 @@ def handle_offset_fetch(
     answers = [_fetched(broker, group, request, call) for group in groups]
     if any(isinstance(answer, asyncio.Future) for answer in answers):
         return _answered(groups, answers, call)
-    return _response(answers, call)
+    return _maybe_large(answers, call)
 
 
 async def _answered(
     groups: list[OffsetFetchRequestGroup], answers: list[Any], call: RequestContext
-) -> OffsetFetchResponse:
-    return _response(await _when_durable(groups, answers), call)
+) -> OffsetFetchResponse | Large:
+    return _maybe_large(await _when_durable(groups, answers), call)
+
+
+def _maybe_large(answers: list[OffsetFetchResponseGroup], call: RequestContext) -> OffsetFetchResponse | Large:
+    """The response, which is encoded in a thread where it has many ranges."""
+    parts = (part for group in answers for topic in group.topics for part in topic.partitions)
+    if sum(len(part.committed_range_offsets) for part in parts) < PARTITIONS_AT_A_TIME:
+        return _response(answers, call)
+    return Large(lambda: _response(answers, call))
 
 
 def _named(group: OffsetFetchRequestGroup) -> int:
@@ -172,6 +187,7 @@ def _response(answers: list[OffsetFetchResponseGroup], call: RequestContext) -> 
                         metadata=it.metadata,
                         error_code=(spread and group.error_code) or it.error_code,
                         committed_range_offsets=it.committed_range_offsets,
+                        key_range_offsets=it.key_range_offsets,
                     )
                     for it in topic.partitions
                 ],

@@ -44,6 +44,7 @@ from anabranch.server.context import BrokerContext, Large, RequestContext
 from anabranch.server.coordinators.transactions import TransactionFilter
 from anabranch.server.handlers.groups import caller_of, submit
 from anabranch.server.handlers.in_parts import gather_in_steps
+from anabranch.server.handlers.in_ranges import in_ranges, ranges_of
 
 if TYPE_CHECKING:
     from anabranch.machines.transactions.coordinator import Coordinator
@@ -140,7 +141,11 @@ def handle_txn_offset_commit(
                 TxnOffsetCommitResponseTopic(
                     name=topic.name,
                     partitions=[
-                        TxnOffsetCommitResponsePartition(partition_index=it.partition_index, error_code=code)
+                        TxnOffsetCommitResponsePartition(
+                            partition_index=it.partition_index,
+                            error_code=code,
+                            error_message=message if ranges_of(it) else None,
+                        )
                         for it in topic.partitions
                     ],
                 )
@@ -159,9 +164,13 @@ def handle_txn_offset_commit(
         abortable = verified is ErrorCode.INVALID_TXN_STATE and call.api_version >= ABORTABLE_SINCE
         return refuse(ErrorCode.TRANSACTION_ABORTABLE if abortable else _OF_OFFSETS.get(verified, verified))
     caller = caller_of(broker, call, request.member_id or "-")
-    return submit(
-        broker, request.group_id, lambda groups, now_ms: groups.txn_offset_commit(request, caller, now_ms), refuse
-    )
+
+    def commit(part: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse | Awaitable[TxnOffsetCommitResponse]:
+        return submit(
+            broker, part.group_id, lambda groups, now_ms: groups.txn_offset_commit(part, caller, now_ms), refuse
+        )
+
+    return in_ranges(broker, request, commit, refuse)
 
 
 _OF_OFFSETS = {

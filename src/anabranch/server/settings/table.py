@@ -346,6 +346,30 @@ class Settings:
     offsets_topic_replication_factor: int = setting(
         "offsets.topic.replication.factor", Between(1, INT32_MAX), 1, "Accepted; a partition has one replica."
     )
+    accept_individual_commit: bool = setting(
+        "accept.individual.commit",
+        parse_bool,
+        True,
+        "Whether groups may commit ranges of offsets and of keys above their committed offsets.",
+    )
+    individual_commit_log_segment_bytes: int = setting(
+        "individual.commit.log.segment.bytes",
+        Between(14, INT32_MAX),
+        10 * 1024 * 1024,
+        "Size of a log segment of __individual_commit_offsets, when it is made.",
+    )
+    individual_commit_max_ranges_per_partition: int = setting(
+        "individual.commit.max.ranges.per.partition",
+        Between(1, INT32_MAX),
+        100_000,
+        "Ranges of offsets that a group may have committed above its committed offset in one partition.",
+    )
+    individual_commit_max_ranges: int = setting(
+        "individual.commit.max.ranges",
+        Between(1, INT32_MAX),
+        1_000_000,
+        "Such ranges of all groups together; each takes about 200 bytes of memory.",
+    )
     transaction_state_log_num_partitions: int = setting(
         "transaction.state.log.num.partitions",
         Between(1, limits.PARTITIONS_PER_TOPIC_MAX),

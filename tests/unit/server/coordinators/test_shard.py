@@ -468,7 +468,7 @@ def test_the_error_of_a_sync_from_before_the_shard_failed_is_not_left_to_asyncio
             syncs.append(asyncio.get_running_loop().create_future())
             return syncs[-1]
 
-        monkeypatch.setattr(world.shard, "_commit", commit)
+        monkeypatch.setattr(world.shard._durable, "_commit", commit)
         first = asyncio.ensure_future(world.put("a", "1"))
         await until(lambda: bool(syncs))
         with monkeypatch.context() as broken:

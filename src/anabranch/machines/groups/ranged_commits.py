@@ -1,0 +1,134 @@
+"""Commits by ranges of offsets and of keys: what becomes of a group's position and its ranges (cooperative.md, 1).
+
+    ranges of offsets   processed out of turn, each above the stable offset; they join, and move the frontier they touch
+    ranges of keys      the next offset to read of the keys that the member owns; it raises the frontier there
+    plain, by a member  raises the frontier to the offset for all keys; below the stable offset it is a rewind
+    plain, by no member the group stands at exactly that offset, for all keys, and ranges above it are forgotten
+
+So a plain commit does what its sender expects, who knows nothing of all this: what others did above the offset of a
+stock member that has read on from the stable offset is kept, and a tool that sets the offset of a group has every
+record from there delivered again. What counts is a fact: no commit by ranges undoes it, and it may be committed again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+from uuid import UUID
+
+from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import NO_LEADER_EPOCH
+from anabranch.base.limits import FRONTIER_STEPS_MAX
+from anabranch.machines.groups import individual, shares
+from anabranch.machines.groups.individual import OffsetRanges, Range
+from anabranch.machines.groups.positions import Position
+from anabranch.machines.groups.shares import KeyRange
+
+REFRESHED_AFTER_MS = 3_600_000
+"""A position that ranges are committed above is written again after this time, so that it does not expire."""
+
+
+class RangedCommit(NamedTuple):
+    """A commit by ranges in one partition, checked."""
+
+    base: int
+    """The offset at which a group begins that has committed nothing in the partition."""
+    offset_ranges: Sequence[Range]
+    key_ranges: Sequence[KeyRange]
+    leader_epoch: int = NO_LEADER_EPOCH
+    metadata: str = ""
+
+
+class Counted(NamedTuple):
+    """A commit that counts."""
+
+    position: Position
+    is_changed: bool
+    """Whether the position is to be written."""
+    put: Sequence[Range] = ()
+    """Ranges to be written."""
+    removed: Sequence[int] = ()
+    """Starts of ranges that went into those."""
+    repeated: Range | None = None
+    """Offsets that were committed before."""
+
+
+class Refused(NamedTuple):
+    """A commit of which nothing counts."""
+
+    code: ErrorCode
+    stable: int
+    message: str
+
+
+Decided: TypeAlias = Counted | Refused
+
+
+def checked(
+    base: int,
+    offset_ranges: Sequence[Range],
+    key_ranges: Sequence[KeyRange],
+    leader_epoch: int = NO_LEADER_EPOCH,
+    metadata: str = "",
+) -> RangedCommit:
+    """Make a commit. WrongRangesError, with a sentence, where its ranges cannot be."""
+    found = individual.checked(offset_ranges), shares.checked(key_ranges)
+    return RangedCommit(base, *found, leader_epoch, metadata)
+
+
+def decide(
+    before: Position | None, held: OffsetRanges, commit: RangedCommit, room: int, topic_id: UUID, now_ms: int
+) -> Decided:
+    """Decide a commit above a position. `room`: how many ranges more may be held."""
+    position = before or Position(max(0, commit.base), topic_id=topic_id)
+    stable = position.offset
+    lowest = min((*(offset for _, _, offset in commit.key_ranges), *(start for start, _ in commit.offset_ranges[:1])))
+    if lowest < stable:
+        message = f"Offset {lowest} lies below the stable offset {stable}: all before it is processed."
+        return Refused(ErrorCode.INDIVIDUAL_COMMIT_TOO_OLD, stable, message)
+    merge = held.merged(commit.offset_ranges)
+    frontier = position.stands
+    if commit.key_ranges:
+        if len(commit.key_ranges) > FRONTIER_STEPS_MAX:
+            return _too_many(stable, f"{len(commit.key_ranges)} ranges of keys are committed at once")
+        frontier = shares.raised(frontier, commit.key_ranges)
+    if merge.put or held:
+        starts = [start for start, _ in merge.put]
+
+        def reaches(offset: int) -> int:
+            at = bisect_right(starts, offset) - 1
+            return max(held.reaches(offset), merge.put[at][1] + 1 if at >= 0 else 0)
+
+        frontier = shares.through(frontier, reaches)
+    if len(frontier.starts) > FRONTIER_STEPS_MAX:
+        return _too_many(stable, f"the keys of the partition have {len(frontier.starts)} offsets of their own")
+    moved = shares.stable(frontier)
+    put = [it for it in merge.put if it[1] >= moved]
+    removed = [start for start in merge.removed if start >= moved]
+    if put and len(put) > room:
+        growth = sum(start not in held for start, _ in put) - len(removed) - held.count_below(moved)
+        if growth > max(0, room):
+            return _too_many(stable, f"the group has {len(held)} ranges above the stable offset {stable}")
+    since = position.ranges_since or (max(1, now_ms) if put else 0)
+    after = position.at(frontier)._replace(ranges_since=since)
+    if after.offset != stable or commit.leader_epoch != NO_LEADER_EPOCH:
+        after = after._replace(leader_epoch=commit.leader_epoch)
+    if commit.metadata:
+        after = after._replace(metadata=commit.metadata)
+    is_changed = before is None or after != before or now_ms - before.committed_at_ms >= REFRESHED_AFTER_MS
+    return Counted(after._replace(committed_at_ms=now_ms), is_changed, put, removed, merge.repeated)
+
+
+def _too_many(stable: int, reason: str) -> Refused:
+    return Refused(ErrorCode.MAX_INDIVIDUAL_COMMIT_REACHED, stable, f"Too many individual commits: {reason}.")
+
+
+def plain(before: Position | None, held: OffsetRanges, after: Position, *, by_member: bool) -> Position:
+    """Decide a plain commit of the offset of `after`: the position that the group has then."""
+    if before is None or not by_member or after.offset < before.offset:
+        return after
+    if before.frontier is None and not before.ranges_since:
+        return after
+    frontier = shares.through(shares.at_least(before.stands, after.offset), held.reaches)
+    return after.at(frontier)._replace(ranges_since=before.ranges_since)

@@ -1,0 +1,284 @@
+"""Commits by ranges at a real broker: kills, a lost or damaged second log, stock clients, requests of 60,000 ranges."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from anabranch.base.errors import ErrorCode
+from anabranch.protocol.messages.offset_commit import (
+    KeyRangeOffset,
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetRange,
+)
+from tests.support.broker import SLOW_STEP, BrokerProcess
+from tests.support.group_client import GroupClient
+from tests.support.wire import batch
+
+RANGES_TOPIC = "__individual_commit_offsets"
+MIDDLE = 1 << 62
+END = (1 << 63) - 1
+BOUND_MS = 20
+"""On a machine that runs other tests, too, a step takes up to twice as long as it does alone."""
+
+
+class RangedClient(GroupClient):
+    """A connection that commits by ranges."""
+
+    def commit_ranges(
+        self,
+        *ranges: tuple[int, int],
+        shares: Sequence[tuple[int, int, int]] = (),
+        offset: int = -1,
+        group: str = "g",
+        topic: str = "t",
+        member: str = "",
+        epoch: int = -1,
+        version: int = 9,
+    ) -> Any:
+        """OffsetCommit of partition 0; the answer to it."""
+        part = OffsetCommitRequestPartition(
+            partition_index=0,
+            committed_offset=offset,
+            committed_metadata="",
+            offset_ranges=[OffsetRange(start=start, end=end) for start, end in ranges],
+            key_range_offsets=[KeyRangeOffset(start=start, end=end, offset=at) for start, end, at in shares],
+        )
+        request = OffsetCommitRequest(
+            group_id=group,
+            member_id=member,
+            generation_id_or_member_epoch=epoch,
+            topics=[OffsetCommitRequestTopic(name=topic, partitions=[part])],
+        )
+        return self.call(request, version).topics[0].partitions[0]
+
+    def progress(self, group: str = "g") -> tuple[int, list[tuple[int, int]], list[tuple[int, int, int]]]:
+        """The stable offset of partition 0, the ranges above it, and the offset of each range of keys."""
+        (topic,) = self.fetched(group, {"t": [0]}).topics
+        (part,) = topic.partitions
+        ranges = [(it.start, it.end) for it in part.committed_range_offsets]
+        return part.committed_offset, ranges, [(it.start, it.end, it.offset) for it in part.key_range_offsets]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def broker(path: Path) -> Iterator[BrokerProcess]:
+    process = BrokerProcess(path, offsets_topic_num_partitions=3).start()
+    yield process
+    if process.alive:
+        process.kill()
+
+
+def connected(broker: BrokerProcess) -> RangedClient:
+    client = RangedClient(broker.port)
+    client.ready()
+    return client
+
+
+def example(broker: BrokerProcess) -> RangedClient:
+    """Group `g` has processed 43, 45-47 and 50, and of the upper half of the keys everything below 100."""
+    client = connected(broker)
+    client.create("t")
+    client.produce("t", 0, batch([b"%d" % number for number in range(200)]))
+    assert client.commit("g", {("t", 0): 43}) == [ErrorCode.NONE]
+    assert client.commit_ranges((45, 47), (50, 50)).last_stable_offset == 43
+    answer = client.commit_ranges((60, 61), shares=[(MIDDLE, END, 100)])
+    assert (answer.error_code, answer.last_stable_offset) == (ErrorCode.NONE, 43)
+    return client
+
+
+EXAMPLE = (43, [(45, 47), (50, 50), (60, 61)], [(0, MIDDLE - 1, 43), (MIDDLE, END, 100)])
+
+
+def log_of(path: Path) -> Path:
+    """The directory of the second log that has records."""
+    (found,) = [it for it in path.glob(f"{RANGES_TOPIC}-*") if any(file.stat().st_size for file in it.glob("*.log"))]
+    return found
+
+
+def test_the_second_topic_is_made_with_the_first_ranges_and_is_the_brokers_own(broker: BrokerProcess) -> None:
+    with connected(broker) as client:
+        client.create("t")
+        client.commit("g", {("t", 0): 5})
+        assert client.metadata(RANGES_TOPIC).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert client.commit_ranges((7, 8)).error_code == ErrorCode.NONE
+        made = client.metadata(RANGES_TOPIC)
+        assert made.is_internal and len(made.partitions) == 3
+
+
+def test_what_was_committed_is_there_after_a_kill(broker: BrokerProcess) -> None:
+    with example(broker) as client:
+        assert client.progress() == EXAMPLE
+    for _ in range(2):
+        broker.kill()
+        broker.start()
+        with connected(broker) as client:
+            assert client.progress() == EXAMPLE
+    with connected(broker) as client:
+        assert client.commit_ranges((43, 44), (48, 49), (51, 51)).last_stable_offset == 52
+        assert client.commit_ranges((20, 30)).error_code == ErrorCode.INDIVIDUAL_COMMIT_TOO_OLD
+        assert client.commit_ranges(shares=[(0, MIDDLE - 1, 60)]).last_stable_offset == 62
+        assert client.progress() == (62, [], [(0, MIDDLE - 1, 62), (MIDDLE, END, 100)])
+    broker.kill()
+    broker.start()
+    with connected(broker) as client:
+        assert client.progress()[0] == 62
+
+
+def assert_short(broker: BrokerProcess) -> None:
+    """No step took long of the processor, but for the one that imports the coordinator."""
+    steps = [it for it in broker.said("warning", SLOW_STEP) if not str(it["work"]).startswith("ShardSet.")]
+    assert all(it["processor_ms"] < BOUND_MS for it in steps), steps
+
+
+def lose(path: Path) -> None:
+    shutil.rmtree(path)
+
+
+def damage(path: Path) -> None:
+    (segment,) = path.glob("*.log")
+    data = bytearray(segment.read_bytes())
+    data[70] ^= 1
+    segment.write_bytes(data)
+
+
+@pytest.mark.parametrize("harm", [lose, damage])
+def test_without_the_second_log_the_group_goes_on_from_its_frontier_and_that_is_said(
+    broker: BrokerProcess, path: Path, harm: Any
+) -> None:
+    with example(broker) as client:
+        assert client.progress() == EXAMPLE
+    broker.kill()
+    harm(log_of(path))
+    broker.start()
+    with connected(broker) as client:
+        stable, ranges, shares = client.progress()
+        assert (stable, ranges, shares) == (43, [], EXAMPLE[2])
+        deadline = time.monotonic() + 10
+        while not any(RANGES_TOPIC in str(line) and "delivered again" in str(line) for line in broker.said("error")):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert client.commit_ranges((43, 47)).last_stable_offset == 48
+        if client.commit_ranges((60, 61)).error_code:
+            # The log cannot be written either: the operator deletes the topic, and the group goes on with a new one.
+            client.delete(RANGES_TOPIC)
+        deadline = time.monotonic() + 10
+        while (code := client.commit_ranges((60, 61)).error_code) != ErrorCode.NONE:
+            assert code == ErrorCode.COORDINATOR_NOT_AVAILABLE and time.monotonic() < deadline
+            time.sleep(0.05)
+        assert client.progress()[1] == [(60, 61)]
+    broker.kill()
+    broker.start()
+    with connected(broker) as client:
+        assert client.progress() == (48, [(60, 61)], [(0, MIDDLE - 1, 48), (MIDDLE, END, 100)])
+
+
+def test_the_topic_can_be_deleted_under_a_running_group(broker: BrokerProcess) -> None:
+    with example(broker) as client:
+        client.delete(RANGES_TOPIC)
+        assert client.commit_ranges((43, 44)).last_stable_offset == 48
+        assert client.commit_ranges((70, 71)).error_code == ErrorCode.NONE
+        assert client.progress()[1] == [(50, 50), (60, 61), (70, 71)]
+    broker.kill()
+    broker.start()
+    with connected(broker) as client:
+        assert client.progress()[:2] == (48, [(70, 71)])
+
+
+def test_stock_tools_and_consumers_see_the_stable_offset_and_take_over_there(broker: BrokerProcess) -> None:
+    with example(broker) as client:
+        admin = AdminClient({"bootstrap.servers": broker.address, "log_level": 0})
+        asked = confluent_kafka.ConsumerGroupTopicPartitions("g")
+        found = admin.list_consumer_group_offsets([asked])["g"].result(20)
+        assert [(it.topic, it.partition, it.offset) for it in found.topic_partitions] == [("t", 0, 43)]
+        consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": broker.address,
+                "group.id": "g",
+                "group.protocol": "consumer",
+                "auto.offset.reset": "error",
+                "enable.auto.commit": False,
+                "log_level": 0,
+            }
+        )
+        consumer.subscribe(["t"])
+        first = None
+        deadline = time.monotonic() + 30
+        while first is None:
+            assert time.monotonic() < deadline
+            first = consumer.poll(0.5)
+        assert (first.error(), first.offset()) == (None, 43)
+        # It reads on and commits: what others did above its offset is kept for whoever comes next.
+        consumer.commit(offsets=[confluent_kafka.TopicPartition("t", 0, 46)], asynchronous=False)
+        assert client.progress()[:2] == (48, [(50, 50), (60, 61)])
+        consumer.close()
+        # A tool sets the offset: everything from there is read again, by whomever.
+        again = confluent_kafka.ConsumerGroupTopicPartitions("g", [confluent_kafka.TopicPartition("t", 0, 48)])
+        admin.alter_consumer_group_offsets([again])["g"].result(20)
+        assert client.progress() == (48, [], [])
+
+
+def test_a_zombie_is_fenced(broker: BrokerProcess) -> None:
+    with example(broker) as client:
+        joined = client.beat("g", "member", 0, topics=["t"])
+        assert joined.error_code == ErrorCode.NONE
+        assert client.commit_ranges((80, 81)).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+        stale = client.commit_ranges((80, 81), member="member", epoch=joined.member_epoch - 1)
+        assert stale.error_code == ErrorCode.STALE_MEMBER_EPOCH
+        fine = client.commit_ranges((80, 81), member="member", epoch=joined.member_epoch)
+        assert fine.error_code == ErrorCode.NONE
+        assert client.progress()[1][-1] == (80, 81)
+
+
+def test_a_broker_can_refuse_individual_commits(tmp_path: Path) -> None:
+    process = BrokerProcess(tmp_path / "data", accept_individual_commit="false").start()
+    try:
+        with connected(process) as client:
+            client.create("t")
+            answer = client.commit_ranges((1, 2))
+            assert answer.error_code == ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED
+            assert "accept.individual.commit is false" in answer.error_message
+            assert client.metadata(RANGES_TOPIC).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            assert client.commit("g", {("t", 0): 5}) == [ErrorCode.NONE]
+    finally:
+        process.kill()
+
+
+def test_sixty_thousand_ranges_are_decided_in_short_steps_and_one_more_is_refused(broker: BrokerProcess) -> None:
+    with connected(broker) as client:
+        client.create("t")
+        client.commit("g", {("t", 0): 0})
+        many = [(2 * number, 2 * number) for number in range(1, 60_002)]
+        refused = client.commit_ranges(*many)
+        assert refused.error_code == ErrorCode.INVALID_REQUEST
+        assert "60001 ranges are committed at once; 60000 can be" in refused.error_message
+        overlapping = client.commit_ranges(*many[:59_999], (60_000, 60_001))
+        assert overlapping.error_code == ErrorCode.INVALID_REQUEST and "overlaps" in overlapping.error_message
+        assert client.progress() == (0, [], [])
+        assert client.commit_ranges(*many[:60_000]).error_code == ErrorCode.NONE
+        assert client.progress()[:2] == (0, many[:60_000])
+        full = client.commit_ranges(*((it + 200_000, it + 200_000) for it, _ in many[:60_000]))
+        assert full.error_code == ErrorCode.MAX_INDIVIDUAL_COMMIT_REACHED
+        assert broker.until_said("warning", "too many individual commits: group is assigned anew")
+        assert len(client.progress()[1]) <= 100_000
+        assert_short(broker)
+    broker.kill()
+    broker.start()
+    with connected(broker) as client:
+        assert len(client.progress()[1]) > 60_000
+        assert client.commit_ranges((0, 1), *((it + 1, it + 1) for it, _ in many[:59_000])).error_code == ErrorCode.NONE
+        assert client.progress()[0] == 2 * 59_001 + 1
+        assert_short(broker)
