@@ -36,7 +36,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
     process = BrokerProcess(
         tmp_path,
         listeners=f"127.0.0.1:{free_port()}",
-        log_retention_check_interval_ms=50,
+        log_cleaner_backoff_ms=50,
         reaper_interval_ms=50,
     )
     process.start()

@@ -152,7 +152,7 @@ OLD = {
 
 @pytest.fixture
 def restarted(tmp_path: Path) -> Iterator[BrokerProcess]:
-    process = BrokerProcess(tmp_path, durability="os", log_retention_check_interval_ms=200)
+    process = BrokerProcess(tmp_path, durability="os", log_cleaner_backoff_ms=200)
     yield process
     if process.alive:
         process.kill()

@@ -196,7 +196,7 @@ class World:
         )
         self.replicas._threads.shutdown()
         self.replicas._threads = AtOnce()
-        self.replicas.in_thread = self._in_thread  # type: ignore[method-assign]
+        self.replicas.in_thread = self.replicas.in_cleaner = self._in_thread  # type: ignore[method-assign]
         self.compaction = Compaction(self.replicas, self._shape_of, self.clock, metrics, emptied=lambda topic: None)
         self.order(sorted(self.roles.taken))
 
@@ -208,7 +208,7 @@ class World:
         return result
 
     def meanwhile(self) -> None:
-        if not self.busy and self.chance.random() < 0.3:
+        if not self.busy and self.chance.random() < 0.2:
             self.busy = True
             try:
                 for _ in range(self.chance.randint(1, 3)):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 from anabranch.records.batch import headers
 from anabranch.records.compression import Compression
-from anabranch.storage.log import cleaner
+from anabranch.storage.log import cleaner, replacing
 from anabranch.storage.log.batch_files import records
 from anabranch.storage.log.cleaner import Cleaned, Cleaning, Member
 from anabranch.storage.log.config import Durability, LogConfig
@@ -48,12 +49,15 @@ class History:
         self.now_ms = 1
         self.cleaning: Cleaning | None = None
         self.cleaned: Cleaned | None = None
+        self.steps: Generator[replacing.Work, None, int] | None = None
+        """What is left of putting new segments in place, while other things happen."""
+        self.work: replacing.Work | None = None
         self.saved = 0
         self.open()
 
     def open(self) -> None:
         self.log = LocalLog.open(HERE, self.config, disk=self.disk, power_lost=self.disk.boots > 0)
-        self.cleaning = self.cleaned = None
+        self.cleaning = self.cleaned = self.steps = self.work = None
 
     def step(self) -> None:
         self.now_ms += self.chance.randint(0, 40)
@@ -62,7 +66,10 @@ class History:
             self.log.flush: 15,
             self.plan: 10,
             self.run: 10,
-            self.finish: 10,
+            self.finish: 4,
+            self.begin_to_finish: 6,
+            self.go_on: 30,
+            self.delete_all: 0.5,
             self.delete_before: 1,
             self.restart: 3,
             self.crash: 3,
@@ -84,6 +91,8 @@ class History:
             self.appended_at[offset] = self.now_ms
 
     def plan(self) -> None:
+        if self.steps is not None:
+            return
         member = Member(self.log)
         due = cleaner.is_due(member, self.now_ms)
         self.cleaning, self.cleaned = cleaner.plan(member, self.now_ms) if due else None, None
@@ -92,10 +101,30 @@ class History:
         if self.cleaning is not None:
             self.cleaned, self.cleaning = next(iter(self.cleaning.run()), None), None
 
+    def begin_to_finish(self) -> None:
+        if self.cleaned is not None and self.steps is None:
+            self.steps, self.cleaned = replacing.finishing(self.log, self.cleaned), None
+            self.go_on()
+
+    def go_on(self) -> None:
+        """Do what a thread does, and then a step in the loop."""
+        if self.steps is None:
+            return
+        try:
+            if self.work is not None:
+                self.work()
+            self.work = next(self.steps)
+        except StopIteration as done:
+            self.saved += done.value
+            self.steps = self.work = None
+
+    def delete_all(self) -> None:
+        self.log.delete_before(self.log.high_watermark)
+
     def finish(self) -> None:
-        if self.cleaned is not None:
+        if self.cleaned is not None and self.steps is None:
             size = self.log.size
-            saved = cleaner.finish(self.log, self.cleaned)
+            saved = replacing.finish(self.log, self.cleaned)
             assert self.log.size == size - saved
             self.saved += saved
             self.cleaned = None
@@ -122,7 +151,7 @@ class History:
         """The power goes at some sync of a directory, or before one, while the new segments take their places."""
         self.plan()
         self.run()
-        if self.cleaned is None:
+        if self.cleaned is None or self.steps is not None:
             return
         left = self.chance.randint(0, 8)
 
@@ -135,7 +164,7 @@ class History:
 
         self.disk.sync_directory = sync_directory  # type: ignore[method-assign]
         try:
-            cleaner.finish(self.log, self.cleaned)
+            replacing.finish(self.log, self.cleaned)
         except PowerLossError:
             self.crash()
         else:
@@ -185,7 +214,7 @@ def test_compaction_keeps_the_newest_of_each_key_whatever_happens() -> None:
     for seed in range(HISTORIES):
         try:
             history = History(seed)
-            for _ in range(history.chance.randint(10, 80)):
+            for _ in range(history.chance.randint(10, 120)):
                 history.step()
                 history.check()
         except BaseException:
@@ -207,7 +236,7 @@ def test_only_the_newest_are_left_in_the_end(codec: Compression) -> None:
     for now_ms in (2_000, 3_000):
         if cleaner.is_due(Member(log), now_ms):
             for cleaned in cleaner.plan(Member(log), now_ms).run():
-                cleaner.finish(log, cleaned)
+                replacing.finish(log, cleaned)
         for number in range(40):
             log.append(make_keyed_batch([(b"k%d" % (number % 5), b"%d" % number)], compression=codec), 0, now_ms)
         log.flush()
@@ -219,7 +248,7 @@ def test_only_the_newest_are_left_in_the_end(codec: Compression) -> None:
         for position, header in headers(view):
             bases.append(header.base_offset)
             for record in records(header, view[position : position + header.size]):
-                if record.offset < log.finished_segments()[-1].end - 100:
+                if record.offset < cleaner.finished_segments(log)[-1].end - 100:
                     assert record.key != b"gone"
                 found[record.key] = record.offset
             offset = header.next_offset
@@ -227,3 +256,36 @@ def test_only_the_newest_are_left_in_the_end(codec: Compression) -> None:
     assert len(bases) < 150
     reopened = LocalLog.open(HERE, config, disk=disk)
     assert (reopened.end, reopened.size) == (log.end, log.size)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("power_lost", [False, True])
+def test_records_that_are_deleted_while_segments_are_replaced_stay_deleted(steps: int, power_lost: bool) -> None:
+    disk = FaultyDisk(steps)
+    disk.make_directory(HERE.parent)
+    disk.safe_directories |= disk.directories
+    config = LogConfig(segment_bytes=300, compact=True, min_cleanable_dirty_ratio=0.0)
+    log = LocalLog.open(HERE, config, disk=disk)
+    for number in range(30):
+        log.append(make_keyed_batch([(b"k%d" % (number % 3), b"%d" % number)]), 0, number)
+    log.flush()
+    (cleaned,) = cleaner.plan(Member(log), 10_000).run()
+    left = replacing.finishing(log, cleaned)
+    work = next(left)
+    for _ in range(steps - 1):
+        work()
+        work = next(left)
+    log.delete_before(log.end)
+    log.append(make_keyed_batch([(b"k", b"new")]), 0, 0)
+    log.append(make_keyed_batch([(b"k", b"new")]), 0, 0)
+    log.flush()
+    after = disk
+    if power_lost:
+        after = disk.crash()
+    else:
+        work()
+        for each in left:
+            each()
+    reopened = LocalLog.open(HERE, config, disk=after, power_lost=power_lost)
+    assert (reopened.log_start, reopened.end) == (30, 32)
+    assert not [name for name in after.names(HERE) if name.startswith("0000000000000000000")]

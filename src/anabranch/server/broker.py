@@ -53,6 +53,8 @@ from anabranch.storage.log.open_files import OpenFiles
 from anabranch.storage.metadata.embedded import EmbeddedMetadataStore
 
 events = EventLogger("broker")
+SETTING_READ_AGAIN_MS = 1_000
+"""How long background work does not notice that its interval was changed."""
 
 
 class StartError(AnabranchError):
@@ -125,10 +127,12 @@ class Broker:
                     settings.log_retention_check_interval_ms,
                     self._keep_reserve,
                     partial(context.replicas.maintain, settings.producer_id_expiration_ms),
-                    self._compaction.run,
                     controller.inspect_all_retiring,
                     controller.inspect_all_layouts,
                 )
+            ),
+            asyncio.create_task(
+                self._every(partial(context.view.setting, "log.cleaner.backoff.ms"), self._compaction.run)
             ),
             asyncio.create_task(
                 self._every(settings.log_flush_offset_checkpoint_interval_ms, context.replicas.save_checkpoints)
@@ -276,10 +280,18 @@ class Broker:
 
     # -- upkeep ------------------------------------------------------------------------------------------------------
 
-    async def _every(self, interval_ms: int, *works: Callable[[], Awaitable[object]]) -> None:
-        """Do works one after the other, again and again; one that fails ends neither the others nor the next time."""
+    async def _every(self, interval_ms: int | Callable[[], int], *works: Callable[[], Awaitable[object]]) -> None:
+        """Do works one after the other, again and again; one that fails ends neither the others nor the next time.
+
+        An interval that is called for may change while it lasts.
+        """
         while True:
-            await asyncio.sleep(interval_ms / 1000)
+            if isinstance(interval_ms, int):
+                await asyncio.sleep(interval_ms / 1000)
+            else:
+                began = self._clock.monotonic_ms()
+                while (left_ms := began + interval_ms() - self._clock.monotonic_ms()) > 0:
+                    await asyncio.sleep(min(left_ms, SETTING_READ_AGAIN_MS) / 1000)
             for work in works:
                 name = getattr(getattr(work, "func", work), "__qualname__", "?")
                 try:

@@ -225,11 +225,14 @@ class PartitionLog(Protocol):
     def write_snapshot(self, data: bytes, *, only: bool = False) -> None:
         """Keep a snapshot of state derived from the log up to its end; with `only`, no other. Blocks; OSError."""
 
-    async def write_snapshot_beside(self, make: Callable[[], bytes]) -> bool:
+    async def write_snapshot_beside(self, make: Callable[[], bytes], *, replace: bool = False) -> bool:
         """Keep the snapshot that `make` returns, in a thread. OSError.
 
-        False if one as new is there, or the log was cut.
+        False if one as new is there, or the log was cut. With `replace` one that was taken at the same end is replaced.
         """
+
+    async def forget_snapshots_below(self, offset: int) -> None:
+        """Remove the snapshots taken below `offset`, if one taken there or later is left. OSError."""
 
     def has_snapshot_from(self, offset: int) -> bool:
         """Whether a snapshot covers every record below `offset`, also after a power loss. Blocks."""

@@ -1,7 +1,8 @@
 """Settings of brokers that change while they run (KIP-226): which they are, and the command that changes them.
 
-A setting is dynamic where it is the default of a topic's config: a log takes it on at once. Everything else is read at
-the start. A broker's own value counts before the default of all brokers, this before what the broker was started with.
+A setting is dynamic where it is the default of a topic's config, which a log takes on at once, and where background
+work reads it each time. Everything else is read at the start. A broker's own value counts before the default of all
+brokers, this before what the broker was started with.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from difflib import get_close_matches
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller import nodes
 from anabranch.machines.controller.configs import (
+    LONG_MAX,
     TOPIC_CONFIGS,
     BrokerSettings,
     ConfigChange,
@@ -21,16 +23,30 @@ from anabranch.machines.controller.configs import (
     TopicConfig,
     refuse_configs,
     split,
+    whole,
 )
 from anabranch.machines.controller.effects import Decision, Refused
 from anabranch.machines.controller.nodes import EVERY_BROKER
 from anabranch.machines.controller.state import ControllerState
 
+OF_BACKGROUND_WORK: Mapping[str, TopicConfig] = {
+    config.name: config
+    for config in (
+        TopicConfig(
+            "log.cleaner.backoff.ms",
+            ConfigType.LONG,
+            "15000",
+            whole(10, LONG_MAX),
+            "The interval between searches for logs to be compacted.",
+        ),
+    )
+}
+"""The dynamic settings that no topic has, declared as topics' configs are."""
 DYNAMIC: Mapping[str, TopicConfig] = {
     config.broker_setting: config
     for config in TOPIC_CONFIGS.values()
     if config.broker_setting is not None and config.name != "durability"
-}
+} | dict(OF_BACKGROUND_WORK)
 """The dynamic settings, each with the topic's config that it is the default of. `durability` has a word more there."""
 
 
@@ -71,8 +87,9 @@ def decide_alter_broker_configs(
         else:
             items = [item for item in items if item not in given]
         values[change.name] = ",".join(items)
-    refused = refuse_configs(
-        {DYNAMIC[name].name: value for name, value in values.items()}, BrokerSettings(static=static)
+    refused = _refuse_values(values) or refuse_configs(
+        {DYNAMIC[name].name: value for name, value in values.items() if name not in OF_BACKGROUND_WORK},
+        BrokerSettings(static=static),
     )
     if refused is not None:
         return Decision(reply=refused)
@@ -101,6 +118,15 @@ def _refuse(change: ConfigChange, static: Mapping[str, str]) -> Refused | None:
         return Refused(
             ErrorCode.INVALID_REQUEST, f"The setting {change.name!r} needs a value for {change.operation.name}."
         )
+    return None
+
+
+def _refuse_values(values: Mapping[str, str]) -> Refused | None:
+    """Refuse values that settings of background work cannot have."""
+    for name, config in OF_BACKGROUND_WORK.items():
+        wanted = config.validator(values.get(name, config.default))
+        if wanted is not None:
+            return Refused(ErrorCode.INVALID_CONFIG, f"The setting {name!r} must be {wanted}, not {values[name]!r}.")
     return None
 
 

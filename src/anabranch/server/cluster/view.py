@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 from uuid import UUID
 
+from anabranch.machines.controller.broker_configs import DYNAMIC
 from anabranch.machines.controller.configs import BrokerSettings
 from anabranch.machines.controller.layouts import Layout
 from anabranch.machines.controller.nodes import EVERY_BROKER, BrokerNode, PartitionNode, Topic
@@ -179,6 +180,11 @@ class ClusterView:
     def broker_configs(self, broker: str) -> Mapping[str, str]:
         """The dynamic settings of a broker, or of EVERY_BROKER."""
         return self._broker_configs.get(broker, NO_CONFIGS)
+
+    def setting(self, name: str) -> int:
+        """The value of a dynamic setting that is a number, now."""
+        told = self.broker_settings.sources(name)
+        return int(told[0].value if told else DYNAMIC[name].default)
 
     # -- changing ----------------------------------------------------------------------------------------------------
 

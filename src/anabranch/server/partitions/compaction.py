@@ -1,9 +1,10 @@
 """The upkeep of compacted topics: cleans dirty logs with their families, and folds retiring partitions back.
 
-One step at a time, in a round for each topic: finish segments that a resize has ended, clean the logs that are dirty
-enough, fold retiring partitions back (`folding`). What may go is decided by `machines.compaction`, the files are read
-and written by `storage.log.cleaner` in threads. A log that cannot be read is left out of its family, and a topic whose
-round fails does not end the rounds of others; both are logged and counted.
+One step at a time, in a round for each topic: finish segments that a resize has ended, or that have waited too long,
+clean the logs that are due, fold retiring partitions back (`folding`). Which are due, and in which order, is decided by
+`machines.cleaning`, what may go by `machines.compaction`; the files are read and written by `storage.log.cleaner` in a
+thread of its own, and replaced by `storage.log.replacing`. A log that cannot be read is left out of its family, and a
+topic whose round fails does not end the rounds of others; both are logged and counted.
 
 Here one broker leads all partitions of a topic. In a fleet the other logs of a family are other leaders': their part of
 the evidence, and what they remove, would be asked for through `server.cluster.peers.Peers`, keys in, places out; the
@@ -18,6 +19,7 @@ from functools import partial
 from typing import NamedTuple
 
 from anabranch.base.errors import ErrorCode
+from anabranch.machines.cleaning import UNLIMITED_MS, Urgency, is_finished, rank
 from anabranch.machines.compaction import family_of, may_fold
 from anabranch.machines.lineage import NO_CUTS, Lineage
 from anabranch.runtime.clock import Clock
@@ -32,8 +34,11 @@ from anabranch.storage.log.cleaner import Cleaned, Member
 from anabranch.storage.log.evidence import UnreadableLogError
 from anabranch.storage.log.log import LocalLog
 from anabranch.storage.log.marks import clean_to, postpone_tombstones
+from anabranch.storage.log.replacing import finishing
 
 events = EventLogger("compaction")
+MEASURED_AT_A_TIME = 64
+"""Partitions whose dirt is measured before other work has its turn."""
 
 
 class TopicShape(NamedTuple):
@@ -72,8 +77,15 @@ class Compaction:
         )
 
     async def run(self) -> None:
-        """Do one round for every compacted topic."""
-        for topic in sorted({each.name.topic for each in self._replicas if each.settings.log.compact}):
+        """Do one round for every compacted topic, that with the most urgent log first."""
+        most: dict[str, tuple[bool, Urgency]] = {}
+        for place, each in enumerate(self._replicas, 1):
+            if each.settings.log.compact:
+                topic = each.name.topic
+                most[topic] = max(most.get(topic, rank(None)), rank(self._urgency(each)))
+            if place % MEASURED_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+        for topic in sorted(most, key=lambda topic: most[topic], reverse=True):
             try:
                 await self.run_topic(topic)
             except Exception as error:
@@ -83,10 +95,12 @@ class Compaction:
 
     async def run_topic(self, topic: str) -> None:
         """Do one round for a topic. A partition that fails does not end the round of the others."""
-        names = [each.name.partition for each in self._replicas.of_topic(topic)]
+        partitions = sorted(self._replicas.of_topic(topic), key=lambda each: each.name.partition)
+        partitions.sort(key=lambda each: rank(self._urgency(each)), reverse=True)
+        names = [each.name.partition for each in partitions]
         shape = self._shape_of(topic)
         for work in (self._clean_if_due, self._fold_back):
-            for number in sorted(names):
+            for number in names:
                 subject = self._ready(topic, number)
                 if subject is None or shape is None:
                     continue
@@ -105,16 +119,34 @@ class Compaction:
         else:
             events.error("not compacted", partition=name, exception=defect)
 
+    def _urgency(self, partition: Partition) -> Urgency | None:
+        """How urgent the cleaning of a log is, by what is synced; None as well where it cannot be read."""
+        log = partition.log
+        if self._ready(*partition.name) is not partition or not isinstance(log, LocalLog):
+            return None
+        member = Member(log, stable=partition.last_stable_offset, recovery_point=log.recovery_point)
+        try:
+            return cleaner.urgency(member, self._clock.now_ms())
+        except OSError:
+            return None  # Cleaning it says why.
+
     # -- cleaning ----------------------------------------------------------------------------------------------------
 
     async def _clean_if_due(self, subject: Partition, shape: TopicShape) -> None:
         log = subject.log
         assert isinstance(log, LocalLog)
         cuts = shape.lineage.cuts.get(subject.name.partition, NO_CUTS)
-        if cuts.ends and subject.settings.log.compact and log.finish_segment(cuts.ends[-1]):
-            await log.commit()  # Old records of keys that moved away need not wait for new ones to be cleaned.
-        now_ms = self._clock.now_ms()
-        if not subject.settings.log.compact or not cleaner.is_due(_member(subject, shape.lineage), now_ms):
+        if not subject.settings.log.compact:
+            return
+        now_ms, finished = self._clock.now_ms(), False
+        if cuts.ends:  # Old records of keys that moved away need not wait for new ones to be cleaned.
+            finished = log.finish_segment(cuts.ends[-1])
+        rules = cleaner.rules_of(log)
+        if rules.lag_max_ms < UNLIMITED_MS and is_finished(cleaner.active_since_ms(log), rules, now_ms):
+            finished = log.finish_segment(log.end) or finished
+        if finished:
+            await log.commit()
+        if self._urgency(subject) is None or self._ready(*subject.name) is not subject:
             return
         family, complete = await self._family(subject, shape, dirty_from=clean_to(log))
         while True:
@@ -149,36 +181,64 @@ class Compaction:
         members = [subject, *family]
         if family:
             await _commit(members)
+        if not self._are_ready(members):
+            return
+        points = await self._recovery_points(members)
         shape = self._shape_of(subject.name.topic)
         if shape is None or not self._are_ready(members):
             return
         cleaning = cleaner.plan(
-            _member(subject, shape.lineage),
+            _member(subject, shape.lineage, points[0]),
             self._clock.now_ms(),
-            [_member(each, shape.lineage) for each in family],
+            [_member(each, shape.lineage, point) for each, point in zip(family, points[1:], strict=True)],
             complete=complete,
         )
-        cleaned = await self._replicas.in_thread(cleaning.run)
+        cleaned = await self._replicas.in_cleaner(cleaning.run)
         if not self._are_ready(members):
             return  # A replica was stopped meanwhile; the checkpoint of its log must stay forgotten.
         self._postpone(members, {number for each in cleaned for number in each.postponed}, cleaning.now_ms)
         # The subject last: its mark says that the others are clean, too.
         by_number = {each.name.partition: each for each in members}
         for result in reversed(cleaned):
-            self._finish(by_number[result.files.partition], result)
+            partition = by_number[result.files.partition]
+            with self._replicas.held(partition):
+                if not self._are_ready([partition]) or not await self._finish(partition, result):
+                    return
         self._runs.add()
 
-    def _finish(self, partition: Partition, cleaned: Cleaned) -> None:
+    async def _recovery_points(self, members: Iterable[Partition]) -> list[int]:
+        """Note the recovery points of logs durably; below them segments may be written anew."""
+        logs = [each.log for each in members]
+        points = [log.note_recovery_point() for log in logs if isinstance(log, LocalLog)]
+        await self._replicas.save_checkpoints()
+        return points
+
+    async def _finish(self, partition: Partition, cleaned: Cleaned) -> bool:
+        """Put the new segments of a log in place; False if the log was closed meanwhile, or cut."""
         log = partition.log
         assert isinstance(log, LocalLog)
-        if cleaned.forgotten:
-            partition.forget_aborted(cleaned.forgotten)
+        if cleaned.forgotten and not await partition.forget_aborted(cleaned.forgotten):
+            return False
         if cleaned.groups:
-            partition.before_delete(log.high_watermark)
-        saved = cleaner.finish(log, cleaned)
+            await partition.save_producers(log.high_watermark)
+        steps, saved = finishing(log, cleaned), 0
+        failed: OSError | None = None
+        while self._are_ready([partition]):
+            try:
+                work = next(steps) if failed is None else steps.throw(failed)
+            except StopIteration as done:
+                saved = int(done.value)
+                break
+            try:
+                failed = await self._replicas.in_cleaner(work)
+            except OSError as error:
+                failed = error
+        else:
+            return False
         self._saved.add(saved)
         if cleaned.groups:
             events.info("compacted", partition=partition.name, bytes_saved=saved)
+        return True
 
     def _postpone(self, members: Iterable[Partition], numbers: Collection[int], now_ms: int) -> None:
         for each in members:
@@ -209,8 +269,15 @@ class Compaction:
             shape = self._shape_of(topic)
             if shape is None or not self._are_ready(members) or not self._is_final(retiring):
                 return
+            points = await self._recovery_points(members)
+            shape = self._shape_of(topic)
+            if shape is None or not self._are_ready(members) or not self._is_final(retiring):
+                return
             now_ms = self._clock.now_ms()
-            files = [cleaner.files_of(_member(each, shape.lineage), now_ms) for each in members]
+            files = [
+                cleaner.files_of(_member(each, shape.lineage, point), now_ms)
+                for each, point in zip(members, points, strict=True)
+            ]
             fold = FoldBack(retiring, survivor, files, in_thread=self._replicas.in_thread, now_ms=self._clock.now_ms)
             start = retiring.log.log_start
             postponed = await fold.append()
@@ -253,7 +320,7 @@ async def _commit(partitions: Iterable[Partition]) -> None:
         await asyncio.gather(*behind)
 
 
-def _member(partition: Partition, lineage: Lineage) -> Member:
+def _member(partition: Partition, lineage: Lineage, recovery_point: int) -> Member:
     assert isinstance(partition.log, LocalLog)
     cuts = lineage.cuts.get(partition.name.partition, NO_CUTS)
     return Member(
@@ -263,6 +330,7 @@ def _member(partition: Partition, lineage: Lineage) -> Member:
         layouts=(*cuts.layouts, lineage.current),
         stable=partition.last_stable_offset,
         aborted=partition.table.aborted,
+        recovery_point=recovery_point,
     )
 
 

@@ -174,14 +174,18 @@ class Partition:
         The producers come first: a power loss must not take them with records whose deletion is noted already. The
         replica may have been stopped when this returns.
         """
-        if len(self.table) and not self.log.has_snapshot_from(start):
-            await self.snapshot_beside()
-            if not self.log.has_snapshot_from(start):
-                await self.log.commit()
+        await self.save_producers(start)
         if self.log.flushed < start:
             await self.log.commit()
         if self.unavailable() is ErrorCode.NONE:
             await self.log.checkpoint_beside(start)
+
+    async def save_producers(self, start: int) -> None:
+        """Save the producers of the records below `start`, so that a power loss does not take them, either. OSError."""
+        if len(self.table) and not self.log.has_snapshot_from(start):
+            await self.snapshot_beside()
+            if not self.log.has_snapshot_from(start):
+                await self.log.commit()
 
     async def snapshot_beside(self) -> None:
         """As `snapshot`, without blocking the loop. OSError."""
@@ -194,12 +198,22 @@ class Partition:
         if self.log.flushed < self.log.end:
             self.log.flush()
 
-    def forget_aborted(self, markers: Iterable[int]) -> None:
-        """Forget, durably, the transactions of markers that are about to be compacted away. Blocks; OSError."""
-        self._sync_tail()
+    async def forget_aborted(self, markers: Iterable[int]) -> bool:
+        """Forget, durably, the transactions of markers that are about to be compacted away. OSError.
+
+        False if the log was cut meanwhile: then the markers must stay.
+        """
+        if self.log.flushed < self.log.end:
+            await self.log.commit()
         self.table.aborted.forget(markers)
-        self.log.write_snapshot(self.table.snapshot(), only=True)
-        self.snapshot_end = self.log.end
+        end = self.log.end
+        if not await self.log.write_snapshot_beside(self.table.copy().snapshot, replace=True):
+            return False
+        self.snapshot_end = max(self.snapshot_end, end)
+        if self.log.flushed < end:  # A power loss takes a snapshot with the records it is of.
+            await self.log.commit()
+        await self.log.forget_snapshots_below(end)  # They know the transactions still.
+        return True
 
     def log_cut(self, end: int) -> None:
         """Unsynced records were cut after a failed sync: fold the table of those that are left."""

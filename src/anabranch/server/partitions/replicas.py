@@ -87,6 +87,9 @@ class Replicas:
         self._unopened = set(directory.logs())
         """The logs from before the start that no role has had opened yet."""
         self._threads = ThreadPoolExecutor(RECOVERY_THREADS, thread_name_prefix="log")
+        self._cleaner_thread = ThreadPoolExecutor(1, thread_name_prefix="cleaner")
+        self._held: dict[TopicPartition, asyncio.Future[None]] = {}
+        """The logs whose files are being replaced; who removes a log waits until that is done."""
         self.commits = commits or GroupCommit()
         self.files = OpenFiles() if files is None else files
 
@@ -348,6 +351,8 @@ class Replicas:
                 partition.leadership = None
                 partition.changed()
                 await asyncio.wait([partition.log.commit()])
+                if name in self._held:
+                    await asyncio.wait([self._held[name]])
             try:
                 if not order.topic_deleted:
                     await loop.run_in_executor(self._threads, self._keep_producers, name, order.topic_id)
@@ -478,6 +483,20 @@ class Replicas:
         """Do work on the files of logs in one of the threads for logs."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
+    async def in_cleaner(self, work: Callable[[], T]) -> T:
+        """Do long work of the cleaner in its thread: it keeps no log from being opened."""
+        return await asyncio.get_running_loop().run_in_executor(self._cleaner_thread, work)
+
+    @contextlib.contextmanager
+    def held(self, partition: Partition) -> Iterator[None]:
+        """Keep the directory of a log from being removed meanwhile."""
+        done = self._held[partition.name] = asyncio.get_running_loop().create_future()
+        try:
+            yield
+        finally:
+            del self._held[partition.name]
+            done.set_result(None)
+
     async def close(self) -> bool:
         """Sync and close every log; whether all of them could be."""
         self.producers.close()
@@ -490,6 +509,7 @@ class Replicas:
                 events.error("log not closed", partition=partition.name, reason=outcome)
         self.commits.close()
         self._threads.shutdown()
+        self._cleaner_thread.shutdown()
         sound = not any(isinstance(outcome, BaseException) for outcome in outcomes)
         try:
             self._checkpoints.save()

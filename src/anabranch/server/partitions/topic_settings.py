@@ -65,6 +65,7 @@ def topic_settings(overrides: Mapping[str, str], broker_settings: BrokerSettings
             delete_retention_ms=int(value["delete.retention.ms"]),
             min_cleanable_dirty_ratio=float(value["min.cleanable.dirty.ratio"]),
             min_compaction_lag_ms=int(value["min.compaction.lag.ms"]),
+            max_compaction_lag_ms=int(value["max.compaction.lag.ms"]),
         ),
         message_size_max=min(int(value["max.message.bytes"]), message_size_max(broker_settings)),
         compression=_COMPRESSIONS[value["compression.type"]],

@@ -133,6 +133,18 @@ class Settings:
     log_cleaner_min_compaction_lag_ms: int = setting(
         "log.cleaner.min.compaction.lag.ms", Between(0, INT64_MAX), 0, "How long a record stays uncompacted at least."
     )
+    log_cleaner_max_compaction_lag_ms: int = setting(
+        "log.cleaner.max.compaction.lag.ms",
+        Between(1, INT64_MAX),
+        INT64_MAX,
+        "How long a record of a compacted topic waits for compaction at most, however little of its log is dirty.",
+    )
+    log_cleaner_backoff_ms: int = setting(
+        "log.cleaner.backoff.ms",
+        Between(10, INT64_MAX),
+        15_000,
+        "The interval between searches for logs to be compacted.",
+    )
     log_message_timestamp_type: str = setting(
         "log.message.timestamp.type",
         TIMESTAMP_TYPE,
@@ -519,6 +531,7 @@ class Settings:
 
 _ASCENDING = (
     ("message_max_bytes", "socket_request_max_bytes"),
+    ("log_cleaner_min_compaction_lag_ms", "log_cleaner_max_compaction_lag_ms"),
     ("group_consumer_min_session_timeout_ms", "group_consumer_session_timeout_ms"),
     ("group_consumer_session_timeout_ms", "group_consumer_max_session_timeout_ms"),
     ("group_consumer_min_heartbeat_interval_ms", "group_consumer_heartbeat_interval_ms"),

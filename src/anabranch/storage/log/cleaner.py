@@ -1,6 +1,6 @@
 """Compaction: removes the records of finished segments that `machines.compaction` lets go (`cleanup.policy=compact`).
 
-    plan (in the log's thread) -> run (in another thread or process, it knows only paths) -> finish (in the log's)
+    plan (in the log's thread) -> run (in another thread or process, it knows only paths) -> finish (`replacing`)
 
 A cleaning has a subject, the log that is dirty, and looks into the other logs of its family. The keys of the subject's
 dirty part are searched in all of them (`evidence`); records with a newer one go wherever they lie; tombstones go from
@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from anabranch.base.errors import DecodeError
 from anabranch.base.ids import NO_PRODUCER_ID
+from anabranch.machines.cleaning import UNLIMITED_MS, Dirt, Rules, Urgency, urgency_of
 from anabranch.machines.compaction import may_hide_older, superseded_by
 from anabranch.machines.partition.aborted import AbortedTransaction
 from anabranch.records.batch import BatchHeader, build, parse_end_transaction_marker, parse_header
@@ -33,9 +34,9 @@ from anabranch.storage.log.batch_files import Aborted, KeyedRecord, Source, batc
 from anabranch.storage.log.evidence import Evidence, LogFiles, UnreadableLogError
 from anabranch.storage.log.index import NO_TIMESTAMP
 from anabranch.storage.log.log import RELATIVE_OFFSET_MAX, LocalLog
-from anabranch.storage.log.marks import Mark, clean_to, load_marks, note_clean
-from anabranch.storage.log.recovery import CLEANED_SUFFIX, SWAP_SUFFIX, replace_by_swap
-from anabranch.storage.log.segment import Segment, path_of
+from anabranch.storage.log.marks import clean_to, load_marks
+from anabranch.storage.log.recovery import CLEANED_SUFFIX
+from anabranch.storage.log.segment import Segment
 
 PRODUCER_IDLE_MAX_MS = 24 * 3600 * 1000
 _WRITE_SIZE = 1 << 20
@@ -285,18 +286,35 @@ class Member(NamedTuple):
     """The last stable offset, None where nothing is transactional."""
     aborted: Iterable[AbortedTransaction] = ()
     """The whole index of aborted transactions."""
+    recovery_point: int | None = None
+    """The recovery point that was noted durably; None: it is noted when it is needed, which blocks."""
+
+
+def urgency(member: Member, now_ms: int) -> Urgency | None:
+    """How urgent a cleaning is (`machines.cleaning`); None where it is not due. Blocks shortly; OSError."""
+    log = member.log
+    segments = _cleanable(member, now_ms) if log.config.compact and len(log.segments) > 1 else []
+    if not segments:
+        return None
+    dirty_from, rules = clean_to(log), rules_of(log)
+    dirty = [segment for segment in segments if segment.end > dirty_from]
+    dirty_size = sum(segment.size for segment in dirty)
+    oldest: int | None = None
+    if rules.lag_max_ms < UNLIMITED_MS:
+        first = (segment.first_timestamp() for segment in dirty)
+        oldest = min((timestamp for timestamp in first if timestamp is not None), default=None)
+    size = sum(segment.size for segment in segments)
+    return urgency_of(Dirt(size - dirty_size, dirty_size, oldest), rules, now_ms)
+
+
+def rules_of(log: LocalLog) -> Rules:
+    """The configs of a log that say when it is cleaned."""
+    return Rules(log.config.min_cleanable_dirty_ratio, log.config.max_compaction_lag_ms)
 
 
 def is_due(member: Member, now_ms: int) -> bool:
-    """Whether a cleaning is worth it (`min.cleanable.dirty.ratio`). Blocks for a checkpoint; OSError."""
-    log = member.log
-    if not log.config.compact:
-        return False
-    dirty_from = clean_to(log)
-    segments = _cleanable(member, now_ms)
-    total = sum(segment.size for segment in segments)
-    dirty = sum(segment.size for segment in segments if segment.end > dirty_from)
-    return dirty > 0 and dirty >= total * log.config.min_cleanable_dirty_ratio
+    """Whether a cleaning is due. Blocks shortly; OSError."""
+    return urgency(member, now_ms) is not None
 
 
 def plan(subject: Member, now_ms: int, family: Sequence[Member] = (), *, complete: bool = True) -> Cleaning:
@@ -339,45 +357,32 @@ def files_of(member: Member, now_ms: int) -> LogFiles:
     )
 
 
-def finish(log: LocalLog, cleaned: Cleaned) -> int:
-    """Put the new segments in the place of the old ones; answer the bytes that were saved. Blocks shortly; OSError."""
-    saved, end = 0, cleaned.clean_to
-    there = {source_of(segment) for segment in log.finished_segments()}
-    for group in cleaned.groups:
-        if there.issuperset(group.sources):
-            _swap(log, cleaned, group)
-            saved += sum(source.size for source in group.sources) - group.size
-        else:  # Retention was faster; recovery removes the files of the run.
-            end = min(end, group.sources[0].base_offset)
-    if end > cleaned.files.dirty_from:
-        note_clean(log, Mark(end, cleaned.now_ms))
-    return saved
+def finished_segments(log: LocalLog, point: int | None = None) -> list[Segment]:
+    """List the segments that take no more appends and that no recovery will check.
+
+    `point`: the recovery point that was noted durably; without, it is noted now, which blocks. OSError.
+    """
+    if point is None:
+        log.checkpoint()
+        point = log.note_recovery_point()
+    return [segment for segment in log.segments[:-1] if segment.sealed and segment.end <= point]
+
+
+def active_since_ms(log: LocalLog) -> int | None:
+    """When the first batch of the active segment was appended, or its timestamp after a start; None without one."""
+    active = log.segments[-1]
+    return None if not active.size else active.first_append_ms or active.first_timestamp()
 
 
 def _cleanable(member: Member, now_ms: int) -> list[Segment]:
     """The finished segments with decided transactions that are older than `min.compaction.lag.ms`."""
-    segments = member.log.finished_segments()
+    segments = finished_segments(member.log, member.recovery_point)
     latest = now_ms - member.log.config.min_compaction_lag_ms
     while segments and segments[-1].max_timestamp.timestamp > latest > 0:
         segments.pop()
     while segments and member.stable is not None and segments[-1].end > member.stable:
         segments.pop()
     return segments
-
-
-def _swap(log: LocalLog, cleaned: Cleaned, group: CleanedGroup) -> None:
-    base, directory, disk = group.bases[0], cleaned.files.directory, cleaned.files.disk
-    path = path_of(directory, base)
-    disk.rename(path.with_name(path.name + CLEANED_SUFFIX), path.with_name(path.name + SWAP_SUFFIX))
-    disk.sync_directory(directory)
-    log.segments.let_go_of(group.bases)
-    replace_by_swap(disk, directory, base, group.bases)
-    segment = Segment(disk, directory, base, cleaned.index_interval)
-    for old, new in zip(
-        Segment(disk, directory, base, 0, suffix=CLEANED_SUFFIX).index.paths, segment.index.paths, strict=True
-    ):
-        disk.rename(old, new)
-    log.segments.put_in_place(group.bases, segment)
 
 
 def _grouped(segments: list[Segment], size_max: int) -> Iterator[tuple[Source, ...]]:

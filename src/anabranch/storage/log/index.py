@@ -68,6 +68,12 @@ class _Entries:
         """Open the file; nobody keeps it open, for a page of it is read or written once in megabytes of log."""
         return self._disk.open(self.path, create=True)
 
+    def move(self, path: Path) -> None:
+        """Give the file another name."""
+        if self._disk.exists(self.path):
+            self._disk.rename(self.path, path)
+        self.path = path
+
     def append(self, entry: tuple[int, int]) -> None:
         self._newest.append(entry)
         if len(self._newest) % PAGE_ENTRIES == 0:
@@ -203,6 +209,11 @@ class SparseIndex:
         self._places.store()
         self._times.store()
         return self._places.open(), self._times.open()
+
+    def move(self, paths: tuple[Path, Path]) -> None:
+        """Give the files other names. OSError."""
+        self._places.move(paths[0])
+        self._times.move(paths[1])
 
     def release(self) -> None:
         """Forget the pages of the files that were read."""

@@ -170,7 +170,7 @@ class LocalLog:
     def _record_points(self) -> None:
         self._make_directory_durable()
         self._epochs_file.sync(self.epochs)
-        point = self._recovery_point
+        point = self.recovery_point
         self._points.record(self._name, log_start=self.log_start, recovery_point=point, synced=self.flushed)
 
     def _make_directory_durable(self) -> None:
@@ -179,8 +179,8 @@ class LocalLog:
             self._directory_durable = True
 
     @property
-    def _recovery_point(self) -> int:
-        """The offset below which batches, and their index entries, are durable."""
+    def recovery_point(self) -> int:
+        """The offset below which batches, and their index entries, are durable: no recovery need check them."""
         point = next((segment.base_offset for segment in self._segments if segment.index_unsynced), self.flushed)
         return min(self.flushed, max(point, self._points.recovery_point(self._name) or 0))
 
@@ -201,7 +201,7 @@ class LocalLog:
     def _note_checkpoint(self) -> None:
         """Update the checkpoint if it changed; save it unless it is shared."""
         known = self._points.log_start(self._name), self._points.recovery_point(self._name)
-        if known != (self.log_start, self._recovery_point) and (self.flushed > 0 or known != (None, None)):
+        if known != (self.log_start, self.recovery_point) and (self.flushed > 0 or known != (None, None)):
             self._record_points()
             if not self._shared:
                 self._points.save()
@@ -464,19 +464,15 @@ class LocalLog:
             raise
         self._drop_below_log_start()
 
-    def _drop_below_log_start(self) -> int:
+    def _drop_below_log_start(self) -> None:
         if self.log_start >= self.end and self._segments[-1].size:
             self._roll()
-        dropped = 0
         while len(self._segments) > 1 and self._segments[1].base_offset <= self.log_start:
-            segment = self._segments.pop(0)
-            dropped += segment.size
-            self._remove(segment)
+            self._remove(self._segments.pop(0))
         before = self.epochs.entries
         self.epochs.truncate_before(self.log_start)
         if self.epochs.entries != before:
             self._epochs_file.outdated()
-        return dropped
 
     def _remove(self, segment: Segment) -> None:
         self._segments.forget_open(segment)
@@ -554,12 +550,10 @@ class LocalLog:
         """The disk that holds the log."""
         return self._disk
 
-    def finished_segments(self) -> list[Segment]:
-        """List the segments that take no more appends and that no recovery will check. Blocks; OSError."""
+    def note_recovery_point(self) -> int:
+        """Note the recovery point, and return it; it holds when the checkpoints are saved. OSError."""
         self._note_checkpoint()
-        self._points.save()
-        point = self._points.recovery_point(self._name) or 0
-        return [segment for segment in self._segments[:-1] if segment.sealed and segment.end <= point]
+        return self._points.recovery_point(self._name) or 0
 
     def finish_segment(self, before: int) -> bool:
         """Take no more appends into the active segment if records below `before` are in it; whether that was so."""
@@ -583,12 +577,16 @@ class LocalLog:
         self._make_directory_durable()
         self._snapshots.write(data, self.end, flushed=self.flushed, only=only)
 
-    async def write_snapshot_beside(self, make: Callable[[], bytes]) -> bool:
+    async def write_snapshot_beside(self, make: Callable[[], bytes], *, replace: bool = False) -> bool:
         """Make and keep a snapshot in a thread. False if one as new is there, or the log was cut."""
         self._make_directory_durable()
-        write, generation = self._snapshots.writer(make, self.end, flushed=self.flushed), self._generation
-        written = await asyncio.get_running_loop().run_in_executor(None, write)
-        return written and self._generation == generation
+        generation = self._generation
+        write = self._snapshots.writer(make, self.end, flushed=self.flushed, replace=replace)
+        return await asyncio.get_running_loop().run_in_executor(None, write) and self._generation == generation
+
+    async def forget_snapshots_below(self, offset: int) -> None:
+        """Remove the snapshots taken below `offset`, if one taken there or later is left."""
+        await asyncio.get_running_loop().run_in_executor(None, self._snapshots.forget_below, offset)
 
     def has_snapshot_from(self, offset: int) -> bool:
         """Whether a snapshot covers every record below `offset`, also after a power loss."""

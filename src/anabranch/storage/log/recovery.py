@@ -83,7 +83,7 @@ def recover(
 
     `power_lost`: unsynced bytes may be missing in any order, not only at the end. Raises OfflineLogError.
     """
-    bases = _tidy(disk, directory)
+    bases = _tidy(disk, directory, known.log_start or 0)
     first = bases[0] if bases else start_offset
     start = first if known.log_start is None else known.log_start
     point = start if known.recovery_point is None else known.recovery_point
@@ -327,15 +327,14 @@ def base_of(name: str, suffix: str = LOG_SUFFIX) -> int | None:
     return int(stem) if name.endswith(suffix) and stem.isdigit() else None
 
 
-def _tidy(disk: Disk, directory: Path) -> list[int]:
-    """Finish the interrupted operations; return the base offsets of the segments."""
+def _tidy(disk: Disk, directory: Path, start: int) -> list[int]:
+    """Finish the interrupted operations on a log that starts at `start`; return the base offsets of the segments."""
     names = disk.names(directory)
     doomed = [directory / name for name in names if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp"))]
     bases = {base for name in names if (base := base_of(name)) is not None}
-    for name in names:
-        base = base_of(name, LOG_SUFFIX + SWAP_SUFFIX)
-        if base is not None:
-            _finish_swap(disk, directory, base, bases)
+    swaps = [base for name in names if (base := base_of(name, LOG_SUFFIX + SWAP_SUFFIX)) is not None]
+    for base in swaps:
+        _finish_swap(disk, directory, base, bases, start, begins=bases.union(swaps))
     if doomed:
         disk.discard(doomed)
     return sorted(bases)
@@ -355,8 +354,12 @@ def _remove_strays(disk: Disk, directory: Path) -> None:
         disk.discard(strays)
 
 
-def _finish_swap(disk: Disk, directory: Path, base: int, bases: set[int]) -> None:
-    """Put a compacted segment, which must be sound, in the place of those that it was made of."""
+def _finish_swap(disk: Disk, directory: Path, base: int, bases: set[int], start: int, *, begins: set[int]) -> None:
+    """Put a compacted segment, which must be sound, in the place of those that it was made of.
+
+    `begins`: where segments begin, those that are still to be put in place among them. A segment whose records were all
+    deleted meanwhile is removed: what it was made of may be gone, and what was behind it.
+    """
     path = path_of(directory, base)
     swap = disk.open(path.with_name(path.name + SWAP_SUFFIX))
     end = base
@@ -366,23 +369,31 @@ def _finish_swap(disk: Disk, directory: Path, base: int, bases: set[int]) -> Non
         end = header.next_offset
 
     tail = scan(swap, 0, swap.size(), base, found, gaps=True)
+    if tail.reason is None and base < end <= start:
+        disk.discard([swap.path])
+        return
     replaced = [other for other in bases if base <= other < end]
-    following = min((other for other in bases if other >= end), default=end)
+    following = min((other for other in begins if other >= end), default=end)
     reason = tail.reason
     if reason is None and (end == base or following != end):
         reason = f"it ends at offset {end}, the next file begins at {following}"
     if reason is not None:
         raise OfflineLogError(f"{swap.path}: {reason}. Restore the file, or delete the topic.")
-    replace_by_swap(disk, directory, base, replaced)
+    _replace_by_swap(disk, directory, base, replaced)
     bases.difference_update(replaced)
     bases.add(base)
 
 
-def replace_by_swap(disk: Disk, directory: Path, base: int, replaced: list[int]) -> None:
-    """Remove the segments `replaced` and give the compacted segment its name; may be interrupted and done again."""
+def remove_replaced(disk: Disk, directory: Path, replaced: list[int]) -> None:
+    """Remove the segments that a compacted one replaces, durably; may be interrupted and done again. Blocks."""
     for other in sorted(replaced, reverse=True):
         disk.discard(Segment(disk, directory, other, 0).remove())
     disk.sync_directory(directory)
+
+
+def _replace_by_swap(disk: Disk, directory: Path, base: int, replaced: list[int]) -> None:
+    """Remove the segments `replaced` and give the compacted segment its name; may be interrupted and done again."""
+    remove_replaced(disk, directory, replaced)
     path = path_of(directory, base)
     disk.rename(path.with_name(path.name + SWAP_SUFFIX), path)
     disk.sync_directory(directory)

@@ -93,6 +93,7 @@ class Segment:
         "_directory",
         "_disk",
         "_file",
+        "_first_timestamp",
         "_index",
         "_index_interval",
         "_indexed_to",
@@ -130,6 +131,7 @@ class Segment:
         self._directory = directory
         self._suffix = suffix
         self._index: SparseIndex | None = None
+        self._first_timestamp: int | None = None
         self._disk = disk
         self._index_interval = index_interval
         self._file: File | None = None
@@ -142,6 +144,10 @@ class Segment:
         """Where the batches are."""
         path = path_of(self._directory, self.base_offset)
         return path.with_name(path.name + self._suffix) if self._suffix else path
+
+    def named(self, suffix: str) -> None:
+        """Note that the file has another name now; those of its index stay as they are."""
+        self._index, self._suffix = self.index, suffix
 
     @property
     def index(self) -> SparseIndex:
@@ -253,6 +259,7 @@ class Segment:
 
     def truncate(self, size: int, end: int) -> None:
         """Cut the file to `size` bytes, a batch boundary, where the next offset is `end`."""
+        self._first_timestamp = None
         self._clear_recent()
         self.index.cut_from_position(size)
         if self.created:
@@ -398,6 +405,16 @@ class Segment:
 
     def _clear_recent(self) -> None:
         self._recent_offsets = self._recent_positions = _NOTHING
+
+    def first_timestamp(self) -> int | None:
+        """The largest timestamp of the first batch; None without one, or where it cannot be read. OSError."""
+        if self._first_timestamp is None and self.size:
+            with contextlib.suppress(DecodeError):
+                timestamp = self.header_at(0).max_timestamp
+                self._first_timestamp = timestamp if timestamp >= 0 else None
+            if self.sealed:
+                self.release()
+        return self._first_timestamp
 
     # -- removing ------------------------------------------------------------------------------------------------
 

@@ -224,14 +224,8 @@ class Segments(list[Segment]):
         found = [segment.max_timestamp for segment in self if segment.max_timestamp.offset >= log_start]
         return max((largest.timestamp for largest in found), default=None)
 
-    def let_go_of(self, bases: Sequence[int]) -> None:
-        """Close the files of segments that are about to be replaced; slices keep theirs."""
-        for segment in self:
-            if segment.base_offset in bases:
-                segment.release()
-
     def put_in_place(self, bases: Sequence[int], segment: Segment) -> None:
-        """Use a compacted segment, whose files are in place, instead of those with these base offsets."""
+        """Use a compacted segment instead of those with these base offsets; slices keep the files of these."""
         segment.load()
         segment.sealed = True
         segment.load_index()

@@ -31,15 +31,20 @@ class Snapshots:
         with self._lock:
             self._write(data, end, flushed=flushed, only=only)
 
-    def writer(self, make: Callable[[], bytes], end: int, *, flushed: int) -> Callable[[], bool]:
-        """Return the work, for a thread, that keeps a snapshot unless one as new is there, or the log was cut."""
+    def writer(self, make: Callable[[], bytes], end: int, *, flushed: int, replace: bool = False) -> Callable[[], bool]:
+        """Return the work, for a thread, that keeps a snapshot unless one as new is there, or the log was cut.
+
+        With `replace` one of the same end is replaced, and a newer one, which was taken later, will do.
+        """
         cuts = self._cuts
 
         def write() -> bool:
             data = make()
             with self._lock:
-                if self._cuts != cuts or any(other >= end for other in self._offsets()):
+                if self._cuts != cuts:
                     return False
+                if any(other >= end + replace for other in self._offsets()):
+                    return replace
                 self._write(data, end, flushed=flushed, only=False)
                 return True
 
@@ -52,6 +57,14 @@ class Snapshots:
         for offset in others:
             if offset != kept:
                 self._disk.unlink(self._path(offset))
+
+    def forget_below(self, offset: int) -> None:
+        """Remove the snapshots taken below `offset`, if one taken there or later is left."""
+        with self._lock:
+            offsets = self._offsets()
+            for other in offsets:
+                if other < offset <= max(offsets):
+                    self._disk.unlink(self._path(other))
 
     def cover(self, offset: int, *, flushed: int) -> bool:
         """Whether a snapshot covers every record below `offset`, also after a power loss."""

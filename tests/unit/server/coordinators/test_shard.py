@@ -25,7 +25,7 @@ from anabranch.server.coordinators import shard as shards
 from anabranch.server.coordinators.shard import RecordCodec, Shard, ShardState
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.topic_settings import topic_settings
-from anabranch.storage.log import cleaner
+from anabranch.storage.log import cleaner, replacing
 from anabranch.storage.log.group_commit import GroupCommit
 from anabranch.storage.log.log import LocalLog
 from tests.support.disks import FaultyDisk
@@ -436,7 +436,7 @@ def test_a_log_means_the_same_before_during_and_after_its_compaction(world: Worl
         member = cleaner.Member(log)
         assert cleaner.is_due(member, Clock().now_ms() + 1_000)
         (cleaned,) = cleaner.plan(member, Clock().now_ms() + 1_000).run()
-        assert cleaner.finish(log, cleaned) > 0
+        assert replacing.finish(log, cleaned) > 0
         await task
         assert loading.machine.values == expected == await world.reloaded()
         await world.put("key 1", "new")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
@@ -17,11 +17,13 @@ from anabranch.records.batch import CONTROL, TRANSACTIONAL, build, end_transacti
 from anabranch.records.compression import Compression
 from anabranch.records.key_values import decode_pairs
 from anabranch.records.varint import encode_varint
+from anabranch.runtime.disk import Disk
 from anabranch.server.partitions.folding import FoldBack
 from anabranch.storage.checkpoints import Checkpoints
 from anabranch.storage.log.batch_files import records
 from anabranch.storage.log.cleaner import Cleaned, Cleaning
 from anabranch.storage.log.folding import Chunk, Folding
+from anabranch.storage.log.recovery import remove_replaced
 from tests.support.batches import make_batch, make_keyed_batch
 from tests.support.replicas import NOW_MS, TOPIC, TOPIC_ID, LocalReplicas
 
@@ -115,6 +117,98 @@ def test_records_that_cannot_be_compacted_do_not_end_the_upkeep_of_other_partiti
         local.runner.run(local.compaction.run())
     assert local[1].log.size < size
     assert local[0].log.end == end
+    local.close()
+
+
+def test_a_record_waits_no_longer_than_the_greatest_lag_however_little_is_dirty(tmp_path: Path) -> None:
+    """In a segment that takes appends still, and behind clean segments that are a thousand times as large."""
+    local = LocalReplicas(
+        tmp_path, cleanup_policy="compact", segment_bytes="100000", max_compaction_lag_ms="60000", durability="fsync"
+    )
+    local.resize(1)
+
+    def written(key: bytes, value: bytes) -> None:
+        data = make_keyed_batch([(key, value)], timestamp=local.clock.ms)
+        local[0].append(data, parse_header(data), local.clock.ms)
+        local.sync(0)
+
+    for number in range(12):
+        written(b"large-%d" % number, bytes(30_000))
+    local.runner.run(local.compaction.run())
+    for number in range(5):
+        written(b"k", b"%d" % number)
+    size = local[0].log.size
+    local.clock.ms += 60_000
+    local.runner.run(local.compaction.run())
+    assert local[0].log.size == size, "nothing has waited too long"
+    local.clock.ms += 1
+    local.runner.run(local.compaction.run())
+    assert local[0].log.size < size - 4 * 60
+    local.close()
+
+
+def test_the_dirtiest_log_is_compacted_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = compacted(tmp_path)
+    local.resize(3)
+    for number, copies in enumerate((3, 30, 10)):  # The others of 30 batches have a key of their own.
+        for place in range(30):
+            data = make_keyed_batch([(b"key" if place < copies else b"%d" % place, b"value")])
+            local[number].append(data, parse_header(data), NOW_MS)
+        local.sync(number)
+    local.runner.run(local.compaction.run())
+    for number, fresh in enumerate((2, 9, 4)):
+        for _ in range(fresh):
+            data = make_keyed_batch([(b"key", b"new")])
+            local[number].append(data, parse_header(data), NOW_MS)
+        local.sync(number)
+    order: list[int] = []
+    run = Cleaning.run
+
+    def noted(cleaning: Cleaning) -> list[Cleaned]:
+        order.append(cleaning.subject.partition)
+        return run(cleaning)
+
+    monkeypatch.setattr(Cleaning, "run", noted)
+    local.runner.run(local.compaction.run())
+    assert order == [1, 2, 0]
+    local.close()
+
+
+def test_a_log_is_not_removed_while_its_segments_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a file of the old log could appear in a new one of its name."""
+    local = compacted(tmp_path)
+    assert local.runner.run(local.replicas.take_roles(ORDER)) == {0: OK}
+    for _ in range(5):
+        data = make_keyed_batch([(b"key", b"value")])
+        local[0].append(data, parse_header(data), NOW_MS)
+    local.sync(0)
+    replacing, go_on = threading.Event(), threading.Event()
+    remove = remove_replaced
+
+    def remove_and_wait(disk: Disk, directory: Path, bases: list[int]) -> None:
+        replacing.set()
+        assert go_on.wait(10)
+        remove(disk, directory, bases)
+
+    monkeypatch.setattr("anabranch.storage.log.replacing.remove_replaced", remove_and_wait)
+    found: list[bytes] = []
+
+    async def story() -> None:
+        upkeep = asyncio.create_task(local.compaction.run())
+        assert await asyncio.to_thread(replacing.wait, 10)
+        part = local[0].log.read(0, 10_000)
+        assert part is not None and not isinstance(part, Awaitable)
+        found.append(bytes(part.view()))
+        stopping = asyncio.create_task(local.replicas.stop(replace(STOP, topic_deleted=True)))
+        await asyncio.sleep(0.1)
+        assert not stopping.done()
+        go_on.set()
+        assert await stopping == {0: OK}
+        await upkeep
+
+    local.runner.run(story())
+    assert found[0], "the new segment is read before it has its name"
+    assert not list(tmp_path.glob("data/*-0"))
     local.close()
 
 

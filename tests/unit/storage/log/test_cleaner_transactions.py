@@ -11,7 +11,7 @@ from anabranch.machines.partition.producers import Marker, ProducerTable
 from anabranch.records.batch import TRANSACTIONAL, end_transaction_marker, headers, parse_end_transaction_marker
 from anabranch.records.key_values import decode_pairs
 from anabranch.runtime.disk import Disk
-from anabranch.storage.log import cleaner
+from anabranch.storage.log import cleaner, replacing
 from anabranch.storage.log.cleaner import Member
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.log import LocalLog
@@ -69,7 +69,7 @@ class Transactional:
         if cleaner.is_due(member, self.now_ms):
             for cleaned in cleaner.plan(member, self.now_ms).run():
                 self.table.aborted.forget(cleaned.forgotten)
-                cleaner.finish(self.log, cleaned)
+                replacing.finish(self.log, cleaned)
 
     def check(self) -> None:
         folded, markers = ProducerTable(), 0
