@@ -8,7 +8,7 @@ from random import Random
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.base.ids import TopicPartition
@@ -223,6 +223,7 @@ class World:
         assert self.tracker.take_fresh() == {}
 
 
+@settings(deadline=None)
 @given(st.integers(0, 1 << 32), st.booleans())
 def test_the_tracker_agrees_with_a_plain_model(seed: int, orphaning: bool) -> None:
     World(seed, orphaning=orphaning).run()
