@@ -1,6 +1,6 @@
 """Connections that are slow, that come and go, and that do not read: a service beside them is not harmed.
 
-Small here; `python -m tests.end_to_end.test_many_connections 1000 5000 300` is the long form.
+Small here; `make fuzz` runs the long form: `python -m tests.end_to_end.test_many_connections 1000 5000 300`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tests.support.broker import BrokerProcess, running
 from tests.support.wire import WireClient, batch
 
 TOPIC = "beside"
+P99_MAX_S = 0.050
 WIDE = "wide"
 QUEUED = 8 << 20
 BUDGET = 2 * QUEUED + (100 << 20)
@@ -119,6 +120,6 @@ def test_slow_silent_and_short_connections_harm_no_other_client(tmp_path: Path) 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
         found = sorted(scene(Path(directory), *map(int, sys.argv[1:4])))
-    print(
-        f"{len(found)} requests beside, p50 {found[len(found) // 2]:.4f} s, p99 {found[len(found) * 99 // 100]:.4f} s"
-    )
+    most = found[len(found) * 99 // 100]
+    print(f"{len(found)} requests beside, p50 {found[len(found) // 2]:.4f} s, p99 {most:.4f} s")
+    sys.exit(most > P99_MAX_S)

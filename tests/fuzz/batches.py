@@ -29,7 +29,7 @@ from anabranch.base.errors import DecodeError
 from anabranch.machines.partition.appending import Refuse
 from anabranch.machines.partition.checking import CheckedBatch, check_batches, expanded_size_max
 from anabranch.records.arrow.decode import decode
-from anabranch.records.batch import parse_end_transaction_marker, parse_header, stamp, stamp_crc
+from anabranch.records.batch import BatchHeader, parse_end_transaction_marker, parse_header, stamp, stamp_crc
 from anabranch.records.compression import Compression, compress
 from anabranch.records.examination import Examine, examine
 from anabranch.records.key_values import decode_pairs
@@ -42,6 +42,7 @@ from tests.fuzz.strict import decode as strictly
 
 NOW_MS = 1_700_000_000_000
 STEP_MAX_S = 0.010
+READ_MAX_S = 1.0
 READ_TOGETHER = 200
 READ_ANYWAY_EVERY = 5
 """Of the refused batches one of so many is shown to every reader."""
@@ -300,7 +301,15 @@ def read_anyway(data: bytearray) -> None:
         header = parse_header(view)
     except DecodeError:
         return
-    began = time.thread_time()
+    for _ in range(3):  # A kernel that has never run is compiled first.
+        began = time.thread_time()
+        _read_by_all(data, view, header)
+        if time.thread_time() - began < READ_MAX_S:
+            return
+    raise FoundError(f"to read {len(data)} bytes takes {time.thread_time() - began:.1f} s")
+
+
+def _read_by_all(data: bytearray, view: memoryview, header: BatchHeader) -> None:
     for reader in (
         lambda: decode(bytearray(data), check_crc=False),
         lambda: decode_pairs(view, header),
@@ -315,7 +324,6 @@ def read_anyway(data: bytearray) -> None:
             found = reader()
             if isinstance(found, TimestampAndOffset):
                 assert -(2**63) <= found.timestamp < 2**63
-    assert time.thread_time() - began < 1
 
 
 def expected(hostile: Hostile) -> list[Record] | ObjectionError:

@@ -60,7 +60,7 @@ STEP = "anabranch_loop_step_processor_seconds_max"
 COORDINATORS = "ShardSet"
 """The import of the coordinators, once."""
 STEP_MAX_S, P99_MAX_S = 0.010, 0.050
-FRIEND_PAUSE_S = 0.002
+FRIEND_PAUSE_S = 0.010
 
 
 class Maker:
