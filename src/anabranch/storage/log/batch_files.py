@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from anabranch.base.errors import DecodeError
+from anabranch.base.limits import RECORDS_PER_BATCH_MAX
 from anabranch.machines.partition.aborted import AbortedTransaction
 from anabranch.records.batch import HEADER_SIZE, BatchHeader, check, expanded, parse_header
 from anabranch.records.rows import iterate
@@ -81,7 +82,9 @@ def batches(disk: Disk, directory: Path, source: Source) -> Iterator[tuple[Batch
 
 
 def records(header: BatchHeader, batch: memoryview) -> Iterator[KeyedRecord]:
-    """Take the records of a batch apart; DecodeError where they are malformed."""
+    """Take the records of a batch apart; DecodeError where they are malformed, or more than a batch may have."""
+    if header.record_count > RECORDS_PER_BATCH_MAX:
+        raise DecodeError(f"a batch of {header.record_count} records, where {RECORDS_PER_BATCH_MAX} are allowed")
     data = memoryview(expanded(batch, header))
     for span in iterate(data, header.record_count, header.base_offset):
         yield KeyedRecord(
