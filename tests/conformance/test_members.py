@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any, cast
 
 import pytest
 
-from tests.conformance.members.group import MOMENT_NS, Kind, Member, check_owners
+from tests.conformance.members.group import Kind, Member, check_owners
 from tests.conformance.members.process import Worker
+from tests.conformance.members.worker import At
+from tests.support.heartbeat_tap import Beat, HeartbeatTap
 
 ME = [["t", 0]]
 END = [["t", 0, 2]]
@@ -53,24 +56,51 @@ def test_what_was_being_committed_by_a_member_that_died_may_be_committed() -> No
     assert left.may_have_done == {0}
 
 
-def owner(since: int, until: int, *, is_hasty: bool) -> Member:
+def owner(name: str, since: int, until: int, *, is_hasty: bool = True) -> Member:
     """A member that owned a partition in that time, and was handed a record of it in the middle."""
-    one = Member("m", Kind("java", "consumer", is_hasty=is_hasty), cast(Worker, None))
+    one = Member(name, Kind("java", "consumer", is_hasty=is_hasty), cast(Worker, None))
     one.hear({"event": "owns", "at": since, "partitions": ME})
     one.hear({"event": "records", "at": (since + until) // 2, "records": [["t", 0, 0, "a"]]})
     one.hear({"event": "owns", "at": until, "partitions": []})
     return one
 
 
-def test_a_hasty_member_may_use_a_partition_of_another_one_for_a_moment() -> None:
-    """A Java consumer that has just joined reports to own nothing while it takes its partitions."""
-    check_owners(
-        [owner(1, 4 * MOMENT_NS, is_hasty=True), owner(4 * MOMENT_NS - 40_000_000, 9 * MOMENT_NS, is_hasty=True)]
-    )
-
-
-@pytest.mark.parametrize(("is_hasty", "together_ns"), [(False, 40_000_000), (True, 2 * MOMENT_NS)])
-def test_two_owners_at_a_time_are_noticed(is_hasty: bool, together_ns: int) -> None:
-    first = owner(1, 4 * MOMENT_NS, is_hasty=is_hasty)
+@pytest.mark.parametrize("is_hasty", [False, True])
+def test_two_owners_at_a_time_are_noticed(is_hasty: bool) -> None:
     with pytest.raises(AssertionError, match="both owned"):
-        check_owners([first, owner(4 * MOMENT_NS - together_ns, 5 * MOMENT_NS, is_hasty=is_hasty)])
+        check_owners([owner("a", 10, 400, is_hasty=is_hasty), owner("b", 390, 500, is_hasty=is_hasty)])
+
+
+MINE, NOTHING = frozenset({("t", 0)}), frozenset[At]()
+
+
+class Noted(HeartbeatTap):
+    """What a tap has noted, without a wire."""
+
+    def __init__(self, **beats: list[Beat]) -> None:
+        self.beats = defaultdict(list, beats)
+
+
+def test_a_member_may_tell_its_user_that_it_owns_what_it_has_disowned() -> None:
+    """A Java consumer that knows no names yet acknowledges to own nothing, after it took what it knows by then."""
+    given = [Beat(320, NOTHING, True), Beat(360, MINE, True), Beat(370, MINE, True), Beat(380, None, True)]
+    said = [Beat(100, MINE, False), Beat(350, NOTHING, False), Beat(355, None, False), Beat(410, MINE, False)]
+    check_owners([owner("a", 340, 450), owner("b", 390, 500)], Noted(a=said, b=given))
+    check_owners([owner("b", 390, 500), owner("a", 340, 450)], Noted(a=said, b=given))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [],
+        [Beat(100, MINE, False)],
+        [Beat(100, MINE, False), Beat(355, None, False)],
+        [Beat(100, NOTHING, False), Beat(350, MINE, False)],
+        [Beat(100, MINE, False), Beat(365, NOTHING, False)],
+        [Beat(100, MINE, False), Beat(350, NOTHING, True)],
+    ],
+)
+def test_a_member_that_was_given_what_another_one_had_not_disowned_is_noticed(said: list[Beat]) -> None:
+    given = [Beat(320, NOTHING, True), Beat(360, MINE, True), Beat(370, MINE, True)]
+    with pytest.raises(AssertionError, match="both owned"):
+        check_owners([owner("a", 340, 450), owner("b", 390, 500)], Noted(a=said, b=given))

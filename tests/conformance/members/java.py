@@ -36,6 +36,7 @@ class LibraryMember(Member):
     def open(self) -> None:
         asked, java = self.asked, machine()
         settings = {
+            "client.id": self._name,
             "group.id": asked.group,
             "group.protocol": asked.protocol,
             "auto.offset.reset": asked.reset,

@@ -8,10 +8,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from tests.support.heartbeat_tap import HeartbeatTap
 from tests.support.javascript import SOURCE, install
 from tests.support.worker_process import WorkerProcess
 
 TIMEOUT_S = 60.0
+TAPPED = "java"
+"""The library whose members' heartbeats are noted: they say to their users that they own what they disown there."""
 SCRIPTS = {"kafkajs": "kafkajs_members.js", "platformatic": "platformatic_members.js"}
 happened = threading.Condition()
 """Notified whenever any member says anything."""
@@ -67,16 +70,27 @@ class Workers:
 
     def __init__(self, address: str) -> None:
         self.address = address
+        self.tap: HeartbeatTap | None = None
         self._made: dict[tuple[str, int], Worker] = {}
 
     def get(self, library: str, number: int) -> Worker:
         """Return a worker of the library; equal numbers are one process."""
         worker = self._made.get((library, number))
         if worker is None or not worker.alive:
-            worker = self._made[library, number] = Worker(library, self.address)
+            worker = self._made[library, number] = Worker(library, self._address_for(library))
         return worker
+
+    def _address_for(self, library: str) -> str:
+        if library != TAPPED:
+            return self.address
+        if self.tap is None:
+            host, _, port = self.address.rpartition(":")
+            self.tap = HeartbeatTap(host, int(port))
+        return self.tap.address
 
     def close(self) -> None:
         """End all."""
         for worker in self._made.values():
             worker.kill()
+        if self.tap is not None:
+            self.tap.close()
