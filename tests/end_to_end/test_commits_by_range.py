@@ -13,6 +13,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import TopicPartition
+from anabranch.client.sync import Admin
 from anabranch.protocol.messages.offset_commit import (
     KeyRangeOffset,
     OffsetCommitRequest,
@@ -21,6 +23,7 @@ from anabranch.protocol.messages.offset_commit import (
     OffsetRange,
 )
 from tests.support.broker import SLOW_STEP, BrokerProcess
+from tests.support.commands import document
 from tests.support.group_client import GroupClient
 from tests.support.wire import batch
 
@@ -282,3 +285,21 @@ def test_sixty_thousand_ranges_are_decided_in_short_steps_and_one_more_is_refuse
         assert client.commit_ranges((0, 1), *((it + 1, it + 1) for it, _ in many[:59_000])).error_code == ErrorCode.NONE
         assert client.progress()[0] == 2 * 59_001 + 1
         assert_short(broker)
+
+
+def test_an_administrator_sees_shares_ranges_and_gaps(broker: BrokerProcess) -> None:
+    with example(broker):
+        (described,) = document(broker.address, "group", "describe", "g")
+        (row,) = described["offsets"]
+        assert (row["committed"], row["ranges"], row["gaps"]) == (
+            43,
+            [[45, 47], [50, 50], [60, 61]],
+            [[43, 44], [48, 49], [51, 59]],
+        )
+        assert row["shares"] == [
+            {"start": 0, "end": MIDDLE - 1, "offset": 43},
+            {"start": MIDDLE, "end": END, "offset": 100},
+        ]
+        with Admin(broker.address) as admin:
+            found = admin.list_group_offsets("g")[TopicPartition("t", 0)]
+        assert (found.offset, found.ranges, found.shares) == EXAMPLE

@@ -10,11 +10,13 @@ import typer
 from anabranch.base.errors import AnabranchError
 from anabranch.base.ids import TopicPartition
 from anabranch.cli.output import DEFAULT_SERVERS, AsJson, Servers, note, print_json, print_table
+from anabranch.machines.groups.individual import gaps
+from anabranch.machines.keyspace import SPACE_END
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from anabranch.client import GroupDescription, MemberDescription
+    from anabranch.client import GroupDescription, MemberDescription, OffsetAndMetadata
     from anabranch.client.sync import Admin
 
 app = typer.Typer(
@@ -25,6 +27,10 @@ EARLIEST, LATEST = -2, -1
 MEMBER_COLUMNS = ("member", "client", "epoch", "subscribed", "current", "target", "pending", "revoking")
 WAIT_COLUMNS = ("waiting partition", "since", "waits on", "owner", "records left", "records/s")
 OFFSET_COLUMNS = ("topic", "partition", "committed offset", "log end offset", "lag", "member")
+SHARE_COLUMNS = ("topic", "partition", "keys", "next offset", "member")
+GAP_COLUMNS = ("topic", "partition", "missing offsets", "offsets", "done up to", "member")
+GAPS_SHOWN = 10
+"""Of one partition; the document has all."""
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
 Groups = Annotated[list[str], typer.Argument(metavar="GROUP...", help="Names of groups.")]
 SomeGroups = Annotated[
@@ -125,11 +131,20 @@ def _offsets(admin: Admin, name: str, group: GroupDescription) -> list[dict[str,
                 "log_start": start,
                 "log_end": end,
                 "lag": lag,
+                "shares": [{"start": start, "end": end, "offset": at} for start, end, at in _of(committed, tp).shares],
+                "ranges": [list(bounds) for bounds in _of(committed, tp).ranges],
+                "gaps": [list(bounds) for bounds in gaps(offset or 0, _of(committed, tp).ranges)],
                 "owner": None if owner is None else owner.member_id,
                 "target": None if target is None else target.member_id,
             }
         )
     return rows
+
+
+def _of(committed: Mapping[TopicPartition, OffsetAndMetadata], tp: TopicPartition) -> OffsetAndMetadata:
+    from anabranch.client import OffsetAndMetadata
+
+    return committed[tp] if tp in committed else OffsetAndMetadata(-1)
 
 
 def _existing(admin: Admin, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
@@ -185,6 +200,40 @@ def _document(group: GroupDescription, offsets: list[dict[str, Any]]) -> dict[st
     }
 
 
+def _print_progress(offsets: list[dict[str, Any]], names: Mapping[str, str]) -> None:
+    """Print how far each range of keys is, and what is missing below work that was finished out of turn."""
+    shares = [
+        (row["topic"], row["partition"], _percent(it["start"], it["end"]), it["offset"], names.get(row["owner"], ""))
+        for row in offsets
+        for it in row.get("shares", ())
+    ]
+    if shares:
+        typer.echo()
+        print_table(SHARE_COLUMNS, shares)
+    missing = [
+        (row["topic"], row["partition"], _span(gap), gap[1] - gap[0] + 1, done[1], names.get(row["owner"], "no member"))
+        for row in offsets
+        for gap, done in list(zip(row.get("gaps", ()), row.get("ranges", ()), strict=True))[:GAPS_SHOWN]
+    ]
+    if missing:
+        typer.echo()
+        print_table(GAP_COLUMNS, missing)
+    omitted = sum(max(0, len(row.get("gaps", ())) - GAPS_SHOWN) for row in offsets)
+    if omitted:
+        note(f"{omitted} more gaps; --json shows all.")
+
+
+def _percent(start: int, end: int) -> str:
+    """A range of keys as a part of the key space."""
+    size = (SPACE_END + 1) / 100
+    return f"{start / size:.1f}-{(end + 1) / size:.1f} %"
+
+
+def _span(bounds: list[int]) -> str:
+    first, last = bounds
+    return str(first) if first == last else f"{first}-{last}"
+
+
 def _print(group: GroupDescription, offsets: list[dict[str, Any]]) -> None:
     epochs = f", epoch {group.group_epoch}, assigned at {group.assignment_epoch}" if group.group_epoch >= 0 else ""
     typer.echo(f"{group.group_id}  ({group.type}, {group.state}, assignor {group.assignor or 'none'}{epochs})")
@@ -205,6 +254,7 @@ def _print(group: GroupDescription, offsets: list[dict[str, Any]]) -> None:
             for row in offsets
         ]
         print_table(OFFSET_COLUMNS, table)
+        _print_progress(offsets, names)
     if group.waiting:
         typer.echo()
         print_table(WAIT_COLUMNS, _waits(group))

@@ -57,6 +57,37 @@ def test_members_are_shown_with_what_they_subscribe_to_and_what_they_revoke(
     ]
 
 
+def test_work_finished_out_of_turn_is_shown_with_what_is_missing_below_and_whose_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    members = (member("m1", partitions(0), partitions(0)),)
+    group = GroupDescription("billing", "consumer", "Stable", "uniform", 8, 8, members, "localhost:9092")
+    middle = 1 << 62
+    shares = [
+        {"start": 0, "end": middle - 1, "offset": 3},
+        {"start": middle, "end": 2 * middle - 1, "offset": 9},
+    ]
+    many = [[2 * number, 2 * number] for number in range(5, 17)]
+    row = {"topic": "flights", "committed": 3, "log_end": 40, "lag": 37}
+    offsets = [
+        {**row, "partition": 0, "owner": "m1", "shares": shares, "ranges": [[5, 6]], "gaps": [[3, 4]]},
+        {**row, "partition": 1, "owner": None, "ranges": many, "gaps": [[first - 1, first - 1] for first, _ in many]},
+    ]
+    _print(group, offsets)
+    written = capsys.readouterr()
+    rows = [line.split() for line in written.out.splitlines()]
+    begin = rows.index(["topic", "partition", "keys", "next", "offset", "member"])
+    assert rows[begin + 1 : begin + 10] == [
+        ["flights", "0", "0.0-50.0", "%", "3", "m1"],
+        ["flights", "0", "50.0-100.0", "%", "9", "m1"],
+        [],
+        ["topic", "partition", "missing", "offsets", "offsets", "done", "up", "to", "member"],
+        ["flights", "0", "3-4", "2", "6", "m1"],
+        *(["flights", "1", str(2 * at - 1), "1", str(2 * at), "no", "member"] for at in range(5, 9)),
+    ]
+    assert "2 more gaps; --json shows all." in written.err
+
+
 def test_a_group_without_members_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     _print(GroupDescription("old", "classic", "Empty", "", -1, -1, (), "localhost:9092"), [])
     assert capsys.readouterr().out == (

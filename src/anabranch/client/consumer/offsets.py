@@ -39,12 +39,15 @@ class OffsetAndMetadata(NamedTuple):
 
     `ranges`: offsets above it that are done, too; disjoint, ascending, both bounds inclusive. To be committed, they may
     begin at the offset, which is then the committed one: they move it.
+    `shares`: as read, the next offset to read of the keys between two places of the key space (docs/hashing.md), both
+    inclusive, where it is not the same for all keys; `offset` is the lowest.
     """
 
     offset: int
     metadata: str = ""
     leader_epoch: int = NO_LEADER_EPOCH
     ranges: Ranges = ()
+    shares: Sequence[tuple[int, int, int]] = ()
 
 
 OffsetsByPartition = (
@@ -164,6 +167,7 @@ class Offsets:
                         partition.metadata or "",
                         partition.committed_leader_epoch,
                         [(bounds.start, bounds.end) for bounds in partition.committed_range_offsets],
+                        [(keys.start, keys.end, keys.offset) for keys in partition.key_range_offsets],
                     )
                     if error is ErrorCode.NONE
                     else error

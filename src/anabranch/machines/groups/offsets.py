@@ -67,7 +67,7 @@ class Answered(NamedTuple):
     partition: int
     code: ErrorCode
     stable: int = -1
-    """The stable offset after it, where that may be another than was committed."""
+    """The stable offset after it; a client tells by it that the coordinator takes commits by ranges."""
     message: str | None = None
 
 
@@ -244,15 +244,13 @@ class Offsets:
             topic.topic_id,
             NO_LAYOUT if before is None else before.opened,
         )
-        stable = -1
         if before is not None and (before.frontier is not None or before.ranges_since):
             held = self.individual.of(group_id, (topic.name, index), before)
             position = ranged_commits.plain(before, held, position, by_member=by_member)
-            stable = position.offset
         self.on_commit(group_id, topic, index, position.offset)
         draft.write(position_record(group_id, topic.name, index, position))
         self.counts["commit"] += 1
-        return Answered(index, ErrorCode.NONE, stable)
+        return Answered(index, ErrorCode.NONE, position.offset)
 
     def _commit_ranges(
         self,
