@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("partition", "offset", "timestamp", "key", "value")
 VALUE_WIDTH = 100
+SHARES_MAX = 1_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -72,6 +73,14 @@ def consume(
     ordering: Annotated[
         Ordering, typer.Option(help="key: in order across resizes; none: as they arrive.")
     ] = Ordering.KEY,
+    share: Annotated[
+        str | None,
+        typer.Option(
+            "--share",
+            metavar="K/N|START-END",
+            help="Only a share of the keys: the K-th of N even ones, or a range of the key space.",
+        ),
+    ] = None,
     servers: Servers = DEFAULT_SERVERS,
 ) -> None:
     """Print the records of a topic, every key in order, until Ctrl-C or SIGTERM.
@@ -82,6 +91,9 @@ def consume(
 
     if group is not None and partition is not None:
         raise typer.BadParameter("use --group or --partition, not both: a group assigns partitions to its members")
+    if group is not None and share is not None:
+        raise typer.BadParameter("use --group or --share, not both: shares by hand are not committed")
+    keys = [] if share is None else [share_of(share)]
 
     printer = _PRINTERS[form]()
     printed = 0
@@ -99,7 +111,8 @@ def consume(
         if group is not None:
             consumer.subscribe(topic)
         else:
-            consumer.assign(topic if partition is None else [(topic, number) for number in partition])
+            names: list[Any] = [topic] if partition is None else [(topic, number) for number in partition]
+            consumer.assign(dict.fromkeys(names, keys) if keys else names)
         try:
             while not interruption.told and (limit is None or printed < limit):
                 table = consumer.poll_arrow(timeout_s=wait_s, max_bytes=8 << 20, columns=COLUMNS)
@@ -119,6 +132,24 @@ def consume(
         finally:
             printer.close()
     note(f"{printed:,} records")
+
+
+def share_of(text: str) -> tuple[int, int]:
+    """Read `K/N`, the K-th of N even shares of the key space, or `START-END`, both inclusive."""
+    from anabranch.machines.keyspace import SPACE, SPACE_END, cuts
+
+    wanted = f"'{text}' is no share: use 2/3 for the second of three, or START-END in 0 to {SPACE_END}"
+    first, sign, second = text.partition("/" if "/" in text else "-")
+    if not (sign and all(number.isascii() and number.isdigit() and len(number) <= 19 for number in (first, second))):
+        raise typer.BadParameter(wanted)
+    start, end = int(first), int(second)
+    if sign == "/":
+        if not 1 <= start <= end <= SHARES_MAX:
+            raise typer.BadParameter(wanted)
+        return cuts(SPACE, end)[start - 1]
+    if not start <= end <= SPACE_END:
+        raise typer.BadParameter(wanted)
+    return start, end
 
 
 class _Interruption:

@@ -4,8 +4,10 @@ import json
 
 import pyarrow as pa
 import pytest
+import typer
 
-from anabranch.cli.consume import _PRINTERS, Form
+from anabranch.cli.consume import _PRINTERS, Form, share_of
+from anabranch.machines.keyspace import SPACE, SPACE_END, cuts
 
 ROWS = [
     {"partition": 1, "offset": 5, "timestamp": 1_356_998_400_250, "key": b"k", "value": b"v"},
@@ -45,3 +47,17 @@ def test_times_in_no_calendar_are_printed_as_numbers_or_not_at_all(capsys: pytes
     assert "2013-01-01 00:00:00" in first
     assert second.split() == ["1", "6", "\\xff"]
     assert "1969-12-31 23:59:59" in third
+
+
+def test_a_share_is_one_of_even_ones_or_a_range() -> None:
+    assert [share_of(f"{k}/3") for k in (1, 2, 3)] == cuts(SPACE, 3)
+    assert share_of("5-9") == (5, 9)
+    assert share_of(f"0-{SPACE_END}") == SPACE
+
+
+@pytest.mark.parametrize(
+    "text", ["", "3", "0/3", "4/3", "1/0", "1/1001", "9-5", f"0-{SPACE_END + 1}", "a-b", "-1-5", "1/²"]
+)
+def test_a_share_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="is no share"):
+        share_of(text)

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from time import thread_time
 from uuid import UUID
 
 from anabranch.base.errors import AnabranchError, ErrorCode
@@ -98,6 +99,7 @@ class Filters:
         self._passes = counter("anabranch_filter_passes_total", "Passes over blocks of logs for fetches.")
         self._read = counter("anabranch_filter_read_bytes_total", "Bytes of logs that were filtered.")
         self._found = counter("anabranch_filter_found_bytes_total", "Bytes that were found, for all readers.")
+        self._cpu_s = counter("anabranch_filter_cpu_seconds_total", "Processor time of passes.")
         self._hits = counter("anabranch_filter_kept_answers_total", "Blocks that another's pass had filtered.")
         gauge("anabranch_filter_kept_bytes", "Bytes kept for readers that share partitions.", lambda: self.kept.size)
         gauge("anabranch_filter_kept_evictions", "Blocks kept and never sent.", lambda: self.kept.evictions)
@@ -189,9 +191,23 @@ class Filters:
         if block.size <= INLINE_SIZE:
             view = block.view()
             if not any(header.attributes & COMPRESSION_MASK for _, header in headers(view)):
-                return scatter(view, selection, spread)
+                found, took_s = _timed(scatter, view, selection, spread)
+                self._cpu_s.add(took_s)
+                return found
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, lambda: scatter(block.view(), selection, spread))
+        work = partial(_timed, scatter)
+        found, took_s = await loop.run_in_executor(self._thread, lambda: work(block.view(), selection, spread))
+        self._cpu_s.add(took_s)
+        return found
+
+
+def _timed(
+    scatter: Callable[..., Scattered], view: memoryview, selection: Selection, spread: Spread
+) -> tuple[Scattered, float]:
+    """Scatter, and take the processor time of that in seconds."""
+    began = thread_time()
+    found = scatter(view, selection, spread)
+    return found, thread_time() - began
 
 
 def _check_range(partition: Partition, offset: int) -> None:
