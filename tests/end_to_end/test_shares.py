@@ -10,13 +10,26 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from anabranch.client import Admin, ApiError, Consumer, ErrorCode, Producer, RecordFilter
+from anabranch.client import (
+    Admin,
+    AnabranchError,
+    ApiError,
+    Consumer,
+    ErrorCode,
+    Producer,
+    RecordFilter,
+    TopicPartition,
+)
+from anabranch.client.cluster.connection import ConnectionSettings
+from anabranch.client.consumer.range_reader import RangeReader, RangeReaderSettings, decode_range
 from anabranch.machines.keyspace import SPACE, SPACE_END, cuts
+from anabranch.records.shares import KeyShare
 from tests.conformance.clients.confluent import ConfluentKafka
+from tests.support import commands
 from tests.support.broker import BrokerProcess
 
 ACCEPTS = {"accept.range.fetch": "true"}
@@ -306,3 +319,51 @@ async def test_stock_consumers_beside_sharers_read_everything(broker: BrokerProc
         await _until(sharers, 3_000)
     _check(sharers, 3_000)
     assert sorted(int(it.record.value or b"") for each in found.values() for it in each) == list(range(3_000))
+
+
+class Whole(NamedTuple):
+    """All offsets of a partition."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_readers_of_key_ranges_divide_the_bytes_where_that_is_allowed(broker: BrokerProcess, accepts: bool) -> None:
+    """As Spark's tasks read: with the broker's filter, or without."""
+    topic = f"tasks-{accepts}"
+    configs = {"accept.range.fetch": "true"} if accepts else {}
+    asyncio.run(_create(broker.address, topic, **{"accept.range.fetch": "false", **configs}))
+    asyncio.run(_fill(broker.address, topic, 20_000, keyless=0.2))
+    size = sum(file.stat().st_size for file in (broker.data / f"{topic}-0").glob("*.log"))
+    found: list[int] = []
+    fetched_size = 0
+    for keys in cuts(SPACE, 4):
+        reader = RangeReader(broker.address, ConnectionSettings(), RangeReaderSettings(), _never_gone)
+        for fetched in reader.read([Whole(topic, 0, 0, 20_000)], keys):
+            assert fetched.filtered is accepts
+            fetched_size += len(fetched.data)
+            share = None if accepts else KeyShare(keys, 1, SPACE)
+            tp = TopicPartition(topic, 0)
+            for records in decode_range(tp, fetched.data, fetched.start, 20_000, columns=("value",), share=share):
+                found += map(int, records.column(0).to_pylist())
+    assert sorted(found) == list(range(20_000))
+    assert fetched_size <= 1.3 * size if accepts else fetched_size >= 3.9 * size
+
+
+def _never_gone(wanted: object, gone: AnabranchError) -> None:
+    raise gone
+
+
+def test_shares_are_consumed_from_the_command_line(broker: BrokerProcess) -> None:
+    commands.run(broker.address, "topic", "create", "line", "--partitions", 2)
+    commands.run(broker.address, "topic", "config", "line", "accept.range.fetch=true")
+    asyncio.run(_fill(broker.address, "line", 500))
+    parts = []
+    for share in ("1/2", f"{SPACE_END // 2 + 1}-{SPACE_END}"):
+        out, _ = commands.run(broker.address, "consume", "line", "--format", "value", "--until-end", "--share", share)
+        parts.append([int(line) for line in out.splitlines()])
+    assert min(map(len, parts)) > 100
+    assert sorted(parts[0] + parts[1]) == list(range(500))

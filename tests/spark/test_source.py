@@ -122,10 +122,12 @@ def test_a_query_that_is_stopped_in_the_middle_goes_on_where_it_was(
     assert seen.keys == flow.expected()
 
 
-@pytest.mark.parametrize("split", ["key", "offset"])
+@pytest.mark.parametrize(("split", "filtered"), [("key", False), ("key", True), ("offset", False)])
 def test_a_batch_read_has_every_record_once_and_sequence_orders_it(
-    spark: SparkSession, address: str, flow: Flow, split: str
+    spark: SparkSession, address: str, flow: Flow, split: str, filtered: bool
 ) -> None:
+    if filtered:
+        flow.admin.alter_configs("topic", flow.topic, {"accept.range.fetch": "true"})
     flow.send(1_000)
     flow.resize(6)
     flow.send(1_000)

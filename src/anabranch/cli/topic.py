@@ -262,13 +262,14 @@ def delete(
 @app.command()
 def config(
     topic: Name,
+    given: Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings to change.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a setting, as NAME=VALUE.")] = None,
     unset: Annotated[list[str] | None, typer.Option("--unset", help="Reset a setting to its default.")] = None,
     servers: Servers = DEFAULT_SERVERS,
     as_json: AsJson = False,
 ) -> None:
     """Show a topic's settings, or change them."""
-    changes: dict[str, str | None] = {**pairs(set_), **dict.fromkeys(unset or ())}
+    changes: dict[str, str | None] = {**pairs(given), **pairs(set_), **dict.fromkeys(unset or ())}
     with _admin(servers) as admin:
         if changes:
             admin.alter_configs("topic", topic, changes)

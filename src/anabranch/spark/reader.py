@@ -67,7 +67,8 @@ def read_task(task: Task, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
     make = _Columns(settings.columns)
     options = settings.options
     check_crc = bool(options.client.get("kafka.check.crcs", True))
-    for fetched in _reader(options).read(task.reads):
+    keys = None if task.key_range == WHOLE else task.key_range
+    for fetched in _reader(options).read(task.reads, keys):
         read = fetched.range
         tp = TopicPartition(read.topic, read.partition)
         try:
@@ -89,9 +90,12 @@ def read_task(task: Task, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
 
 
 def _shares(keys: KeyRange, fetched: FetchedRange[Read]) -> Iterator[tuple[int, int, KeyShare | None]]:
-    """The fetched offsets with the records wanted of them: all, or those of a key range, layout after layout."""
+    """The fetched offsets with the records wanted of them: all, or those of a key range, layout after layout.
+
+    Of a range all that was fetched is wanted where brokers have filtered it.
+    """
     read = fetched.range
-    if keys == WHOLE:
+    if keys == WHOLE or fetched.filtered:
         yield fetched.start, read.end, None
         return
     fetched_end = next_offset_of(fetched.data) if len(read.layouts) > 1 else None

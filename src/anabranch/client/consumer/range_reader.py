@@ -1,8 +1,10 @@
 """Ranges of offsets of single partitions, fetched and decoded: the input of a query's tasks.
 
 `RangeReader` fetches without sessions or groups, on an event loop in a thread of its own, and always has the next fetch
-in flight while the caller decodes the last one. `decode_range` turns fetched batches into Arrow record batches; the
-consumer's tables use the same function. Positions, gates and layouts are the caller's responsibility.
+in flight while the caller decodes the last one. Of a range of keys it has brokers send nothing else, where the topic
+allows that (`accept.range.fetch`); elsewhere the caller drops the rest. `decode_range` turns fetched batches into Arrow
+record batches; the consumer's tables use the same function. Positions, gates and layouts are the caller's
+responsibility.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from anabranch.base.errors import AnabranchError, ApiError, DecodeError, ErrorCo
 from anabranch.base.ids import TopicPartition
 from anabranch.client.cluster.connection import ConnectionSettings
 from anabranch.client.cluster.metadata import Cluster, TopicInfo
-from anabranch.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from anabranch.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, KeyRange
 from anabranch.records.batch import HEADER_SIZE, parse_header
 from anabranch.records.shares import KeyShare
 
@@ -88,6 +90,8 @@ class FetchedRange(Generic[R]):
     range: R
     start: int
     data: memoryview
+    filtered: bool = False
+    """Whether these are the records of the wanted keys alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,7 @@ class _Found:
     offset: int
     data: memoryview
     next_offset: int
+    filtered: bool = False
 
 
 class RangeReader:
@@ -117,18 +122,23 @@ class RangeReader:
         self._on_gone = on_gone
         self._loop = uvloop.new_event_loop()
         self._topics: dict[str, TopicInfo] = {}
+        self._whole_only: set[str] = set()
+        """Topics that refuse fetches of key ranges."""
         threading.Thread(target=self._loop.run_forever, name="anabranch-fetch", daemon=True).start()
         self._cluster = self._submit(_cluster(bootstrap_servers, connections)).result()
 
-    def read(self, ranges: Sequence[R]) -> Iterator[FetchedRange[R]]:
-        """Yield the fetched batches of `ranges`, one range after the other; the next fetch is sent beforehand."""
+    def read(self, ranges: Sequence[R], keys: tuple[int, int] | None = None) -> Iterator[FetchedRange[R]]:
+        """Yield the fetched batches of `ranges`, one range after the other; the next fetch is sent beforehand.
+
+        With `keys`, places of the key space with both ends inclusive, only records of these keys are wanted.
+        """
         steps = iter(ranges)
         current = next(steps, None)
         if current is None:
             return
         size_per_offset: float = RECORD_SIZE_GUESS
         offset = current.start
-        pending: Future[_Found] | None = self._begin(current, offset, size_per_offset)
+        pending: Future[_Found] | None = self._begin(current, offset, size_per_offset, keys)
         try:
             while pending is not None:
                 found = pending.result()
@@ -141,31 +151,33 @@ class RangeReader:
                     upcoming = next(steps, None)
                     if upcoming is not None:
                         current, offset = upcoming, upcoming.start
-                        pending = self._begin(current, offset, size_per_offset)
+                        pending = self._begin(current, offset, size_per_offset, keys)
                 else:
-                    pending = self._begin(current, offset, size_per_offset)
+                    pending = self._begin(current, offset, size_per_offset, keys)
                 if start < fetched.end:
-                    yield FetchedRange(fetched, start, found.data)
+                    yield FetchedRange(fetched, start, found.data, found.filtered)
         finally:
             if pending is not None:
                 pending.cancel()
 
-    def _begin(self, wanted: OffsetRange, offset: int, size_per_offset: float) -> Future[_Found]:
+    def _begin(
+        self, wanted: OffsetRange, offset: int, size_per_offset: float, keys: tuple[int, int] | None
+    ) -> Future[_Found]:
         """Start to fetch `wanted` from `offset` on; the result holds at least one whole batch, if one exists."""
         expected = int((wanted.end - offset) * size_per_offset * 1.1)
         size = min(self._settings.max_partition_fetch_bytes, max(FETCH_SIZE_MIN, expected))
-        return self._submit(self._fetch(wanted, offset, size))
+        return self._submit(self._fetch(wanted, offset, size, keys))
 
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    async def _fetch(self, wanted: OffsetRange, offset: int, size: int) -> _Found:
+    async def _fetch(self, wanted: OffsetRange, offset: int, size: int, keys: tuple[int, int] | None) -> _Found:
         tp = TopicPartition(wanted.topic, wanted.partition)
         deadline = time.monotonic() + self._settings.retry_timeout_ms / 1000
         while True:
             error: AnabranchError
             try:
-                found = await self._ask(tp, offset, size)
+                found = await self._ask(tp, offset, size, None if tp.topic in self._whole_only else keys)
                 if found is not None:
                     return found
                 error = ApiError(ErrorCode.OFFSET_NOT_AVAILABLE, f"the broker sends nothing of {tp} at offset {offset}")
@@ -174,6 +186,9 @@ class RangeReader:
                 on = wanted.end if gone.available is None or gone.available <= offset else gone.available
                 return _Found(offset, memoryview(b""), on)
             except ApiError as refused:
+                if refused.code is ErrorCode.TOPIC_RANGE_FETCH_NOT_ALLOWED and tp.topic not in self._whole_only:
+                    self._whole_only.add(tp.topic)
+                    continue
                 if not refused.retriable:
                     raise
                 error = refused
@@ -188,7 +203,7 @@ class RangeReader:
                 raise error
             await asyncio.sleep(RETRY_INTERVAL_S)
 
-    async def _ask(self, tp: TopicPartition, offset: int, size: int) -> _Found | None:
+    async def _ask(self, tp: TopicPartition, offset: int, size: int, keys: tuple[int, int] | None) -> _Found | None:
         info = self._topics.get(tp.topic)
         if info is None or tp.partition not in info.partitions:
             info = self._topics[tp.topic] = await self._cluster.topic(tp.topic)
@@ -201,7 +216,9 @@ class RangeReader:
         settings = self._settings
         version = min(connection.version_of(FetchRequest), FETCH_VERSION_MAX)
         timeout_ms = settings.fetch_max_wait_ms + settings.request_timeout_ms
-        response = await connection.send(_request(tp, offset, size, settings), timeout_ms=timeout_ms, version=version)
+        response = await connection.send(
+            _request(tp, offset, size, settings, keys), timeout_ms=timeout_ms, version=version
+        )
         if response.error_code:
             raise ApiError(ErrorCode.of(response.error_code), f"{connection.name} refused a fetch")
         (result,) = (data for topic in response.responses for data in topic.partitions)
@@ -210,6 +227,8 @@ class RangeReader:
             raise OffsetsGoneError(tp, offset, result.log_start_offset, "it is gone")
         if code is not ErrorCode.NONE:
             raise ApiError(code, f"{connection.name} refused a fetch of {tp}")
+        if result.filtered_to > offset:
+            return _Found(offset, result.records or memoryview(b""), result.filtered_to, filtered=True)
         if result.records is None or len(result.records) < HEADER_SIZE:
             return None
         next_offset = next_offset_of(result.records)
@@ -220,8 +239,11 @@ async def _cluster(bootstrap_servers: str | Sequence[str], connections: Connecti
     return Cluster(bootstrap_servers, connections)
 
 
-def _request(tp: TopicPartition, offset: int, size: int, settings: RangeReaderSettings) -> FetchRequest:
-    partition = FetchPartition(partition=tp.partition, fetch_offset=offset, partition_max_bytes=size)
+def _request(
+    tp: TopicPartition, offset: int, size: int, settings: RangeReaderSettings, keys: tuple[int, int] | None
+) -> FetchRequest:
+    ranges = [] if keys is None else [KeyRange(start=keys[0], end=keys[1])]
+    partition = FetchPartition(partition=tp.partition, fetch_offset=offset, partition_max_bytes=size, key_ranges=ranges)
     return FetchRequest(
         replica_id=-1,
         max_wait_ms=settings.fetch_max_wait_ms,

@@ -194,6 +194,8 @@ class Piece(NamedTuple):
 
     def part(self, offset: int, limit: int, size_max: int) -> tuple[Piece, Piece | None]:
         """Divide it: the batches from `offset` on, below `limit`, at most `size_max` bytes but one batch; the rest."""
+        if offset == self.start and self.end <= limit and len(self.data) <= size_max:
+            return self, None  # As a rule; its batches need not be looked at.
         end = min(self.end, limit)
         found, before = within(self.data, offset, end, size_max)
         if before + len(found) == len(self.data):

@@ -52,7 +52,9 @@ class Scripted(RangeReader):
     def on_gone(self, wanted: OffsetRange, gone: OffsetsGoneError) -> None:
         self.gone.append(gone)
 
-    async def _ask(self, tp: TopicPartition, offset: int, size: int) -> range_reader._Found | None:
+    async def _ask(
+        self, tp: TopicPartition, offset: int, size: int, keys: tuple[int, int] | None
+    ) -> range_reader._Found | None:
         self.asked.append((tp.partition, offset, size))
         if self.failures:
             raise self.failures.pop(0)
