@@ -25,7 +25,8 @@ from benchmarks.peers.anabranch import Anabranch
 
 TOPIC = "parallel"
 PARALLEL = 256
-WORK_S = 0.001
+WORK_MS = 1
+WORK_S = WORK_MS / 1_000
 REQUIRED = 25_000
 VALUE = b"v" * 92
 KEYS = 20_000
@@ -103,8 +104,10 @@ async def _unordered(address: str, count: int) -> Mapping[str, float]:
 
 def confluent(address: str, count: int) -> Mapping[str, float]:
     group = f"{TOPIC}-{next(_groups)}"
-    seconds = parallel_consumer.run(address, group, TOPIC, count, concurrency=PARALLEL, sleep_ms=round(WORK_S * 1_000))
-    return {PER_S: count / seconds}
+    seconds, worked = parallel_consumer.run(
+        address, group, TOPIC, count, concurrency=PARALLEL, sleep_ms=round(WORK_S * 1_000)
+    )
+    return {PER_S: count / seconds, CPU_US: worked / count * 1e6}
 
 
 def handler(scale: Scale) -> Iterator[Result]:
@@ -119,7 +122,7 @@ def handler(scale: Scale) -> Iterator[Result]:
                 "anabranch": lambda: handled(address, records),
                 "confluent parallel consumer": lambda: confluent(address, records),
             },
-            bars=[Bar(PER_S, "records/s", "more", 1)],
+            bars=[Bar(PER_S, "records/s", "more", 1), Bar(CPU_US, "us/record", "less")],
             scale=scale,
         )
         yield from compare(

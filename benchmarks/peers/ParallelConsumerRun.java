@@ -33,13 +33,18 @@ public class ParallelConsumerRun {
         AtomicLong done = new AtomicLong();
         AtomicLong began = new AtomicLong();
         AtomicLong ended = new AtomicLong();
+        AtomicLong worked = new AtomicLong();
+        com.sun.management.OperatingSystemMXBean machine =
+            (com.sun.management.OperatingSystemMXBean) java.lang.management.ManagementFactory.getOperatingSystemMXBean();
         AtomicLong disordered = new AtomicLong();
         ConcurrentHashMap<String, Long> last = new ConcurrentHashMap<>();
         CountDownLatch finished = new CountDownLatch(1);
         ParallelStreamProcessor<String, byte[]> processor = ParallelStreamProcessor.createEosStreamProcessor(options);
         processor.subscribe(List.of(topic));
         processor.poll(context -> {
-            began.compareAndSet(0, System.nanoTime());
+            if (began.get() == 0 && began.compareAndSet(0, System.nanoTime())) {
+                worked.set(machine.getProcessCpuTime());
+            }
             Long before = last.put(context.key(), context.offset());
             if (before != null && before >= context.offset()) {
                 disordered.incrementAndGet();
@@ -51,12 +56,13 @@ public class ParallelConsumerRun {
             }
             if (done.incrementAndGet() == wanted) {
                 ended.set(System.nanoTime());
+                worked.set(machine.getProcessCpuTime() - worked.get());
                 finished.countDown();
             }
         });
         boolean inTime = finished.await(300, TimeUnit.SECONDS);
         System.out.println("{\"seconds\": " + (ended.get() - began.get()) / 1e9 + ", \"disordered\": " + disordered.get()
-            + ", \"records\": " + done.get() + "}");
+            + ", \"cpu_seconds\": " + worked.get() / 1e9 + ", \"records\": " + done.get() + "}");
         System.out.flush();
         processor.closeDrainFirst();
         System.exit(inTime ? 0 : 1);

@@ -22,8 +22,8 @@ def parallel_consumer_version() -> str:
     return next(artifact.version for artifact in read_lock(LOCK) if artifact.name == "parallel-consumer-core")
 
 
-def run(address: str, group: str, topic: str, records: int, *, concurrency: int, sleep_ms: int) -> float:
-    """Process so many records of a topic; return the seconds from the first call of the function to the last."""
+def run(address: str, group: str, topic: str, records: int, *, concurrency: int, sleep_ms: int) -> tuple[float, float]:
+    """Process so many records of a topic; return the seconds, and CPU seconds, from the first call to the last."""
     class_path = os.pathsep.join(map(str, fetch(LOCK)))
     command = [java(), "-Xmx1G", "-cp", class_path, str(SOURCE)]
     arguments = [address, group, topic, str(records), str(concurrency), str(sleep_ms)]
@@ -34,4 +34,4 @@ def run(address: str, group: str, topic: str, records: int, *, concurrency: int,
         raise ArtifactError(f"Confluent Parallel Consumer did not run; a JDK (17 or newer) is needed:\n{text}")
     told = json.loads(lines[0])
     assert told["records"] >= records and told["disordered"] == 0, told
-    return float(told["seconds"])
+    return float(told["seconds"]), float(told["cpu_seconds"])

@@ -22,6 +22,7 @@ from anabranch.client import Admin, Consumer, Producer, TopicPartition
 from anabranch.client import sync as plain
 from anabranch.client.consumer.record import Record
 from tests.support.broker import BrokerProcess, running
+from tests.support.examples import python_examples
 from tests.support.worker_process import WorkerProcess
 
 QUICK = {
@@ -345,3 +346,27 @@ def test_an_interrupt_ends_a_member_at_once_and_what_was_done_is_committed(addre
     ended = {each.offset for each in told if each.event == "end"}
     assert at is not None
     assert at.offset == min(set(range(400)) - ended, default=400)
+
+
+def test_the_example_of_a_parallel_handler_keeps_balances(address: str) -> None:
+    (example,) = (each for each in python_examples("docs/cooperative.md", address) if "balances" in each)
+    expected = {b"account-%d" % key: sum(number % 7 for number in range(key, 120, 5)) for key in range(5)}
+    with plain.Admin(address) as admin, plain.Producer(address) as producer:
+        admin.create_topics("bookings", partitions=1)
+        for number in range(120):
+            producer.send("bookings", b"%d" % (number % 7), key=b"account-%d" % (number % 5))
+        producer.flush()
+    names: dict[str, Any] = {}
+
+    def stop_in_the_end() -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while names.get("balances") != expected and time.monotonic() < deadline:
+            time.sleep(0.05)
+        consumer = names["consumer"]
+        consumer._driver._loop.call_soon_threadsafe(consumer.stop)
+
+    watch = threading.Thread(target=stop_in_the_end)
+    watch.start()
+    exec(compile(example, "docs/cooperative.md", "exec"), names)
+    watch.join()
+    assert names["balances"] == expected
