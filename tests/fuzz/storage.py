@@ -3,24 +3,30 @@
 Each case is the life of two logs, ended by a kill or a clean stop; then one file is truncated, flipped in a bit,
 emptied, removed, or replaced by an older copy of itself. After the next start every synced record is there, or its log
 is offline with a sentence, and every byte of the log files is still in the directory. A bit that flipped in records
-below the recovery point is left to the checksums, which readers compare. Run: `python -m tests.fuzz.storage 2000`.
+below the recovery point is found by a scrub; the log is offline then, also after the next start, until the file is
+restored. Run: `python -m tests.fuzz.storage 2000`.
 """
 
 from __future__ import annotations
 
 import logging
 import random
+import re
 import shutil
 import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from anabranch.base.errors import AnabranchError, DecodeError
 from anabranch.base.ids import TopicPartition
 from anabranch.records.batch import check, headers
 from anabranch.runtime.disk import Disk
 from anabranch.storage.directory import DataDirectory
+from anabranch.storage.log import scrub
+from anabranch.storage.log.batch_files import Source
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.errors import OfflineLogError
 from anabranch.storage.log.log import LocalLog
@@ -43,6 +49,10 @@ class Case:
         )
         self.synced: dict[TopicPartition, dict[int, bytes]] = {name: {} for name in LOGS}
         self.starts: dict[TopicPartition, int] = {}
+        self.found: dict[TopicPartition, Path] = {}
+        """The files in which a scrub found damage."""
+        self.undamaged = b""
+        """What was in the damaged file."""
 
     def run(self) -> str:
         self.live()
@@ -97,7 +107,8 @@ class Case:
         files = [file for file in sorted(self.path.rglob("*")) if file.is_file() and file.name != ".lock"]
         file, damage = self.chance.choice(files), self.chance.choice(DAMAGES)
         older = self.path.with_name("older") / file.relative_to(self.path)
-        data = bytearray(file.read_bytes())
+        self.undamaged = file.read_bytes()
+        data = bytearray(self.undamaged)
         if damage == "older" and older.exists():
             shutil.copy(older, file)
         elif damage == "flip" and data:
@@ -125,14 +136,36 @@ class Case:
                 sentences.append(str(error))
                 outcomes.add("offline")
         assert all(str(self.path) in sentence and "estore" in sentence for sentence in sentences), sentences
+        for name, path in self.found.items():
+            self.restore(directory, name, path)
         directory.release()
         return "+".join(sorted(outcomes))
 
+    def restore(self, directory: DataDirectory, name: TopicPartition, path: Path) -> None:
+        """A log in which a scrub found damage stays offline until its file is restored."""
+        damaged = path.read_bytes()
+        for _ in range(2):
+            with pytest.raises(OfflineLogError, match=re.escape(str(path))):
+                directory.open_log(name, self.config)
+        path.write_bytes(self.undamaged)
+        log = directory.open_log(name, self.config)
+        assert batches(log)
+        assert scrubbed(log)[0] is None
+        path.write_bytes(damaged)
+
     def compare(self, log: LocalLog, name: TopicPartition) -> str:
+        finding, source = scrubbed(log)
         try:
             found = batches(log)
         except DecodeError:
-            return "checksum"
+            assert finding is not None, f"{name}: a batch that readers find unsound was not reported"
+            assert str(self.path) in str(finding)
+            scrub.note(log.disk, log.directory, finding, source)
+            log.close()
+            self.found[name] = finding.path
+            return "scrubbed"
+        if finding is not None:
+            return "scrubbed"
         for base, batch in self.synced[name].items():
             assert base < self.starts[name] or base < log.log_start <= self.starts[name] or found[base] == batch, (
                 f"{name}: the batch at {base} is gone without a word"
@@ -154,6 +187,16 @@ class Case:
             assert any(data == one for one in contents) or any(data == contents[0] + other for other in contents[1:]), (
                 f"bytes of {file} are gone, after damage to {damaged}"
             )
+
+
+def scrubbed(log: LocalLog) -> tuple[scrub.Finding | None, Source]:
+    """The first finding of a scrub, and the segment that it is in."""
+    source = Source(0, 0, 0)
+    for source in scrub.settled(log):
+        finding = scrub.scrub(log.disk, log.directory, source, lambda size: None)
+        if finding is not None:
+            return finding, source
+    return None, source
 
 
 def batches(log: LocalLog) -> dict[int, bytes]:

@@ -46,6 +46,7 @@ from anabranch.server.partitions.fetching import Fetches
 from anabranch.server.partitions.filtering import Filters
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas
+from anabranch.server.partitions.scrubbing import Scrubbing
 from anabranch.server.partitions.topic_settings import TopicSettings, topic_settings
 from anabranch.server.settings import DEFAULT_METRICS_LISTENER, Address, Settings, described, explicit
 from anabranch.storage.directory import METADATA_COPY_FILE, METADATA_FILE, DataDirectory, Identity
@@ -53,6 +54,8 @@ from anabranch.storage.log.open_files import OpenFiles
 from anabranch.storage.metadata.embedded import EmbeddedMetadataStore
 
 events = EventLogger("broker")
+NEVER_MS = 1 << 62
+FIRST_SCRUB_MS = 60_000
 SETTING_READ_AGAIN_MS = 1_000
 """How long background work does not notice that its interval was changed."""
 
@@ -134,6 +137,7 @@ class Broker:
             asyncio.create_task(
                 self._every(partial(context.view.setting, "log.cleaner.backoff.ms"), self._compaction.run)
             ),
+            asyncio.create_task(self._every(self._scrub_interval_ms, self._scrubbing.run)),
             asyncio.create_task(
                 self._every(settings.log_flush_offset_checkpoint_interval_ms, context.replicas.save_checkpoints)
             ),
@@ -218,6 +222,9 @@ class Broker:
         self._compaction = Compaction(
             replicas, partial(_shape_of, view, peers), clock, metrics, emptied=commands.inspect_retiring
         )
+        self._scrubbing = Scrubbing(
+            replicas, metrics, chance, rate=partial(view.setting, "log.scrub.max.bytes.per.second")
+        )
         self._describe_in_metrics()
         describe_groups(groups, metrics)
         most = self._descriptors.connections
@@ -261,6 +268,7 @@ class Broker:
         """Stop cleanly; whether everything is on disk."""
         for task in self._upkeep:
             task.cancel()
+        self._scrubbing.stop()
         self.context.stop_waiting()
         await self._listener.close(self.settings.controlled_shutdown_timeout_ms / 1000)
         if self._metrics_server is not None:
@@ -277,6 +285,14 @@ class Broker:
     async def abandon(self) -> None:
         """Release the data directory after a failed start."""
         await self._closing.aclose()
+
+    def _scrub_interval_ms(self) -> int:
+        """The time to the next pass; the first one comes soon after the start."""
+        interval_ms = self.context.view.setting("log.scrub.interval.ms")
+        if interval_ms < 0:
+            return NEVER_MS
+        passes = self.context.metrics.counter("anabranch_scrub_passes_total", "Passes over all logs.").value
+        return interval_ms if passes else min(interval_ms, FIRST_SCRUB_MS)
 
     # -- upkeep ------------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from anabranch.storage.log.config import LogConfig
 from anabranch.storage.log.damage import DAMAGED_SUFFIX, aside
 from anabranch.storage.log.group_commit import GroupCommit
 from anabranch.storage.log.log import LocalLog
+from anabranch.storage.log.scrub import check_finding
 from anabranch.storage.log.survey import LogSurvey, survey
 
 META_FILE = "meta.properties"
@@ -203,6 +204,7 @@ class DataDirectory:
         commits: GroupCommit | None = None,
     ) -> LocalLog:
         """Open a partition's log, as `LocalLog.open`; its checkpoints are kept here, with everyone's."""
+        check_finding(self._disk, self.log_path(partition))
         return LocalLog.open(
             self.log_path(partition),
             config,

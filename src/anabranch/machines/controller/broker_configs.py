@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller import nodes
 from anabranch.machines.controller.configs import (
+    DAY_MS,
     LONG_MAX,
     TOPIC_CONFIGS,
     BrokerSettings,
@@ -38,6 +39,20 @@ OF_BACKGROUND_WORK: Mapping[str, TopicConfig] = {
             "15000",
             whole(10, LONG_MAX),
             "The interval between searches for logs to be compacted.",
+        ),
+        TopicConfig(
+            "log.scrub.interval.ms",
+            ConfigType.LONG,
+            str(7 * DAY_MS),
+            whole(-1, LONG_MAX),
+            "The interval at which the checksums of all batches are compared; -1 is never.",
+        ),
+        TopicConfig(
+            "log.scrub.max.bytes.per.second",
+            ConfigType.LONG,
+            str(20 << 20),
+            whole(1 << 10, LONG_MAX),
+            "The rate at which logs are read to compare checksums.",
         ),
     )
 }

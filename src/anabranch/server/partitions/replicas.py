@@ -88,6 +88,7 @@ class Replicas:
         """The logs from before the start that no role has had opened yet."""
         self._threads = ThreadPoolExecutor(RECOVERY_THREADS, thread_name_prefix="log")
         self._cleaner_thread = ThreadPoolExecutor(1, thread_name_prefix="cleaner")
+        self._scrubber_thread = ThreadPoolExecutor(1, thread_name_prefix="scrubber")
         self._held: dict[TopicPartition, asyncio.Future[None]] = {}
         """The logs whose files are being replaced; who removes a log waits until that is done."""
         self.commits = commits or GroupCommit()
@@ -487,6 +488,10 @@ class Replicas:
         """Do long work of the cleaner in its thread: it keeps no log from being opened."""
         return await asyncio.get_running_loop().run_in_executor(self._cleaner_thread, work)
 
+    async def in_scrubber(self, work: Callable[[], T]) -> T:
+        """Do long work of the scrub in its thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._scrubber_thread, work)
+
     @contextlib.contextmanager
     def held(self, partition: Partition) -> Iterator[None]:
         """Keep the directory of a log from being removed meanwhile."""
@@ -510,6 +515,7 @@ class Replicas:
         self.commits.close()
         self._threads.shutdown()
         self._cleaner_thread.shutdown()
+        self._scrubber_thread.shutdown()
         sound = not any(isinstance(outcome, BaseException) for outcome in outcomes)
         try:
             self._checkpoints.save()

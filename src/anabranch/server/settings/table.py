@@ -145,6 +145,18 @@ class Settings:
         15_000,
         "The interval between searches for logs to be compacted.",
     )
+    log_scrub_interval_ms: int = setting(
+        "log.scrub.interval.ms",
+        LONG_OR_UNLIMITED,
+        7 * 24 * 3600 * 1000,
+        "The interval at which the checksums of all batches are compared in the background; -1 is never.",
+    )
+    log_scrub_max_bytes_per_second: int = setting(
+        "log.scrub.max.bytes.per.second",
+        Between(1 << 10, INT64_MAX),
+        20 << 20,
+        "The rate at which logs are read to compare checksums; a batch counts as 4 KiB at least.",
+    )
     log_message_timestamp_type: str = setting(
         "log.message.timestamp.type",
         TIMESTAMP_TYPE,

@@ -32,6 +32,8 @@ logger = logging.getLogger("anabranch.storage.log")
 SCAN_SIZE = 4 << 20
 CLEANER_FILE = "cleaner-checkpoint"
 """A log that has it may be compacted."""
+FINDING_FILE = "scrub-finding"
+"""A batch of the log was found unsound (`scrub`)."""
 CLEANED_SUFFIX = ".cleaned"
 """A compacted segment that is not finished, or not synced."""
 SWAP_SUFFIX = ".swap"

@@ -1,0 +1,110 @@
+"""Scrubbing: comparing the checksums of batches that nobody reads, to find bits that have changed on the disk.
+
+What is synced does not change: finished segments, and the active one below the synced end. Their batches are read at a
+bounded rate, in a thread. A finding is noted beside the log (`FINDING_FILE`), so that the next start does not serve the
+batch either: while it is unsound the log stays offline; where the file was restored, the note goes.
+
+Not compared is what no checksum covers: the leader epoch of a batch. A changed base offset shows by the batch behind
+it, or by the end of the segment.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from anabranch.records.batch import BatchHeader
+from anabranch.runtime.disk import Disk
+from anabranch.storage.log.batch_files import Source
+from anabranch.storage.log.errors import OfflineLogError
+from anabranch.storage.log.log import LocalLog
+from anabranch.storage.log.recovery import CLEANER_FILE, FINDING_FILE, scan
+from anabranch.storage.log.segment import path_of
+
+BATCH_COST = 4096
+"""Bytes that a batch counts at least: small ones take the processor's time."""
+
+
+class Finding(NamedTuple):
+    """A batch that is not sound."""
+
+    path: Path
+    position: int
+    offset: int
+    """Behind the last sound batch."""
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}, position {self.position}, offset {self.offset}: {self.reason}. It was sound when it was "
+            "written. Nothing was cut; restore the file from a copy, or delete the topic."
+        )
+
+
+def settled(log: LocalLog) -> list[Source]:
+    """List what a log has that does not change any more. OSError, OfflineLogError."""
+    found = []
+    for segment in log.segments:
+        if segment.sealed and segment.end <= log.flushed:
+            found.append(Source(segment.base_offset, segment.end, segment.size))
+        elif segment.base_offset < log.flushed:
+            end = min(log.flushed, segment.end)
+            size = segment.size if end == segment.end else segment.locate(end)
+            found.append(Source(segment.base_offset, end, size))
+    return found
+
+
+def scrub(disk: Disk, directory: Path, source: Source, pause: Callable[[int], None]) -> Finding | None:
+    """Compare every checksum; `pause` is told of bytes before more are read. Blocks.
+
+    OSError; FileNotFoundError where the segment is gone, or is being replaced.
+    """
+    path = path_of(directory, source.base_offset)
+    file = disk.open(path)
+    following = source.base_offset
+
+    def found(position: int, header: BatchHeader) -> None:
+        nonlocal following
+        following = header.next_offset
+        pause(max(header.size, BATCH_COST))
+
+    compacted = disk.exists(directory / CLEANER_FILE)
+    tail = scan(file, 0, min(source.size, file.size()), source.base_offset, found, gaps=compacted)
+    reason = tail.reason
+    if reason is None and tail.size < source.size:
+        reason = f"the file ends here, {source.size} bytes were in it"
+    if reason is None and following != source.end:
+        reason = f"the next segment begins at offset {source.end}"
+    return None if reason is None else Finding(path, tail.size, following, reason)
+
+
+def is_as_it_was(log: LocalLog, source: Source) -> bool:
+    """Whether a segment is still in a log with the bytes that were compared."""
+    segments = log.segments
+    segment = segments[segments.index_of(source.base_offset)] if segments else None
+    return segment is not None and segment.base_offset == source.base_offset and segment.size >= source.size
+
+
+def note(disk: Disk, directory: Path, finding: Finding, source: Source) -> None:
+    """Note a finding beside its log, durably. Blocks; OSError."""
+    disk.replace(directory / FINDING_FILE, json.dumps([list(source), str(finding)]).encode())
+
+
+def check_finding(disk: Disk, directory: Path) -> None:
+    """Refuse to open a log with a batch that a scrub found unsound and that still is. Blocks; OfflineLogError."""
+    path = directory / FINDING_FILE
+    if not disk.exists(path):
+        return
+    try:
+        noted, _ = json.loads(disk.read(path))
+        source = Source(*map(int, noted))
+        found = scrub(disk, directory, source, lambda size: None)
+    except FileNotFoundError:
+        found = None  # Retention has deleted the segment, or compaction replaced it, before the log went offline.
+    except (ValueError, TypeError):
+        found = None  # The note is damaged: the next scrub finds out.
+    if found is not None:
+        raise OfflineLogError(str(found))
+    disk.unlink(path)
