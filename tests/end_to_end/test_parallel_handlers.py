@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from anabranch.client import Admin, Consumer, Producer, TopicPartition
+from anabranch.client import Admin, ApiError, Consumer, ErrorCode, Producer, TopicPartition
 from anabranch.client import sync as plain
 from anabranch.client.consumer.record import Record
 from tests.support.broker import BrokerProcess, running
@@ -218,6 +218,7 @@ def test_what_a_killed_member_had_committed_is_not_handled_again(address: str) -
     with plain.Consumer(address, group_id="killed") as reader:
         at = reader.committed(("killed", 0))[TopicPartition("killed", 0)]
     assert at is not None and at.offset > 0
+    assert at.ranges, "what was done above the first record that was not"
     second = Member(told, address, "killed")
     wait_until(told, sender.sent)
     second.stop()
@@ -370,3 +371,108 @@ def test_the_example_of_a_parallel_handler_keeps_balances(address: str) -> None:
     exec(compile(example, "docs/cooperative.md", "exec"), names)
     watch.join()
     assert names["balances"] == expected
+
+
+# -- what is committed ----------------------------------------------------------------------------------------------
+
+EXPLICIT: dict[str, Any] = {
+    "acknowledgement_mode": "explicit",
+    "auto_offset_reset": "earliest",
+    "auto_commit_interval_ms": 600_000,
+}
+
+
+async def begun(address: str, topic: str, *, as_member: bool = True, **settings: Any) -> Consumer:
+    consumer = Consumer(address, group_id=topic, **{**EXPLICIT, **settings})
+    if as_member:
+        consumer.subscribe(topic)
+    else:
+        consumer.assign(topic)
+    return consumer
+
+
+async def filled(address: str, topic: str, count: int) -> None:
+    async with Admin(address) as admin:
+        await admin.create_topics(topic, partitions=1)
+    async with Producer(address) as producer:
+        for number in range(count):
+            await producer.send(topic, b"%d" % number, key=b"%d" % number)
+        await producer.flush()
+
+
+async def polled(consumer: Consumer, count: int) -> dict[int, Record]:
+    """Poll so many records."""
+    found: dict[int, Record] = {}
+    async with asyncio.timeout(TIMEOUT_S):
+        while len(found) < count:
+            found.update({record.offset: record for record in await consumer.poll(1)})
+    return found
+
+
+@pytest.mark.parametrize("as_member", [True, False])
+def test_what_is_done_above_a_gap_is_committed_once_and_skipped_by_the_next_owner(
+    address: str, as_member: bool
+) -> None:
+    topic = f"gaps-{as_member}"
+    tp = TopicPartition(topic, 0)
+
+    async def story() -> None:
+        await filled(address, topic, 60)
+        async with await begun(address, topic, as_member=as_member) as consumer:
+
+            async def committed(*done: int) -> tuple[int, list[tuple[int, int]]]:
+                for offset in done:
+                    assert consumer.done(records[offset])
+                await consumer.commit()
+                at = (await consumer.committed(tp))[tp]
+                assert at is not None
+                return at.offset, list(at.ranges)
+
+            records = await polled(consumer, 60)
+            assert await committed(0, 1, 2, 5, 6, 7, 10) == (3, [(5, 7), (10, 10)])
+            assert await committed(3) == (4, [(5, 7), (10, 10)]), "a plain offset would have ended the ranges"
+            assert await committed(4, 30, 31) == (8, [(10, 10), (30, 31)])
+            await consumer.commit(ranges={tp: [(40, 44)]})
+            assert await committed() == (8, [(10, 10), (30, 31), (40, 44)])
+            assert consumer.done(records[8])
+        left = [offset for offset in range(9, 60) if offset not in (10, 30, 31, *range(40, 45))]
+        async with await begun(address, topic, as_member=as_member) as consumer:
+            assert sorted(await polled(consumer, len(left))) == left
+            assert await consumer.poll(0.5) == []
+        implicit = {"acknowledgement_mode": "implicit", "enable_auto_commit": False}
+        async with await begun(address, topic, as_member=as_member, **implicit) as consumer:
+            assert sorted(await polled(consumer, len(left))) == left, "also where work is in order"
+        async with await begun(address, topic, as_member=as_member, **implicit) as consumer:
+            offsets: list[int] = []
+            while len(offsets) < len(left):
+                offsets += (await consumer.poll_arrow(1, columns=("offset",))).column("offset").to_pylist()
+            assert offsets == left, "and in tables"
+            await consumer.seek(topic, 0, 0)
+            assert len(await polled(consumer, 60)) == 60, "who seeks wants all"
+
+    asyncio.run(story())
+
+
+def test_without_individual_commits_the_stable_offset_is_committed(tmp_path_factory: pytest.TempPathFactory) -> None:
+    tp = TopicPartition("plain", 0)
+
+    async def story(address: str) -> None:
+        await filled(address, "plain", 10)
+        async with await begun(address, "plain") as consumer:
+            records = await polled(consumer, 10)
+            for offset in (0, 1, 5, 6):
+                consumer.done(records[offset])
+            await consumer.commit()
+            at = (await consumer.committed(tp))[tp]
+            assert at is not None and (at.offset, list(at.ranges)) == (2, [])
+            with pytest.raises(ApiError) as refused:
+                await consumer.commit(ranges={tp: [(8, 8)]})
+            assert refused.value.code is ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED
+            consumer.done(records[2])
+            await consumer.commit()
+            assert ((await consumer.committed(tp))[tp] or at).offset == 3
+        async with await begun(address, "plain") as consumer:
+            assert sorted(await polled(consumer, 7)) == list(range(3, 10))
+
+    with running(tmp_path_factory.mktemp("plain"), **QUICK, **{"accept.individual.commit": "false"}) as process:
+        asyncio.run(story(f"127.0.0.1:{process.port}"))
