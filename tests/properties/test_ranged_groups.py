@@ -62,7 +62,7 @@ def test_what_was_answered_counts_and_nothing_else_through_crashes_between_the_t
             group.ring()
             answered = set(submitted)
         elif action < 0.95:
-            group.crash(chance, compact=chance.random() < 0.5)
+            group.crash(chance)
             if chance.random() < 0.5:
                 group.ring()
             found = group.processed(SIZE)
@@ -103,3 +103,65 @@ def test_losing_the_second_log_costs_what_lies_above_the_frontier_and_nothing_be
     stable = after.committed_offset
     assert group.committed(ranges=[(stable, stable + 1), (stable + 5, stable + 6)]) >= stable + 2
     assert len(group.ranges()) <= 1
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_transactions_count_exactly_when_they_are_committed_through_crashes(seed: int) -> None:
+    chance = random.Random(seed)
+    group = RangedGroup()
+    group.committed(0)
+    counts = set[tuple[int, int]]()
+    pending: dict[int, set[tuple[int, int]]] = {}
+    waiting: dict[int, tuple[int, set[tuple[int, int]]]] = {}
+    for _ in range(40):
+        group.now_ms += 1
+        stable = group.fetched().committed_offset
+        producer, action = chance.randrange(3), chance.random()
+        if action < 0.4 and producer not in waiting:
+            first, last = sorted((chance.randrange(8), chance.randrange(8)))
+            offset = min(SIZE, stable + chance.randrange(8))
+            ranges = some_ranges(chance, stable)[:1] if chance.random() < 0.6 else []
+            shares = [] if ranges else [keys(first, last, offset)]
+            added = of_ranges(ranges) | (up_to(offset, first, last) if shares else set())
+            found = group.commit_later(producer, ranges, shares)
+            if isinstance(found, int):
+                waiting[producer] = found, added
+            else:
+                assert found.error_code == ErrorCode.NONE
+                pending.setdefault(producer, set()).update(added)
+        elif action < 0.65:
+            committed = chance.random() < 0.6
+            ticket = waiting.pop(producer, (None, set()))[0]
+            group.end(producer, committed=committed)
+            if ticket is not None:
+                assert group.code_of(ticket) == ErrorCode.INVALID_PRODUCER_EPOCH
+            ended = pending.pop(producer, set())
+            counts |= ended if committed else set()
+        elif action < 0.8:
+            if ranges := some_ranges(chance, stable):
+                assert group.commit(ranges=ranges).error_code == ErrorCode.NONE
+                counts |= of_ranges(ranges)
+        elif action < 0.9:
+            group.sync()
+        else:
+            group.settle()
+            group.crash()  # requests that wait are gone; their clients ask again, or their transactions end
+            waiting.clear()
+        for name, (ticket, added) in list(waiting.items()):
+            if (code := group.code_of(ticket)) is not None:
+                # What has moved past it meanwhile needs no commit any more.
+                assert code in (ErrorCode.NONE, ErrorCode.INDIVIDUAL_COMMIT_TOO_OLD)
+                if code == ErrorCode.NONE:
+                    pending.setdefault(name, set()).update(added)
+                del waiting[name]
+        assert group.processed(SIZE) == counts
+    group.settle()
+    for producer in range(3):
+        group.end(producer, committed=True)
+        counts |= pending.pop(producer, set())
+    group.settle()
+    assert group.processed(SIZE) == counts
+    group.load()
+    group.ring()
+    assert group.processed(SIZE) == counts
+    assert not group.coordinator.offsets.in_transactions.decided

@@ -14,7 +14,7 @@ from anabranch.machines.groups.individual_store import BuriedRanges
 from anabranch.machines.groups.records import decode_record, encode_record, is_individual
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.keyspace import SPACE_END
-from anabranch.machines.outcome import CancelTimer, Outcome, SetTimer
+from anabranch.machines.outcome import CancelTimer, Outcome, Parked, SetTimer
 from anabranch.protocol.messages.offset_commit import (
     KeyRangeOffset,
     OffsetCommitRequest,
@@ -23,12 +23,18 @@ from anabranch.protocol.messages.offset_commit import (
     OffsetRange,
 )
 from anabranch.protocol.messages.offset_fetch import OffsetFetchRequestGroup, OffsetFetchRequestTopics
+from anabranch.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
+from anabranch.server.coordinators.replay import Replay
 from tests.support.groups import topic_id, topics
 
 PLACES = [SPACE_END // 7 * number for number in range(8)]
 """Keys of the model; intervals of keys begin and end at them."""
 Log = list[tuple[tuple[bytes, bytes | None], ...]]
-"""Batches."""
+"""Batches; that of a marker has one record without a key, whose value says whether the transaction is committed."""
 
 
 def keys(first: int, last: int, offset: int) -> KeyRangeOffset:
@@ -45,6 +51,10 @@ class RangedGroup:
         self.coordinator = Coordinator(self.settings, self.image)
         self.now_ms = 1_000_000
         self.logs: tuple[Log, Log] = ([], [])
+        self.producers: list[int] = []
+        """Of each batch of the first log the producer id, or -1."""
+        self.answers: dict[Hashable, Any] = {}
+        self.tickets = 0
         self.durable = [0, 0]
         self.timers: dict[Hashable, int] = {}
         self.waiting: list[Any] = []
@@ -56,14 +66,18 @@ class RangedGroup:
     def submit(self, decide: Callable[[Coordinator], Outcome[Any, Any]]) -> Any:
         """Decide, append to the second log and to the first, apply."""
         outcome = decide(self.coordinator)
+        producer_id = -1 if outcome.producer is None else outcome.producer[0]
         for number, log in ((1, self.logs[1]), (0, self.logs[0])):
             batch = tuple(encode_record(it) for it in outcome.records if is_individual(it) == bool(number))
             if batch:
                 log.append(batch)
+                self.producers += [] if number else [producer_id]
         for record in outcome.records:
             read = decode_record(*encode_record(record))
             assert read == record
-            self.coordinator.apply(read)
+            self.coordinator.apply(read, producer_id=producer_id)
+        for answer in outcome.answers:
+            self.answers[answer.ticket] = answer.reply
         for timer in outcome.timers:
             match timer:
                 case SetTimer(key, at_ms):
@@ -71,6 +85,10 @@ class RangedGroup:
                 case CancelTimer(key):
                     self.timers.pop(key, None)
         self.waiting += outcome.effects
+        while due := [key for key in self.timers if key[0] in ("fold", "purgatory")]:  # type: ignore[index]
+            for key in due:
+                if self.timers.pop(key, None) is not None:
+                    self.submit(lambda machine, key=key: machine.on_timer(key, self.now_ms))
         return outcome.reply
 
     def sync(self) -> None:
@@ -95,33 +113,84 @@ class RangedGroup:
             self.submit(lambda machine: machine.on_timer(("ranges",), self.now_ms))
             self.settle()
 
-    def crash(self, chance: random.Random | None = None, *, lose_second: bool = False, compact: bool = True) -> None:
+    def crash(self, chance: random.Random | None = None, *, lose_second: bool = False) -> None:
         """Lose some of what is not durable of each log, and load what is left."""
         for number, log in enumerate(self.logs):
             kept = self.durable[number] if chance is None else chance.randint(self.durable[number], len(log))
             del log[kept:]
+        del self.producers[len(self.logs[0]) :]
         if lose_second:
             self.logs[1].clear()
         self.durable = [len(log) for log in self.logs]
         self.waiting = []
-        self.load(compact=compact)
+        self.load()
 
-    def load(self, *, compact: bool = True) -> None:
+    def load(self) -> None:
         """Have another coordinator take over."""
         self.timers.clear()
         self.coordinator = machine = Coordinator(self.settings, self.image)
-        for log in self.logs:
-            latest: dict[bytes, bytes | None] = {}
-            for key, value in (pair for batch in log for pair in batch):
-                latest.pop(key, None)
-                latest[key] = value
-            pairs = latest.items() if compact else (pair for batch in log for pair in batch)
-            for key, value in pairs:
-                if value is not None or not compact:
-                    record = decode_record(key, value)
-                    assert record is not None
-                    machine.apply(record)
+        for number, log in enumerate(self.logs):
+            replay = Replay()
+            for at, batch in enumerate(log):
+                producer_id = -1 if number else self.producers[at]
+                for offset, (key, value) in enumerate(batch):
+                    if not key:
+                        replay.end(producer_id, committed=value == b"1")
+                    elif producer_id >= 0:
+                        replay.undecided.setdefault(producer_id, {})[key] = (at * 1_000 + offset, value)
+                    else:
+                        replay.put(key, value)
+            found = [(key, value, -1) for key, value in replay.latest.items()]
+            for key, value, producer_id in [*found, *((it.key, it.value, it.producer_id) for it in replay.held())]:
+                record = decode_record(key, value)
+                assert record is not None
+                machine.apply(record, producer_id=producer_id)
         self.submit(lambda machine: machine.loaded(self.now_ms))
+
+    # -- transactions --------------------------------------------------------------------------------------------------
+
+    def commit_later(
+        self,
+        producer_id: int,
+        ranges: Sequence[tuple[int, int]] = (),
+        shares: Sequence[KeyRangeOffset] = (),
+        *,
+        offset: int = -1,
+        member: str = "",
+        epoch: int = -1,
+    ) -> Any:
+        """TxnOffsetCommit: the answer to the partition, or the ticket under which it will be in `answers`."""
+        part = TxnOffsetCommitRequestPartition(
+            partition_index=0,
+            committed_offset=offset,
+            committed_metadata="",
+            offset_ranges=[OffsetRange(start=start, end=end) for start, end in ranges],
+            key_range_offsets=list(shares),
+        )
+        request = TxnOffsetCommitRequest(
+            group_id="g",
+            producer_id=producer_id,
+            member_id=member,
+            generation_id=epoch,
+            topics=[TxnOffsetCommitRequestTopic(name="foo", partitions=[part])],
+        )
+        self.tickets += 1
+        ticket, caller = self.tickets, Caller("client", "/host", 4, "fresh", 0)
+        self.submit(lambda machine: machine.name_ranges(request, self.now_ms))
+        reply = self.submit(lambda machine: machine.txn_offset_commit(request, caller, ticket, self.now_ms))
+        return ticket if isinstance(reply, Parked) else reply.topics[0].partitions[0]
+
+    def code_of(self, ticket: Hashable) -> ErrorCode | None:
+        """The answer to a request that waited; None while it waits."""
+        reply = self.answers.get(ticket)
+        return None if reply is None else ErrorCode(reply.topics[0].partitions[0].error_code)
+
+    def end(self, producer_id: int, *, committed: bool) -> None:
+        """Write the marker of a transaction."""
+        self.logs[0].append(((b"", b"1" if committed else b"0"),))
+        self.producers.append(producer_id)
+        self.coordinator.apply_marker(producer_id, 0, committed)
+        self.submit(lambda machine: machine.marked(producer_id, self.now_ms))
 
     # -- requests ------------------------------------------------------------------------------------------------------
 

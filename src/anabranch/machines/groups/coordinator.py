@@ -43,6 +43,7 @@ from anabranch.machines.groups.records import (
     GroupTopicStartKey,
     IndividualCommitKey,
     OffsetCommitKey,
+    TransactionRangesKey,
 )
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.resets import HeardResets
@@ -139,6 +140,8 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
                     self._follow(key.group, (key.topic, key.partition))
             case IndividualCommitKey():
                 self.offsets.individual.apply(key, value)
+            case TransactionRangesKey():
+                self.offsets.in_transactions.apply(key, value, producer_id)
             case GroupMetadataKey():
                 self._apply_classic(key.group, value)
             case GroupTopicStartKey():
@@ -151,6 +154,11 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
         del producer_epoch
         for group_id, partition in self.positions.end_transaction(producer_id, committed=committed):
             self._follow(group_id, partition)
+        self.offsets.in_transactions.end(producer_id, committed=committed)
+
+    def marked(self, producer_id: int, now_ms: int) -> Outcome[None, CoordinatorRecord]:
+        """After the marker of a transaction: go on with what waited for it."""
+        return self.ranged.burying(self.ranged.decide_marked(producer_id, now_ms))
 
     def _follow(self, group_id: str, partition: tuple[str, int]) -> None:
         """Bury the ranges that a position has passed."""
@@ -242,6 +250,10 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
                 return self.settling.decide_more(now_ms)
             case ("expire",):
                 return self.ranged.burying(self.expiry.decide(now_ms))
+            case ("fold",):
+                return self.ranged.burying(self.ranged.decide_folds(now_ms))
+            case ("purgatory", str(group_id)):
+                return self.decide_purgatory(group_id, now_ms)
             case ("ranges",):
                 return self.ranged.burying(self.ranged.decide_checks(now_ms))
             case (str(kind), str(group_id), str(member_id)):
@@ -540,7 +552,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
             return Outcome(ErrorCode.INVALID_GROUP_ID)
         if group is None and group_id not in self.positions:
             return Outcome(ErrorCode.GROUP_ID_NOT_FOUND)
-        if (group is not None and group.members) or self.positions.has_pending(group_id):
+        if (group is not None and group.members) or self.offsets.has_pending(group_id):
             return Outcome(ErrorCode.NON_EMPTY_GROUP)
         if isinstance(group, ClassicGroup) and group.state is not classic.ClassicState.EMPTY:
             return Outcome(ErrorCode.NON_EMPTY_GROUP)

@@ -85,6 +85,6 @@ class Expiry:
         if records:
             self._positions_gone(group_id)
         none_left = len(records) == count
-        if none_left and (group is None or group.is_empty) and not self._offsets.positions.has_pending(group_id):
+        if none_left and (group is None or group.is_empty) and not self._offsets.has_pending(group_id):
             self._end(group, group_id, draft, now_ms)
         return count

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
+from collections.abc import Hashable
+from dataclasses import replace
 from typing import TypeVar
 
 from anabranch.machines.groups import classic
@@ -15,7 +17,8 @@ from anabranch.machines.groups.gatekeeper import Gatekeeper
 from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.ranged import RangedCommits
 from anabranch.machines.groups.records import CoordinatorRecord
-from anabranch.machines.outcome import Draft, Outcome
+from anabranch.machines.groups.transaction_ranges import Waiting
+from anabranch.machines.outcome import Draft, Outcome, Parked, SetTimer
 from anabranch.protocol.messages.offset_commit import OffsetCommitRequest, OffsetCommitResponse
 from anabranch.protocol.messages.offset_delete import OffsetDeleteRequest, OffsetDeleteResponse
 from anabranch.protocol.messages.offset_fetch import OffsetFetchRequestGroup, OffsetFetchResponseGroup
@@ -47,7 +50,8 @@ class OffsetRequests:
         outcome = self.offsets.commit(self.groups.get(request.group_id), request, caller.version, now_ms)
         if self.ranged.due:
             outcome = self._assigned_anew(outcome, now_ms)
-        return self.keeper.rung(self.ranged.burying(outcome), request.group_id, now_ms)
+        outcome = self._looking_at_purgatory(self.ranged.burying(outcome), request.group_id, now_ms)
+        return self.keeper.rung(outcome, request.group_id, now_ms)
 
     def _assigned_anew(
         self, outcome: Outcome[Reply, CoordinatorRecord], now_ms: int
@@ -68,12 +72,50 @@ class OffsetRequests:
                 self.rebalances["consumer"] += 1
         return draft.outcome(outcome.reply)
 
+    def name_ranges(self, request: TxnOffsetCommitRequest, now_ms: int) -> Outcome[None, CoordinatorRecord]:
+        """Write, outside of the transaction, the positions that the request's ranges go with."""
+        draft: Draft[CoordinatorRecord] = Draft()
+        draft.write(*self.offsets.named(request, now_ms))
+        return draft.outcome(None)
+
     def txn_offset_commit(
-        self, request: TxnOffsetCommitRequest, caller: Caller, now_ms: int
-    ) -> Outcome[TxnOffsetCommitResponse, CoordinatorRecord]:
-        """Make a group's progress part of a producer's transaction."""
+        self, request: TxnOffsetCommitRequest, caller: Caller, ticket: Hashable, now_ms: int
+    ) -> Outcome[TxnOffsetCommitResponse | Parked, CoordinatorRecord]:
+        """Make a group's progress part of a producer's transaction; ranges of offsets wait for gaps below them."""
         del caller
-        return self.offsets.commit_in_transaction(self.groups.get(request.group_id), request, now_ms)
+        group = self.groups.get(request.group_id)
+        if self.offsets.must_wait(group, request):
+            self.offsets.in_transactions.waiting.setdefault(request.group_id, []).append(Waiting(ticket, request))
+            return Outcome(Parked(ticket))
+        outcome = self.offsets.commit_in_transaction(group, request, now_ms)
+        return self._looking_at_purgatory(outcome, request.group_id, now_ms)
+
+    def _looking_at_purgatory(
+        self, outcome: Outcome[Reply, CoordinatorRecord], group_id: str, now_ms: int
+    ) -> Outcome[Reply, CoordinatorRecord]:
+        """The outcome, with a look at the requests that may wait for it."""
+        if not outcome.records or group_id not in self.offsets.in_transactions.waiting:
+            return outcome
+        return replace(outcome, timers=(*outcome.timers, SetTimer(("purgatory", group_id), now_ms)))
+
+    def decide_purgatory(self, group_id: str, now_ms: int) -> Outcome[None, CoordinatorRecord]:
+        """Answer the first request of a group that need not wait any longer."""
+        waiting = self.offsets.in_transactions.waiting.get(group_id, [])
+        group = self.groups.get(group_id)
+        ready = next((it for it in waiting if not self.offsets.must_wait(group, it.request)), None)
+        if ready is None:
+            return Outcome(None)
+        waiting.remove(ready)
+        if not waiting:
+            del self.offsets.in_transactions.waiting[group_id]
+        outcome = self.offsets.commit_in_transaction(group, ready.request, now_ms)
+        draft: Draft[CoordinatorRecord] = Draft()
+        draft.add(outcome)
+        draft.producer = outcome.producer
+        draft.answer(ready.ticket, outcome.reply)
+        if waiting:
+            draft.set_timer(("purgatory", group_id), now_ms)
+        return draft.outcome(None)
 
     def offset_fetch(
         self, asked: OffsetFetchRequestGroup, require_stable: bool, version: int, now_ms: int

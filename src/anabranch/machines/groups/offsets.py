@@ -7,23 +7,27 @@ commit by ranges does, and what a plain one does to those, is decided by `ranged
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, overload
+from typing import NamedTuple
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
 from anabranch.machines.groups import classic, ranged_commits, shares
 from anabranch.machines.groups.classic import ClassicGroup
+from anabranch.machines.groups.committers import STALE_EPOCH_SINCE, commit_error, fetch_error
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.individual import Range, WrongRangesError
 from anabranch.machines.groups.individual_store import IndividualCommits, range_record
 from anabranch.machines.groups.positions import NO_LAYOUT, Position, Positions, position_record
 from anabranch.machines.groups.ranged_commits import RangedCommit
+from anabranch.machines.groups.ranges_on_wire import Ranges, commit_of
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.settings import GroupSettings
+from anabranch.machines.groups.transaction_ranges import Change, TransactionRanges, fold, leaves_gap, tombstone
 from anabranch.machines.outcome import Draft, Outcome
 from anabranch.protocol.messages.offset_commit import (
     KeyRangeOffset,
@@ -32,7 +36,6 @@ from anabranch.protocol.messages.offset_commit import (
     OffsetCommitResponse,
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
-    OffsetRange,
 )
 from anabranch.protocol.messages.offset_delete import (
     OffsetDeleteRequest,
@@ -56,8 +59,6 @@ from anabranch.protocol.messages.txn_offset_commit import (
 
 Group = ConsumerGroup | ClassicGroup
 
-STALE_EPOCH_SINCE = 9
-"""Version of OffsetCommit and OffsetFetch that adds the consumer protocol."""
 TOPIC_IDS_SINCE = 10
 
 
@@ -99,6 +100,7 @@ class Offsets:
         self.on_commit: Callable[[str, TopicImage, int, int], None] = lambda *_: None
         """Called with group, topic, partition and offset of every commit, which is then written."""
         self.individual = IndividualCommits()
+        self.in_transactions = TransactionRanges()
         self.on_full: Callable[[str, RangesFull, Draft[CoordinatorRecord], int], None] = lambda *_: None
         """Called with the group and the time when a commit by ranges is refused for their number."""
         self._repeated: set[tuple[str, str, int]] = set()
@@ -109,7 +111,7 @@ class Offsets:
         self, group: Group | None, request: OffsetCommitRequest, version: int, now_ms: int
     ) -> Outcome[OffsetCommitResponse, CoordinatorRecord]:
         """Make a group's progress durable."""
-        error = _commit_error(
+        error = commit_error(
             group,
             request.group_id,
             request.member_id,
@@ -153,15 +155,7 @@ class Offsets:
         self, group: Group | None, request: TxnOffsetCommitRequest, now_ms: int
     ) -> Outcome[TxnOffsetCommitResponse, CoordinatorRecord]:
         """Make a group's progress part of a producer's transaction."""
-        error = _commit_error(
-            group,
-            request.group_id,
-            request.member_id,
-            request.group_instance_id,
-            request.generation_id,
-            STALE_EPOCH_SINCE,
-            transactional=True,
-        )
+        error = self._transaction_error(group, request)
         draft: Draft[CoordinatorRecord] = Draft()
         by_member = request.generation_id >= 0
         answers = []
@@ -170,7 +164,14 @@ class Offsets:
             missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             known = None if error else known
             found = self._commit(
-                request.group_id, known, topic.partitions, error or missing, now_ms, draft, by_member=by_member
+                request.group_id,
+                known,
+                topic.partitions,
+                error or missing,
+                now_ms,
+                draft,
+                by_member=by_member,
+                producer_id=request.producer_id,
             )
             answers.append(
                 TxnOffsetCommitResponseTopic(
@@ -190,6 +191,17 @@ class Offsets:
             draft.producer = request.producer_id, request.producer_epoch
         return draft.outcome(TxnOffsetCommitResponse(topics=answers))
 
+    def _transaction_error(self, group: Group | None, request: TxnOffsetCommitRequest) -> ErrorCode:
+        return commit_error(
+            group,
+            request.group_id,
+            request.member_id,
+            request.group_instance_id,
+            request.generation_id,
+            STALE_EPOCH_SINCE,
+            transactional=True,
+        )
+
     def _commit(
         self,
         group_id: str,
@@ -200,6 +212,7 @@ class Offsets:
         draft: Draft[CoordinatorRecord],
         *,
         by_member: bool,
+        producer_id: int = -1,
     ) -> Iterator[Answered]:
         """Add the records of a topic's commits; the answers. `error` is the code where the topic is None."""
         ranged = {part.partition_index for part in parts if part.offset_ranges or part.key_range_offsets}
@@ -218,8 +231,7 @@ class Offsets:
                 message = "A request that commits ranges of a partition can name the partition once."
                 yield Answered(index, ErrorCode.INVALID_REQUEST, message=message)
             elif isinstance(part, TxnOffsetCommitRequestPartition):
-                message = "Ranges are committed outside of transactions."
-                yield Answered(index, ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED, message=message)
+                yield self._commit_ranges_later(group_id, topic, part, producer_id, now_ms, draft)
             else:
                 yield self._commit_ranges(group_id, topic, part, now_ms, draft)
 
@@ -252,6 +264,116 @@ class Offsets:
         self.counts["commit"] += 1
         return Answered(index, ErrorCode.NONE, position.offset)
 
+    def named(self, request: TxnOffsetCommitRequest, now_ms: int) -> list[CoordinatorRecord]:
+        """The positions to write, outside of the transaction, before it commits ranges: they name what goes with them.
+
+        They also say where a group begins that has committed nothing, whatever becomes of the transaction.
+        """
+        records: list[CoordinatorRecord] = []
+        for topic in request.topics:
+            known = self.image.by_name.get(topic.name)
+            for part in topic.partitions:
+                index = part.partition_index
+                if known is None or not known.ever_had(index) or not (part.offset_ranges or part.key_range_offsets):
+                    continue
+                before = self.current(request.group_id, known.name, index)
+                if before is None:
+                    base = part.committed_offset if part.committed_offset >= 0 else known.log_start(index)
+                    before = Position(base, topic_id=known.topic_id)
+                if not before.ranges_since:
+                    after = before._replace(ranges_since=max(1, now_ms), committed_at_ms=now_ms)
+                    records.append(position_record(request.group_id, known.name, index, after))
+        return records
+
+    def must_wait(self, group: Group | None, request: TxnOffsetCommitRequest) -> bool:
+        """Whether a commit in a transaction leaves a gap below its ranges, and so waits; a refused one never does."""
+        if self._transaction_error(group, request) or not self.settings.individual_commits:
+            return False
+        for topic in request.topics:
+            known = self.image.by_name.get(topic.name)
+            for part in topic.partitions:
+                at = (topic.name, part.partition_index)
+                position = None if known is None else self.current(request.group_id, *at)
+                if position is None or not part.offset_ranges:
+                    continue
+                with contextlib.suppress(WrongRangesError):
+                    added = commit_of(part, position.offset).offset_ranges
+                    held = self.individual.of(request.group_id, at, position)
+                    changes = self.in_transactions.of(request.group_id, at)
+                    if added[0][0] >= position.offset and leaves_gap(position, held, changes, added):
+                        return True
+        return False
+
+    def _commit_ranges_later(
+        self,
+        group_id: str,
+        topic: TopicImage,
+        part: TxnOffsetCommitRequestPartition,
+        producer_id: int,
+        now_ms: int,
+        draft: Draft[CoordinatorRecord],
+    ) -> Answered:
+        """Add the record of a commit by ranges that counts with its transaction; `named` goes before."""
+        index = part.partition_index
+        before = self.current(group_id, topic.name, index)
+        commit = self._checked(part, topic.log_start(index), -1 if before is None else before.offset)
+        if isinstance(commit, Answered):
+            return commit
+        assert before is not None
+        lowest = min(
+            (*(offset for _, _, offset in commit.key_ranges), *(start for start, _ in commit.offset_ranges[:1]))
+        )
+        if lowest < before.offset:
+            message = f"Offset {lowest} lies below the stable offset {before.offset}: all before it is processed."
+            return Answered(index, ErrorCode.INDIVIDUAL_COMMIT_TOO_OLD, before.offset, message)
+        at = (topic.name, index)
+        draft.write(self.in_transactions.record(group_id, at, producer_id, commit, before, now_ms))
+        self.counts["commit"] += 1
+        return Answered(index, ErrorCode.NONE, before.offset)
+
+    def fold(self, change: Change, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
+        """Make a change of a committed transaction part of its position, durably."""
+        topic, index = change.partition
+        before = self.current(change.group_id, topic, index)
+        held = self.individual.of(change.group_id, change.partition, before)
+        decided = fold(before, held, change, now_ms)
+        if decided is not None:
+            self._write(change.group_id, self.image.by_name.get(topic), index, decided, draft)
+        draft.write(tombstone(change))
+
+    def _checked(
+        self, part: OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition, log_start: int, stable: int
+    ) -> RangedCommit | Answered:
+        """The commit by ranges, or why there is none."""
+        index = part.partition_index
+        if not self.settings.individual_commits:
+            message = "This broker takes no commits by ranges: accept.individual.commit is false."
+            return Answered(index, ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED, stable, message)
+        try:
+            return commit_of(part, log_start)
+        except WrongRangesError as error:
+            return Answered(index, ErrorCode.INVALID_REQUEST, stable, str(error))
+
+    def _write(
+        self,
+        group_id: str,
+        topic: TopicImage | None,
+        index: int,
+        counted: ranged_commits.Counted,
+        draft: Draft[CoordinatorRecord],
+    ) -> None:
+        """Add the records of a commit that counts; of a topic that is gone there are none."""
+        if topic is None:
+            return
+        position = counted.position
+        if counted.is_changed:
+            self.on_commit(group_id, topic, index, position.offset)
+            draft.write(position_record(group_id, topic.name, index, position))
+        for start, end in counted.put:
+            draft.write(range_record(group_id, (topic.name, index), start, end, position.ranges_since))
+        for start in counted.removed:
+            draft.write(range_record(group_id, (topic.name, index), start))
+
     def _commit_ranges(
         self,
         group_id: str,
@@ -264,13 +386,9 @@ class Offsets:
         index = part.partition_index
         before = self.current(group_id, topic.name, index)
         stable = -1 if before is None else before.offset
-        if not self.settings.individual_commits:
-            message = "This broker takes no commits by ranges: accept.individual.commit is false."
-            return Answered(index, ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED, stable, message)
-        try:
-            commit = commit_of(part, topic.log_start(index))
-        except WrongRangesError as error:
-            return Answered(index, ErrorCode.INVALID_REQUEST, stable, str(error))
+        commit = self._checked(part, topic.log_start(index), stable)
+        if isinstance(commit, Answered):
+            return commit
         held = self.individual.of(group_id, (topic.name, index), before)
         room = min(
             self.settings.ranges_per_partition_max - len(held), self.settings.ranges_max - self.settings.ranges_held()
@@ -285,22 +403,15 @@ class Offsets:
         if decided.repeated is not None and (group_id, topic.name, index) not in self._repeated:
             self._repeated.add((group_id, topic.name, index))
             draft.perform(RangesRepeated(group_id, topic.name, index, decided.repeated))
-        position = decided.position
-        if decided.is_changed:
-            self.on_commit(group_id, topic, index, position.offset)
-            draft.write(position_record(group_id, topic.name, index, position))
-        for start, end in decided.put:
-            draft.write(range_record(group_id, (topic.name, index), start, end, position.ranges_since))
-        for start in decided.removed:
-            draft.write(range_record(group_id, (topic.name, index), start))
+        self._write(group_id, topic, index, decided, draft)
         self.counts["commit"] += 1
-        return Answered(index, ErrorCode.NONE, position.offset)
+        return Answered(index, ErrorCode.NONE, decided.position.offset)
 
     def fetch(
         self, group: Group | None, asked: OffsetFetchRequestGroup, *, require_stable: bool, version: int
     ) -> OffsetFetchResponseGroup:
         """Return the committed offsets of a group. A stale member gets an error, never "no offset"."""
-        error = _fetch_error(group, asked)
+        error = fetch_error(group, asked)
         if error is not ErrorCode.NONE:
             return OffsetFetchResponseGroup(group_id=asked.group_id, error_code=error)
         by_id = version >= TOPIC_IDS_SINCE
@@ -337,7 +448,7 @@ class Offsets:
         code, position = ErrorCode.NONE, None
         if missing:
             code = ErrorCode.UNKNOWN_TOPIC_ID
-        elif require_stable and self.positions.unstable(group_id, topic, partition):
+        elif require_stable and self._unstable(group_id, topic, partition):
             code = ErrorCode.UNSTABLE_OFFSET_COMMIT
         else:
             position = self.current(group_id, topic, partition)
@@ -360,6 +471,15 @@ class Offsets:
                 for start, end, offset in shares.shares(position.frontier)
             ]
         return found
+
+    def _unstable(self, group_id: str, topic: str, partition: int) -> bool:
+        """Whether a transaction has committed something that is not part of the position yet."""
+        changes = self.in_transactions.of(group_id, (topic, partition))
+        return self.positions.unstable(group_id, topic, partition) or next(changes, None) is not None
+
+    def has_pending(self, group_id: str) -> bool:
+        """Whether a transaction has committed anything for the group that is not part of its positions yet."""
+        return self.positions.has_pending(group_id) or self.in_transactions.of_group(group_id)
 
     def current(self, group_id: str, topic: str, partition: int) -> Position | None:
         """A group's position in the topic that has the name now."""
@@ -431,100 +551,13 @@ class Offsets:
         entries = list(self.positions.entries(group_id))
         for (topic, partition), position in entries:
             used_ms = max(position.committed_at_ms, empty_since_ms)
-            if topic in read or used_ms > oldest_ms or self.positions.unstable(group_id, topic, partition):
+            if topic in read or used_ms > oldest_ms or self._unstable(group_id, topic, partition):
                 continue
             if len(records) >= records_max:
                 break
             records.append(position_record(group_id, topic, partition, None))
         self.counts["expiration"] += len(records)
         return records, len(entries)
-
-
-class Ranges(Sequence[OffsetRange]):
-    """Ranges as an answer has them: 100,000 of them become objects in the thread that encodes the answer."""
-
-    def __init__(self, ranges: Sequence[Range]) -> None:
-        self._ranges = ranges
-
-    def __len__(self) -> int:
-        return len(self._ranges)
-
-    def __iter__(self) -> Iterator[OffsetRange]:
-        return (OffsetRange(start=start, end=end) for start, end in self._ranges)
-
-    @overload
-    def __getitem__(self, at: int) -> OffsetRange: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> Ranges: ...
-
-    def __getitem__(self, at: int | slice) -> OffsetRange | Ranges:
-        if isinstance(at, slice):
-            return Ranges(self._ranges[at])
-        start, end = self._ranges[at]
-        return OffsetRange(start=start, end=end)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def commit_of(part: OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition, log_start: int) -> RangedCommit:
-    """Read a commit by ranges. WrongRangesError, with a sentence, where its ranges cannot be."""
-    return ranged_commits.checked(
-        part.committed_offset if part.committed_offset >= 0 else log_start,
-        [(it.start, it.end) for it in part.offset_ranges],
-        [(it.start, it.end, it.offset) for it in part.key_range_offsets],
-        part.committed_leader_epoch,
-        part.committed_metadata or "",
-    )
-
-
-def _commit_error(
-    group: Group | None,
-    group_id: str,
-    member_id: str,
-    instance_id: str | None,
-    epoch: int,
-    version: int,
-    *,
-    transactional: bool = False,
-) -> ErrorCode:
-    """The error for a commit under this member id; NONE if it is accepted."""
-    if not group_id:
-        return ErrorCode.INVALID_GROUP_ID
-    if isinstance(group, ClassicGroup):
-        return classic.commit_error(group, member_id, instance_id, epoch, transactional=transactional)
-    if group is None or not group.members:
-        if epoch < 0:
-            return ErrorCode.NONE
-        if group is None:
-            return ErrorCode.GROUP_ID_NOT_FOUND if version >= STALE_EPOCH_SINCE else ErrorCode.ILLEGAL_GENERATION
-        return ErrorCode.UNKNOWN_MEMBER_ID
-    if transactional and epoch < 0 and not member_id:
-        return ErrorCode.NONE
-    member = group.members.get(member_id)
-    if member is None:
-        return ErrorCode.UNKNOWN_MEMBER_ID
-    if epoch == member.epoch:
-        return ErrorCode.NONE
-    if member.described.classic is not None:
-        return ErrorCode.ILLEGAL_GENERATION
-    return ErrorCode.STALE_MEMBER_EPOCH if version >= STALE_EPOCH_SINCE else ErrorCode.UNSUPPORTED_VERSION
-
-
-def _fetch_error(group: Group | None, asked: OffsetFetchRequestGroup) -> ErrorCode:
-    if not asked.member_id or asked.member_epoch < 0:
-        return ErrorCode.NONE
-    if group is None:
-        return ErrorCode.GROUP_ID_NOT_FOUND
-    if isinstance(group, ClassicGroup):
-        return ErrorCode.NONE
-    member = group.members.get(asked.member_id)
-    if member is None:
-        return ErrorCode.UNKNOWN_MEMBER_ID
-    return ErrorCode.NONE if member.epoch == asked.member_epoch else ErrorCode.STALE_MEMBER_EPOCH
 
 
 def id_of(image: Image, topic: str) -> UUID:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
+from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups import shares
 from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import ConsumerGroup
@@ -23,6 +24,12 @@ from anabranch.machines.groups.offsets import Offsets, RangesFull
 from anabranch.machines.groups.positions import position_record
 from anabranch.machines.groups.records import CoordinatorRecord, OffsetCommitKey
 from anabranch.machines.outcome import Draft, Outcome
+from anabranch.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
 
 TOMBSTONES_AT_A_TIME = 500
 PARTITIONS_AT_A_TIME = 100
@@ -30,6 +37,7 @@ PARTITIONS_AT_A_TIME = 100
 PAUSE_MS = 1
 ASSIGNED_ANEW_MS = 30_000
 KEY = ("ranges",)
+FOLD_KEY = ("fold",)
 Group = ConsumerGroup | ClassicGroup
 Reply = TypeVar("Reply")
 
@@ -44,6 +52,22 @@ class TooManyRanges(NamedTuple):
     ranges: int
     owner: str
     """Empty if no member owns the partition."""
+
+
+def refused(request: TxnOffsetCommitRequest, code: ErrorCode) -> TxnOffsetCommitResponse:
+    """The answer to a request of which nothing counts."""
+    return TxnOffsetCommitResponse(
+        topics=[
+            TxnOffsetCommitResponseTopic(
+                name=topic.name,
+                partitions=[
+                    TxnOffsetCommitResponsePartition(partition_index=it.partition_index, error_code=code)
+                    for it in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
 
 
 class RangesLost(NamedTuple):
@@ -99,6 +123,8 @@ class RangedCommits:
             self._unsearched = sorted(self._offsets.positions.groups())
         if self._held or self._unsearched:
             draft.set_timer(KEY, now_ms)
+        if self._offsets.in_transactions.decided:
+            draft.set_timer(FOLD_KEY, now_ms)
 
     def decide_checks(self, now_ms: int) -> Outcome[None, CoordinatorRecord]:
         """Compare some loaded ranges with their positions."""
@@ -121,6 +147,37 @@ class RangedCommits:
         if buried is not None:
             draft.perform(buried)
         return draft.outcome(None)
+
+    # -- transactions --------------------------------------------------------------------------------------------------
+
+    def decide_marked(self, producer_id: int, now_ms: int) -> Outcome[None, CoordinatorRecord]:
+        """After a transaction's end: fold what it committed, refuse what waits for it, look at what others wait for."""
+        draft: Draft[CoordinatorRecord] = Draft()
+        changes = self._offsets.in_transactions
+        for group_id, waiting in list(changes.waiting.items()):
+            for it in [it for it in waiting if it.request.producer_id == producer_id]:
+                waiting.remove(it)
+                draft.answer(it.ticket, refused(it.request, ErrorCode.INVALID_PRODUCER_EPOCH))
+            if waiting:
+                draft.set_timer(("purgatory", group_id), now_ms)
+            else:
+                del changes.waiting[group_id]
+        self._fold_one(draft, now_ms)
+        return draft.outcome(None)
+
+    def decide_folds(self, now_ms: int) -> Outcome[None, CoordinatorRecord]:
+        """Fold a change of a committed transaction into its position."""
+        draft: Draft[CoordinatorRecord] = Draft()
+        self._fold_one(draft, now_ms)
+        return draft.outcome(None)
+
+    def _fold_one(self, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
+        """One at a time: each is decided upon what the one before has made of the position."""
+        decided = self._offsets.in_transactions.decided
+        if decided:
+            self._offsets.fold(next(iter(decided.values())), draft, now_ms)
+        if len(decided) > 1:
+            draft.set_timer(FOLD_KEY, now_ms)
 
     def _search(self, draft: Draft[CoordinatorRecord]) -> None:
         """Look whether a group has committed ranges that are not there."""

@@ -373,6 +373,7 @@ def _codec() -> RecordCodec[CoordinatorRecord]:
         make_index=make_index,
         adopt=adopt,
         catch_up=lambda coordinator: coordinator.positions.read_some(POSITIONS_STEP),
+        marked=lambda coordinator, producer_id, now_ms: coordinator.marked(producer_id, now_ms),
         is_beside=is_individual,
         beside_empty=beside_empty,
     )

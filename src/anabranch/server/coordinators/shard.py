@@ -79,6 +79,8 @@ class RecordCodec(NamedTuple, Generic[RecordT]):
     adopt: Callable[[Any, Any], None] | None = None
     """Give that index to the machine."""
     catch_up: Callable[[Any], bool] | None = None
+    marked: Callable[[Any, int, int], Outcome[None, RecordT]] | None = None
+    """What the machine decides after a marker is applied, by the producer id and the time."""
     is_beside: Callable[[RecordT], bool] | None = None
     """Whether a record is one of the second log; None where there is none."""
     beside_empty: Callable[[Any], None] | None = None
@@ -199,6 +201,9 @@ class Shard(Generic[MachineT, RecordT]):
         )
         self._append(marker, now_ms)
         machine.apply_marker(producer_id, producer_epoch, committed)
+        if self._codec.marked is not None:
+            marked = self._codec.marked
+            self._decide_alone(lambda machine, now_ms: marked(machine, producer_id, now_ms))
         done = self._durable.when(None)
         if done is not None:
             await done

@@ -7,6 +7,7 @@ Decisions before the first await are made in the order in which the requests arr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -166,8 +167,12 @@ def handle_txn_offset_commit(
     caller = caller_of(broker, call, request.member_id or "-")
 
     def commit(part: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse | Awaitable[TxnOffsetCommitResponse]:
+        if any(ranges_of(it) for topic in part.topics for it in topic.partitions):
+            with contextlib.suppress(ApiError):  # What follows fails, too.
+                broker.groups.shard_of(part.group_id).tell(lambda groups, now_ms: groups.name_ranges(part, now_ms))
+        ticket = broker.groups.ticket()
         return submit(
-            broker, part.group_id, lambda groups, now_ms: groups.txn_offset_commit(part, caller, now_ms), refuse
+            broker, part.group_id, lambda groups, now_ms: groups.txn_offset_commit(part, caller, ticket, now_ms), refuse
         )
 
     return in_ranges(broker, request, commit, refuse)

@@ -52,7 +52,7 @@ def commit_in_transaction(world: GroupWorld, topic: str, offset: int) -> None:
         generation_id=-1,
         topics=[TxnOffsetCommitRequestTopic(name=topic, partitions=[part])],
     )
-    world.submit(lambda machine: machine.txn_offset_commit(request, Caller(version=3), world.now_ms))
+    world.submit(lambda machine: machine.txn_offset_commit(request, Caller(version=3), 1, world.now_ms))
 
 
 def expiring() -> GroupWorld:

@@ -375,3 +375,78 @@ def test_a_frontier_has_a_bounded_number_of_steps() -> None:
     assert answer.error_code == ErrorCode.MAX_INDIVIDUAL_COMMIT_REACHED
     assert "offsets of their own" in answer.error_message
     assert group.commit(shares=shares[:400]).error_code == ErrorCode.NONE
+
+
+# -- transactions ------------------------------------------------------------------------------------------------------
+
+
+def test_ranges_of_a_transaction_count_when_it_is_committed() -> None:
+    group = started()
+    answer = group.commit_later(7, [(43, 44)], [keys(4, 7, 90)])
+    assert (answer.error_code, answer.last_stable_offset) == (ErrorCode.NONE, 43)
+    assert group.fetched().committed_offset == 43
+    asked = group.coordinator.offsets._fetched("g", "foo", 0, True, missing=False)
+    assert asked.error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT
+    group.end(7, committed=True)
+    assert group.fetched().committed_offset == 48 and group.ranges() == [(50, 50)]
+    assert group.coordinator.offsets._fetched("g", "foo", 0, True, missing=False).error_code == ErrorCode.NONE
+
+
+def test_ranges_of_an_aborted_transaction_do_not_count() -> None:
+    group = started()
+    group.commit_later(7, [(43, 44)], [keys(4, 7, 90)])
+    group.end(7, committed=False)
+    group.settle()
+    assert group.fetched().committed_offset == 43 and not group.fetched().key_range_offsets
+    group.load()
+    group.ring()
+    assert group.fetched().committed_offset == 43 and group.ranges() == [(45, 47), (50, 50)]
+
+
+def test_the_proposals_two_threads() -> None:
+    group = RangedGroup()
+    group.committed(40)
+    second = group.commit_later(2, [(45, 49)])
+    assert isinstance(second, int) and group.code_of(second) is None
+    assert group.commit_later(1, [(40, 44)]).error_code == ErrorCode.NONE
+    assert group.code_of(second) == ErrorCode.NONE
+    group.end(2, committed=True)
+    assert group.fetched().committed_offset == 40 and group.ranges() == [(45, 49)]
+    group.end(1, committed=True)
+    assert group.fetched().committed_offset == 50 and group.ranges() == []
+
+
+def test_a_commit_by_key_range_waits_for_nobody() -> None:
+    group = started()
+    assert group.commit_later(7, shares=[keys(4, 7, 500)]).error_code == ErrorCode.NONE
+
+
+def test_a_plain_commit_of_others_closes_a_gap_too_and_a_transaction_that_ends_waits_no_longer() -> None:
+    group = started()
+    first, second = group.commit_later(1, [(60, 61)]), group.commit_later(2, [(70, 71)])
+    group.committed(ranges=[(43, 44), (48, 49), (51, 59)])
+    assert (group.code_of(first), group.code_of(second)) == (ErrorCode.NONE, None)
+    group.end(2, committed=False)
+    assert group.code_of(second) == ErrorCode.INVALID_PRODUCER_EPOCH
+    group.end(1, committed=True)
+    assert group.fetched().committed_offset == 62
+
+
+def test_a_rewind_voids_what_open_transactions_have_committed_by_ranges() -> None:
+    group = started()
+    group.commit_later(7, shares=[keys(0, 7, 90)])
+    group.committed(20)
+    group.end(7, committed=True)
+    assert group.fetched().committed_offset == 20
+
+
+def test_a_zombies_transaction_commits_no_ranges_and_wrong_ones_are_refused() -> None:
+    group = started()
+    member(group, A=5)
+    before = [len(log) for log in group.logs]
+    zombie = group.commit_later(7, [(43, 44)], member="A", epoch=4)
+    assert zombie.error_code == ErrorCode.STALE_MEMBER_EPOCH
+    old = group.commit_later(7, [(42, 44)], member="A", epoch=5)
+    assert (old.error_code, old.last_stable_offset) == (ErrorCode.INDIVIDUAL_COMMIT_TOO_OLD, 43)
+    assert group.commit_later(7, [(44, 43)], member="A", epoch=5).error_code == ErrorCode.INVALID_REQUEST
+    assert [len(log) for log in group.logs] == before

@@ -1,0 +1,122 @@
+"""Commits by ranges in transactions at a real broker: they count with the transaction, and wait for gaps below them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.base.errors import ErrorCode
+from anabranch.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
+from anabranch.protocol.messages.offset_commit import KeyRangeOffset, OffsetRange
+from anabranch.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
+from tests.end_to_end.test_commits_by_range import END, MIDDLE, RangedClient, connected
+from tests.support.broker import BrokerProcess
+from tests.support.transactions import TransactionalProducer, retried
+
+Connect = Callable[[], RangedClient]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    process = BrokerProcess(
+        tmp_path / "data",
+        offsets_topic_num_partitions=3,
+        transaction_state_log_num_partitions=3,
+        **{"transaction.abort.timed.out.transaction.cleanup.interval.ms": 100},
+    ).start()
+    yield process
+    if process.alive:
+        process.kill()
+
+
+class Thread:
+    """One processing thread: a connection with a transactional producer of its own."""
+
+    def __init__(self, client: RangedClient, name: str, timeout_ms: int = 60_000) -> None:
+        self.client = client
+        self.producer = TransactionalProducer(self.client, name, timeout_ms).init()
+
+    def send(self, *ranges: tuple[int, int], shares: tuple[tuple[int, int, int], ...] = ()) -> tuple[int, int]:
+        """AddOffsetsToTxn, and send TxnOffsetCommit without waiting for its answer."""
+        producer = self.producer
+        who: dict[str, Any] = {"producer_id": producer.producer_id, "producer_epoch": producer.epoch}
+        added = AddOffsetsToTxnRequest(transactional_id=producer.name, group_id="g", **who)
+        assert retried(lambda: self.client.call(added)).error_code == ErrorCode.NONE
+        part = TxnOffsetCommitRequestPartition(
+            partition_index=0,
+            committed_offset=-1,
+            committed_metadata="",
+            offset_ranges=[OffsetRange(start=start, end=end) for start, end in ranges],
+            key_range_offsets=[KeyRangeOffset(start=start, end=end, offset=at) for start, end, at in shares],
+        )
+        topics = [TxnOffsetCommitRequestTopic(name="t", partitions=[part])]
+        request = TxnOffsetCommitRequest(transactional_id=producer.name, group_id="g", topics=topics, **who)
+        return self.client.send(request, 4)
+
+    def answer(self, sent: tuple[int, int]) -> ErrorCode:
+        """Receive the answer to TxnOffsetCommit."""
+        return ErrorCode(self.client.receive(sent).topics[0].partitions[0].error_code)
+
+
+@pytest.fixture
+def connect(broker: BrokerProcess) -> Iterator[Connect]:
+    """Makes connections that are closed in the end."""
+    with contextlib.ExitStack() as made:
+        yield lambda: made.enter_context(contextlib.closing(RangedClient(broker.port)))
+
+
+def begun(broker: BrokerProcess) -> RangedClient:
+    client = connected(broker)
+    client.create("t")
+    assert client.commit("g", {("t", 0): 40}) == [ErrorCode.NONE]
+    return client
+
+
+def test_the_proposals_two_threads(broker: BrokerProcess, connect: Connect) -> None:
+    with begun(broker) as client:
+        first, second = Thread(connect(), "a"), Thread(connect(), "b")
+        waits = second.send((45, 49))
+        assert client.progress() == (40, [], [])
+        assert first.answer(first.send((40, 44))) == ErrorCode.NONE
+        assert second.answer(waits) == ErrorCode.NONE
+        assert client.progress() == (40, [], [])
+        assert second.producer.end(commit=True) == ErrorCode.NONE
+        assert client.progress() == (40, [(45, 49)], [])
+        assert first.producer.end(commit=True) == ErrorCode.NONE
+        assert client.progress() == (50, [], [])
+    broker.kill()
+    broker.start()
+    with connected(broker) as client:
+        assert client.progress() == (50, [], [])
+
+
+def test_an_aborted_one_counts_nothing_and_an_open_one_goes_on_after_a_kill(
+    broker: BrokerProcess, connect: Connect
+) -> None:
+    with begun(broker):
+        aborted, going_on = Thread(connect(), "a"), Thread(connect(), "b")
+        assert aborted.answer(aborted.send((40, 44), shares=((MIDDLE, END, 99),))) == ErrorCode.NONE
+        assert going_on.answer(going_on.send(shares=((0, MIDDLE - 1, 60),))) == ErrorCode.NONE
+        assert aborted.producer.end(commit=False) == ErrorCode.NONE
+    broker.kill()
+    broker.start()
+    with connected(broker) as client:
+        assert client.progress() == (40, [], [])
+        going_on.producer.client = connect()
+        assert going_on.producer.end(commit=True) == ErrorCode.NONE
+        assert client.progress() == (40, [], [(0, MIDDLE - 1, 60), (MIDDLE, END, 40)])
+
+
+def test_one_that_waits_is_answered_when_its_transaction_times_out(broker: BrokerProcess, connect: Connect) -> None:
+    with begun(broker) as client:
+        thread = Thread(connect(), "a", timeout_ms=1_000)
+        assert thread.answer(thread.send((45, 49))) == ErrorCode.INVALID_PRODUCER_EPOCH
+        assert client.progress() == (40, [], [])
