@@ -8,7 +8,7 @@ there the output grows as it is really needed, up to the bound.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any, TypeAlias
 
@@ -231,6 +231,31 @@ def _compress_lz4(data: memoryview) -> bytearray:
             output += plain
     output += _UINT32.pack(0)
     return output
+
+
+def lz4_blocks(data: memoryview) -> Iterator[int]:
+    """Check that LZ4 records are one frame that every Kafka client reads; yields the size of each block. DecodeError.
+
+    Java's client reads one frame, of independent blocks, without a dictionary; what is behind the frame it leaves out.
+    """
+    if len(data) < 7 or data[:4] != _LZ4_HEADER[:4]:
+        raise DecodeError("malformed LZ4 records: no frame of LZ4")
+    flags, size = data[4], len(data)
+    if flags & 0xC3 != 0x40:
+        raise DecodeError("LZ4 records in a frame of another version, or with a dictionary, which Kafka does not have")
+    if not flags & 0x20:
+        raise DecodeError("LZ4 records in blocks that depend on each other, which Java's client does not read")
+    position = 7 + (8 if flags & 0x08 else 0)
+    while position + 4 <= size:
+        length = _UINT32.unpack_from(data, position)[0] & (_LZ4_STORED - 1)
+        position += 4
+        if length == 0:
+            position += 4 if flags & 0x04 else 0
+            break
+        yield length
+        position += length + (4 if flags & 0x10 else 0)
+    if position != size:
+        raise DecodeError("malformed LZ4 records: they are not where their one frame ends")
 
 
 def _zstd_size(data: memoryview) -> int:

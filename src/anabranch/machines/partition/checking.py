@@ -32,7 +32,7 @@ from anabranch.records.batch import (
     recompressed,
     stamp_max_timestamp,
 )
-from anabranch.records.compression import COMPRESSION_MASK, Bytes, Compression, ExpandsTooFarError
+from anabranch.records.compression import COMPRESSION_MASK, Bytes, Compression, ExpandsTooFarError, lz4_blocks
 from anabranch.records.examination import (
     BODY_SIZE_MIN,
     INT64_MAX,
@@ -68,6 +68,10 @@ _OF_RECORDS = {
     Flaw.UNTIMELY: "The record's timestamp is out of range.",
     Flaw.KEYLESS: "The record has no key.",
 }
+
+
+BLOCKS_CHECKED_AT_A_TIME = 100
+_BLOCKS_PER_US = 3
 
 
 class BatchLimits(Protocol):
@@ -251,6 +255,8 @@ def _expand(batch: memoryview, header: BatchHeader, limits: BatchLimits, effort:
     size_max = expanded_size_max(limits.message_size_max)
     allowed = size_max if effort is None else min(size_max, effort.expanded_size_max)
     try:
+        if header.compression is Compression.LZ4:
+            _check_frame(batch[HEADER_SIZE:], effort)
         records = expanded(batch, header, allowed)
     except ExpandsTooFarError:
         if allowed < size_max:
@@ -264,6 +270,13 @@ def _expand(batch: memoryview, header: BatchHeader, limits: BatchLimits, effort:
     if effort is not None:
         effort.spend(len(records), 0, _EXPANDED_BYTES_PER_US)
     return records
+
+
+def _check_frame(records: memoryview, effort: Effort | None) -> None:
+    """Check the frame of LZ4 records, however small its blocks are. DecodeError, TooLongError."""
+    for number, _ in enumerate(lz4_blocks(records)):
+        if effort is not None and number % BLOCKS_CHECKED_AT_A_TIME == 0:
+            effort.spend(BLOCKS_CHECKED_AT_A_TIME, 0, _BLOCKS_PER_US)
 
 
 def _refuse_records(header: BatchHeader, examined: Examined, accepted: Accepted) -> Refuse:

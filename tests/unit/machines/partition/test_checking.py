@@ -28,7 +28,7 @@ from anabranch.records.batch import (
     parse_header,
     stamp_crc,
 )
-from anabranch.records.compression import Compression, compress
+from anabranch.records.compression import Compression, compress, lz4_blocks
 from anabranch.records.examination import NO_TIMESTAMP
 from anabranch.records.varint import encode_varint
 from tests.support.batches import make_sound_batch
@@ -291,3 +291,15 @@ def test_a_check_ends_where_it_would_take_longer_than_its_caller_can_wait() -> N
     assert not isinstance(check_batches(memoryview(few), limits, NOW_MS, effort=Effort(80, 1)), Refuse)
     with pytest.raises(TooLongError):
         check_batches(memoryview(few), replace(limits, compression=Compression.GZIP), NOW_MS, effort=Effort(1.1, 1))
+
+
+def test_a_frame_of_many_blocks_is_looked_at_within_the_effort() -> None:
+    blocks = 200_000 * (struct.pack("<I", 1 | 1 << 31) + b"x")
+    content = bytes.fromhex("04224d18604082") + blocks + bytes(4)
+    batch = build(content, record_count=1, base_timestamp=0, max_timestamp=0, attributes=Compression.LZ4)
+    limits = Limits(message_size_max=2_000_000)
+    effort = Effort(5_000, 0.02)
+    with pytest.raises(TooLongError):
+        check_batches(memoryview(batch), limits, NOW_MS, effort=effort)
+    assert isinstance(check_batches(memoryview(batch), limits, NOW_MS), Refuse)
+    assert sum(lz4_blocks(memoryview(content))) == 200_000
