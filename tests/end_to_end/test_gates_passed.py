@@ -1,0 +1,110 @@
+"""What gates do not hold back: records behind a gate that was open once, and records of aborted transactions.
+
+Both are said in docs/consumer-groups.md. The poll interval, after which gates open by time, is far longer than a test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+from anabranch.client.sync import Admin, Consumer, Producer
+from anabranch.machines.placement import place
+from anabranch.records.hashing import placement_hash
+from tests.support.broker import BrokerProcess
+
+STAY, MOVE = (
+    next(key for n in range(99) if place(placement_hash(key := b"%d" % n), 1, 2) == partition) for partition in (0, 1)
+)
+"""Keys that stay in partition 0, and move to partition 1, when a topic of one partition gets two."""
+CLOSED_S = 2.0
+TIMEOUT_S = 30.0
+
+
+@contextlib.contextmanager
+def reader(broker: BrokerProcess, topic: str, group: str) -> Iterator[Consumer]:
+    with Consumer(
+        broker.address, group_id=group, auto_offset_reset="earliest", enable_auto_commit=False, retry_backoff_ms=20
+    ) as consumer:
+        consumer.subscribe(topic)
+        yield consumer
+
+
+def send(broker: BrokerProcess, topic: str, *records: tuple[bytes, str]) -> None:
+    with Producer(broker.address) as producer:
+        for key, value in records:
+            producer.send(topic, value, key=key)
+
+
+def read(consumer: Consumer, count: int, *others: Consumer) -> list[str]:
+    """Read so many records of one consumer; `others` poll meanwhile, and must be handed nothing."""
+    found: list[str] = []
+    until(lambda: _polled(consumer, count - len(found), found, others) >= count, lambda: found)
+    return found
+
+
+def _polled(consumer: Consumer, most: int, found: list[str], others: tuple[Consumer, ...]) -> int:
+    found += [(each.value or b"").decode() for each in consumer.poll(0.05, max_records=most)]
+    assert not [each for other in others for each in other.poll(0.05)]
+    return len(found)
+
+
+def until(holds: Callable[[], bool], what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not holds():
+        assert time.monotonic() < deadline, what()
+
+
+def test_a_seek_back_closes_no_gate_and_a_reset_of_the_group_closes_all(shared: BrokerProcess) -> None:
+    topic = group = "sought"
+    with Admin(shared.address) as admin:
+        admin.create_topics(topic, partitions=1)
+        send(shared, topic, (MOVE, "old 1"), (MOVE, "old 2"))
+        admin.resize(topic, 2)
+        send(shared, topic, (MOVE, "new 1"))
+        with reader(shared, topic, group) as consumer:
+            assert read(consumer, 2) == ["old 1", "old 2"]
+            consumer.commit()
+            assert read(consumer, 1) == ["new 1"]
+            consumer.commit()
+            consumer.seek(topic, 0, 0)
+            assert read(consumer, 1) == ["old 1"]
+            consumer.commit()
+            assert consumer.committed()[topic, 0].offset == 1
+            consumer.pause((topic, 0))
+            send(shared, topic, (MOVE, "new 2"))
+            assert read(consumer, 1) == ["new 2"], "'old 2' is not committed any more"
+            consumer.resume((topic, 0))
+            assert read(consumer, 1) == ["old 2"]
+        admin.alter_group_offsets(group, {(topic, 0): 0, (topic, 1): 0})
+        with reader(shared, topic, group) as consumer:
+            assert read(consumer, 2) == ["old 1", "old 2"]
+            deadline = time.monotonic() + CLOSED_S
+            while time.monotonic() < deadline:
+                assert not consumer.poll(0.1), "the gate is open although nothing is committed before it"
+            consumer.commit()
+            assert read(consumer, 2) == ["new 1", "new 2"]
+
+
+def test_no_gate_waits_for_aborted_records(shared: BrokerProcess) -> None:
+    topic = group = "aborted"
+    with Admin(shared.address) as admin:
+        admin.create_topics(topic, partitions=1)
+        send(shared, topic, (MOVE, "old"))
+        with Producer(shared.address, transactional_id=topic) as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send(topic, "aborted", key=MOVE)
+            producer.flush()
+            producer.abort_transaction()
+        with reader(shared, topic, group) as first:
+            assert read(first, 1) == ["old"]
+            first.commit()
+            first.pause((topic, 0))
+            admin.resize(topic, 2)
+            send(shared, topic, (MOVE, "new"))
+            with reader(shared, topic, group) as second:
+                assert read(second, 1, first) == ["new"]
+                first.resume((topic, 0))
+                assert read(first, 1, second) == ["aborted"]
