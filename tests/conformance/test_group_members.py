@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tests.conformance.kinds import each_kind
+from tests.conformance.kinds import KINDS, each_kind
 from tests.conformance.members.group import Group, Kind
+from tests.conformance.members.process import Workers
 
 
 @each_kind()
@@ -57,3 +58,19 @@ def test_a_pattern_takes_in_topics_that_appear(kind: Kind, group: Group) -> None
     group.produce(80)
     group.reads_all()
     assert set(group.counts().values()) == {1}
+
+
+def test_partitions_are_given_away_only_when_their_owner_has_let_go_of_them(group: Group, workers: Workers) -> None:
+    """The answer that takes them away from a Java member is late."""
+    java, confluent = (next(it for it in KINDS if str(it) == f"{name}-consumer") for name in ("java", "confluent"))
+    group.join(java)
+    group.settles(4)
+    group.produce(40)
+    group.reads_all()
+    assert workers.tap is not None
+    workers.tap.late_s = 0.6
+    group.join(confluent)
+    group.settles(4)
+    workers.tap.late_s = 0.0
+    group.produce(40)
+    group.reads_all()

@@ -48,6 +48,8 @@ class HeartbeatTap:
         self._broker = host, port
         self.beats: dict[str, list[Beat]] = defaultdict(list)
         """By the client id of the member."""
+        self.late_s = 0.0
+        """For how long the tap holds back an assignment, once it has noted it."""
         self._names: dict[UUID, str] = {}
         """Topics by id, as metadata named them to anybody."""
         self.port = 0
@@ -131,6 +133,7 @@ class HeartbeatTap:
                     if isinstance(answer, ConsumerGroupHeartbeatResponse):
                         assignment = None if answer.assignment is None else answer.assignment.topic_partitions
                         self._note(header, assignment, is_answer=True)
+                        await asyncio.sleep(0.0 if assignment is None else self.late_s)
                     else:
                         self._rename(answer)
                         parts = encode_response(answer, header.api_key, header.api_version, correlation)
