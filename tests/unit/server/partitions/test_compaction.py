@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.machines.cleaning import Urgency
 from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendStopReplica
 from anabranch.records.batch import CONTROL, TRANSACTIONAL, build, end_transaction_marker, headers, parse_header
 from anabranch.records.compression import Compression
@@ -531,3 +532,21 @@ def test_a_topic_that_is_not_compacted_keeps_its_retiring_partitions(topic: Topi
     topic.local.replicas.apply_settings(TOPIC)
     topic.compact()
     assert topic.found(1) == [(b"key", b"1")]
+
+
+def test_the_topic_with_the_most_urgent_log_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = compacted(tmp_path)
+    local.resize(4)
+    urgency = {"a": Urgency(0, 0.9), "b": None, "c": Urgency(5, 0.1), "d": Urgency(0, 1.0)}
+    for partition, topic in zip(local.replicas, urgency, strict=True):
+        partition.name = partition.name._replace(topic=topic)
+    order: list[str] = []
+
+    async def noted(topic: str) -> None:
+        order.append(topic)
+
+    monkeypatch.setattr(local.compaction, "_urgency", lambda partition: urgency[partition.name.topic])
+    monkeypatch.setattr(local.compaction, "run_topic", noted)
+    local.runner.run(local.compaction.run())
+    assert order == ["c", "d", "a", "b"]
+    local.close()
