@@ -288,3 +288,18 @@ def test_a_partition_that_comes_back_waits_for_a_record_that_still_runs(orphanin
         again = tracker.next(0)
     assert again is not None and again.lease == 100
     assert tracker.done(100, 1)
+
+
+def test_what_was_taken_first_runs_first_so_that_few_ranges_are_left() -> None:
+    settings = TrackerSettings()
+    keys = [b"%d" % (number * 7919 % 97) for number in range(2_000)]
+    tracker = taken([(40 + number, key) for number, key in enumerate(keys)], settings)
+    running: list[Entry] = []
+    most = 0
+    while tracker.unfinished:
+        while len(running) < 32 and (entry := tracker.next(0)) is not None:
+            running.append(entry)
+        done = running.pop(len(running) // 2)
+        assert tracker.done(done.lease, 1)
+        most = max(most, tracker.fresh)
+    assert most <= 64

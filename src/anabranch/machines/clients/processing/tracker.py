@@ -84,7 +84,8 @@ class Tracker:
         """Whether records that run when their partition is forgotten become orphans; else they are forgotten, too."""
         self._settings = settings
         self._partitions: dict[TopicPartition, _Tracked] = {}
-        self._ready: deque[Entry] = deque()
+        self._ready: list[tuple[int, Entry]] = []
+        """A heap: what was taken first runs first, so that few gaps are left behind."""
         self._rejected: list[tuple[int, int, Entry]] = []
         self._running: dict[int, Entry] = {}
         self._orphans: dict[TopicPartition, dict[bytes, Entry]] = {}
@@ -170,7 +171,7 @@ class Tracker:
         if tracked.held:
             tracked.parked.append(entry)
         else:
-            self._ready.append(entry)
+            heapq.heappush(self._ready, (entry.lease, entry))
 
     # -- records out --------------------------------------------------------------------------------------------------
 
@@ -185,7 +186,7 @@ class Tracker:
             self.mature(now_ms)
         if not self._ready:
             return None
-        entry = self._ready.popleft()
+        entry = heapq.heappop(self._ready)[1]
         entry.stage = Stage.RUNNING
         entry.deliveries += 1
         entry.started_ms = now_ms
@@ -212,9 +213,9 @@ class Tracker:
         tracked = self._partitions.get(tp)
         if tracked is not None and not tracked.held:
             tracked.held = True
-            tracked.parked = [entry for entry in self._ready if entry.partition == tp]
+            tracked.parked = [entry for _, entry in self._ready if entry.partition == tp]
             if tracked.parked:
-                self._ready = deque(entry for entry in self._ready if entry.partition != tp)
+                self._leave_out(tp)
 
     def release(self, tp: TopicPartition) -> None:
         """Let records of a held partition run again."""
@@ -222,8 +223,14 @@ class Tracker:
         tracked = self._partitions.get(tp)
         if tracked is not None and tracked.held:
             tracked.held = False
-            self._ready.extend(tracked.parked)
-            tracked.parked = []
+            parked, tracked.parked = tracked.parked, []
+            for entry in parked:
+                self._make_ready(tracked, entry)
+
+    def _leave_out(self, tp: TopicPartition) -> None:
+        """Take the records of a partition out of the ready ones."""
+        self._ready = [each for each in self._ready if each[1].partition != tp]
+        heapq.heapify(self._ready)
 
     # -- the application's word ---------------------------------------------------------------------------------------
 
@@ -384,7 +391,7 @@ class Tracker:
             entry.stage = Stage.DROPPED
             entry.following = None
         if not tracked.held:
-            self._ready = deque(entry for entry in self._ready if entry.partition != tp)
+            self._leave_out(tp)
         for entry in running:
             if not self.orphaning:
                 del self._running[entry.lease]
