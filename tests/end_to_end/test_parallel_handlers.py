@@ -476,3 +476,23 @@ def test_without_individual_commits_the_stable_offset_is_committed(tmp_path_fact
 
     with running(tmp_path_factory.mktemp("plain"), **QUICK, **{"accept.individual.commit": "false"}) as process:
         asyncio.run(story(f"127.0.0.1:{process.port}"))
+
+
+def test_a_partition_changes_hands_only_after_its_handlers_have_ended(address: str) -> None:
+    told: list[Told] = []
+    with plain.Admin(address) as admin:
+        admin.create_topics("handed-over", partitions=2)
+    sender = Sender(address, "handed-over", 92, per_s=10_000)
+    sender.join()
+    slow: dict[str, Any] = {"slow_s": 4.0, "quick_s": 2.0, "parallel": 64}
+    first = Member(told, address, "handed-over", **slow)
+    deadline = time.monotonic() + TIMEOUT_S
+    while not told:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    second = Member(told, address, "handed-over", **slow)
+    wait_until(told, sender.sent)
+    for member in (first, second):
+        member.stop()
+    assert {each.member for each in told} == {first.number, second.number}, "a partition changed hands"
+    assert check(told, {}) == 0, "what is done is committed before"
