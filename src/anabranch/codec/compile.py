@@ -14,7 +14,7 @@ from anabranch.base.limits import ARRAY_LENGTH_MAX
 from anabranch.codec.declaration import schema_of
 from anabranch.codec.primitives import EncodeError
 from anabranch.codec.reading import MALFORMED, Reader, compile_reader
-from anabranch.codec.types import Blob
+from anabranch.codec.types import Blob, Pieces
 from anabranch.codec.writing import Splice, Writer, compile_writer
 
 T = TypeVar("T")
@@ -78,7 +78,10 @@ def spliced(out: bytearray, splices: list[Splice]) -> list[Part]:
     for position, part in splices:
         if position > start:
             parts.append(view[start:position])
-        parts.append(part)
+        if isinstance(part, Pieces):
+            parts.extend(part.parts)
+        else:
+            parts.append(part)
         start = position
     if start < len(out):
         parts.append(view[start:])

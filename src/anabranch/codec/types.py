@@ -7,7 +7,7 @@ for a tagged field the value that is not written at all. A tagged struct default
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -20,6 +20,19 @@ Blob: TypeAlias = bytes | bytearray | memoryview
 """The value of a `bytes_` field: a view of the decoded buffer on read, any of these on write."""
 Records: TypeAlias = Any
 """The value of a `records` field: a view on read; on write a blob or any sized object, passed through."""
+
+
+class Pieces:
+    """The value of a `records` field on write that is not in one piece."""
+
+    __slots__ = ("parts", "size")
+
+    def __init__(self, parts: Sequence[Blob]) -> None:
+        self.parts = parts
+        self.size = sum(map(len, parts))
+
+    def __len__(self) -> int:
+        return self.size
 
 
 @dataclass(frozen=True, slots=True)

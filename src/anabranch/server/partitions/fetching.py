@@ -27,7 +27,7 @@ from anabranch.server.partitions.fetch_sessions import FetchContext, FetchSessio
 from anabranch.server.partitions.filtering import FilteredSlice, FilterRefusedError, Filters
 from anabranch.server.partitions.partition import Partition, events
 from anabranch.server.partitions.replicas import Replicas
-from anabranch.storage.interface import FetchedSlice, OfflineLogError, OffsetOutOfRangeError, Slice
+from anabranch.storage.interface import OfflineLogError, OffsetOutOfRangeError, Slice
 
 READS_AT_A_TIME = 500
 """Partitions that a fetch reads or watches before other work has its turn: about 3 ms."""
@@ -271,7 +271,8 @@ class Fetch:
             return
         kept = read.found
         if found.size:
-            read.found = found if kept is None else FetchedSlice(b"".join((kept.view(), found.view())))
+            before = kept.parts if isinstance(kept, FilteredSlice) else ()
+            read.found = FilteredSlice((*before, *found.parts), found.filtered_to)
         read.filtered_to = found.filtered_to
         if self.committed and read.found is not None:
             read.aborted = _aborted_in(partition, read.target.offset, read.limit, read.found)

@@ -9,7 +9,7 @@ of records that are not compressed are filtered in the event loop: a thread woul
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import thread_time
@@ -17,6 +17,7 @@ from uuid import UUID
 
 from anabranch.base.errors import AnabranchError, ErrorCode
 from anabranch.base.limits import EXPANDED_SIZE_MAX
+from anabranch.codec.types import Pieces
 from anabranch.machines.partition.sharing import (
     Asked,
     KeptPieces,
@@ -33,7 +34,7 @@ from anabranch.records.filtering import Scatter, Scattered, Selection, Spread
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.metrics import Metrics
 from anabranch.server.partitions.partition import Partition
-from anabranch.storage.interface import FetchedSlice, OffsetOutOfRangeError, Slice, fetched
+from anabranch.storage.interface import OffsetOutOfRangeError, Slice, fetched
 
 BLOCK_SIZE = 512 * 1024
 """Bytes of the log that one pass filters: what it reads and writes stays near the processor."""
@@ -56,14 +57,24 @@ class FilterRefusedError(AnabranchError):
         self.code = code
 
 
-class FilteredSlice(FetchedSlice):
-    """The records asked for, of all below `filtered_to`."""
+class FilteredSlice(Slice):
+    """The records asked for, of all below `filtered_to`; in pieces, as they were found."""
 
-    __slots__ = ("filtered_to",)
+    __slots__ = ("filtered_to", "parts")
 
-    def __init__(self, data: bytes | memoryview, filtered_to: int) -> None:
-        super().__init__(data)
+    def __init__(self, parts: Sequence[memoryview], filtered_to: int) -> None:
+        super().__init__(sum(map(len, parts)))
+        self.parts = parts
         self.filtered_to = filtered_to
+
+    def view(self) -> memoryview:
+        """Give the bytes, joined."""
+        return self.parts[0] if len(self.parts) == 1 else memoryview(b"".join(self.parts))
+
+    @property
+    def wire(self) -> Pieces:  # type: ignore[override]
+        """The pieces."""
+        return Pieces(self.parts)
 
 
 class _Book:
@@ -139,13 +150,14 @@ class Filters:
                 if size and size + len(piece.data) > size_max:
                     self.kept.keep(log, asked, piece)
                     break
-                parts.append(piece.data)
+                if len(piece.data):
+                    parts.append(piece.data)
                 size += len(piece.data)
                 at = piece.end
                 book.sharers.reached(asked, at)
         finally:
             book.sharers.ended(asked)
-        return FilteredSlice(parts[0] if len(parts) == 1 else b"".join(parts), at)
+        return FilteredSlice(parts, at)
 
     def give_back(self, partition: Partition, asked: Asked, offset: int, found: FilteredSlice) -> None:
         """Keep what there was no room for in an answer."""
