@@ -68,7 +68,7 @@ RELIABILITY = (
     _seen(
         "requests may have any number of elements",
         f"{BOUNDS}::test_a_request_of_a_million_elements_ends_its_connection_before_anything_is_made_of_it",
-        Edit("protocol/frames.py", "position, ELEMENTS_MAX[api.key])", "position, ELEMENTS_MAX[api.key] * 10**6)"),
+        Edit("protocol/frames.py", "min(elements_max, ELEMENTS_MAX[api.key])", "min(elements_max, ELEMENTS_MAX[api.key] * 10**6)"),
     ),
     _seen(
         "long requests of earlier versions are handled in one step",
@@ -148,7 +148,7 @@ RELIABILITY = (
     _seen(
         "fetch sessions take memory without a bound",
         f"{BOUNDS}::test_fetch_sessions_hold_bounded_memory",
-        Edit(SESSIONS, "        while self.size + size > self._size_max:\n", "        while self.size < 0:\n"),
+        Edit(SESSIONS, "        while self.size + session.size > self._size_max:\n", "        while self.size < 0:\n"),
     ),
     _seen(
         "a fetch session grows without a bound",

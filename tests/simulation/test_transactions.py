@@ -364,7 +364,7 @@ class World:
             v3_and_below_producer_epoch=epoch,
             v3_and_below_topics=[AddPartitionsToTxnTopic(name="t", partitions=[at])],
         )
-        return lambda machine, now_ms: machine.add_partitions(request, 3, now_ms)
+        return lambda machine, now_ms: machine.add_partitions(request, [TopicPartition("t", at)], 3, now_ms)
 
     def end(self, name: str, producer_id: int, epoch: int, *, commit: bool) -> Decide:
         request = EndTxnRequest(transactional_id=name, producer_id=producer_id, producer_epoch=epoch, committed=commit)
@@ -516,8 +516,8 @@ class World:
 
 def _code(reply: Any) -> Any:
     """The state that a producer's steps read."""
-    if hasattr(reply, "results_by_topic_v3_and_below"):
-        return ErrorCode(reply.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code)
+    if isinstance(reply, ErrorCode):
+        return reply
     return reply if hasattr(reply, "producer_epoch") and hasattr(reply, "ongoing_txn_producer_id") else _end(reply)
 
 

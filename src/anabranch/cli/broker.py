@@ -156,7 +156,7 @@ async def _run(settings: Settings, collector: Collector) -> int:
         durability=settings.durability,
         metrics_port=broker.metrics_port,
     )
-    collecting = loop.create_task(collector.run())
+    collecting = loop.create_task(collector.run(lambda: not broker.connections))
     await stopping.wait()
     collecting.cancel()
     events.info("stopping")

@@ -2,7 +2,7 @@
 
 from anabranch.codec.compile import Part, decode, decode_prefix, encode, encode_into, encoded_size, spliced
 from anabranch.codec.declaration import Schema, message, schema_of, struct, unknown_tags
-from anabranch.codec.primitives import EncodeError
+from anabranch.codec.primitives import EncodeError, TooManyElementsError
 from anabranch.codec.types import (
     NIL,
     Blob,
@@ -30,6 +30,7 @@ __all__ = [
     "Part",
     "Records",
     "Schema",
+    "TooManyElementsError",
     "array",
     "boolean",
     "bytes_",

@@ -19,14 +19,18 @@ class EncodeError(AnabranchError, ValueError):
     """A message of ours that its version cannot carry: null in a field without null, or a number out of range."""
 
 
+class TooManyElementsError(DecodeError):
+    """A message of more elements than its reader takes."""
+
+
 def refuse(what: str, length: int, left: int) -> DecodeError:
     """Raise DecodeError for a length that exceeds the buffer."""
     return DecodeError(f"{what}: length {length} where {left} bytes are left")
 
 
 def too_many(what: str) -> DecodeError:
-    """Raise DecodeError for the array that exceeds the limit on elements."""
-    return DecodeError(f"{what}: the message has more elements than its API allows")
+    """Raise TooManyElementsError for the array that exceeds the limit on elements."""
+    return TooManyElementsError(f"{what}: the message has more elements than its API allows")
 
 
 def uvarint_rest(view: memoryview, position: int, first: int) -> tuple[int, int]:

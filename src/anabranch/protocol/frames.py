@@ -11,7 +11,7 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 from anabranch.base.errors import DecodeError
-from anabranch.base.limits import TAGGED_FIELDS_MAX
+from anabranch.base.limits import ARRAY_LENGTH_MAX, TAGGED_FIELDS_MAX
 from anabranch.codec import Blob, EncodeError, Part, decode_prefix, encode_into, spliced
 from anabranch.codec.primitives import read_tags
 from anabranch.protocol.bounds import ELEMENTS_MAX
@@ -54,8 +54,10 @@ def encode_request(message: object, version: int, correlation_id: int, client_id
     return _framed(out, message, version)
 
 
-def decode_request(frame: Blob) -> tuple[RequestHeader, Any]:
+def decode_request(frame: Blob, elements_max: int = ARRAY_LENGTH_MAX) -> tuple[RequestHeader, Any]:
     """Read a request that the broker serves: its header and the message.
+
+    TooManyElementsError where it has more elements than its API allows, or than `elements_max`.
 
     Bytes behind the message are passed over, as Kafka's broker does: librdkafka sends three when it asks for the
     metadata of all topics.
@@ -67,7 +69,8 @@ def decode_request(frame: Blob) -> tuple[RequestHeader, Any]:
         raise UnsupportedVersionError(header)
     if api.flexible(header.api_version):
         position = _skip_tags(view, position)
-    message, _ = decode_prefix(api.request, view, header.api_version, position, ELEMENTS_MAX[api.key])
+    most = min(elements_max, ELEMENTS_MAX[api.key])
+    message, _ = decode_prefix(api.request, view, header.api_version, position, most)
     return header, message
 
 

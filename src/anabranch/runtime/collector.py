@@ -3,9 +3,11 @@
 A collection of the oldest generation looks at every object of the process, at a third of a microsecond each: 40 ms in a
 broker of 1,000 partitions, in the middle of whatever request happens to allocate. So the objects that survive one are
 set aside (`gc.freeze`), and thresholds are such that the next one looks at 20,000 objects at most, those made since.
-The rule: reference counts free what is set aside, but for cycles that become garbage later. A complete collection,
-which finds these, takes place only after the memory in use has doubled: at a quiet moment, or, where none comes within
-an hour, at any.
+The rule: reference counts free what is set aside, but for cycles that become garbage later: those of the broker are
+broken by hand. A complete collection, which finds others, is one long step that nothing can divide. So it takes place
+after the memory in use has doubled while no client is connected, whom it would keep waiting. Only where the memory has
+grown to eight times what it was does it take place beside clients: at a quiet moment, or, where none comes within an
+hour, at any.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic, process_time
 from typing import Any
@@ -25,6 +27,8 @@ QUIET_LOAD_MAX = 0.02
 """The part of the processor that was in use, at most, since the look before a quiet moment."""
 WAIT_MAX_S = 3600.0
 """How long a complete collection waits for a quiet moment."""
+GROWTH, GROWTH_BESIDE_CLIENTS = 2, 8
+"""How often the memory of the last complete collection is in use before the next one, without and with clients."""
 OLDEST = 2
 
 
@@ -52,19 +56,24 @@ class Collector:
             gc.set_threshold(*before)
             gc.unfreeze()
 
-    async def run(self) -> None:
-        """Collect all garbage at quiet moments, when there may be much of it."""
+    async def run(self, alone: Callable[[], bool]) -> None:
+        """Collect all garbage when there may be much of it; `alone` tells whether no client is connected."""
         self._settle()
         while True:
             used = process_time()
             await asyncio.sleep(LOOK_INTERVAL_S)
-            self.look(monotonic(), quiet=process_time() - used < QUIET_LOAD_MAX * LOOK_INTERVAL_S)
+            quiet = process_time() - used < QUIET_LOAD_MAX * LOOK_INTERVAL_S
+            self.look(monotonic(), quiet=quiet, alone=alone())
 
-    def look(self, now_s: float, *, quiet: bool) -> None:
+    def look(self, now_s: float, *, quiet: bool, alone: bool) -> None:
         """Collect all garbage, if it is time."""
-        if self._due_since is None and sys.getallocatedblocks() > 2 * self._left:
+        growth = sys.getallocatedblocks() / self._left
+        if growth <= GROWTH_BESIDE_CLIENTS:
+            self._due_since = None
+        elif self._due_since is None:
             self._due_since = now_s
-        if self._due_since is not None and (quiet or now_s - self._due_since >= WAIT_MAX_S):
+        beside_clients = self._due_since is not None and (quiet or now_s - self._due_since >= WAIT_MAX_S)
+        if beside_clients or (alone and quiet and growth > GROWTH):
             gc.unfreeze()
             gc.collect()
             self._settle()

@@ -163,6 +163,9 @@ class LoopSteps:
         self.noted = min(self._longest_processor.seconds, SLOW_STEP_S)
         if took > SLOW_STEP_S:
             self._slow(took, processor, now)
+        if processor > SLOW_STEP_S:
+            name, doc = "anabranch_loop_long_steps_total", "Steps of more than 10 ms of processor time."
+            self._metrics.counter(name, doc, work=self.work).add()
 
     def _slow(self, took: float, processor: float, now: float) -> None:
         self._metrics.counter(

@@ -154,6 +154,11 @@ class Broker:
         if not clean and len(context.replicas):
             events.info("logs checked after a stop that was not clean", partitions=len(context.replicas))
 
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return self._listener.connections
+
     def _assemble(self, directory: DataDirectory, store: EmbeddedMetadataStore, cluster_id: str) -> None:
         """Make the parts, each of those that were made before it."""
         settings, clock, chance = self.settings, self._clock, self._chance

@@ -70,7 +70,7 @@ class Apart(NamedTuple):
     handle: Callable[[Any], Awaitable[Any]]
 
 
-PARTITIONS_AT_A_TIME = 500
+PARTITIONS_AT_A_TIME = 200
 """Partitions that a handler looks at before other work has its turn, and of which an answer is encoded on the loop."""
 
 

@@ -83,7 +83,9 @@ def test_few_objects_are_looked_at_whenever_the_oldest_generation_is_collected(c
     assert max(looked_at) <= 20_000
 
 
-def test_cycles_that_become_garbage_after_they_were_set_aside_are_found_at_a_quiet_moment(collector: Collector) -> None:
+def test_cycles_that_become_garbage_after_they_were_set_aside_are_found_when_nobody_waits(
+    collector: Collector,
+) -> None:
     node = Node()
     node.other = node
     there = weakref.ref(node)
@@ -91,31 +93,41 @@ def test_cycles_that_become_garbage_after_they_were_set_aside_are_found_at_a_qui
     del node
     gc.collect()
     assert there() is not None
-    collector.look(0.0, quiet=True)
+    collector.look(0.0, quiet=True, alone=True)
     assert there() is not None and not collector.completed  # Too little was made.
-    grown = _doubled()
-    collector.look(1.0, quiet=False)
+    grown = _grown(2)
+    collector.look(1.0, quiet=False, alone=True)
+    collector.look(1.0, quiet=True, alone=False)
     assert there() is not None and not collector.completed
-    collector.look(2.0, quiet=True)
+    collector.look(2.0, quiet=True, alone=True)
     assert there() is None and collector.completed == 1
-    collector.look(3.0, quiet=True)
+    collector.look(3.0, quiet=True, alone=True)
+    assert collector.completed == 1
+    del grown
+
+
+def test_clients_are_kept_waiting_only_after_memory_has_grown_eightfold(collector: Collector) -> None:
+    grown = _grown(8)
+    collector.look(10.0, quiet=False, alone=False)
+    assert not collector.completed
+    collector.look(11.0, quiet=True, alone=False)
     assert collector.completed == 1
     del grown
 
 
 def test_a_process_that_is_never_quiet_collects_all_after_an_hour(collector: Collector) -> None:
-    grown = _doubled()
-    collector.look(10.0, quiet=False)
-    collector.look(10.0 + WAIT_MAX_S - 1, quiet=False)
+    grown = _grown(8)
+    collector.look(10.0, quiet=False, alone=False)
+    collector.look(10.0 + WAIT_MAX_S - 1, quiet=False, alone=False)
     assert not collector.completed
-    collector.look(10.0 + WAIT_MAX_S, quiet=False)
+    collector.look(10.0 + WAIT_MAX_S, quiet=False, alone=False)
     assert collector.completed == 1
     del grown
 
 
-def _doubled() -> list[bytes]:
-    """Twice as many blocks of memory."""
-    return [number.to_bytes(9, "big") for number in range(int(1.1 * sys.getallocatedblocks()))]
+def _grown(factor: int) -> list[bytes]:
+    """So many times as many blocks of memory, and some."""
+    return [number.to_bytes(9, "big") for number in range(int((factor - 0.8) * sys.getallocatedblocks()))]
 
 
 def test_the_collector_of_others_is_left_as_it_was() -> None:

@@ -13,7 +13,7 @@ The rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -21,7 +21,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 from anabranch.base.limits import PARTITIONS_PER_TRANSACTION_MAX
 from anabranch.machines.outcome import Draft, Outcome
-from anabranch.machines.transactions.records import TransactionLogKey, TransactionRecord
+from anabranch.machines.transactions.records import TransactionLogKey, TransactionLogValue, TransactionRecord
 from anabranch.machines.transactions.settings import TransactionSettings
 from anabranch.machines.transactions.states import TransactionEvent, TransactionState
 from anabranch.machines.transactions.transaction import NOT_STARTED, OWN_SIZE, Transaction, first
@@ -39,6 +39,7 @@ from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest, 
 
 Reply = TypeVar("Reply")
 
+NOTHING_DECIDED: tuple[None, None] = (None, None)
 TIMED_OUT = ("timed out",)
 EXPIRED = ("expired",)
 SWEPT_MAX = 500
@@ -78,6 +79,8 @@ class Coordinator:
         self._transactions: dict[str, Transaction] = {}
         self._ongoing: dict[str, None] = {}
         self._prepared: dict[str, None] = {}
+        self._decided: dict[str, tuple[TransactionLogValue, Transaction]] = {}
+        """What was decided and is about to be applied: to read it from its record takes long where it is large."""
         self._replaced: dict[str, tuple[Producer, Producer]] = {}
         """The producer epochs that InitProducerId replaced: a repeated request is recognized. Lost on fail-over."""
 
@@ -103,7 +106,9 @@ class Coordinator:
             self._transactions.pop(name, None)
             self._replaced.pop(name, None)
             return
-        told = self._transactions[name] = Transaction.of(record.value)
+        value, decided = self._decided.pop(name, NOTHING_DECIDED)
+        told = decided if decided is not None and value is record.value else Transaction.of(record.value)
+        self._transactions[name] = told
         self.size += len(name) + told.size
         if told.state is TransactionState.ONGOING:
             self._ongoing[name] = None
@@ -180,18 +185,16 @@ class Coordinator:
         return self._outcome(_init_response(ErrorCode.NONE, given), [(name, after)])
 
     def add_partitions(
-        self, request: AddPartitionsToTxnRequest, version: int, now_ms: int
-    ) -> Outcome[AddPartitionsToTxnResponse, TransactionRecord]:
-        """Let a transaction hold partitions; the first ones begin it. They exist: the caller has seen to that."""
-        held = [
-            TopicPartition(topic.name, partition)
-            for topic in request.v3_and_below_topics
-            for partition in topic.partitions
-        ]
+        self, request: AddPartitionsToTxnRequest, held: Collection[TopicPartition], version: int, now_ms: int
+    ) -> Outcome[ErrorCode, TransactionRecord]:
+        """Let a transaction hold partitions; the first ones begin it. They exist: the caller has seen to that.
+
+        `held` are the partitions that the request names; the error is that of all of them (`partitions_response`).
+        """
         name = request.v3_and_below_transactional_id
         sender = Producer(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
         error, changes = self._grow(name, sender, held, version, now_ms)
-        return self._outcome(partitions_response(request, error), changes)
+        return self._outcome(error, changes)
 
     def add_offsets(
         self, request: AddOffsetsToTxnRequest, partition: TopicPartition, version: int, now_ms: int
@@ -291,7 +294,7 @@ class Coordinator:
         return asked.producer_id != NO_PRODUCER_ID and self._replaced.get(name) == (asked, current)
 
     def _grow(
-        self, name: str, sender: Producer, partitions: Sequence[TopicPartition], version: int, now_ms: int
+        self, name: str, sender: Producer, partitions: Collection[TopicPartition], version: int, now_ms: int
     ) -> tuple[ErrorCode, list[tuple[str, Transaction]]]:
         known = self._transactions.get(name)
         error = self._refuse(name, known, sender, version)
@@ -327,7 +330,9 @@ class Coordinator:
     def _write(self, draft: Draft[TransactionRecord], changes: Iterable[tuple[str, Transaction]]) -> None:
         """Write what transactions become, and have the markers of decided ones sent."""
         for name, after in changes:
-            draft.write(TransactionRecord(TransactionLogKey(transactional_id=name), after.value()))
+            value = after.value()
+            self._decided[name] = value, after
+            draft.write(TransactionRecord(TransactionLogKey(transactional_id=name), value))
             if after.state.prepared:
                 draft.perform(self._markers(name, after))
 

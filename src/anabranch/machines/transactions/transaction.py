@@ -91,9 +91,9 @@ class Transaction:
     def value(self) -> TransactionLogValue:
         """Write it as the value of a log record."""
         topics: dict[str, list[int]] = {}
-        for topic, partition in sorted(self.partitions):
+        for topic, partition in self.partitions:
             topics.setdefault(topic, []).append(partition)
-        partitions = [PartitionsSchema(topic=topic, partition_ids=ids) for topic, ids in topics.items()]
+        partitions = [PartitionsSchema(topic=topic, partition_ids=sorted(ids)) for topic, ids in sorted(topics.items())]
         return TransactionLogValue(
             producer_id=self.producer_id,
             previous_producer_id=self.previous_producer_id,

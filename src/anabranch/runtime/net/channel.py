@@ -3,7 +3,8 @@
 A `FrameChannel` owns one transport. Bytes land in one buffer shared by all channels of a loop; frames that are whole
 there are handed over in place. A frame that is not goes into a buffer of its own from a bounded pool, which grows as
 its bytes arrive, and the rest of it is received straight into that buffer. The rule: a frame's memory belongs to its
-handler only until the handler returns. Parts are sent together, file slices by the kernel where the transport can; a
+handler only until the handler returns, unless the handler keeps it (`keep_frame`). Parts are sent together, file slices
+by the kernel where the transport can; a
 writer is registered only while the transport is full, and a peer that does not read its answers is not read either
 (the handler pauses it).
 """
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from anabranch.runtime.loop_steps import timed
-from anabranch.runtime.net.pool import SMALL_FRAME_SIZE, BufferPool, Landing
+from anabranch.runtime.net.pool import SMALL_FRAME_SIZE, Buffer, BufferPool, Landing
 from anabranch.runtime.net.transport import Transport
 
 READ_TURN_SIZE_MAX = 2 * 1024 * 1024
@@ -73,6 +74,22 @@ class FrameHandler(Protocol):
         """The channel is closed: by the peer (None), by a `FrameError`, by an `OSError`."""
 
 
+class _Nobody:
+    """The owner of a closed channel."""
+
+    def on_frame(self, frame: memoryview) -> None:
+        """There are no more frames."""
+
+    def on_drained(self) -> None:
+        """There are no more answers."""
+
+    def on_closed(self, error: Exception | None) -> None:
+        """It is closed already."""
+
+
+_NOBODY = _Nobody()
+
+
 class FrameChannel:
     """One connected transport that carries frames of `int32 length, bytes`."""
 
@@ -95,9 +112,11 @@ class FrameChannel:
         self._frame_size_max = frame_size_max
         self._head = b""
         """The first bytes of a length, or whole frames that came while paused."""
-        self._kept: bytearray | None = None
+        self._kept: Buffer | None = None
         self._kept_range = (0, 0)
-        self._buffer: bytearray | None = None
+        self._buffer: Buffer | None = None
+        self._handed: Buffer | None = None
+        """The buffer of the frame that is being handled, where it has one of its own."""
         self._frame: memoryview | None = None
         self._frame_size = 0
         self._filled = 0
@@ -275,38 +294,51 @@ class FrameChannel:
         self._filled = len(start)
         self._frame[: self._filled] = start
 
-    def _hold(self, buffer: bytearray) -> None:
+    def _hold(self, buffer: Buffer) -> None:
         self._buffer = buffer
         self._frame = memoryview(buffer)[: self._frame_size]
 
     def _grown(self) -> bool:
         """Receive the rest of the frame into a larger buffer; False where it must wait for one."""
-        larger = self._pool.grow(self, self._frame_size)
+        frame, buffer = self._frame, self._buffer
+        assert frame is not None and buffer is not None
+        frame.release()
+        larger = self._pool.grow(self, self._frame_size, buffer)
+        self._hold(larger or buffer)
         if larger is None:
             self._awaits_memory = True
             self._read_off()
             self._pool.wait(self, self._memory_is_back)
             return False
-        frame, buffer = self._frame, self._buffer
-        assert frame is not None and buffer is not None
-        larger[: self._filled] = frame
-        frame.release()
-        self._pool.give(buffer)
-        self._hold(larger)
         return True
 
     def _finish_frame(self) -> None:
         frame, buffer = self._frame, self._buffer
         assert frame is not None and buffer is not None
         self._frame = self._buffer = None
+        self._handed = buffer
         self._consuming = True
         try:
             self._handler.on_frame(frame)
         finally:
             self._consuming = False
             frame.release()
-            self._pool.give(buffer)
+            if self._handed is not None:
+                self._pool.give(buffer)
+                self._handed = None
             self._pool.end(self)
+
+    def keep_frame(self, frame: memoryview) -> tuple[Buffer, memoryview]:
+        """Leave the frame that is being handled to its handler: its buffer and the frame in it.
+
+        The buffer is to be given back to the pool. A frame that shares one with others is copied.
+        """
+        size, buffer = len(frame), self._handed
+        self._handed = None
+        if buffer is None:
+            buffer = self._pool.take(size)
+            buffer[:size] = frame
+        return buffer, memoryview(buffer)[:size]
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -400,7 +432,8 @@ class FrameChannel:
             self._pool.end(self)
         self._give_kept()
         self._transport.close()
-        self._handler.on_closed(error)
+        handler, self._handler = self._handler, _NOBODY  # The two hold each other.
+        handler.on_closed(error)
 
 
 class _RestOfFile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Hashable
 from itertools import islice
 
@@ -17,6 +18,10 @@ PROMPT_FRAME_SIZE_MAX = 1 << 20
 GROWTH = 4
 WOKEN_MAX = 100
 """Waiting channels that are resumed at a time."""
+MAPPED_SIZE = 1 << 20
+"""Above this size a buffer is memory of its own: it is not cleared before it is used, and it grows without a copy."""
+
+Buffer = bytearray | mmap.mmap
 
 
 class BufferPool:
@@ -31,7 +36,7 @@ class BufferPool:
     def __init__(self, size_max: int) -> None:
         self.size_max = size_max
         self.in_use = 0
-        self._idle: dict[int, list[bytearray]] = {}
+        self._idle: dict[int, list[Buffer]] = {}
         self._idle_size = 0
         self._holders: dict[Hashable, int] = {}
         """The channels whose frame is not whole, the one begun first in front, and the bytes of its buffer."""
@@ -47,21 +52,31 @@ class BufferPool:
         """Channels that wait for memory."""
         return len(self._waiting)
 
-    def begin(self, holder: Hashable, size: int, arrived: int) -> bytearray:
+    def begin(self, holder: Hashable, size: int, arrived: int) -> Buffer:
         """Give the first buffer for a frame of `size` bytes, of which `arrived` are there and must be kept."""
         whole = size <= PROMPT_FRAME_SIZE_MAX and self.in_use + size <= self.size_max // 4
         buffer = self.take(size if whole else max(arrived, min(size, SMALL_FRAME_SIZE)))
         self._holders[holder] = len(buffer)
         return buffer
 
-    def grow(self, holder: Hashable, size: int) -> bytearray | None:
-        """Give a larger buffer for a frame of `size` bytes; None where its channel must wait. The old one goes back."""
-        before = self._holders[holder]
+    def grow(self, holder: Hashable, size: int, buffer: Buffer) -> Buffer | None:
+        """Give a larger buffer for a frame of `size` bytes, with what is in `buffer`; None where its channel must wait.
+
+        Nobody else may look into `buffer`, which is larger now, or goes back.
+        """
+        before = len(buffer)
         wanted = _rounded(min(size, before * GROWTH))
         if not self._may_hold(holder, wanted, before):
             return None
         self._holders[holder] = wanted
-        return self.take(wanted)
+        if isinstance(buffer, mmap.mmap):
+            self.in_use += wanted - before
+            buffer.resize(wanted)
+            return buffer
+        larger = self.take(wanted)
+        larger[:before] = buffer
+        self.give(buffer)
+        return larger
 
     def end(self, holder: Hashable) -> None:
         """Note that a channel's frame is whole, or given up; resume some of those that wait."""
@@ -82,7 +97,7 @@ class BufferPool:
             or next(iter(self._holders)) is holder
         )
 
-    def take(self, size: int) -> bytearray:
+    def take(self, size: int) -> Buffer:
         """Give a buffer of at least `size` bytes."""
         rounded = _rounded(size)
         self.in_use += rounded
@@ -90,9 +105,11 @@ class BufferPool:
         if idle:
             self._idle_size -= rounded
             return idle.pop()
+        if rounded > MAPPED_SIZE:
+            return mmap.mmap(-1, rounded, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return bytearray(rounded)
 
-    def give(self, buffer: bytearray) -> None:
+    def give(self, buffer: Buffer) -> None:
         """Take a buffer back."""
         size = len(buffer)
         self.in_use -= size

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from anabranch.machines.transactions.coordinator import WriteMarkers
 
 events = EventLogger("transactions")
+Result = TypeVar("Result")
+MANY = 1_000
+"""Partitions of a transaction from which on a thread sorts them."""
 RETRY_S = 0.02
 RETRY_MAX_S = 2.0
 WARNING_INTERVAL_S = 30.0
@@ -72,11 +76,12 @@ class Deliveries:
         while True:
             reason: Exception | None = None
             try:
-                response = await self._peers.write_markers(_request(decided, left, coordinator_epoch))
+                request = await _beside(left, _request, decided, left, coordinator_epoch)
+                response = await self._peers.write_markers(request)
             except Exception as error:  # Ours or the disk's: the transaction stays open until its markers are written.
                 reason = error
             else:
-                left = self._undelivered(decided, left, response)
+                left = await _beside(left, self._undelivered, decided, left, response)
             if not left:
                 break
             self._warn(decided, left, reason)
@@ -123,6 +128,13 @@ class Deliveries:
             known = self._view.topic(topic)
             return known is None or not known.exists(number)
         return error is ErrorCode.NONE or error in FENCED
+
+
+async def _beside(left: Collection[TopicPartition], work: Callable[..., Result], *given: Any) -> Result:
+    """Do some work about partitions; in a thread where there are many."""
+    if len(left) < MANY:
+        return work(*given)
+    return await asyncio.get_running_loop().run_in_executor(None, partial(work, *given))
 
 
 def _request(

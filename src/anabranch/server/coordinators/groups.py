@@ -71,6 +71,11 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
             },
             make=self._make_coordinator,
             codec=_codec,
+            modules=(
+                "anabranch.machines.groups.coordinator",
+                "anabranch.server.coordinators.assignor_plug_ins",
+                "anabranch.server.cluster.images",
+            ),
             services=services,
         )
         self.configs = group_configs(settings)

@@ -28,6 +28,9 @@ from anabranch.server.partitions.replicas import Replicas
 
 events = EventLogger("markers")
 
+AT_A_TIME = 100
+"""Partitions to which markers are appended before other work has its turn."""
+
 
 class Markers:
     """The `MarkerPeers` of a cluster of one process; in a group partition the coordinator writes the marker."""
@@ -44,11 +47,17 @@ class Markers:
     async def _write(self, marker: WritableTxnMarker) -> WritableTxnMarkerResult:
         named = [(topic.name, number) for topic in marker.topics for number in topic.partition_indexes]
         # All are appended before the first is waited for: their logs are synced side by side.
-        errors = await asyncio.gather(*(self._end(marker, topic, number) for topic, number in named))
+        ends: list[asyncio.Future[list[ErrorCode]]] = []
+        for at in range(0, len(named), AT_A_TIME):
+            ends.append(asyncio.gather(*(self._end(marker, *each) for each in named[at : at + AT_A_TIME])))
+            await asyncio.sleep(0)
         topics: dict[str, list[WritableTxnMarkerPartitionResult]] = {}
-        for (topic, number), error in zip(named, errors, strict=True):
-            result = WritableTxnMarkerPartitionResult(partition_index=number, error_code=error)
-            topics.setdefault(topic, []).append(result)
+        names = iter(named)
+        for end in ends:
+            for error, (topic, number) in zip(await end, names, strict=False):
+                result = WritableTxnMarkerPartitionResult(partition_index=number, error_code=error)
+                topics.setdefault(topic, []).append(result)
+            await asyncio.sleep(0)
         return WritableTxnMarkerResult(
             producer_id=marker.producer_id,
             topics=[WritableTxnMarkerTopicResult(name=name, partitions=results) for name, results in topics.items()],

@@ -7,9 +7,10 @@ after the other, those of requested keys first; until then the answer is COORDIN
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
@@ -73,14 +74,19 @@ class ShardSet(Generic[MachineT, RecordT]):
         configs: Mapping[str, str],
         make: Callable[[int], MachineT],
         codec: Callable[[], RecordCodec[RecordT]],
+        modules: Sequence[str],
         services: ShardServices,
     ) -> None:
-        """`make` gives the empty machine of a partition; it and `codec` are called when a log is about to be read."""
+        """`make` gives the empty machine of a partition; it and `codec` are called when a log is about to be read.
+
+        `modules` are those that they need. They are loaded in a thread before, as that takes long.
+        """
         self.topic = topic
         self._partition_count = partition_count
         self._configs = configs
         self._make = make
         self._codec = codec
+        self._modules = modules
         self._commands = services.commands
         self._view = services.view
         self._replicas = services.replicas
@@ -182,6 +188,8 @@ class ShardSet(Generic[MachineT, RecordT]):
             shard.unload()
 
     async def _load_all(self) -> None:
+        for module in self._modules:
+            await asyncio.get_running_loop().run_in_executor(None, import_module, module)
         topic = self._view.find(self.topic)
         assert topic is not None
         count = topic.undeleted_partition_count

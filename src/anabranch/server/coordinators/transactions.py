@@ -72,6 +72,7 @@ class Transactions(ShardSet["Coordinator", "TransactionRecord"]):
             },
             make=self._make_coordinator,
             codec=_codec,
+            modules=("anabranch.machines.transactions.coordinator",),
             services=services,
         )
         self._deliveries = Deliveries(peers, services.view)

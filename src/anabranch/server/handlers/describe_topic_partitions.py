@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Mapping
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller.views import TopicView
@@ -16,6 +17,7 @@ from anabranch.protocol.messages.describe_topic_partitions import (
 from anabranch.server.cluster.view import TopicSnapshot
 from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
 from anabranch.server.handlers.authorized import NOT_SAID, ON_TOPIC
+from anabranch.server.handlers.in_parts import gather_in_steps
 
 PARTITIONS_MAX = 2_000
 """The largest page; a limit of the endpoint."""
@@ -23,8 +25,10 @@ PARTITIONS_MAX = 2_000
 
 def handle_describe_topic_partitions(
     broker: BrokerContext, request: DescribeTopicPartitionsRequest, call: RequestContext
-) -> DescribeTopicPartitionsResponse | Large:
+) -> DescribeTopicPartitionsResponse | Large | Awaitable[Large]:
     """Describe the topics that are asked for, or all, in the order of their names, from the cursor on."""
+    if len(request.topics) >= PARTITIONS_AT_A_TIME:
+        return _describe_in_steps(broker, request)
     everything = not request.topics
     names = broker.view.topic_names() if everything else sorted({topic.name for topic in request.topics})
     cursor, limit = request.cursor, max(1, request.response_partition_limit)
@@ -35,6 +39,19 @@ def handle_describe_topic_partitions(
     if min(count, limit) + len(topics) < PARTITIONS_AT_A_TIME:
         return _page(topics, cursor, limit)
     return Large(lambda: _page(topics, cursor, limit))
+
+
+async def _describe_in_steps(broker: BrokerContext, request: DescribeTopicPartitionsRequest) -> Large:
+    """As the handler, for so many names that other work must have its turn meanwhile."""
+    cursor, limit = request.cursor, max(1, request.response_partition_limit)
+
+    def named() -> list[str]:
+        begin = "" if cursor is None else cursor.topic_name
+        return sorted({topic.name for topic in request.topics if topic.name >= begin})
+
+    names = await asyncio.get_running_loop().run_in_executor(None, named)
+    found = await gather_in_steps((name, broker.view.topic(name)) for name in names)
+    return Large(lambda: _page(dict(found), cursor, limit))
 
 
 def _page(

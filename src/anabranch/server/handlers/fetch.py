@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Generator, Iterator, Sequence
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID
@@ -21,7 +21,7 @@ from anabranch.protocol.messages.fetch import (
     PartitionData,
 )
 from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
-from anabranch.server.partitions.fetch_sessions import Key, Target
+from anabranch.server.partitions.fetch_sessions import FetchContext, Key, Target, ended
 from anabranch.server.partitions.fetching import Fetch, PartitionRead
 
 READ_COMMITTED = 1
@@ -33,24 +33,26 @@ def handle_fetch(
 ) -> FetchResponse | Awaitable[FetchResponse | Large]:
     """Answer a fetch at once, or when enough records are found."""
     named = sum(len(topic.partitions) for topic in request.topics)
+    named += len(request.topics) + len(request.forgotten_topics_data)
+    named += sum(len(topic.partitions) for topic in request.forgotten_topics_data)
     if named + broker.fetches.sessions.size_of(request.session_id) >= PARTITIONS_AT_A_TIME:
         return _handle_in_steps(broker, request, call)
-    fetch = _begun(broker, request, call, _targets(request))
-    if isinstance(fetch, ErrorCode):
-        return FetchResponse(error_code=fetch, session_id=0)
+    context = ended(_begin(broker, request, call, _targets(request)))
+    if isinstance(context, ErrorCode):
+        return FetchResponse(error_code=context, session_id=0)
+    fetch = _fetch(broker, request, context)
     fetch.read()
     if fetch.complete or (request.max_wait_ms <= 0 and not fetch.coming):
         return _response(fetch, broker.settings.node_id)
     return _waited(fetch, request.max_wait_ms, broker.settings.node_id)
 
 
-def _begun(
+def _begin(
     broker: BrokerContext, request: FetchRequest, call: RequestContext, targets: list[Target]
-) -> Fetch | ErrorCode:
-    """Take a fetch into its session."""
+) -> Generator[None, None, FetchContext | ErrorCode]:
+    """Take a fetch into its session, in steps."""
     uses_ids = call.api_version >= TOPIC_IDS_SINCE
-    fetches = broker.fetches
-    context = fetches.sessions.begin(
+    return broker.fetches.sessions.begin_in_steps(
         request.session_id,
         request.session_epoch,
         targets,
@@ -58,10 +60,21 @@ def _begun(
         uses_topic_ids=uses_ids,
         now_ms=broker.clock.now_ms(),
     )
-    if isinstance(context, ErrorCode):
-        return context
-    budget = FetchBudget(request.min_bytes, request.max_bytes, fetches.size_max)
-    return Fetch(fetches, context, budget, committed=request.isolation_level == READ_COMMITTED)
+
+
+async def _in_steps(begun: Generator[None, None, FetchContext | ErrorCode]) -> FetchContext | ErrorCode:
+    while True:
+        try:
+            next(begun)
+        except StopIteration as end:
+            found: FetchContext | ErrorCode = end.value
+            return found
+        await asyncio.sleep(0)
+
+
+def _fetch(broker: BrokerContext, request: FetchRequest, context: FetchContext) -> Fetch:
+    budget = FetchBudget(request.min_bytes, request.max_bytes, broker.fetches.size_max)
+    return Fetch(broker.fetches, context, budget, committed=request.isolation_level == READ_COMMITTED)
 
 
 async def _handle_in_steps(broker: BrokerContext, request: FetchRequest, call: RequestContext) -> FetchResponse | Large:
@@ -72,10 +85,11 @@ async def _handle_in_steps(broker: BrokerContext, request: FetchRequest, call: R
             if targets:
                 await asyncio.sleep(0)
             targets += _targets_of(topic, topic.partitions[begin : begin + PARTITIONS_AT_A_TIME])
-    fetch = _begun(broker, request, call, targets)
-    if isinstance(fetch, ErrorCode):
-        return FetchResponse(error_code=fetch, session_id=0)
     await asyncio.sleep(0)
+    context = await _in_steps(_begin(broker, request, call, targets))
+    if isinstance(context, ErrorCode):
+        return FetchResponse(error_code=context, session_id=0)
+    fetch = _fetch(broker, request, context)
     await fetch.read_in_steps()
     if not fetch.complete and (request.max_wait_ms > 0 or fetch.coming):
         await fetch.wait(request.max_wait_ms)
@@ -126,12 +140,12 @@ def _asked(wanted: FetchPartition) -> Asked | ErrorCode:
     return asked_of(ranges, wanted_keys, refused_keys, wanted.filter.size_min, wanted.filter.size_max)
 
 
-def _forgotten(request: FetchRequest, *, uses_ids: bool) -> list[Key]:
-    return [
+def _forgotten(request: FetchRequest, *, uses_ids: bool) -> Iterator[Key]:
+    return (
         (topic.topic_id if uses_ids else topic.topic, partition)
         for topic in request.forgotten_topics_data
         for partition in topic.partitions
-    ]
+    )
 
 
 def _response(fetch: Fetch, node_id: int) -> FetchResponse:

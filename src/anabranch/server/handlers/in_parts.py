@@ -69,11 +69,11 @@ class Parts(NamedTuple):
             count += sum(len(getattr(it, self.asked_inner) or ()) for it in elements)
         return count >= PARTITIONS_AT_A_TIME
 
-    def split(self, request: Any) -> Iterator[tuple[bool, Any]]:
+    def split(self, request: Any, at_a_time: int = PARTITIONS_AT_A_TIME) -> Iterator[tuple[bool, Any]]:
         """Yield requests of few things each, and whether the first element of one goes on with the one before."""
         elements = self.of(request)
         assert elements is not None
-        for continued, part in split(elements, self.asked_inner):
+        for continued, part in split(elements, self.asked_inner, at_a_time):
             made = copy(request)
             setattr(made, self.name_of(request), part)
             yield continued, made
@@ -87,10 +87,12 @@ class Parts(NamedTuple):
         before.extend(after)
 
 
-def split(elements: Sequence[Any], inner: str) -> Iterator[tuple[bool, list[Any]]]:
-    """Cut elements, and the array `inner` of each, into stretches of PARTITIONS_AT_A_TIME."""
+def split(
+    elements: Sequence[Any], inner: str, at_a_time: int = PARTITIONS_AT_A_TIME
+) -> Iterator[tuple[bool, list[Any]]]:
+    """Cut elements, and the array `inner` of each, into stretches of so many."""
     stretch: list[Any] = []
-    room = PARTITIONS_AT_A_TIME
+    room = at_a_time
     continued = False
     for element in elements:
         named = getattr(element, inner) if inner else None
@@ -103,12 +105,12 @@ def split(elements: Sequence[Any], inner: str) -> Iterator[tuple[bool, list[Any]
                 stretch.append(_stretch_of(element, inner, named[begin : begin + room]))
                 yield continued, stretch
                 begin += room
-                stretch, room, continued = [], PARTITIONS_AT_A_TIME, True
+                stretch, room, continued = [], at_a_time, True
             stretch.append(_stretch_of(element, inner, named[begin:]))
             room -= len(named) - begin
         if room <= 0:
             yield continued, stretch
-            stretch, room, continued = [], PARTITIONS_AT_A_TIME, False
+            stretch, room, continued = [], at_a_time, False
     if stretch:
         yield continued, stretch
 

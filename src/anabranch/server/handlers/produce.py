@@ -1,13 +1,14 @@
 """Produce (API 0): translates; `server.partitions.appending` appends. Since v13 a request gives topics by id (KIP-516).
 
 Everything up to the append happens before the handler returns; only durability is awaited. Where the check of the
-batches takes longer than the event loop can wait, a thread does it first, and the connection waits (`Apart`).
+batches takes longer than the event loop can wait, a thread does it first; where there are many partitions, they are
+appended to in steps. The connection waits meanwhile (`Apart`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import INTERNAL_TOPICS, NO_TOPIC_ID, TopicPartition
@@ -23,7 +24,8 @@ from anabranch.protocol.messages.produce import (
     TopicProduceResponse,
 )
 from anabranch.runtime.syncs import Told
-from anabranch.server.context import Apart, BrokerContext, CloseConnectionError, RequestContext
+from anabranch.server.context import Apart, BrokerContext, CloseConnectionError, Large, RequestContext
+from anabranch.server.handlers.in_parts import Parts
 from anabranch.server.partitions.appending import Appender, Produced, TransactionCheck, no_transaction
 from anabranch.server.partitions.checks import Checked, Unchecked
 from anabranch.server.partitions.partition import Partition
@@ -36,6 +38,11 @@ ABORTABLE_SINCE = 11
 """The first version of Produce with the error TRANSACTION_ABORTABLE."""
 
 
+AT_A_TIME = 15
+"""Partitions that are appended to before other work has its turn: 3 ms where each has to open its files."""
+AT_ONCE = 30
+"""Partitions of a request that is not taken apart."""
+PARTS = Parts("topic_data", "responses", "partition_data", "partition_responses")
 Answer = ProduceResponse | Awaitable[ProduceResponse] | None
 
 
@@ -44,18 +51,59 @@ def handle_produce(broker: BrokerContext, request: ProduceRequest, call: Request
     topics = request.topic_data
     try:
         if len(topics) == 1 and len(topics[0].partition_data) == 1:  # Checked on the way to being appended.
-            return _append_all(broker, request, call, {})
-        now_ms = broker.clock.now_ms()
-        sent = _sent(broker, request, call)
-        return _append_all(broker, request, call, _by_data(sent, broker.checks.all_now(sent.values(), now_ms)))
+            checked: Mapping[int, Checked] = {}
+        elif len(topics) + sum(len(topic.partition_data) for topic in topics) > AT_ONCE:
+            return Apart(lambda copy: _append_in_steps(broker, copy, call))
+        else:
+            sent = _sent(broker, request, call)
+            checked = _by_data(sent, broker.checks.all_now(sent.values(), broker.clock.now_ms()))
+        response, unsynced = _append_all(broker, request, call, checked)
     except TooLongError:  # Nothing has been appended.
-        return Apart(lambda copy: _append_apart(broker, copy, call))
+        return Apart(lambda copy: _append_in_steps(broker, copy, call))
+    return _answer(request, response, [] if unsynced is None else [unsynced])
 
 
-async def _append_apart(broker: BrokerContext, request: ProduceRequest, call: RequestContext) -> Answer:
-    sent = _sent(broker, request, call)
-    checked = await broker.checks.beside(sent.values(), broker.clock.now_ms())
-    return _append_all(broker, request, call, _by_data(sent, checked))
+async def _append_in_steps(
+    broker: BrokerContext, request: ProduceRequest, call: RequestContext
+) -> Answer | Awaitable[Large]:
+    """As `handle_produce`, for so many partitions, or records, that other work must have its turn meanwhile."""
+    whole = ProduceResponse(responses=[])
+    unsynced: list[_Unsynced] = []
+    parts = 0
+    for continued, part in PARTS.split(request, AT_A_TIME):
+        sent, now_ms = _sent(broker, part, call), broker.clock.now_ms()
+        try:
+            checked = broker.checks.all_now(sent.values(), now_ms)
+        except TooLongError:
+            checked = await broker.checks.beside(sent.values(), now_ms)
+        response, waits = _append_all(broker, part, call, _by_data(sent, checked))
+        PARTS.join(whole, response, continued=continued)
+        if waits is not None:
+            unsynced.append(waits)
+        parts += 1
+        await asyncio.sleep(0)
+    answer = _answer(request, whole, unsynced)
+    return answer if parts == 1 or answer is None else _large(answer)
+
+
+def _answer(request: ProduceRequest, response: ProduceResponse, unsynced: Sequence[_Unsynced]) -> Answer:
+    """Answer when everything that is acknowledged is durable."""
+    if request.acks == NO_ACKS:
+        if any(answer.error_code for topic in response.responses for answer in topic.partition_responses):
+            raise CloseConnectionError("a produce without acks went wrong")
+        return None
+    return _when_synced(response, unsynced) if unsynced else response
+
+
+async def _when_synced(response: ProduceResponse, unsynced: Sequence[_Unsynced]) -> ProduceResponse:
+    for each in unsynced:
+        await each.synced
+    return response
+
+
+async def _large(answer: ProduceResponse | Awaitable[ProduceResponse]) -> Large:
+    response = answer if isinstance(answer, ProduceResponse) else await answer
+    return Large(lambda: response)
 
 
 def _sent(broker: BrokerContext, request: ProduceRequest, call: RequestContext) -> dict[int, Unchecked]:
@@ -83,14 +131,14 @@ def _by_data(sent: Iterable[int], checked: list[Checked]) -> Mapping[int, Checke
 
 def _append_all(
     broker: BrokerContext, request: ProduceRequest, call: RequestContext, checked: Mapping[int, Checked]
-) -> Answer:
-    """Append every partition's batches.
+) -> tuple[ProduceResponse, _Unsynced | None]:
+    """Append every partition's batches; give the answer, and the syncs that it waits for.
 
     `checked`: the outcomes of checks, by the identity of the data. TooLongError where one is missing and takes
     longer than the loop can wait.
     """
     replicas = broker.replicas
-    unsynced: _UnsyncedResponse | None = None
+    unsynced: _Unsynced | None = None
     topics: list[TopicProduceResponse] = []
     refusal = ErrorCode.NONE if request.acks in ACKS else ErrorCode.INVALID_REQUIRED_ACKS
     check_transaction = _transaction_check(broker, request.transactional_id, call.api_version)
@@ -136,19 +184,14 @@ def _append_all(
             answers.append(answer)
             for appended_to in produced.unsynced:
                 if request.acks != NO_ACKS:  # Acknowledged is visible, and visible is what no crash takes back.
-                    unsynced = unsynced or _UnsyncedResponse()
+                    unsynced = unsynced or _Unsynced()
                     replicas.commit_then(appended_to, unsynced.wait_for(answer))
                 else:
                     replicas.commit(appended_to)
             if partition is not None and produced.error is ErrorCode.NONE and not produced.unsynced:
                 replicas.commit_if_due(partition)
         topics.append(TopicProduceResponse(name=topic.name, topic_id=topic.topic_id, partition_responses=answers))
-    response = ProduceResponse(responses=topics)
-    if request.acks == NO_ACKS:
-        if any(answer.error_code for topic in topics for answer in topic.partition_responses):
-            raise CloseConnectionError("a produce without acks went wrong")
-        return None
-    return response if unsynced is None else unsynced.when_synced(response)
+    return ProduceResponse(responses=topics), unsynced
 
 
 def _name_of(broker: BrokerContext, topic: TopicProduceData, call: RequestContext) -> str | None:
@@ -186,15 +229,15 @@ def _view(data: PartitionProduceData) -> memoryview:
     return data.records
 
 
-class _UnsyncedResponse:
-    """A response that is sent when all records that it acknowledges are durable."""
+class _Unsynced:
+    """The syncs after which all records that a response acknowledges are durable."""
 
-    __slots__ = ("_synced", "_syncs")
+    __slots__ = ("_syncs", "synced")
 
     def __init__(self) -> None:
         self._syncs = 0
         """The syncs that are not over."""
-        self._synced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.synced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def wait_for(self, answer: PartitionProduceResponse) -> Told:
         """Wait for one more sync; give the function to be called when it is over, or has failed."""
@@ -206,12 +249,7 @@ class _UnsyncedResponse:
                 answer.base_offset = -1
                 answer.error_message = f"The disk refuses: {error.strerror}."
             self._syncs -= 1
-            if not self._syncs and not self._synced.done():
-                self._synced.set_result(None)
+            if not self._syncs and not self.synced.done():
+                self.synced.set_result(None)
 
         return on_synced
-
-    async def when_synced(self, response: ProduceResponse) -> ProduceResponse:
-        """Answer the response when every sync is over."""
-        await self._synced
-        return response

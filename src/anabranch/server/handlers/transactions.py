@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anabranch.base.errors import ApiError, ErrorCode
@@ -41,7 +41,7 @@ from anabranch.protocol.messages.txn_offset_commit import (
 )
 from anabranch.protocol.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from anabranch.runtime.events import EventLogger
-from anabranch.server.context import BrokerContext, Large, RequestContext
+from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
 from anabranch.server.coordinators.transactions import TransactionFilter
 from anabranch.server.handlers.groups import caller_of, submit
 from anabranch.server.handlers.in_parts import gather_in_steps
@@ -82,25 +82,60 @@ async def handle_init_producer_id(
 
 def handle_add_partitions_to_txn(
     broker: BrokerContext, request: AddPartitionsToTxnRequest, call: RequestContext
-) -> AddPartitionsToTxnResponse | Awaitable[AddPartitionsToTxnResponse]:
+) -> AddPartitionsToTxnResponse | Awaitable[AddPartitionsToTxnResponse | Large]:
     """Add partitions to a transaction: all of them, or none if one of them does not exist."""
     from anabranch.machines.transactions.coordinator import partitions_response
 
-    named = [TopicPartition(it.name, number) for it in request.v3_and_below_topics for number in it.partitions]
-    missing = {it for it in named if it.topic in INTERNAL_TOPICS or not _may_hold(broker, it)}
+    topics = request.v3_and_below_topics
+    if len(topics) + sum(len(topic.partitions) for topic in topics) >= PARTITIONS_AT_A_TIME:
+        return _add_in_steps(broker, request, call)
+    named = list(_named(request))
+    missing = {it for it in named if _is_missing(broker, it)}
     if missing:
         return partitions_response(request, ErrorCode.OPERATION_NOT_ATTEMPTED, missing)
+    error = _added(broker, request, call, named)
+    if isinstance(error, ErrorCode):
+        return partitions_response(request, error)
+
+    async def answered() -> AddPartitionsToTxnResponse:
+        return partitions_response(request, await error)
+
+    return answered()
+
+
+async def _add_in_steps(broker: BrokerContext, request: AddPartitionsToTxnRequest, call: RequestContext) -> Large:
+    """As `handle_add_partitions_to_txn`, for so many partitions that other work must have its turn meanwhile."""
+    from anabranch.machines.transactions.coordinator import partitions_response
+
+    held = await asyncio.get_running_loop().run_in_executor(None, lambda: frozenset(_named(request)))
+    checked = await gather_in_steps((it, _is_missing(broker, it)) for it in held)
+    missing = {it for it, is_missing in checked if is_missing}
+    if missing:
+        return Large(lambda: partitions_response(request, ErrorCode.OPERATION_NOT_ATTEMPTED, missing))
+    error = _added(broker, request, call, held)
+    told = error if isinstance(error, ErrorCode) else await error
+    return Large(lambda: partitions_response(request, told))
+
+
+def _named(request: AddPartitionsToTxnRequest) -> Iterator[TopicPartition]:
+    return (TopicPartition(it.name, number) for it in request.v3_and_below_topics for number in it.partitions)
+
+
+def _added(
+    broker: BrokerContext, request: AddPartitionsToTxnRequest, call: RequestContext, held: Collection[TopicPartition]
+) -> ErrorCode | Awaitable[ErrorCode]:
     return _decide(
         broker,
         request.v3_and_below_transactional_id,
-        lambda it, now_ms: it.add_partitions(request, call.api_version, now_ms),
-        lambda error: partitions_response(request, error),
+        lambda it, now_ms: it.add_partitions(request, held, call.api_version, now_ms),
+        lambda error: error,
     )
 
 
-def _may_hold(broker: BrokerContext, name: TopicPartition) -> bool:
-    """Whether a partition exists, or was removed: batches of producers with old metadata are redirected (ADR 0013)."""
-    return broker.replicas.get(*name) is not None or broker.view.has_removed(*name)
+def _is_missing(broker: BrokerContext, name: TopicPartition) -> bool:
+    """Whether there is no such partition, and never was: batches for removed ones are redirected (ADR 0013)."""
+    there = broker.replicas.get(*name) is not None or broker.view.has_removed(*name)
+    return name.topic in INTERNAL_TOPICS or not there
 
 
 def handle_add_offsets_to_txn(

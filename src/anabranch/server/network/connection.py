@@ -20,6 +20,7 @@ from typing import Any
 
 from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.base.limits import QUEUED_RESPONSE_SIZE_MAX
+from anabranch.codec import TooManyElementsError
 from anabranch.protocol.frames import (
     RequestHeader,
     UnsupportedVersionError,
@@ -45,6 +46,8 @@ SAID_INTERVAL_S, SAID_MAX = 10.0, 100
 """Lines of the log about bad connections: at most so many in the interval, the next one with the number left out."""
 LARGE_REQUEST_SIZE = 32 * 1024
 """Bytes of a request from which on it is decoded in a thread: 1,000 partitions of a fetch, which take 2 ms."""
+LOOP_ELEMENTS_MAX = 1_000
+"""Elements of a request above which it is decoded in a thread, too: of Produce, whose size says little."""
 REFUSED = {
     **dict.fromkeys((4, 5, 6), (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "is for brokers among themselves")),
     **dict.fromkeys((17, 36), (ErrorCode.ILLEGAL_SASL_STATE, "has no use on a listener without authentication")),
@@ -160,7 +163,10 @@ class Connection:
             self._take_apart(frame, began)
             return
         try:
-            header, request = decode_request(frame)
+            header, request = decode_request(frame, LOOP_ELEMENTS_MAX)
+        except TooManyElementsError:
+            self._take_apart(frame, began)
+            return
         except Exception as error:
             self._not_decoded(error)
             return
@@ -178,26 +184,26 @@ class Connection:
 
     def _take_apart(self, frame: memoryview, began: float) -> None:
         """Decode a request in a thread, from a buffer of its own; the connection begins no further one meanwhile."""
-        buffer = self._service.pool.take(len(frame))
-        copy = memoryview(buffer)[: len(frame)]
-        copy[:] = frame
+        buffer, kept = self.channel.keep_frame(frame)
         self._apart = True
         self._hold_back()
 
         async def decode() -> None:
-            task = asyncio.current_task()
+            requests: list[Any] = []
             try:
-                header, request = await self._loop.run_in_executor(None, decode_request, copy)
+                header, request = await self._loop.run_in_executor(None, decode_request, kept)
+                requests.append(request)
+                del request
                 before = self._tasks.copy()
-                self._handle(header, request, copy, began)
+                self._handle(header, requests[0], kept, began)
                 await asyncio.gather(*(self._tasks - before), return_exceptions=True)
             except Exception as error:
                 self._not_decoded(error)
             finally:
-                assert task is not None
                 self._service.pool.give(buffer)
                 self._apart = False
                 self._go_on()
+                self._loop.run_in_executor(None, requests.clear)  # So many objects take long to be freed, too.
 
         task = self._loop.create_task(self._service.steps.named("large request", decode()))
         self._tasks.add(task)
@@ -215,7 +221,8 @@ class Connection:
         try:
             answer = endpoint.handle(self._broker, request, call)
             if isinstance(answer, Apart):
-                self._await(self._handle_apart(answer, frame), header, metrics, began)
+                apart = _whole(answer, request) if self._apart else self._handle_apart(answer, request, frame)
+                self._await(apart, header, metrics, began)
                 return
             if isinstance(answer, Large):
                 self._await(_ready(answer), header, metrics, began)
@@ -257,12 +264,11 @@ class Connection:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _handle_apart(self, answer: Apart, frame: memoryview) -> Awaitable[Any]:
+    def _handle_apart(self, answer: Apart, request: Any, frame: memoryview) -> Awaitable[Any]:
         """Handle a request in a buffer of its own; the connection begins no further one meanwhile."""
-        buffer = self._service.pool.take(len(frame))
-        copy = memoryview(buffer)[: len(frame)]
-        copy[:] = frame
-        _, request = decode_request(copy)
+        buffer, kept = self.channel.keep_frame(frame)
+        if kept.obj is not frame.obj:
+            _, request = decode_request(kept)
         self._apart = True
 
         async def handle() -> Any:
@@ -282,7 +288,9 @@ class Connection:
         try:
             message = await answer
             if isinstance(message, Large):
-                place.parts = await self._loop.run_in_executor(None, _encode, message, header)
+                large = [message]
+                del message
+                place.parts = await self._loop.run_in_executor(None, _encode, large, header)
             elif message is not None:
                 place.parts = encode_response(message, header.api_key, header.api_version, header.correlation_id)
             else:
@@ -397,12 +405,18 @@ class Connection:
         self._forget(self)
 
 
+async def _whole(answer: Apart, request: Any) -> Any:
+    found = await answer.handle(request)
+    return await found if hasattr(found, "__await__") else found
+
+
 async def _ready(answer: Large) -> Large:
     return answer
 
 
-def _encode(answer: Large, header: RequestHeader) -> Sequence[Part]:
-    return encode_response(answer.make(), header.api_key, header.api_version, header.correlation_id)
+def _encode(answers: list[Large], header: RequestHeader) -> Sequence[Part]:
+    """Encode an answer and free it: both take long where it is large."""
+    return encode_response(answers.pop().make(), header.api_key, header.api_version, header.correlation_id)
 
 
 def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:

@@ -75,6 +75,11 @@ class Listener:
         self._acceptor = Acceptor(self._loop, address.host, address.port, self._on_connected, self._on_accept_error)
         return self._acceptor.port
 
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._connections)
+
     def accept(self) -> None:
         """Take the connections that arrived since `listen`, and those to come."""
         assert self._acceptor is not None

@@ -16,8 +16,10 @@ most `size_max` bytes together: the largest one goes first, whose reader names i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeVar
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
@@ -35,7 +37,10 @@ NOT_SENT = -2
 TARGET_SIZE = 320
 """Bytes of memory that a session takes for a partition, beside the name of its topic."""
 
+CHANGES_AT_A_TIME = 200
+"""Partitions that a session takes, or forgets, before other work has its turn."""
 Key = tuple[str | UUID, int]
+Element = TypeVar("Element")
 
 
 @dataclass(slots=True)
@@ -170,11 +175,31 @@ class FetchSessions:
         now_ms: int,
     ) -> FetchContext | ErrorCode:
         """Take a fetch into its session; FETCH_SESSION_ID_NOT_FOUND or another error where it does not fit."""
+        return ended(
+            self.begin_in_steps(session_id, epoch, targets, forgotten, uses_topic_ids=uses_topic_ids, now_ms=now_ms)
+        )
+
+    def begin_in_steps(
+        self,
+        session_id: int,
+        epoch: int,
+        targets: Sequence[Target],
+        forgotten: Iterable[Key],
+        *,
+        uses_topic_ids: bool,
+        now_ms: int,
+    ) -> Generator[None, None, FetchContext | ErrorCode]:
+        """As `begin`; other work may have its turn after every CHANGES_AT_A_TIME partitions."""
         if epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             self._end(session_id)
             session = None
             if epoch == INITIAL_EPOCH and targets:
-                session = self._create(targets, uses_topic_ids, now_ms)
+                session = Session(0, uses_topic_ids, created_ms=now_ms, used_ms=now_ms)
+                for some in _stretches(targets):
+                    for target in some:
+                        session.put(target)
+                    yield
+                session = self._keep(session, now_ms)
             return FetchContext(targets, session, incremental=False)
         session = self._sessions.get(session_id)
         if session is None:
@@ -183,40 +208,48 @@ class FetchSessions:
             return ErrorCode.INVALID_FETCH_SESSION_EPOCH
         if session.uses_topic_ids != uses_topic_ids:
             return ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
-        before = session.size
-        for target in targets:
-            session.put(target)
-        for key in forgotten:
-            session.drop(key)
-        self.size += session.size - before
+        session.epoch = 1 if epoch == EPOCH_MAX else epoch + 1
+        for some in _stretches(targets):
+            before = session.size
+            for target in some:
+                session.put(target)
+            self.size += session.size - before
+            yield
+            if self._sessions.get(session_id) is not session:
+                return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+        left = iter(forgotten)
+        while keys := list(islice(left, CHANGES_AT_A_TIME)):
+            before = session.size
+            for key in keys:
+                session.drop(key)
+            self.size += session.size - before
+            yield
+            if self._sessions.get(session_id) is not session:
+                return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
         if not session.targets:
             self._end(session_id)
             return FetchContext((), None, incremental=True)
-        session.epoch = 1 if epoch == EPOCH_MAX else epoch + 1
         session.used_ms = now_ms
         self._sessions[session_id] = self._sessions.pop(session_id)
         while self.size > self._size_max:
             self._evict_one(max(self._sessions.values(), key=lambda it: it.size))
         return FetchContext(list(session.targets.values()), session, incremental=True)
 
-    def _create(self, targets: Sequence[Target], uses_topic_ids: bool, now_ms: int) -> Session | None:
-        if len(self._sessions) >= self._slots and not self._evict(len(targets), now_ms):
+    def _keep(self, session: Session, now_ms: int) -> Session | None:
+        """Keep a session that was made, under an id of its own; None if there is no room for it."""
+        if len(self._sessions) >= self._slots and not self._evict(len(session.targets), now_ms):
             return None
-        size = sum(target.size for target in targets)
-        while self.size + size > self._size_max:
+        while self.size + session.size > self._size_max:
             largest = max(self._sessions.values(), key=lambda it: it.size, default=None)
-            if largest is None or largest.size <= size:
+            if largest is None or largest.size <= session.size:
                 return None
             self._evict_one(largest)
         while True:
-            session_id = 1 + self._draw(EPOCH_MAX)
-            if session_id not in self._sessions:
+            session.id = 1 + self._draw(EPOCH_MAX)
+            if session.id not in self._sessions:
                 break
-        session = Session(session_id, uses_topic_ids, created_ms=now_ms, used_ms=now_ms)
-        for target in targets:
-            session.put(target)
         self.size += session.size
-        self._sessions[session_id] = session
+        self._sessions[session.id] = session
         return session
 
     def _end(self, session_id: int) -> None:
@@ -239,3 +272,17 @@ class FetchSessions:
                 return False
         self._evict_one(oldest)
         return True
+
+
+def ended(begun: Generator[None, None, FetchContext | ErrorCode]) -> FetchContext | ErrorCode:
+    """Take all steps of `begin_in_steps` at once."""
+    while True:
+        try:
+            next(begun)
+        except StopIteration as end:
+            found: FetchContext | ErrorCode = end.value
+            return found
+
+
+def _stretches(elements: Sequence[Element]) -> Iterator[Sequence[Element]]:
+    return (elements[at : at + CHANGES_AT_A_TIME] for at in range(0, len(elements), CHANGES_AT_A_TIME))

@@ -32,7 +32,7 @@ from anabranch.server.partitions.producer_budget import ProducerBudget, expire_p
 from anabranch.server.partitions.removed import RemovedPartition, RemovedPartitions
 from anabranch.server.partitions.topic_settings import TopicSettings
 from anabranch.storage.directory import DataDirectory
-from anabranch.storage.interface import OfflineLogError, PartitionLog
+from anabranch.storage.interface import OfflineLogError, PartitionLog, Unobserved
 from anabranch.storage.log.group_commit import GroupCommit
 from anabranch.storage.log.log import LocalLog
 from anabranch.storage.log.marks import clean_to
@@ -354,6 +354,7 @@ class Replicas:
                 await asyncio.wait([partition.log.commit()])
                 if name in self._held:
                     await asyncio.wait([self._held[name]])
+                partition.log.observe(Unobserved())  # The two hold each other.
             try:
                 if not order.topic_deleted:
                     await loop.run_in_executor(self._threads, self._keep_producers, name, order.topic_id)

@@ -87,9 +87,10 @@ class World:
             v3_and_below_producer_epoch=producer.producer_epoch,
             v3_and_below_topics=[AddPartitionsToTxnTopic(name="topic", partitions=list(partitions))],
         )
-        reply = self.perform(self.machine.add_partitions(request, version, self.now_ms))
-        errors = {it.partition_error_code for it in reply.results_by_topic_v3_and_below[0].results_by_partition}
-        return ErrorCode(errors.pop()) if errors else OK
+        held = [TopicPartition("topic", partition) for partition in partitions]
+        error = self.perform(self.machine.add_partitions(request, held, version, self.now_ms))
+        assert isinstance(error, ErrorCode)
+        return error
 
     def add_offsets(self, producer: Producer, partition: int) -> ErrorCode:
         request = AddOffsetsToTxnRequest(

@@ -332,9 +332,9 @@ def test_a_large_request_is_decoded_in_a_thread_and_the_next_one_begins_when_it_
     threads: list[int] = []
     answered = asyncio.Event()
 
-    def decode(frame: memoryview) -> Any:
+    def decode(frame: memoryview, *most: int) -> Any:
         threads.append(threading.get_ident())
-        return decode_request(frame)
+        return decode_request(frame, *most)
 
     monkeypatch.setattr("anabranch.server.network.connection.decode_request", decode)
 
@@ -380,10 +380,10 @@ def test_a_large_request_that_is_malformed_closes_its_connection() -> None:
 def test_a_connection_may_close_while_its_request_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     decoding, decoded = threading.Event(), threading.Event()
 
-    def decode(frame: memoryview) -> Any:
+    def decode(frame: memoryview, *most: int) -> Any:
         decoding.set()
         assert decoded.wait(10)
-        return decode_request(frame)
+        return decode_request(frame, *most)
 
     monkeypatch.setattr("anabranch.server.network.connection.decode_request", decode)
 
