@@ -47,10 +47,10 @@ MANY = 3_000
 SERVED = [key for key, api in API.items() if api.served]
 MIB = 1 << 20
 BUDGETS = {
-    "queued_max_request_bytes": 8 * MIB,
-    "queued_max_response_bytes": 8 * MIB,
-    "max_incremental_fetch_session_cache_bytes": 8 * MIB,
-    "group_metadata_max_bytes": 8 * MIB,
+    "queued_max_request_bytes": 16 * MIB,
+    "queued_max_response_bytes": 16 * MIB,
+    "max_incremental_fetch_session_cache_bytes": 16 * MIB,
+    "group_metadata_max_bytes": 16 * MIB,
 }
 GROWTH_MAX = sum(BUDGETS.values()) + BUDGETS["queued_max_response_bytes"] + 100 * 10**6
 """The budgets, that of answers twice, and 100 MB."""
