@@ -68,7 +68,11 @@ RELIABILITY = (
     _seen(
         "requests may have any number of elements",
         f"{BOUNDS}::test_a_request_of_a_million_elements_ends_its_connection_before_anything_is_made_of_it",
-        Edit("protocol/frames.py", "min(elements_max, ELEMENTS_MAX[api.key])", "min(elements_max, ELEMENTS_MAX[api.key] * 10**6)"),
+        Edit(
+            "protocol/frames.py",
+            "min(elements_max, ELEMENTS_MAX[api.key])",
+            "min(elements_max, ELEMENTS_MAX[api.key] * 10**6)",
+        ),
     ),
     _seen(
         "long requests of earlier versions are handled in one step",
