@@ -29,6 +29,8 @@ QUICK = {
     "group.initial.rebalance.delay.ms": 0,
 }
 MEMBERS_MAX = 3
+ANSWER_S = 60.0
+"""Within which a broker tells its metrics, on a machine with other work."""
 
 
 class Soak:
@@ -130,7 +132,10 @@ class Soak:
 
     def note_refusals(self) -> None:
         """Add up a counter that begins anew with every process."""
-        found = self.broker.metrics()
+        try:
+            found = self.broker.metrics(ANSWER_S)
+        except OSError as error:
+            raise AssertionError(f"the broker does not answer within {ANSWER_S:.0f} s: {error}") from error
         self.refused += sum(value for name, value in found.items() if name.startswith("anabranch_produce_stalebatches"))
 
     def kill_broker(self) -> None:

@@ -149,9 +149,9 @@ class BrokerProcess:
                 return int(line.split()[1]) * 1024
         raise AssertionError("no VmRSS")
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, timeout_s: float = 10.0) -> dict[str, float]:
         """Its metrics, labels as part of the name."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=timeout_s) as answer:
             text = answer.read().decode()
         samples = (line.rpartition(" ") for line in text.splitlines() if line and line[0] != "#")
         return {name: float(value) for name, _, value in samples}
