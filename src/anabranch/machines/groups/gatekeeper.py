@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
-from anabranch.machines.groups import classic, embedded
+from anabranch.machines.groups import classic, embedded, shares
 from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import ConsumerGroup, Member
 from anabranch.machines.groups.consumer.target import subscriptions
@@ -28,6 +28,7 @@ from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.standing import At, Standing
 from anabranch.machines.groups.starts import Starts
+from anabranch.machines.lineage import Frontier
 from anabranch.machines.outcome import Draft, Outcome
 
 Group = ConsumerGroup | ClassicGroup
@@ -194,10 +195,14 @@ class Gatekeeper:
         def stand(number: int) -> Stand:
             was = self.offsets.current(group.group_id, topic.name, number)
             raw = standing.raw(topic, number, None if was is None else was.offset, owner, now_ms)
-            position = counted = standing.progress(topic, number, raw)
+            position = standing.progress(topic, number, raw)
+            counted: int | Frontier = position
+            if was is not None and was.frontier is not None:
+                counted = shares.through(was.frontier, lambda at: standing.progress(topic, number, max(at, raw)))
             stall = standing.stalls.get((topic.topic_id, number))
             if stall is not None and (stall.owner, stall.raw) == (owner((topic.topic_id, number))[0], raw):
-                counted = max(position, stall.reached)
+                reached = max(position, stall.reached)
+                counted = shares.at_least(counted, reached) if isinstance(counted, Frontier) else reached
             return Stand(raw, position, counted, was)
 
         return stand
@@ -433,7 +438,9 @@ class Gatekeeper:
             if topic is None or not topic.has(at[1]):
                 continue
             made = gates.evaluated.get(at[0])
-            if at in touched and made is not None and at[1] in made.verdicts:
+            was = self.offsets.current(group.group_id, topic.name, at[1])
+            is_shared = was is not None and was.frontier is not None  # It may have moved above the stable offset.
+            if at in touched and made is not None and (is_shared or at[1] in made.verdicts):
                 made.moved(at[1], self._stand_in(group, gates, topic, now_ms)(at[1]))
                 gates.is_due = True
             if at in gates.wanted or at in gates.inner:

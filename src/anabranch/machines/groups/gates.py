@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.positions import Position
-from anabranch.machines.lineage import Gates, GateWait, Lineage
+from anabranch.machines.lineage import Frontier, Gates, GateWait, Lineage
 
 
 class Stand(NamedTuple):
@@ -27,8 +27,8 @@ class Stand(NamedTuple):
     """The committed offset, or what stands for one; -1 for the log start."""
     position: int
     """What it counts for."""
-    counted: int
-    """What it counts for in the gates of others: more where they open by time."""
+    counted: int | Frontier
+    """What it counts for in the gates of others, by key: more where they open by time, or where sharers are ahead."""
     committed: Position | None
 
 
@@ -84,7 +84,7 @@ class Evaluated:
     def __init__(self, topic: TopicImage) -> None:
         self.topic = topic
         self.stands: dict[int, Stand] = {}
-        self.counted: dict[int, int] = {}
+        self.counted: dict[int, int | Frontier] = {}
         self.verdicts: dict[int, Verdict] = {}
         """Of partitions that are closed, or have a closed gate ahead."""
         self.closed: dict[int, None] = {}

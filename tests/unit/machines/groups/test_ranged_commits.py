@@ -76,6 +76,18 @@ def test_a_range_that_touches_the_stable_offset_moves_it_through_those_behind_an
     assert written(group, 1) == ["45-47, 50-50", "45 gone"]
 
 
+def test_the_tombstone_of_a_range_waits_for_the_position_that_has_passed_it_and_for_no_other() -> None:
+    group = started()
+    group.commit(ranges=[(43, 44)])
+    (first,) = group.waiting
+    group.commit(ranges=[(48, 49)])
+    assert group.fetched().committed_offset == 51
+    group.submit(lambda machine: machine.ranged.decide_tombstones(first))
+    assert written(group, 1)[-1] == "45 gone"
+    group.settle()
+    assert written(group, 1)[-1] == "50 gone"
+
+
 def test_gap_amending() -> None:
     group = RangedGroup()
     group.committed(41)
