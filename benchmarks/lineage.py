@@ -148,7 +148,9 @@ def prepare(data: Path, sizes: Sizes) -> int:
     database.close()
     for partition, numbers in held.items():
         epochs = LeaderEpochs((number, offset) for offset, number in enumerate([*numbers, newest]))
-        (data / f"{TOPIC}-{partition}" / FILE).write_bytes(epochs.to_bytes())
+        log = data / f"{TOPIC}-{partition}"
+        log.mkdir(exist_ok=True)
+        (log / FILE).write_bytes(epochs.to_bytes())
     return sum(map(len, held.values()))
 
 

@@ -188,6 +188,8 @@ class History:
             self.checkpoints.save()
         end, entries, start = self.log.end, self.log.epochs.entries, self.log.log_start
         power_lost = self.chance.random() < 0.5
+        if not self.disk.exists(self.log.directory):  # Nothing was written: the leader begins its epoch there again.
+            entries = []
         if power_lost:
             self.disk = self.disk.crash()
             entries = [entry for entry in entries if entry[1] < end]

@@ -33,6 +33,8 @@ TAGGED_FIELDS_MAX = 1_000
 
 TOPIC_NAME_LENGTH_MAX = 249
 PARTITIONS_PER_TOPIC_MAX = 100_000
+PARTITIONS_PER_BROKER_MAX = 200_000
+"""Default of `max.partitions.per.broker`."""
 LAYOUTS_PER_TOPIC_MAX = 32_767
 """Layouts of which a topic's logs hold records; those without records are folded away (ADR 0032)."""
 SEQUENCE_OFFSET_BITS = 48

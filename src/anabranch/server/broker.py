@@ -184,6 +184,7 @@ class Broker:
             view,
             default_partition_count=settings.num_partitions,
             deletes_topics=settings.delete_topic_enable,
+            per_broker_max=settings.max_partitions_per_broker,
             broker_settings={item.name: item.value for item in described(settings)},
             group_configs=group_configs(settings),
         )
@@ -395,7 +396,7 @@ class Broker:
             return (
                 ({"topic": it.name.topic, "partition": str(it.name.partition)}, float(getattr(it.log, read)))
                 for it in context.replicas
-                if it.offline_reason is None
+                if it.offline_reason is None and it.log.end  # Partitions without records say nothing.
             )
 
         gauges("kafka_log_log_size_bytes", "Bytes of a partition's log.", lambda: per_partition("size"))

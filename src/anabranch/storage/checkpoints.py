@@ -42,6 +42,9 @@ class Known(NamedTuple):
     """Records below were synced: they are there, or the log is damaged."""
 
 
+NOTHING_KNOWN = Known(None, None, None)
+
+
 class CheckpointError(AnabranchError):
     """The entry of a log in a checkpoint file is lost or damaged."""
 

@@ -63,6 +63,7 @@ class DataDirectory:
         self.path = path
         self._disk = disk
         self._doomed = itertools.count()
+        self._boot = disk.boot_id()
         try:
             disk.make_directory(path)
             if disk.exists(path / RESERVE_FILE) and disk.free(path) < RESERVE_SIZE:
@@ -93,21 +94,18 @@ class DataDirectory:
     @property
     def machine_restarted(self) -> bool:
         """Whether the machine is known to have been restarted since the logs were written, or cannot be known."""
-        now = self._disk.boot_id()
-        return now is None or self._boot_before not in (None, now)
+        return self._boot is None or self._boot_before not in (None, self._boot)
 
     @property
     def _power_lost(self) -> bool:
         """Whether unsynced bytes of the logs may be missing in any order."""
-        now = self._disk.boot_id()
-        return now is None or self._boot_before != now
+        return self._boot is None or self._boot_before != self._boot
 
     def recovered(self) -> None:
         """Note that all logs were recovered: a crash from now on loses no bytes, unless the machine is restarted."""
-        now = self._disk.boot_id()
-        if now is not None and now != self._boot_before:
-            self._disk.replace(self.path / BOOT_FILE, now)
-            self._boot_before = now
+        if self._boot is not None and self._boot != self._boot_before:
+            self._disk.replace(self.path / BOOT_FILE, self._boot)
+            self._boot_before = self._boot
 
     def identity(self, new: Identity) -> Identity:
         """Read the owner of the data; a new directory gets `new`. Data of another node or format is refused."""
@@ -222,18 +220,40 @@ class DataDirectory:
 
     def remove_log(self, partition: TopicPartition) -> None:
         """Delete a log; after a crash it is either whole or gone. Blocks; OSError."""
-        path = self.log_path(partition)
-        self.checkpoints.forget(path.name)
-        self.checkpoints.save()
-        if not self._disk.exists(path):
-            return
+        for error in self.remove_logs([partition]).values():
+            raise error
+
+    def remove_logs(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, OSError]:
+        """Delete logs, as `remove_log`; return the errors of those that are not deleted. Blocks."""
+        for partition in partitions:
+            self.checkpoints.forget(str(partition))
+        try:
+            self.checkpoints.save()
+        except OSError as error:
+            return dict.fromkeys(partitions, error)
+        failed: dict[TopicPartition, OSError] = {}
+        doomed: dict[TopicPartition, Path] = {}
         parent = self.path / DELETED_DIRECTORY
-        self._disk.make_directory(parent)
-        doomed = aside(self._disk, parent / f"{next(self._doomed)}", "")
-        self._disk.rename(path, doomed)
-        self._disk.sync_directory(parent)
-        self._disk.sync_directory(self.path)
-        self._disk.remove_tree(doomed)
+        for partition in partitions:
+            path = self.log_path(partition)
+            try:
+                if self._disk.exists(path):
+                    if not doomed:
+                        self._disk.make_directory(parent)
+                    away = aside(self._disk, parent / f"{next(self._doomed)}", "")
+                    self._disk.rename(path, away)
+                    doomed[partition] = away
+            except OSError as error:
+                failed[partition] = error
+        try:
+            if doomed:
+                self._disk.sync_directory(parent)
+                self._disk.sync_directory(self.path)
+            for away in doomed.values():
+                self._disk.remove_tree(away)
+        except OSError as error:
+            failed.update(dict.fromkeys(doomed, error))
+        return failed
 
     def began(self) -> None:
         """Take the mark of a clean stop away, before the first append."""

@@ -21,7 +21,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 from uuid import UUID
@@ -149,6 +149,12 @@ class Topic:
         return self.published[-1].number
 
     @cached_property
+    def size(self) -> int:
+        """The partitions that exist, and those that a running resize is about to make."""
+        made = () if self.resize is None else self.resize.assignment.keys() - self.partitions.keys()
+        return len(self.partitions) + len(made)
+
+    @cached_property
     def reaping(self) -> tuple[int, ...]:
         """The partitions whose removal has begun, ascending: in `removed` already, not deleted yet."""
         if self.resize is not None or not self.removed:
@@ -176,6 +182,11 @@ class BrokerNode:
     epoch: int
     rack: str | None = None
     endpoints: tuple[str, ...] = ()
+
+
+def collapsed(topic: str) -> str:
+    """The name of a topic in metrics, where '.' and '_' are one character."""
+    return topic.replace(".", "_")
 
 
 def topic_path(topic: str) -> str:
@@ -299,7 +310,7 @@ def read_topic(name: str, data: bytes) -> Topic:
     """Read a topic node; a node without resizing fields is a topic that was never resized."""
     with _Reading(topic_path(name)):
         raw = json.loads(data)
-        partitions = {int(p): tuple(replicas) for p, replicas in raw["partitions"].items()}
+        partitions = {int(p): _same(tuple(replicas)) for p, replicas in raw["partitions"].items()}
         resize = raw.get("resize")
         if not partitions or sorted(partitions) != list(range(len(partitions))) or raw.get("layouts") == []:
             raise ValueError("a topic has partitions 0 to n-1, and a layout")
@@ -345,7 +356,7 @@ def read_partition(path: str, data: bytes) -> PartitionNode:
         return PartitionNode(
             leader=raw["leader"],
             leader_epoch=raw["leader_epoch"],
-            isr=tuple(raw["isr"]),
+            isr=_same(tuple(raw["isr"])),
             controller_epoch=raw["controller_epoch"],
             start_offset=raw.get("start_offset", 0),
         )
@@ -386,6 +397,12 @@ class _Reading:
 
 def _put(path: str, content: Mapping[str, Any]) -> PutNode:
     return PutNode(path, json.dumps(content, separators=(",", ":")).encode())
+
+
+@lru_cache(maxsize=1_000)
+def _same(replicas: tuple[int, ...]) -> tuple[int, ...]:
+    """Of equal tuples keep one: many partitions have the same replicas."""
+    return replicas
 
 
 def _text(topic_id: UUID) -> str:

@@ -26,7 +26,7 @@ from anabranch.machines.controller.nodes import Resize, Topic
 from anabranch.machines.controller.plan import Plan
 from anabranch.machines.controller.roles import counts, may_undo, phases
 from anabranch.machines.controller.state import ControllerState
-from anabranch.machines.controller.topics import refuse_replicas, spread, unknown_topic
+from anabranch.machines.controller.topics import refuse_more, refuse_replicas, spread, unknown_topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,13 @@ class ResizeTopic:
     validate_only: bool = False
 
 
-def decide_resize_topic(state: ControllerState, command: ResizeTopic) -> Decision[CommandReply]:
-    """Begin a resize: its intent, and all input that every later controller must share, becomes durable."""
+def decide_resize_topic(
+    state: ControllerState, command: ResizeTopic, per_broker_max: int | None = None
+) -> Decision[CommandReply]:
+    """Begin a resize: its intent, and all input that every later controller must share, becomes durable.
+
+    `per_broker_max` is `max.partitions.per.broker`.
+    """
     topic = state.topics.get(command.name)
     if topic is None or command.name in state.deleting:
         return Decision(reply=unknown_topic(command.name))
@@ -58,6 +63,9 @@ def decide_resize_topic(state: ControllerState, command: ResizeTopic) -> Decisio
     assignment = _assign(state, topic, command)
     if isinstance(assignment, Refused):
         return Decision(reply=assignment)
+    refusal = refuse_more(state, len(assignment), per_broker_max) if assignment else None
+    if refusal is not None:
+        return Decision(reply=refusal)
     if command.validate_only:
         return Decision(reply=Validated())
     plan = Plan(state, topic)

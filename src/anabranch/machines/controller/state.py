@@ -43,6 +43,10 @@ class ControllerState:
     deleting: set[str] = field(default_factory=set)
     names: dict[UUID, str] = field(default_factory=dict)
     """Topic names by id."""
+    collapsed: dict[str, str] = field(default_factory=dict, compare=False)
+    """Topic names by what metrics make of them (`nodes.collapsed`)."""
+    partition_count: int = field(default=0, compare=False)
+    """Partitions of all topics, those included that running resizes are about to make."""
 
     confirmed: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict, compare=False)
     """(layout, leader epoch) of the newest role that each leader has taken, as far as this term has heard."""
@@ -90,6 +94,7 @@ def applied(state: ControllerState, records: Iterable[MetadataRecord]) -> Contro
         group_configs=dict(state.group_configs),
         deleting=set(state.deleting),
         names=dict(state.names),
+        collapsed=dict(state.collapsed),
         confirmed=dict(state.confirmed),
         unconfirmed=dict(state.unconfirmed),
         stopped=dict(state.stopped),
@@ -151,6 +156,9 @@ def _delete(state: ControllerState, path: str) -> None:
             gone = state.topics.pop(name, None)
             if gone is not None:
                 state.names.pop(gone.topic_id, None)
+                state.partition_count -= gone.size
+                if state.collapsed.get(nodes.collapsed(name)) == name:
+                    del state.collapsed[nodes.collapsed(name)]
             state.confirmed.pop(name, None)
             state.unconfirmed.pop(name, None)
             state.stopped.pop(name, None)
@@ -171,6 +179,8 @@ def _put_topic(state: ControllerState, topic: Topic) -> None:
     before = state.topics.get(topic.name)
     state.topics[topic.name] = topic
     state.names[topic.topic_id] = topic.name
+    state.collapsed.setdefault(nodes.collapsed(topic.name), topic.name)
+    state.partition_count += topic.size - (0 if before is None else before.size)
     if before is not None:
         for gone in before.partitions.keys() - topic.partitions.keys():
             state.confirmed.get(topic.name, {}).pop(gone, None)

@@ -64,14 +64,18 @@ def decide_create_topic(
     command: CreateTopic,
     default_count: int = 1,
     broker_settings: BrokerSettings = NOT_SET,
+    per_broker_max: int | None = None,
 ) -> Decision[CommandReply]:
-    """Make a topic. `default_count` is the broker's `num.partitions`."""
+    """Make a topic. `default_count` is `num.partitions`, `per_broker_max` is `max.partitions.per.broker`."""
     refusal = refuse_name(state, command.name)
     if refusal is not None:
         return Decision(reply=refusal)
     placed = _place(state, command, default_count)
     if isinstance(placed, Refused):
         return Decision(reply=placed)
+    refusal = refuse_more(state, len(placed), per_broker_max)
+    if refusal is not None:
+        return Decision(reply=refusal)
     overrides = {name: value for name, value in command.configs.items() if value is not None}
     refusal = refuse_configs(overrides, broker_settings)
     if refusal is not None:
@@ -166,16 +170,26 @@ def refuse_name(state: ControllerState, name: str) -> Refused | WaitForResize | 
         return WaitForResize(name, ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic {name!r} is still being deleted; try again.")
     if name in state.topics:
         return Refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic {name!r} already exists.")
-    collapsed = name.replace(".", "_")
-    if "_" in collapsed:
-        for other in state.topics:
-            if other.replace(".", "_") == collapsed:
-                return Refused(
-                    ErrorCode.INVALID_TOPIC_EXCEPTION,
-                    f"The topic name {name!r} collides with the existing topic {other!r}: names that differ in "
-                    "'.' and '_' alone cannot be told apart in metrics.",
-                )
+    other = state.collapsed.get(nodes.collapsed(name))
+    if other is not None:
+        return Refused(
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+            f"The topic name {name!r} collides with the existing topic {other!r}: names that differ in '.' and '_' "
+            "alone cannot be told apart in metrics.",
+        )
     return None
+
+
+def refuse_more(state: ControllerState, count: int, per_broker_max: int | None) -> Refused | None:
+    """Refuse `count` new partitions above what the live brokers may hold."""
+    if per_broker_max is None or state.partition_count + count <= per_broker_max * len(state.brokers):
+        return None
+    where = "The broker holds" if len(state.brokers) == 1 else f"The {len(state.brokers)} brokers hold"
+    return Refused(
+        ErrorCode.POLICY_VIOLATION,
+        f"{where} {state.partition_count} partitions, and max.partitions.per.broker is {per_broker_max}: {count} more "
+        "are refused. Delete topics, or raise the setting.",
+    )
 
 
 def unknown_topic(name: str) -> Refused:

@@ -26,6 +26,7 @@ from anabranch.machines.controller.topics import (
     DeleteTopic,
     decide_create_topic,
     decide_delete_topic,
+    unknown_topic,
 )
 from anabranch.machines.controller.views import reached
 from anabranch.server.cluster.controller import Controller
@@ -47,6 +48,7 @@ class Commands:
         deletes_topics: bool,
         broker_settings: Mapping[str, str],
         group_configs: Mapping[str, GroupConfig],
+        per_broker_max: int | None = None,
     ) -> None:
         """`broker_settings`: all that the broker was started with; `group_configs`: the allowed configs of groups."""
         self._controller = controller
@@ -55,6 +57,7 @@ class Commands:
         self._default_partition_count = default_partition_count
         self._broker_settings = broker_settings
         self._group_configs = group_configs
+        self._per_broker_max = per_broker_max
 
     @property
     def controller_epoch(self) -> int:
@@ -68,14 +71,19 @@ class Commands:
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
                 "The broker makes this topic itself, when a client looks for a coordinator.",
             )
-        return await self.create_internal_topic(command, timeout_ms)
+        return await self._create(command, timeout_ms, self._per_broker_max)
 
     async def create_internal_topic(self, command: CreateTopic, timeout_ms: int) -> Accepted | Validated:
         """Make a topic for the broker itself."""
+        return await self._create(command, timeout_ms, None)
+
+    async def _create(self, command: CreateTopic, timeout_ms: int, per_broker_max: int | None) -> Accepted | Validated:
         default_count, settings = self._default_partition_count, self._view.broker_settings
         count = max(command.partition_count, default_count, len(command.assignments))
         return await self._carry_out(
-            lambda state: decide_create_topic(state, command, default_count, settings), timeout_ms, partitions=count
+            lambda state: decide_create_topic(state, command, default_count, settings, per_broker_max),
+            timeout_ms,
+            partitions=count,
         )
 
     async def delete_topic(self, command: DeleteTopic, timeout_ms: int) -> Accepted | Validated:
@@ -89,8 +97,13 @@ class Commands:
 
     async def resize_topic(self, command: ResizeTopic, timeout_ms: int) -> Accepted | Validated:
         """Give a topic more partitions, or fewer."""
+        if self._view.topic(command.name) is None:  # Of which one request may name 100,000.
+            refusal = unknown_topic(command.name)
+            raise ApiError(refusal.code, refusal.message)
         return await self._carry_out(
-            lambda state: decide_resize_topic(state, command), timeout_ms, partitions=command.count
+            lambda state: decide_resize_topic(state, command, self._per_broker_max),
+            timeout_ms,
+            partitions=command.count,
         )
 
     async def cancel_resize(self, topic: str) -> None:

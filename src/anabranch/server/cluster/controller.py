@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
 from anabranch.base.errors import ApiError, ErrorCode
@@ -76,7 +76,8 @@ class Controller:
         self._failed: dict[int, Effect] = {}
         """Effects that could not be performed, to be tried again, by the number of the failure."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[str | None, set[asyncio.Future[None]]] = {}
+        """Who waits for a change of a topic; under None, of anything."""
         self._failures = 0
         self._large = False
         """Whether there has been a large topic, so that decisions are made in a thread."""
@@ -105,7 +106,7 @@ class Controller:
         for task in [self._worker, *self._tasks]:
             if task is not None:
                 task.cancel()
-        self._wake()
+        self._wake([*self._waiting])
         async with self._turn:
             pass  # The step that was begun has ended.
 
@@ -144,7 +145,7 @@ class Controller:
                 self.waits.note(self.state, change.waits)
                 self._peers.publish(change.update)
         if decision.records:
-            self._wake()
+            self._wake([None, *change.update.topics])
         return decision.reply
 
     async def _work_out(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
@@ -167,13 +168,13 @@ class Controller:
             if not isinstance(reply, WaitForResize):
                 break
             waiting = reply
-            if not await self.wait_until(lambda state, name=waiting.topic: views.idle(state, name), deadline):  # type: ignore[misc]
+            if not await self.wait_until(partial(_idle, name=waiting.topic), deadline, waiting.topic):
                 raise ApiError(reply.code, " ".join((reply.message, *self.waits.text(reply.topic))))
         if isinstance(reply, Refused):
             raise ApiError(reply.code, reply.message)
         if isinstance(reply, Accepted):
             accepted = reply
-            if not await self.wait_until(lambda state: views.settled(state, accepted), deadline):
+            if not await self.wait_until(lambda state: views.settled(state, accepted), deadline, accepted.topic):
                 raise ApiError(ErrorCode.REQUEST_TIMED_OUT, self._still_going_on(accepted))
             if views.canceled(self.state, accepted):
                 message = f"The resize of topic {accepted.topic!r} to {accepted.count} partitions was canceled."
@@ -192,12 +193,18 @@ class Controller:
         waits = self.waits.text(accepted.topic)
         return " ".join(("The change was accepted and is still being carried out; it will be finished.", *waits))
 
-    async def wait_until(self, true: Callable[[ControllerState], bool], deadline: float) -> bool:
-        """Wait until `true` of the state, at most until `deadline` on the loop's clock; return whether it came true."""
+    async def wait_until(
+        self, true: Callable[[ControllerState], bool], deadline: float, topic: str | None = None
+    ) -> bool:
+        """Wait until `true` of the state, at most until `deadline` on the loop's clock; return whether it came true.
+
+        `topic`: the only one that the condition depends on, so that changes of others need no look at it.
+        """
         loop = asyncio.get_running_loop()
         while True:
             change: asyncio.Future[None] = loop.create_future()
-            self._waiting.add(change)  # Before the state is looked at, as it may change meanwhile.
+            # Before the state is looked at, as it may change meanwhile.
+            self._waiting.setdefault(topic, set()).add(change)
             try:
                 if await self._work_out(true, self.state):
                     return True
@@ -209,13 +216,16 @@ class Controller:
             except TimeoutError:
                 return await self._work_out(true, self.state)
             finally:
-                self._waiting.discard(change)
+                others = self._waiting.get(topic, set())
+                others.discard(change)
+                if not others:
+                    self._waiting.pop(topic, None)
 
-    def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, set()
-        for change in waiting:
-            if not change.done():
-                change.set_result(None)
+    def _wake(self, topics: Iterable[str | None]) -> None:
+        for topic in topics:
+            for change in self._waiting.pop(topic, ()):
+                if not change.done():
+                    change.set_result(None)
 
     # -- effects and events --------------------------------------------------------------------------------------------
 
@@ -363,6 +373,10 @@ def _parents(path: str) -> list[str]:
     """The paths of the nodes above one, from the top; without the root, which no tree is without."""
     parts = path.split("/")[1:-1]
     return ["/" + "/".join(parts[: length + 1]) for length in range(len(parts))]
+
+
+def _idle(state: ControllerState, name: str) -> bool:
+    return views.idle(state, name)
 
 
 def _log_failure(step: asyncio.Task[Any]) -> None:

@@ -43,6 +43,9 @@ class KnownCuts(NamedTuple):
     cuts: Cuts = NO_CUTS
 
 
+NOTHING_ASKED = KnownCuts()
+
+
 class Partition:
     """A partition with an open log, or offline with the reason."""
 
@@ -82,7 +85,7 @@ class Partition:
         self.table = ProducerTable()
         self.leadership: Leadership | None = None
         self.offline_reason: str | None = None
-        self.cuts = KnownCuts()
+        self.cuts = NOTHING_ASKED
         """The cuts of its log as they were asked for last (`server.partitions.cutting`)."""
         self.snapshot_end = -1
         """Where the newest producer snapshot was taken."""
@@ -91,8 +94,8 @@ class Partition:
         self.messages_in = messages_in
         self._now_ms = 0
         """The time of the last append, or of building the table."""
-        self._failures = EventLimit(FAILURE_INTERVAL_S)
-        self._watchers: dict[Watcher, None] = {}
+        self._failures: EventLimit | None = None
+        self._watchers: dict[Watcher, None] | None = None
         log.observe(self)
 
     @property
@@ -135,6 +138,7 @@ class Partition:
         """Log that the disk refused an append or a read, at most every FAILURE_INTERVAL_S seconds."""
         if error.errno == errno.EMFILE:  # Of all logs alike: said once, where files are opened.
             return
+        self._failures = self._failures or EventLimit(FAILURE_INTERVAL_S)
         suppressed = self._failures.admit(time.monotonic())
         if suppressed is not None:
             events.error("append refused by the disk", partition=self.name, reason=error, suppressed=suppressed)
@@ -147,8 +151,12 @@ class Partition:
 
     def rebuild_table(self, now_ms: int) -> None:
         """Fold the producer table anew."""
+        self.take_table(fold_producers(self.log, self.name, now_ms), now_ms)
+
+    def take_table(self, folded: Folded, now_ms: int) -> None:
+        """Take the producer table that was folded of the log."""
         self._now_ms = now_ms
-        self.table, self.snapshot_end = fold_producers(self.log, self.name, now_ms)
+        self.table, self.snapshot_end = folded
 
     def save_inherited(self) -> None:
         """Save the table of the removed partition of this name beside the new log. Blocks; OSError."""
@@ -225,16 +233,21 @@ class Partition:
 
     def watch(self, watcher: Watcher) -> None:
         """Call `watcher` after every change, until `unwatch`."""
+        if self._watchers is None:
+            self._watchers = {}
         self._watchers[watcher] = None
 
     def unwatch(self, watcher: Watcher) -> None:
         """Stop calling `watcher`."""
-        self._watchers.pop(watcher, None)
+        if self._watchers is not None:
+            self._watchers.pop(watcher, None)
+            if not self._watchers:
+                self._watchers = None
 
     @property
     def watchers(self) -> int:
         """How many watch."""
-        return len(self._watchers)
+        return len(self._watchers or ())
 
     def changed(self) -> None:
         """Call every watcher."""
@@ -265,10 +278,18 @@ class Partition:
         return ErrorCode.NONE if self.leadership is not None else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def fold_producers(log: PartitionLog, name: TopicPartition, now_ms: int) -> tuple[ProducerTable, int]:
+class Folded(NamedTuple):
+    """The producers of a log."""
+
+    table: ProducerTable
+    snapshot_end: int
+    """Where the snapshot was taken that they were folded from; the log's start without one."""
+
+
+def fold_producers(log: PartitionLog, name: TopicPartition, now_ms: int) -> Folded:
     """Fold the producers of a log: the newest snapshot that can be read, then the batches after it.
 
-    Returns the table and the offset of the snapshot. Blocks; OSError, OfflineLogError.
+    Blocks; OSError, OfflineLogError.
     """
     table, start = ProducerTable(), log.log_start
     for offset, data in log.snapshots():
@@ -282,7 +303,7 @@ def fold_producers(log: PartitionLog, name: TopicPartition, now_ms: int) -> tupl
             if header.base_offset >= start:
                 table.apply(header, now_ms, _marker_at(log, header) if header.is_control else None)
     table.aborted.forget_before(log.log_start)
-    return table, start
+    return Folded(table, start)
 
 
 def _marker_at(log: PartitionLog, header: BatchHeader) -> Marker | None:

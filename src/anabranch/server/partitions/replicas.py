@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
@@ -27,7 +28,7 @@ from anabranch.runtime.disk import Disk
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.metrics import Metrics
 from anabranch.runtime.syncs import Told
-from anabranch.server.partitions.partition import Partition, fold_producers
+from anabranch.server.partitions.partition import Counter, Folded, Partition, fold_producers
 from anabranch.server.partitions.producer_budget import ProducerBudget, expire_producers
 from anabranch.server.partitions.removed import RemovedPartition, RemovedPartitions
 from anabranch.server.partitions.topic_settings import TopicSettings
@@ -40,11 +41,13 @@ from anabranch.storage.log.open_files import OpenFiles
 
 events = EventLogger("replicas")
 RECOVERY_THREADS = 4
-ROLES_AT_A_TIME = 8
+ROLES_AT_A_TIME = 16
 """Roles that are taken before other work has its turn; the file of a log's epochs is written for each."""
 COMMITTED_AT_A_TIME = 64
 """Partitions of which a sync is begun before other work has its turn."""
-OPENED_AT_A_TIME = 16
+DELETED_AT_A_TIME = 500
+"""Logs that are deleted together: directories and checkpoints are synced once for all of them."""
+OPENED_AT_A_TIME = 32
 """Logs that a thread opens, and the loop takes over, in one go."""
 T = TypeVar("T")
 SNAPSHOT_INTERVAL_RECORDS = 200_000
@@ -80,7 +83,8 @@ class Replicas:
         self._settings_of = settings_of
         self._checkpoints = directory.checkpoints
         self.removed = RemovedPartitions(directory.path, disk)
-        self._partitions: dict[tuple[str, int], Partition] = {}
+        self._topics: dict[str, dict[int, Partition]] = {}
+        self._count = 0
         self.producers = ProducerBudget(self._producer_tables, clock, producers_size_max)
         self.producers.took(sum(map(len, self.removed.tables())))
         directory.finish_deletions()
@@ -96,13 +100,14 @@ class Replicas:
 
     def get(self, topic: str, partition: int) -> Partition | None:
         """The partition, if it lives here."""
-        return self._partitions.get((topic, partition))
+        found = self._topics.get(topic)
+        return None if found is None else found.get(partition)
 
     def __iter__(self) -> Iterator[Partition]:
-        return iter(list(self._partitions.values()))
+        return iter([partition for found in self._topics.values() for partition in found.values()])
 
     def __len__(self) -> int:
-        return len(self._partitions)
+        return self._count
 
     def _producer_tables(self) -> Iterator[ProducerTable]:
         yield from self.removed.tables()
@@ -111,11 +116,23 @@ class Replicas:
 
     def of_topic(self, topic: str) -> list[Partition]:
         """The partitions of a topic that live here."""
-        return [partition for (name, _), partition in self._partitions.items() if name == topic]
+        return [*self._topics.get(topic, {}).values()]
+
+    def _add(self, partition: Partition) -> None:
+        found = self._topics.setdefault(partition.name.topic, {})
+        self._count += partition.name.partition not in found
+        found[partition.name.partition] = partition
+
+    def _remove(self, partition: Partition) -> None:
+        found = self._topics[partition.name.topic]
+        del found[partition.name.partition]
+        self._count -= 1
+        if not found:
+            del self._topics[partition.name.topic]
 
     def is_compacted(self, topic: str) -> bool:
         """Whether a topic with partitions here keeps the last record of each key."""
-        first = self._partitions.get((topic, 0))
+        first = self.get(topic, 0)
         return first is not None and first.settings.log.compact
 
     def ancestors_of(self, topic: str, number: int, initial_count: int) -> list[Partition]:
@@ -235,21 +252,23 @@ class Replicas:
         opened = await self.in_thread(
             lambda: [self._open(name, role, settings) for name, role in zip(names, roles, strict=True)]
         )
-        adopted = [self._adopt(name, order, settings, log) for name, log in zip(names, opened, strict=True)]
+        counters = self._counters(order.topic)
+        adopted = [self._adopt(name, order, settings, *it, counters) for name, it in zip(names, opened, strict=True)]
         partitions = [partition for partition in adopted if partition is not None]
         heirs = [partition for partition in partitions if self._inherits(partition)]
         if heirs:
             # Until the inherited producers are durable, requests find the removed partitions.
             await self.in_thread(lambda: self._save_inherited(heirs))
         for partition in partitions:
-            self._partitions[order.topic, partition.name.partition] = partition
+            self._add(partition)
             self._unopened.discard(partition.name)
             if partition.offline_reason is None:
                 self.removed.forget(partition.name)
 
     def _open(
         self, name: TopicPartition, role: Role, settings: TopicSettings
-    ) -> PartitionLog | OSError | OfflineLogError:
+    ) -> tuple[PartitionLog | OSError | OfflineLogError, Folded | OSError | OfflineLogError | None]:
+        """Open a log, and fold its producers. Blocks."""
         try:
             log = self._open_log(name, settings, role.start_offset)
             if log.log_start == log.end < role.start_offset:
@@ -259,8 +278,11 @@ class Replicas:
                 self._checkpoints.forget(str(name))
                 log = self._open_log(name, settings, role.start_offset)
         except (OSError, OfflineLogError) as error:
-            return error
-        return log
+            return error, None
+        try:
+            return log, fold_producers(log, name, self._clock.now_ms())
+        except (OSError, OfflineLogError) as error:
+            return log, error
 
     def _open_log(self, name: TopicPartition, settings: TopicSettings, start_offset: int = 0) -> PartitionLog:
         return self._directory.open_log(name, settings.log, start_offset=start_offset, commits=self.commits)
@@ -271,6 +293,8 @@ class Replicas:
         order: SendLeaderAndIsr,
         settings: TopicSettings,
         log: PartitionLog | OSError | OfflineLogError,
+        folded: Folded | OSError | OfflineLogError | None,
+        counters: tuple[Counter, Counter, Counter],
     ) -> Partition | None:
         """Make a partition of an open log, offline if the log is damaged; None if it could not be opened."""
         if isinstance(log, OSError):
@@ -279,29 +303,29 @@ class Replicas:
         reason = None
         if isinstance(log, OfflineLogError):
             log, reason = self._closed_log(name, settings), str(log)
-        count = self._metrics.counter
+        bytes_in, bytes_out, messages_in = counters
         partition = Partition(
-            name,
-            order.topic_id,
-            log,
-            settings,
-            bytes_in=count("kafka_server_brokertopicmetrics_bytesin_total", "Bytes appended.", topic=order.topic),
-            bytes_out=count("kafka_server_brokertopicmetrics_bytesout_total", "Bytes fetched.", topic=order.topic),
-            messages_in=count(
-                "kafka_server_brokertopicmetrics_messagesin_total", "Records appended.", topic=order.topic
-            ),
+            name, order.topic_id, log, settings, bytes_in=bytes_in, bytes_out=bytes_out, messages_in=messages_in
         )
+        if isinstance(folded, Exception):
+            reason = str(folded)
         if reason is not None:
             partition.take_offline(reason)
             return partition
-        try:
-            partition.rebuild_table(self._clock.now_ms())
-            self.producers.took(len(partition.table))
-        except (OSError, OfflineLogError) as error:
-            partition.take_offline(str(error))
+        assert isinstance(folded, Folded)
+        partition.take_table(folded, self._clock.now_ms())
+        self.producers.took(len(partition.table))
         if isinstance(log, LocalLog):
             log.share_files(self.files)
         return partition
+
+    def _counters(self, topic: str) -> tuple[Counter, Counter, Counter]:
+        count, name = self._metrics.counter, "kafka_server_brokertopicmetrics"
+        return (
+            count(f"{name}_bytesin_total", "Bytes appended.", topic=topic),
+            count(f"{name}_bytesout_total", "Bytes fetched.", topic=topic),
+            count(f"{name}_messagesin_total", "Records appended.", topic=topic),
+        )
 
     def count_stale_batch(self, topic: str) -> None:
         """Count a batch whose producer placed its records by an old partition count."""
@@ -336,8 +360,12 @@ class Replicas:
     async def stop(self, order: SendStopReplica) -> dict[int, ErrorCode]:
         """Carry out a StopReplica: delete the logs, keep their producer tables; return an error code for each."""
         errors: dict[int, ErrorCode] = {}
-        loop = asyncio.get_running_loop()
-        for number, leader_epoch in order.partitions:
+        doomed: list[TopicPartition] = []
+        syncing: list[Partition] = []
+        gone: list[PartitionLog] = []
+        for place, (number, leader_epoch) in enumerate(order.partitions, 1):
+            if place % COMMITTED_AT_A_TIME == 0:
+                await asyncio.sleep(0)
             partition = self.get(order.topic, number)
             if partition is not None and order.topic_id not in (partition.topic_id, NO_TOPIC_ID):
                 errors[number] = ErrorCode.NONE
@@ -347,35 +375,56 @@ class Replicas:
                 continue
             name = TopicPartition(order.topic, number)
             if partition is not None:
-                del self._partitions[order.topic, number]
-                self.removed.remember(name, order.topic_id, partition.table)
+                self._remove(partition)
+                if len(partition.table) or not order.topic_deleted:
+                    self.removed.remember(name, order.topic_id, partition.table)
                 partition.leadership = None
                 partition.changed()
-                await asyncio.wait([partition.log.commit()])
-                if name in self._held:
-                    await asyncio.wait([self._held[name]])
-                partition.log.observe(Unobserved())  # The two hold each other.
-            try:
-                if not order.topic_deleted:
-                    await loop.run_in_executor(self._threads, self._keep_producers, name, order.topic_id)
-                await loop.run_in_executor(self._threads, self._directory.remove_log, name)
-                self._unopened.discard(name)
-                self._checkpoints.forget(str(name))
-                errors[number] = ErrorCode.NONE
-            except OSError as error:
+                gone.append(partition.log)
+                if partition.log.flushed < partition.log.end or self.commits.is_busy(partition.log):
+                    syncing.append(partition)
+            doomed.append(name)
+        if syncing:  # A sync that ended later would note the log as one that is there.
+            await asyncio.wait(await self._commit_all(syncing))
+        if held := [self._held[name] for name in doomed if name in self._held]:
+            await asyncio.wait(held)
+        for log in gone:  # Partition and log hold each other, and the log its share in the open files.
+            log.observe(Unobserved())
+            if isinstance(log, LocalLog):
+                log.segments.share_no_more()
+        for begin in range(0, len(doomed), DELETED_AT_A_TIME):
+            some = doomed[begin : begin + DELETED_AT_A_TIME]
+            failed = await self.in_thread(partial(self._delete_logs, order, some))
+            for name, error in failed.items():
                 events.error("log not deleted", partition=name, reason=error)
-                errors[number] = ErrorCode.KAFKA_STORAGE_ERROR
+                errors[name.partition] = ErrorCode.KAFKA_STORAGE_ERROR
+            for name in some:
+                if name not in failed:
+                    self._unopened.discard(name)
+                    self._checkpoints.forget(str(name))
+                    errors[name.partition] = ErrorCode.NONE
         try:
             if order.topic_deleted:
                 self.removed.forget_topic(order.topic)
             # The checkpoint of a deleted log must not apply to a topic that is made again.
-            await loop.run_in_executor(self._threads, self._checkpoints.save)
+            await self.in_thread(self._checkpoints.save)
         except OSError as error:
             events.error("checkpoints not saved", topic=order.topic, reason=error)
             return dict.fromkeys(errors, ErrorCode.KAFKA_STORAGE_ERROR)
         if not self.of_topic(order.topic):
             self._metrics.forget(topic=order.topic)
         return errors
+
+    def _delete_logs(self, order: SendStopReplica, names: Sequence[TopicPartition]) -> dict[TopicPartition, OSError]:
+        """Delete logs, and keep their producers unless the topic goes. Blocks; the errors of those that stay."""
+        failed: dict[TopicPartition, OSError] = {}
+        if not order.topic_deleted:
+            for name in names:
+                try:
+                    self._keep_producers(name, order.topic_id)
+                except OSError as error:
+                    failed[name] = error
+        return {**failed, **self._directory.remove_logs([name for name in names if name not in failed])}
 
     def _keep_producers(self, name: TopicPartition, topic_id: UUID) -> None:
         """Save the producer table of a log before its deletion. Blocks; OSError."""

@@ -432,6 +432,13 @@ class Settings:
     max_connections: int = setting(
         "max.connections", Between(1, 1_000_000), limits.CONNECTIONS_MAX, "Connections served at a time."
     )
+    max_partitions_per_broker: int = setting(
+        "max.partitions.per.broker",
+        Between(1, INT32_MAX),
+        limits.PARTITIONS_PER_BROKER_MAX,
+        "The most partitions of all topics; those that more would be are refused with POLICY_VIOLATION. The topics of "
+        "the broker itself are always made.",
+    )
     max_open_files: int = setting(
         "max.open.files",
         Between(16, INT32_MAX),

@@ -122,8 +122,12 @@ class EpochsFile:
         self.durable = False
         """Whether the file with them is synced: then they survive a power loss."""
         self._disk = disk
-        self._path = directory / FILE
+        self._directory = directory
         self._damaged = False
+
+    @property
+    def _path(self) -> Path:
+        return self._directory / FILE
 
     def load(self) -> LeaderEpochs | None:
         """Read the file; None where it is missing or torn."""

@@ -79,6 +79,10 @@ class GroupCommit:
         else:
             self._syncs.sync(flush.files, done)
 
+    def is_busy(self, log: object) -> bool:
+        """Whether a sync of a log is under way or due."""
+        return log in self._running or log in self._next
+
     async def drain(self) -> None:
         """Wait for every sync that is under way or due."""
         while self._running or self._next:

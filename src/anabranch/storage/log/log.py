@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING
 from anabranch.records.batch import BatchHeader, headers, stamp
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.syncs import Told
-from anabranch.storage.checkpoints import CheckpointError, Checkpoints
+from anabranch.storage.checkpoints import NOTHING_KNOWN, CheckpointError, Checkpoints
 from anabranch.storage.interface import Appended, IsVoid, LogObserver, Slice, Unobserved, nothing_is_void
 from anabranch.storage.log.config import Durability, LogConfig
-from anabranch.storage.log.epochs import EpochsFile, LeaderEpochs
+from anabranch.storage.log.epochs import LeaderEpochs
 from anabranch.storage.log.errors import OfflineLogError, OffsetOutOfRangeError
 from anabranch.storage.log.flush import Flush, plan_flush, write_tail_again
+from anabranch.storage.log.home import LogHome
 from anabranch.storage.log.recovery import epochs_of_batches, recover
 from anabranch.storage.log.retention import retained_from
 from anabranch.storage.log.segment import Segment
@@ -69,8 +70,7 @@ class LocalLog:
         self.log_start = 0
         self.end = 0
         self.flushed = 0
-        self._seen = 0
-        """The end of unsynced records that readers may have seen, from before the log synced first."""
+        self._seen = 0  # The end of unsynced records that readers may have seen, from before the log synced first.
         self.epochs = LeaderEpochs()
         self._observer: LogObserver = Unobserved()
         self._commits = commits
@@ -78,8 +78,7 @@ class LocalLog:
         self._checkpoints = checkpoints
         self._shared = checkpoints is not None
         self._segments = Segments()
-        self._directory_durable = False
-        self._epochs_file = EpochsFile(disk, directory)
+        self._home = LogHome(disk, directory)
         self._snapshots = Snapshots(disk, directory)
         self._late_indexes: list[Segment] = []
         """Finished segments whose index is not synced."""
@@ -105,7 +104,7 @@ class LocalLog:
         commits: GroupCommit | None = None,
         power_lost: bool = False,
     ) -> LocalLog:
-        """Open the log in `directory`, made if it is not there, and recover it.
+        """Open the log in `directory` and recover it; a new log has none until something is written.
 
         A new log starts at `start_offset`: a partition that is created again goes on where its earlier life stopped.
         `visit` sees the header of every batch that recovery checks, in order. `checkpoints` are shared by the logs of
@@ -114,7 +113,6 @@ class LocalLog:
         written, so that unsynced bytes may be missing in any order. Raises OfflineLogError.
         """
         log = cls(directory, config, disk, checkpoints, commits)
-        disk.make_directory(directory)
         log._load(start_offset, visit or (lambda header: None), power_lost=power_lost)
         return log
 
@@ -125,7 +123,13 @@ class LocalLog:
         except CheckpointError as error:
             raise OfflineLogError(str(error)) from error
         point = known.recovery_point
-        found = self._epochs_file.load()
+        self._home.exists = self._disk.exists(self.directory)
+        if not self._home.exists and known == NOTHING_KNOWN:  # Nothing was ever written.
+            self.log_start = self.end = self.flushed = start_offset
+            self._add_segment()
+            return
+        self._home.make(self.epochs)
+        found = self._home.epochs_file.load()
         sound, self.epochs = found is not None, found or epochs_of_batches(self._disk, self.directory)
         loaded = self.epochs.entries
         self.epochs.truncate_from((start_offset if point is None else point) + 1)
@@ -150,11 +154,10 @@ class LocalLog:
         self.epochs.truncate_before(self.log_start)
         self.flushed = self.end
         self._snapshots.forget_above(self.end)
-        self._directory_durable = point is not None
-        # Epochs from the recovery point on may have been written without a sync.
-        synced = sound and (not loaded or loaded[-1][1] < (point or 0))
-        self._epochs_file.durable = synced and self.epochs.entries == loaded
-        self._epochs_file.written = self.epochs.entries == loaded and (sound or not loaded)
+        self._home.durable = point is not None
+        synced = sound and (not loaded or loaded[-1][1] < (point or 0))  # Above it perhaps written without a sync.
+        self._home.epochs_file.durable = synced and self.epochs.entries == loaded
+        self._home.epochs_file.written = self.epochs.entries == loaded and (sound or not loaded)
 
     @property
     def _points(self) -> Checkpoints:
@@ -168,15 +171,10 @@ class LocalLog:
         self._points.save()
 
     def _record_points(self) -> None:
-        self._make_directory_durable()
-        self._epochs_file.sync(self.epochs)
+        self._home.make_durable(self.epochs)
+        self._home.epochs_file.sync(self.epochs)
         point = self.recovery_point
         self._points.record(self._name, log_start=self.log_start, recovery_point=point, synced=self.flushed)
-
-    def _make_directory_durable(self) -> None:
-        if not self._directory_durable:
-            self._disk.sync_directory(self.directory.parent)
-            self._directory_durable = True
 
     @property
     def recovery_point(self) -> int:
@@ -194,14 +192,14 @@ class LocalLog:
             self._segments[-1].seal()
             self.flush()
             self._note_checkpoint()
-            if not self._epochs_file.written:
-                self._epochs_file.write(self.epochs)
+            self._home.close(self.epochs)
         self._segments = Segments()
 
     def _note_checkpoint(self) -> None:
         """Update the checkpoint if it changed; save it unless it is shared."""
         known = self._points.log_start(self._name), self._points.recovery_point(self._name)
-        if known != (self.log_start, self.recovery_point) and (self.flushed > 0 or known != (None, None)):
+        stale = self._home.exists and known != (self.log_start, self.recovery_point)
+        if stale and (self.flushed > 0 or known != (None, None)):
             self._record_points()
             if not self._shared:
                 self._points.save()
@@ -237,6 +235,7 @@ class LocalLog:
         if self._failure is not None:
             self._resume(now_ms)
         base = end = self.end
+        self._home.make(self.epochs)
         found = list(headers(data)) if header is None else [(0, header)]
         for position, each in found:
             stamp(data, position, end, leader_epoch)
@@ -249,7 +248,7 @@ class LocalLog:
             segment.first_append_ms = now_ms
         if leader_epoch > self.epochs.latest:
             self.epochs.start(leader_epoch, base)
-            self._epochs_file.outdated()
+            self._home.epochs_file.outdated()
         offset = base
         for position, each in found:
             following = offset + each.last_offset_delta + 1
@@ -294,7 +293,7 @@ class LocalLog:
             end=self.end,
             generation=self._generation,
             directory=self.directory,
-            parent_durable=self._directory_durable,
+            parent_durable=self._home.durable,
             disk=self._disk,
         )
         self._late_indexes += left
@@ -310,8 +309,8 @@ class LocalLog:
             self.flushed = max(self.flushed, flush.end)
             flush.note_durable()
             if self.directory.parent in flush.directories:
-                self._directory_durable = True
-            if self._directory_durable:
+                self._home.durable = True
+            if self._home.durable:
                 self._points.record(self._name, log_start=self.log_start, synced=self.flushed)
             return True
         self._late_indexes += [segment for segment in flush.indexed if segment in self._segments]
@@ -418,7 +417,7 @@ class LocalLog:
             before = self.epochs.entries
             self.epochs.start(epoch, self.end)
             try:
-                self._epochs_file.write(self.epochs)
+                self._home.write_epochs(self.epochs)
             except OSError:
                 self.epochs = LeaderEpochs(before)
                 raise
@@ -472,7 +471,7 @@ class LocalLog:
         before = self.epochs.entries
         self.epochs.truncate_before(self.log_start)
         if self.epochs.entries != before:
-            self._epochs_file.outdated()
+            self._home.epochs_file.outdated()
 
     def _remove(self, segment: Segment) -> None:
         self._segments.forget_open(segment)
@@ -541,7 +540,7 @@ class LocalLog:
         self._snapshots.forget_above(end)
         self._disk.sync_directory(self.directory)
         self.epochs.truncate_from(end + 1)
-        self._epochs_file.outdated()
+        self._home.epochs_file.outdated()
 
     # -- compaction ----------------------------------------------------------------------------------------------
 
@@ -563,8 +562,8 @@ class LocalLog:
         return due
 
     @property
-    def segments(self) -> Segments:
-        """The segments; only upkeep of this package may change them."""
+    def segments(self) -> Segments:  # Only upkeep of this package may change them.
+        """The segments."""
         return self._segments
 
     # -- snapshots of producer state -----------------------------------------------------------------------------
@@ -574,12 +573,12 @@ class LocalLog:
 
         Of others stays none, or the newest of a synced end: a power loss takes snapshots with the records they are of.
         """
-        self._make_directory_durable()
+        self._home.make_durable(self.epochs)
         self._snapshots.write(data, self.end, flushed=self.flushed, only=only)
 
     async def write_snapshot_beside(self, make: Callable[[], bytes], *, replace: bool = False) -> bool:
         """Make and keep a snapshot in a thread. False if one as new is there, or the log was cut."""
-        self._make_directory_durable()
+        self._home.make_durable(self.epochs)
         generation = self._generation
         write = self._snapshots.writer(make, self.end, flushed=self.flushed, replace=replace)
         return await asyncio.get_running_loop().run_in_executor(None, write) and self._generation == generation
@@ -594,4 +593,6 @@ class LocalLog:
 
     def snapshots(self) -> Iterator[tuple[int, bytes]]:
         """Read the snapshots that fit the log, newest first, each with the offset it was written at."""
+        if not self._home.exists:
+            return iter(())
         return self._snapshots.newest_first(self.end)

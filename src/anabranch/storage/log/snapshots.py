@@ -91,5 +91,8 @@ class Snapshots:
         return self._directory / f"{offset:020d}{SUFFIX}"
 
     def _offsets(self) -> list[int]:
-        names = self._disk.names(self._directory)
+        try:
+            names = self._disk.names(self._directory)
+        except FileNotFoundError:  # Nothing was ever written.
+            return []
         return [int(name[: -len(SUFFIX)]) for name in names if name.endswith(SUFFIX)]

@@ -44,6 +44,7 @@ from anabranch.storage.interface import (
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 Happened = list[tuple[str, Change]]
+Paths = set[str]
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS node (
@@ -249,9 +250,10 @@ class _Database:
         changes: Happened = []
         version = 0
         if operations:
+            lasting: Paths = set()
             with self._transaction():
                 for operation in operations:
-                    changes += self._perform(operation)
+                    changes += self._perform(operation, lasting)
                     if isinstance(operation, Set):
                         version = self.get(operation.path)[1]
             self.changes += 1
@@ -302,20 +304,26 @@ class _Database:
             )
         return OSError(_ERRNO.get(code, errno.EIO), f"the metadata store refuses: {error}", str(self._path))
 
-    def _perform(self, operation: Operation) -> Happened:
+    def _perform(self, operation: Operation, lasting: Paths) -> Happened:
+        """Make one change; `lasting`: nodes that are known to be there, and not ephemeral."""
         path = operation.path
         check_path(path)
         parent = parent_of(path)
         match operation:
             case Create(_, data, ephemeral):
-                if not self.exists(parent):
-                    raise NoNodeError(f"There is no node {parent} to create {path} in.")
-                if self.exists(path):
-                    raise NodeExistsError(f"There is a node {path} already.")
-                if self.owner(parent) is not None:
-                    raise MetadataError(f"The node {parent} is ephemeral: it cannot have children.")
+                if parent not in lasting:
+                    if not self.exists(parent):
+                        raise NoNodeError(f"There is no node {parent} to create {path} in.")
+                    if self.exists(path):
+                        raise NodeExistsError(f"There is a node {path} already.")
+                    if self.owner(parent) is not None:
+                        raise MetadataError(f"The node {parent} is ephemeral: it cannot have children.")
+                    lasting.add(parent)
                 owner = self.session if ephemeral else 0
-                self._execute("INSERT INTO node VALUES (?, ?, ?, 0, ?)", path, parent, data, owner)
+                if not self._insert(path, parent, data, owner):
+                    raise NodeExistsError(f"There is a node {path} already.")
+                if not ephemeral:
+                    lasting.add(path)
                 return [(path, Change.CREATED), (parent, Change.CHILDREN)]
             case Set(_, data, version):
                 self._expect(path, version)
@@ -323,13 +331,24 @@ class _Database:
                 return [(path, Change.CHANGED)]
             case Delete(_, version):
                 self._expect(path, version)
-                if self.children(path):
+                if self._execute("SELECT 1 FROM node WHERE parent = ? LIMIT 1", path):
                     raise NotEmptyError(f"The node {path} has children: {', '.join(self.children(path)[:5])}.")
                 self._execute("DELETE FROM node WHERE path = ?", path)
+                lasting.discard(path)
                 return [(path, Change.DELETED), (parent, Change.CHILDREN)]
             case Check(_, version):
                 self._expect(path, version)
                 return []
+
+    def _insert(self, path: str, parent: str, data: bytes, owner: int) -> bool:
+        """Add a node; False where one of this path is there."""
+        try:
+            self._connection.execute("INSERT INTO node VALUES (?, ?, ?, 0, ?)", (path, parent, data, owner))
+        except sqlite3.IntegrityError:
+            return False
+        except sqlite3.Error as error:
+            raise self._refused(error) from error
+        return True
 
     def _expect(self, path: str, version: int) -> None:
         found = self.get(path)[1]

@@ -10,6 +10,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.base.limits import PARTITIONS_PER_TOPIC_MAX
 from anabranch.machines.controller import topics, views
 from anabranch.machines.controller.effects import Accepted, Refused, Validated, WaitForResize
+from anabranch.machines.controller.resize import ResizeTopic, decide_resize_topic
 from tests.unit.machines.controller.transcript import TOPIC_ID, Cluster
 
 
@@ -115,6 +116,43 @@ def test_names_that_differ_in_dots_and_underscores_alone_collide() -> None:
     reply = cluster.create(1, name="a.b_c")
     assert isinstance(reply, Refused)
     assert reply.code is ErrorCode.TOPIC_ALREADY_EXISTS
+    cluster.submit(lambda state: topics.decide_delete_topic(state, topics.DeleteTopic("a.b_c")))
+    cluster.run()
+    assert isinstance(cluster.create(1, name="a_b.c"), Accepted), "the name is free again"
+
+
+def test_no_more_partitions_are_made_than_the_brokers_may_hold() -> None:
+    cluster = Cluster(brokers=2)
+
+    def create(name: str, count: int) -> object:
+        command = topics.CreateTopic(name, UUID(int=len(name)), count)
+        return cluster.submit(lambda state: topics.decide_create_topic(state, command, per_broker_max=5))
+
+    def resize(name: str, count: int) -> object:
+        command = ResizeTopic(name, count)
+        return cluster.submit(lambda state: decide_resize_topic(state, command, 5))
+
+    assert isinstance(create("a", 6), Accepted)
+    refused = create("aa", 5)
+    assert isinstance(refused, Refused) and refused.code is ErrorCode.POLICY_VIOLATION
+    assert "hold 6 partitions, and max.partitions.per.broker is 5: 5 more" in refused.message
+    cluster.run()
+    assert isinstance(create("aaa", 2), Accepted)
+    assert isinstance(resize("a", 8), Accepted), "partitions of a running resize count"
+    refused = create("aaaa", 1)
+    assert isinstance(refused, Refused) and refused.code is ErrorCode.POLICY_VIOLATION
+    cluster.run()
+    assert cluster.state.partition_count == 10
+    refused = resize("aaa", 3)
+    assert isinstance(refused, Refused) and refused.code is ErrorCode.POLICY_VIOLATION
+    assert isinstance(resize("a", 6), Accepted), "a topic may always shrink"
+    cluster.run()
+    assert isinstance(resize("a", 8), Accepted), "and what retires opens again"
+    cluster.run()
+    cluster.submit(lambda state: topics.decide_delete_topic(state, topics.DeleteTopic("a")))
+    cluster.run()
+    assert cluster.state.partition_count == 2
+    assert isinstance(create("aaaaa", 8), Accepted)
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,8 @@ def test_a_log_ahead_of_the_metadata_is_offline_with_a_sentence_and_not_without_
     async def scenario() -> None:
         first = Life(tmp_path)
         await first.begin()
+        data = make_batch(3)
+        first.partition(1).append(data, parse_header(data), 0)
         first.partition(1).log.start_epoch(1_000)
         first.end()
         second = Life(tmp_path)

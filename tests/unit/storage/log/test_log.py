@@ -501,7 +501,8 @@ def test_logs_share_their_checkpoints_in_a_data_directory(tmp_path: Path) -> Non
         log.close()
     directory.stopped()
     directory.release()
-    assert (tmp_path / "recovery-point-offset-checkpoint").read_text().startswith("1\n3\nt 0 5 ")
+    points = (tmp_path / "recovery-point-offset-checkpoint").read_text()
+    assert points.startswith("1\n2\nt 1 7 "), "a log without records has no entry"
     directory = DataDirectory(tmp_path, Disk())
     assert directory.stopped_cleanly
     directory.began()
@@ -561,3 +562,66 @@ def test_a_sync_that_succeeds_after_the_log_was_cut_is_a_failure_to_those_who_wa
 
     asyncio.run(scenario())
     assert (log.end, log.flushed) == (0, 0)
+
+
+# -- logs of which nothing was ever written ---------------------------------------------------------------------------
+
+
+def test_a_log_has_no_directory_until_something_is_written(tmp_path: Path) -> None:
+    directory = DataDirectory(tmp_path, Disk())
+    name = TopicPartition("t", 0)
+    log = directory.open_log(name, SMALL, start_offset=7)
+    log.start_epoch(3)
+    log.retain(0)
+    log.flush()
+    assert (log.log_start, log.end, log.flushed, log.high_watermark) == (7, 7, 7, 7)
+    assert log.read(7, 1_000) is None and not list(log.snapshots()) and not log.has_snapshot_from(8)
+    log.close()
+    assert not directory.has_log(name)
+    log = directory.open_log(name, SMALL, start_offset=7)
+    log.start_epoch(4)
+    log.append(make_batch(2, b"x"), 4, 0)
+    assert directory.logs() == [name]
+    del log  # Killed.
+    log = directory.open_log(name, SMALL, start_offset=7)
+    assert (log.log_start, log.end, log.epochs.entries) == (7, 9, [(4, 7)])
+    directory.release()
+
+
+def test_a_log_that_was_written_and_has_lost_its_directory_is_damaged(tmp_path: Path) -> None:
+    directory = DataDirectory(tmp_path, Disk())
+    log = directory.open_log(TopicPartition("t", 0), SMALL)
+    fill(log, 3)
+    log.close()
+    directory.checkpoints.save()
+    Disk().remove_tree(tmp_path / "t-0")
+    with pytest.raises(OfflineLogError, match="was synced up to 6"):
+        directory.open_log(TopicPartition("t", 0), SMALL)
+    directory.release()
+
+
+def test_many_logs_are_deleted_with_few_syncs(tmp_path: Path) -> None:
+    disk = FaultyDisk(1)
+    directory = DataDirectory(Path("/data"), disk)
+    names = [TopicPartition("t", number) for number in range(100)]
+    for name in names[:50]:
+        log = directory.open_log(name, SMALL)
+        fill(log, 1)
+        log.close()
+    directory.checkpoints.save()
+    before = disk.syncs
+    assert directory.remove_logs(names) == {}
+    assert disk.syncs - before < 10
+    assert directory.logs() == [] and not directory.checkpoints.names()
+    after = DataDirectory(Path("/data"), disk.crash())
+    assert after.logs() == [], "the deletion is durable"
+
+
+def test_a_log_that_cannot_be_deleted_is_told(tmp_path: Path) -> None:
+    disk = FaultyDisk(1)
+    directory = DataDirectory(Path("/data"), disk)
+    names = [TopicPartition("t", number) for number in range(3)]
+    for name in names:
+        fill(directory.open_log(name, SMALL), 1)
+    disk.fail_sync = True
+    assert directory.remove_logs(names).keys() == set(names)
