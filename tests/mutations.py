@@ -136,7 +136,8 @@ ORDER = (
         (
             Edit(
                 GATEKEEPER,
-                "                counted = max(position, stall.reached)\n            return Stand(",
+                " if isinstance(counted, Frontier) else reached\n            return Stand(",
+                " if isinstance(counted, Frontier) else reached\n"
                 "                self.for_ever.add((group.group_id, topic.topic_id, number))\n"
                 "            if (group.group_id, topic.topic_id, number) in self.for_ever:\n"
                 "                counted = 1 << 62\n"
