@@ -30,6 +30,7 @@ class BrokerProcess:
             "listeners": "127.0.0.1:0",
             "metrics.listener": "127.0.0.1:0",
             "log.format": "json",
+            "log.segment.min.bytes": 14,
             "durability": durability,
             **{name.replace("_", "."): value for name, value in settings.items()},
         }

@@ -31,6 +31,8 @@ ARRAY_LENGTH_MAX = 1_000_000
 NESTING_DEPTH_MAX = 16
 TAGGED_FIELDS_MAX = 1_000
 
+SEGMENT_SIZE_MIN = 1 << 20
+"""Default of `log.segment.min.bytes`, the least `segment.bytes`, as in Apache Kafka since 4.0."""
 TOPIC_NAME_LENGTH_MAX = 249
 PARTITIONS_PER_TOPIC_MAX = 100_000
 PARTITIONS_PER_BROKER_MAX = 200_000

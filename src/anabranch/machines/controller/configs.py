@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import INTERNAL_TOPICS
-from anabranch.base.limits import MESSAGE_SIZE_MAX, REQUEST_SIZE_MAX
+from anabranch.base.limits import MESSAGE_SIZE_MAX, REQUEST_SIZE_MAX, SEGMENT_SIZE_MIN
 from anabranch.machines.controller import nodes
 from anabranch.machines.controller.effects import (
     Accepted,
@@ -469,6 +469,11 @@ def message_size_max(broker_settings: BrokerSettings) -> int:
     return int(broker_settings.static.get("socket.request.max.bytes", REQUEST_SIZE_MAX))
 
 
+def segment_size_min(broker_settings: BrokerSettings) -> int:
+    """The least value of `segment.bytes`: with smaller ones a client could have a file made for each of its batches."""
+    return int(broker_settings.static.get("log.segment.min.bytes", SEGMENT_SIZE_MIN))
+
+
 def refuse_configs(overrides: Mapping[str, str], broker_settings: BrokerSettings = NOT_SET) -> Refused | None:
     """Return the refusal of invalid overrides on a broker with these settings; None for valid ones."""
     for name, value in overrides.items():
@@ -484,6 +489,13 @@ def refuse_configs(overrides: Mapping[str, str], broker_settings: BrokerSettings
             ErrorCode.INVALID_CONFIG,
             f"The config 'max.message.bytes' ({overrides['max.message.bytes']}) must not be above the broker's "
             f"socket.request.max.bytes ({largest}): no request could bring such a batch.",
+        )
+    smallest = segment_size_min(broker_settings)
+    if int(overrides.get("segment.bytes", smallest)) < smallest:
+        return Refused(
+            ErrorCode.INVALID_CONFIG,
+            f"The config 'segment.bytes' ({overrides['segment.bytes']}) must not be below the broker's "
+            f"log.segment.min.bytes ({smallest}): every segment is a file.",
         )
     least, most = (
         int(overrides.get(name, TOPIC_CONFIGS[name].default))

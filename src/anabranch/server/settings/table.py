@@ -93,6 +93,12 @@ class Settings:
         "log.retention.bytes", LONG_OR_UNLIMITED, -1, "Bytes kept per partition; -1 is no limit."
     )
     log_segment_bytes: int = setting("log.segment.bytes", Between(14, INT32_MAX), 1 << 30, "Size of a log segment.")
+    log_segment_min_bytes: int = setting(
+        "log.segment.min.bytes",
+        Between(14, INT32_MAX),
+        limits.SEGMENT_SIZE_MIN,
+        "The least segment.bytes of a topic, and the least log.segment.bytes; every segment is a file.",
+    )
     log_roll_ms: int = setting(
         "log.roll.ms", Between(1, INT64_MAX), 7 * 24 * 3600 * 1000, "Age at which a new log segment is begun."
     )
@@ -550,6 +556,10 @@ class Settings:
 
 _ASCENDING = (
     ("message_max_bytes", "socket_request_max_bytes"),
+    ("log_segment_min_bytes", "log_segment_bytes"),
+    ("log_segment_min_bytes", "offsets_topic_segment_bytes"),
+    ("log_segment_min_bytes", "transaction_state_log_segment_bytes"),
+    ("log_segment_min_bytes", "individual_commit_log_segment_bytes"),
     ("log_cleaner_min_compaction_lag_ms", "log_cleaner_max_compaction_lag_ms"),
     ("group_consumer_min_session_timeout_ms", "group_consumer_session_timeout_ms"),
     ("group_consumer_session_timeout_ms", "group_consumer_max_session_timeout_ms"),

@@ -125,7 +125,7 @@ def test_lags_that_contradict_each_other_are_refused() -> None:
 
 def test_set_and_delete_change_one_override_each_and_keep_the_others() -> None:
     cluster = Cluster()
-    cluster.create(1, configs={"retention.ms": "1", "segment.bytes": "100"})
+    cluster.create(1, configs={"retention.ms": "1", "segment.bytes": "2000000"})
     cluster.run()
     cluster.text()
     assert isinstance(alter(cluster, ("retention.ms", SET, "2"), ("segment.bytes", DELETE, None)), Accepted)
@@ -173,10 +173,10 @@ def test_changes_that_cannot_be_are_refused(
 
 def test_replacing_drops_what_is_not_named() -> None:
     cluster = Cluster()
-    cluster.create(1, configs={"retention.ms": "1", "segment.bytes": "100"})
-    command = ReplaceConfigs("t", {"segment.bytes": "200", "retention.ms": None})
+    cluster.create(1, configs={"retention.ms": "1", "segment.bytes": "2000000"})
+    command = ReplaceConfigs("t", {"segment.bytes": "3000000", "retention.ms": None})
     assert isinstance(cluster.submit(lambda state: decide_replace_configs(state, command)), Accepted)
-    assert cluster.state.configs["t"] == {"segment.bytes": "200"}
+    assert cluster.state.configs["t"] == {"segment.bytes": "3000000"}
 
 
 def test_validating_and_unknown_topics() -> None:
@@ -217,3 +217,14 @@ def test_an_override_goes_before_a_broker_setting_before_the_default() -> None:
         ("7", ConfigSource.STATIC_BROKER_CONFIG),
         ("604800000", ConfigSource.DEFAULT_CONFIG),
     ]
+
+
+def test_small_segments_are_refused_with_the_setting_that_says_so() -> None:
+    small = refuse_configs({"segment.bytes": "1048575"})
+    assert small is not None
+    assert small.code is ErrorCode.INVALID_CONFIG
+    assert "log.segment.min.bytes (1048576)" in small.message
+    assert refuse_configs({"segment.bytes": "1048576"}) is None
+    lower = BrokerSettings(static={"log.segment.min.bytes": "100"})
+    assert refuse_configs({"segment.bytes": "100"}, lower) is None
+    assert refuse_configs({"segment.bytes": "99"}, lower) is not None

@@ -61,8 +61,8 @@ def test_a_topic_is_made_resized_configured_and_deleted(tmp_path: Path) -> None:
         change = ConfigChange("retention.ms", ConfigOperation.SET, "5")
         await commands.alter_configs(AlterConfigs("t", [change]), TIMEOUT_MS)
         assert world.view.configs("t") == {"retention.ms": "5"}
-        await commands.replace_configs(ReplaceConfigs("t", {"segment.bytes": "1000000"}), TIMEOUT_MS)
-        assert world.view.configs("t") == {"segment.bytes": "1000000"}
+        await commands.replace_configs(ReplaceConfigs("t", {"segment.bytes": "2000000"}), TIMEOUT_MS)
+        assert world.view.configs("t") == {"segment.bytes": "2000000"}
         change = ConfigChange(SESSION_TIMEOUT, ConfigOperation.SET, "50000")
         await commands.alter_group_configs(AlterGroupConfigs("g", [change]))
         assert world.view.group_configs("g") == {SESSION_TIMEOUT: "50000"}
