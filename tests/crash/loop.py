@@ -33,6 +33,7 @@ LIFE = 50
 VERIFIED_EVERY = 10
 SETTINGS = {
     "log_retention_check_interval_ms": 50,
+    "log_cleaner_backoff_ms": 50,
     "reaper_interval_ms": 50,
     "transaction_abort_timed_out_transaction_cleanup_interval_ms": 200,
 }
