@@ -22,6 +22,7 @@ EXACT = [kind for kind in KINDS if kind.protocol == "consumer" and kind.is_exact
 CLEANING = {
     "offsets.topic.segment.bytes": "4000",
     "log.retention.check.interval.ms": "100",
+    "log.cleaner.backoff.ms": "100",
     "log.cleaner.min.cleanable.ratio": "0.01",
     "log.cleaner.delete.retention.ms": "0",
 }

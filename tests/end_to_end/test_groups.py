@@ -621,6 +621,7 @@ def test_compaction_while_it_runs_and_before_it_loads_changes_nothing(tmp_path: 
         "offsets.topic.num.partitions": 1,
         "offsets.topic.segment.bytes": 4_000,
         "log.retention.check.interval.ms": 100,
+        "log.cleaner.backoff.ms": 100,
         "log.cleaner.min.cleanable.ratio": 0.01,
         "log.cleaner.delete.retention.ms": 0,
     }

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import reduce
 from typing import NamedTuple
 
@@ -315,7 +314,7 @@ def hash_of(key: int) -> int:
 
 def _remembered(table: ProducerTable) -> dict[int, object]:
     """Return a table's producers, without the times of their last activity."""
-    return {producer_id: replace(known, seen_ms=0) for producer_id, known in table}
+    return {producer_id: known._replace(seen_ms=0) for producer_id, known in table}
 
 
 def read_log(partition: Partition, start: int, stop: int) -> Iterator[tuple[int, Sent]]:

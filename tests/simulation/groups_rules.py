@@ -409,8 +409,8 @@ class Rules:
         A late commit may have put the offset back, which the owner that reports it does not know. Without a commit, a
         partition has been read up to the end at which its owner, as its reset says, began. Gates open by time,
         where a partition's position and owner have been the same for long. None of this counts where `committed_only`
-        says so: what a member knows may take long to arrive. Nor does then that there may be no record at the
-        partition's own position: a leader is asked only for those before it.
+        says so: what a member knows may take long to arrive. Then both its own position and the next record
+        behind that must be deliverable: no leader is asked whether a record lies there.
         """
         lineage = topic.lineage
         if lineage is None:
@@ -423,21 +423,23 @@ class Rules:
             offset = offset if topic_id == topic.topic_id else 0
             if number != partition and not committed_only:
                 offset = max(offset, edge.read_up_to(topic.topic_id, number, is_committed=topic_id == topic.topic_id))
-            if number == partition and committed_only:
-                positions[number] = max(offset, topic.log_start(number))
-            else:
-                positions[number] = self._next_record(topic, number, offset)
+            positions[number] = self._next_record(topic, number, offset)
             since_ms = self.positions.moved_ms.get(key, 0) if topic_id == topic.topic_id else 0
             still = number != partition and self._is_still(group, (topic.topic_id, number), since_ms)
             still = still and not committed_only
             counted[number] = BEYOND if still else positions[number]
-        layout = lineage.layout_at(partition, positions[partition])
         topic_id, offset = self.positions.committed.get((group.group_id, topic.name, partition), (None, 0))
-        was_open = topic_id == topic.topic_id and (
-            offset > max(lineage.start(partition, layout), topic.log_start(partition))
-            or self.positions.opened.get((group.group_id, topic.name, partition), -1) >= layout
-        )
-        return was_open or lineage.may_deliver(partition, layout, counted)
+        own = {positions[partition]}
+        if committed_only:
+            own.add(max(offset if topic_id == topic.topic_id else 0, topic.log_start(partition)))
+        for layout in {lineage.layout_at(partition, position) for position in own}:
+            was_open = topic_id == topic.topic_id and (
+                offset > max(lineage.start(partition, layout), topic.log_start(partition))
+                or self.positions.opened.get((group.group_id, topic.name, partition), -1) >= layout
+            )
+            if not was_open and not lineage.may_deliver(partition, layout, counted):
+                return False
+        return True
 
     def _is_still(self, group: ConsumerGroup, partition: Partition, moved_ms: int) -> bool:
         """Whether the position of a partition, and its owner, have been the same for the rebalance timeout."""

@@ -23,6 +23,7 @@ from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.standing import Standing
 from anabranch.machines.lineage import Gates
 from anabranch.runtime.timers import Timers
+from anabranch.server.coordinators.durable_replies import DurableReplies
 from anabranch.server.coordinators.shard import MESSAGES, Shard, ShardState
 from tests.simulation.groups import live
 from tests.simulation.groups_stories import (
@@ -75,7 +76,7 @@ def hasty() -> AbstractContextManager[object]:
 
 def trusting() -> AbstractContextManager[object]:
     """Every committer counts as a member."""
-    return mock.patch.object(offsets, "_commit_error", return_value=ErrorCode.NONE)
+    return mock.patch.object(offsets, "commit_error", return_value=ErrorCode.NONE)
 
 
 def impatient() -> AbstractContextManager[object]:
@@ -187,7 +188,7 @@ def hoarding() -> AbstractContextManager[object]:
 
 def answering_early() -> AbstractContextManager[object]:
     """The shard sends replies that are based on records that are not durable."""
-    return mock.patch.object(Shard, "_when_durable", lambda self, reply: reply)
+    return mock.patch.object(DurableReplies, "when", lambda self, reply: reply)
 
 
 def trusting_its_log() -> AbstractContextManager[object]:

@@ -32,6 +32,7 @@ from anabranch.protocol.messages.add_partitions_to_txn import AddPartitionsToTxn
 from anabranch.protocol.messages.end_txn import EndTxnRequest
 from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest
 from anabranch.runtime.metrics import Metrics
+from anabranch.server.coordinators.durable_replies import DurableReplies
 from anabranch.server.coordinators.shard import RecordCodec, Shard
 from anabranch.server.partitions import partition as shipped
 from anabranch.server.partitions.topic_settings import topic_settings
@@ -568,6 +569,6 @@ def test_a_shard_that_answers_before_its_records_are_durable_is_found_out() -> N
         for seed in range(HISTORIES):
             history(seed)
 
-    answering_early = mock.patch.object(Shard, "_when_durable", lambda shard, reply: reply)
+    answering_early = mock.patch.object(DurableReplies, "when", lambda replies, reply: reply)
     with answering_early, pytest.raises(AssertionError, match=r"is not whole|is visible|hangs"):
         histories()

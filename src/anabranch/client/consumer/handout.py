@@ -98,7 +98,7 @@ class Handout:
         records_end = rows.column("offset")[-1].as_py() + 1 if rows.num_rows else -1
         left.first += rows.num_rows
         if left.first == left.rows.num_rows:
-            left.position = part.end
+            left.position = left.part.end  # A gate may have opened since: `part` then ends behind what was decoded.
         else:
             left.position = left.rows.column("offset")[left.first].as_py()
             self._decoded[TopicPartition(part.topic, part.partition)] = left
