@@ -23,6 +23,7 @@ CLEANING = {
     "offsets.topic.segment.bytes": "4000",
     "log.retention.check.interval.ms": "100",
     "log.cleaner.backoff.ms": "100",
+    "log.segment.min.bytes": "14",
     "log.cleaner.min.cleanable.ratio": "0.01",
     "log.cleaner.delete.retention.ms": "0",
 }
