@@ -57,6 +57,7 @@ class RangedClient(GroupClient):
             key_range_offsets=[KeyRangeOffset(start=start, end=end, offset=at) for start, end, at in shares],
         )
         request = OffsetCommitRequest(
+            wants_stable_offset=True,
             group_id=group,
             member_id=member,
             generation_id_or_member_epoch=epoch,

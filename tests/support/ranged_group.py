@@ -214,6 +214,7 @@ class RangedGroup:
             key_range_offsets=list(shares),
         )
         request = OffsetCommitRequest(
+            wants_stable_offset=True,
             group_id="g",
             member_id=member,
             generation_id_or_member_epoch=epoch,

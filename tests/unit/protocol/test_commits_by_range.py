@@ -58,7 +58,9 @@ FOUND: dict[str, Any] = {"partition_index": 3, "committed_range_offsets": RANGES
 
 def commit(**fields: Any) -> OffsetCommitRequest:
     part = OffsetCommitRequestPartition(**FRACTION, **fields)
-    return OffsetCommitRequest(group_id="g", topics=[OffsetCommitRequestTopic(partitions=[part])])
+    return OffsetCommitRequest(
+        wants_stable_offset=True, group_id="g", topics=[OffsetCommitRequestTopic(partitions=[part])]
+    )
 
 
 def commit_in_transaction(**fields: Any) -> TxnOffsetCommitRequest:

@@ -192,6 +192,7 @@ class Offsets:
             generation_id_or_member_epoch=member.epoch,
             member_id=member.member_id,
             group_instance_id=member.instance_id,
+            wants_stable_offset=True,
             topics=[
                 OffsetCommitRequestTopic(
                     name=name,

@@ -130,6 +130,7 @@ class Offsets:
             found = self._commit(
                 request.group_id, known, topic.partitions, error or missing, now_ms, draft, by_member=by_member
             )
+            told = {it.partition_index for it in topic.partitions if it.offset_ranges or it.key_range_offsets}
             answers.append(
                 OffsetCommitResponseTopic(
                     name=topic.name,
@@ -138,7 +139,7 @@ class Offsets:
                         OffsetCommitResponsePartition(
                             partition_index=it.partition,
                             error_code=it.code,
-                            last_stable_offset=it.stable,
+                            last_stable_offset=it.stable if request.wants_stable_offset or it.partition in told else -1,
                             error_message=it.message,
                         )
                         for it in found

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from anabranch.codec import array, int16, int32, int64, message, string, struct, uuid
+from anabranch.codec import array, boolean, int16, int32, int64, message, string, struct, uuid
 
 
 @struct()
@@ -56,7 +56,7 @@ class OffsetCommitRequestTopic:
 
 @message(api_key=8, versions="2-10", flexible="8+")
 class OffsetCommitRequest:
-    """Make a group's progress durable."""
+    """Make a group's progress durable; ours: whether the stable offsets are wanted, which some clients cannot skip."""
 
     group_id: str = string()
     generation_id_or_member_epoch: int = int32(default=-1)
@@ -64,6 +64,7 @@ class OffsetCommitRequest:
     group_instance_id: str | None = string(since=7, nullable=True, default=None)
     retention_time_ms: int = int64(until=4, default=-1)
     topics: Sequence[OffsetCommitRequestTopic] = array(OffsetCommitRequestTopic)
+    wants_stable_offset: bool = boolean(tag=10000)
 
 
 @struct()

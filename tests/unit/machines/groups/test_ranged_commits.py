@@ -205,7 +205,9 @@ def _twice(group: RangedGroup) -> list[object]:
         committed_metadata="",
         offset_ranges=[OffsetRange(start=9, end=9)],
     )
-    request = OffsetCommitRequest(group_id="g", topics=[OffsetCommitRequestTopic(name="foo", partitions=[part, part])])
+    request = OffsetCommitRequest(
+        wants_stable_offset=True, group_id="g", topics=[OffsetCommitRequestTopic(name="foo", partitions=[part, part])]
+    )
     reply = group.submit(lambda machine: machine.offset_commit(request, Caller("c", "/h", 9, "", 0), group.now_ms))
     return list(reply.topics[0].partitions)
 
