@@ -116,7 +116,7 @@ def acknowledging_early() -> AbstractContextManager[object]:
 
 def not_folding() -> AbstractContextManager[object]:
     """A partition that is opened again knows no producer."""
-    return mock.patch.object(Partition, "rebuild_table")
+    return mock.patch.object(Partition, "take_table", lambda self, folded, now_ms: setattr(self, "_now_ms", now_ms))
 
 
 def folding_blindly() -> AbstractContextManager[object]:
