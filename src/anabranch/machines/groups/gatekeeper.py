@@ -319,8 +319,15 @@ class Gatekeeper:
         if gates is not None and any(by_id.get(at) is not made.topic for at, made in gates.evaluated.items()):
             gates.is_due = True
 
-    def committed(self, group_id: str, topic: TopicImage, partition: int, offset: int) -> None:
-        """Note that an offset is about to be committed."""
+    def committed(self, group_id: str, topic: TopicImage, partition: int, position: Position) -> None:
+        """Note that an offset is about to be committed.
+
+        A coordinator that has just loaded the group looks first: a gate that this commit opens was closed, and what
+        waited there must not be begun where the client's reset says.
+        """
+        group = self.groups.get(group_id)
+        if topic.is_gated and isinstance(group, ConsumerGroup) and group.members:
+            self._look_first(group, topic, position.committed_at_ms)
         gates = self._of.get(group_id)
         if gates is None:
             return
@@ -331,8 +338,16 @@ class Gatekeeper:
         made = gates.evaluated.get(topic.topic_id)
         if at in gates.standing.watches or (made is not None and partition in made.verdicts):
             gates.touched[at] = None
-        if made is not None and made.is_behind(partition, offset):
+        if made is not None and made.is_behind(partition, position.offset):
             gates.outdate([topic.topic_id])
+
+    def _look_first(self, group: ConsumerGroup, topic: TopicImage, now_ms: int) -> None:
+        """Decide the gates of a topic that was not looked at yet, as many as one look decides."""
+        gates = self.of(group.group_id)
+        if topic.topic_id not in gates.evaluated:
+            made = self.evaluation(gates, topic)
+            self.decide(group, gates, made, made.next(LOOK_ROOM)[0], now_ms)
+            gates.is_due = True
 
     def positions_gone(self, group_id: str) -> None:
         """Note that committed offsets of a group were deleted."""

@@ -97,7 +97,7 @@ class Offsets:
         self.settings = settings
         self.image = image
         self.positions = Positions()
-        self.on_commit: Callable[[str, TopicImage, int, int], None] = lambda *_: None
+        self.on_commit: Callable[[str, TopicImage, int, Position], None] = lambda *_: None
         """Called with group, topic, partition and offset of every commit, which is then written."""
         self.individual = IndividualCommits()
         self.in_transactions = TransactionRanges()
@@ -260,7 +260,7 @@ class Offsets:
         if before is not None and (before.frontier is not None or before.ranges_since):
             held = self.individual.of(group_id, (topic.name, index), before)
             position = ranged_commits.plain(before, held, position, by_member=by_member)
-        self.on_commit(group_id, topic, index, position.offset)
+        self.on_commit(group_id, topic, index, position)
         draft.write(position_record(group_id, topic.name, index, position))
         self.counts["commit"] += 1
         return Answered(index, ErrorCode.NONE, position.offset)
@@ -368,7 +368,7 @@ class Offsets:
             return
         position = counted.position
         if counted.is_changed:
-            self.on_commit(group_id, topic, index, position.offset)
+            self.on_commit(group_id, topic, index, position)
             draft.write(position_record(group_id, topic.name, index, position))
         for start, end in counted.put:
             draft.write(range_record(group_id, (topic.name, index), start, end, position.ranges_since))

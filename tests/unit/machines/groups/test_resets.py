@@ -57,6 +57,21 @@ def test_what_was_heard_outlives_the_coordinator() -> None:
     assert committed(world) == {0: 8, 1: 7}
 
 
+@pytest.mark.parametrize(("asked", "begins"), [([LATEST], 7), ([EARLIEST], 0), ([LATEST, EARLIEST], 0), ([], 0)])
+def test_a_commit_right_after_a_fail_over_does_not_hide_that_a_partition_waited(asked: list[int], begins: int) -> None:
+    """The gate was open when the new coordinator first looked: the client's reset passed over what had come meanwhile."""
+    topic = grown()
+    world, epoch = begun(topic)
+    for each in asked:
+        heard(world, {0: each})
+    topic.ends[0] = 9
+    world.set_topics(topic.image())
+    world.reload(compact=True)
+    world.commit("A", epoch, 0, 8)
+    settle(world, "A", epoch)
+    assert committed(world) == {0: 8, 1: begins}
+
+
 @pytest.mark.parametrize(
     "asked",
     [
