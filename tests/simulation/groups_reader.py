@@ -166,7 +166,9 @@ class Reader:
                 answers[tp] = ErrorCode.NONE, log.start
             else:
                 waits = self.fetcher._state.find(tp)
-                if waits is not None and waits.looking_up == lookup.request_id:  # otherwise it was revoked meanwhile
+                # Otherwise it was revoked meanwhile, or is of the topic of this name that was there before.
+                is_meant = waits is not None and waits.topic_id in (None, topic.topic_id)
+                if waits is not None and is_meant and waits.looking_up == lookup.request_id:
                     self._client.begins_at_end(topic, tp.partition, log.end)
                 answers[tp] = ErrorCode.NONE, log.end
         self.fetcher.found(lookup.request_id, answers, self._world.now_ms)
