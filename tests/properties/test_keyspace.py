@@ -13,6 +13,7 @@ from anabranch.machines.keyspace import (
     Interval,
     balanced_cuts,
     cuts,
+    cuts_by_load,
     interval,
     keyless_spread,
     reverse_31,
@@ -121,6 +122,49 @@ def test_shares_of_several_segments_carry_the_same_load(
     for share in shares:
         carried = sum(n * common.size / held.size for held, n in loads if (common := held.overlap(share)))
         assert abs(carried - total / len(shares)) <= total * 1e-6 + 1e-6
+
+
+parts = st.lists(st.one_of(st.just(0.0), st.floats(0, 1e12)), max_size=64)
+
+
+@settings(max_examples=300, deadline=None)
+@given(initials, growths, parts, st.integers(1, 64), st.data())
+def test_shares_by_load_carry_the_same_load_and_none_is_empty(
+    initial: int, growth: int, loads: list[float], readers: int, data: st.DataObject
+) -> None:
+    held = interval(data.draw(st.integers(0, initial + growth - 1)), initial + growth, initial)
+    shares = cuts_by_load(held, loads, readers)
+    assert shares == cuts_by_load(held, tuple(loads), readers)
+    assert len(shares) == readers
+    assert (shares[0].start, shares[-1].end) == (0, SPACE_END)
+    assert all(one.end + 1 == two.start for one, two in pairwise(shares))
+    assert all(share.overlap(held) for share in shares)
+    if not any(loads):
+        assert shares == cuts(held, readers)
+        return
+    size = held.size // len(loads)
+    bounds = [held.start + held.size * part // len(loads) for part in range(len(loads) + 1)]
+    found = [
+        sum(
+            load * common.size / (end - start)
+            for (start, end), load in zip(pairwise(bounds), loads, strict=True)
+            if (common := share.overlap(Interval(start, end - 1)))
+        )
+        for share in shares
+    ]
+    tolerance = max(loads) * (len(loads) * 2**-39 + 4 / size) + sum(loads) * 1e-9
+    assert max(found) - min(found) <= 2 * tolerance
+
+
+def test_shares_by_load_are_even_where_the_load_is_no_number() -> None:
+    held = interval(1, 3, 1)
+    assert cuts_by_load(held, [float("nan"), float("inf"), -1.0, 0.0], 5) == cuts(held, 5)
+    assert cuts_by_load(held, [], 5) == cuts(held, 5)
+
+
+def test_a_part_that_has_nearly_all_of_the_load_is_cut_itself() -> None:
+    shares = cuts_by_load(SPACE, [0.0, 95.0, 0.0, 5.0], 10)
+    assert sum(SPACE.size // 4 <= share.start < SPACE.size // 2 for share in shares) == 9
 
 
 @settings(deadline=None)

@@ -16,8 +16,9 @@ records of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from math import isfinite
 from typing import NamedTuple
 
 from anabranch.machines.placement import level_size
@@ -26,6 +27,7 @@ from anabranch.records.hashing import fmix64
 SPACE_BITS = 63
 SPACE_END = (1 << SPACE_BITS) - 1
 """The last place of the key space; the first is 0."""
+_WEIGHT_MAX = 1 << 40
 _LOW_31 = 0x7FFF_FFFF
 _LOW_32 = 0xFFFF_FFFF
 
@@ -93,6 +95,23 @@ def cuts(held: Interval, readers: int) -> list[Interval]:
     partitioner put into the partition belongs to exactly one reader, too.
     """
     return balanced_cuts([(held, 1)], readers)
+
+
+def cuts_by_load(held: Interval, loads: Sequence[float], readers: int) -> list[Interval]:
+    """Cut a partition's interval into shares of nearly equal load for exactly `readers` readers, ascending.
+
+    `loads` are those of equal parts of `held`, ascending, in any unit: records, bytes, or a mix of them; within a part
+    the load counts as spread evenly. Without any load the cuts are even. As with `cuts`, the shares tile the key space;
+    none is empty, as long as each part has a place for each reader. The same loads give the same cuts.
+    """
+    known = [load if isfinite(load) and load > 0 else 0.0 for load in loads]
+    largest = max(known, default=0.0)
+    if not largest:
+        return cuts(held, readers)
+    weights = [int(load / largest * _WEIGHT_MAX) for load in known]
+    begins = [held.start + held.size * part // len(weights) for part in range(len(weights) + 1)]
+    parts = (Interval(start, after - 1) for start, after in pairwise(begins))
+    return balanced_cuts(((part, weight) for part, weight in zip(parts, weights, strict=True) if weight), readers)
 
 
 def balanced_cuts(loads: Iterable[tuple[Interval, int]], readers: int) -> list[Interval]:
