@@ -56,6 +56,7 @@ unit: $(READY) java
 simulate: $(READY)  ## 10,000 simulated groups, each with its own faults, and some where no run has been; mutations: make simulate SEEDS=50000 FIRST=1000000 JOBS=2
 	$(BIN)/python -m tests.simulation.groups --seeds $(or $(SEEDS),10000) --first $(or $(FIRST),0) --fresh $(or $(FRESH),500) --jobs $(or $(JOBS),2)
 	$(BIN)/python -m tests.simulation.controller --seeds 500 --first $(or $(FIRST),0) --fresh $(or $(FRESH),500) --jobs $(or $(JOBS),2)
+	ANABRANCH_THOROUGH=1 $(BIN)/pytest $(PYTEST) tests/properties
 	$(BIN)/python -m tests.mutations
 
 soak: $(READY)  ## groups of ours and of stock clients through 100 resizes, with members and brokers killed: make soak MINUTES=30

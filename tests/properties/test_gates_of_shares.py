@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import islice
 
 import pytest
 from hypothesis import given, settings
@@ -21,8 +22,9 @@ from anabranch.machines.lineage import BEYOND, UNKNOWN_END, Frontier, Lineage
 from anabranch.machines.placement import place
 from tests.properties.test_lineage import Topic, first_deliveries, grown_topic
 from tests.support.delivery import Delivery
+from tests.support.thorough import thorough
 
-HISTORIES = 3_000
+HISTORIES = thorough(3_000, 1_200)
 CLASS_BITS = 5
 """Enough for all placements of `grown_topic`: at most eight partitions in a family."""
 CLASSES = 1 << CLASS_BITS
@@ -61,7 +63,7 @@ def open_by_definition(
 @pytest.mark.parametrize("block", range(2))
 def test_a_gate_is_open_exactly_if_no_key_has_an_unread_past_elsewhere(block: int) -> None:
     closed = opened = 0
-    for seed in range(block * 1_000, block * 1_000 + 1_000):
+    for seed in range(block * 1_000, block * 1_000 + thorough(1_000, 250)):
         chance = random.Random(seed)
         topic = grown_topic(chance)
         lineage = topic.lineage()
@@ -80,8 +82,8 @@ def test_a_gate_is_open_exactly_if_no_key_has_an_unread_past_elsewhere(block: in
                 assert by_key.may_deliver(p, layout, keys) == shared, f"seed {seed}: ({p}, {layout}), {keys}"
                 closed += not shared
                 opened += shared and not expected
-    assert closed > 1_000
-    assert opened > 500
+    assert closed > 400
+    assert opened > 100
 
 
 @settings(max_examples=300, deadline=None)
@@ -286,5 +288,5 @@ def test_shares_keep_the_order_of_every_key_and_never_get_stuck(block: int) -> N
 
 @pytest.mark.parametrize("crowd_class", [IgnoresShares, AsksOneLayoutTooLow, AsksForOtherKeys])
 def test_readers_that_mistake_their_share_break_order(crowd_class: type[Crowd]) -> None:
-    broken = sum(not history(seed, crowd_class)[0] for seed in range(2_000))
-    assert broken > 10
+    broken = (seed for seed in range(2_000) if not history(seed, crowd_class)[0])
+    assert len(list(islice(broken, 11))) == 11

@@ -59,7 +59,7 @@ def test_what_was_heard_outlives_the_coordinator() -> None:
 
 @pytest.mark.parametrize(("asked", "begins"), [([LATEST], 7), ([EARLIEST], 0), ([LATEST, EARLIEST], 0), ([], 0)])
 def test_a_commit_right_after_a_fail_over_does_not_hide_that_a_partition_waited(asked: list[int], begins: int) -> None:
-    """The gate was open when the new coordinator first looked: the client's reset passed over what had come meanwhile."""
+    """The gate was open when the new coordinator first looked: the reset passed over what had come meanwhile."""
     topic = grown()
     world, epoch = begun(topic)
     for each in asked:
