@@ -219,12 +219,12 @@ def test_every_key_comes_in_order_and_once_through_any_history(block: int) -> No
         assert query.problems == [], f"history({seed})"
 
 
-@pytest.mark.parametrize(("planner", "broken_min"), [(NoGates, 40), (DirectParent, 4)])
+@pytest.mark.parametrize(("planner", "broken_min"), [(NoGates, 100), (DirectParent, 10)])
 def test_a_planner_without_the_rule_breaks_order_and_the_checker_says_so(
     planner: type[Lineage], broken_min: int
 ) -> None:
     broken = unproven = 0
-    for seed in range(thorough(500, 200)):
+    for seed in range(500):
         query = history(seed, planner)
         in_order, complete = query.verdict()
         assert complete
