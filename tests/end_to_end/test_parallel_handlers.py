@@ -88,7 +88,7 @@ class Member(WorkerProcess):
     def stop(self) -> None:
         """End it as applications should: handlers return, what is done is committed, the member leaves."""
         self.say({})
-        self._process.wait(60)
+        self.wait(60)
         self.kill()
 
 
@@ -340,7 +340,7 @@ def test_an_interrupt_ends_a_member_at_once_and_what_was_done_is_committed(addre
         assert time.monotonic() < deadline
         time.sleep(0.01)
     member.signal(signal.SIGINT)
-    member._process.wait(60)
+    member.wait(60)
     member.kill()
     with plain.Consumer(address, group_id="interrupted") as reader:
         at = reader.committed(("interrupted", 0))[TopicPartition("interrupted", 0)]

@@ -1,13 +1,15 @@
 """A member that runs a parallel handler, in a process of its own: `python -m tests.support.handler_worker PLAN`.
 
 PLAN is JSON. A line of JSON for every record that begins, ends, or is rejected, with the time of the monotonic clock.
-Slow keys take long, and some records are rejected at first. A line on its input ends it.
+Slow keys take long, and some records are rejected at first. A line on its input ends it; SIGUSR1 shows its stacks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
+import signal
 import sys
 import threading
 import time
@@ -47,4 +49,5 @@ async def main(plan: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     asyncio.run(main(json.loads(sys.argv[1])))

@@ -62,6 +62,15 @@ class WorkerProcess:
         os.killpg(self._process.pid, number)
         return time.monotonic_ns()
 
+    def wait(self, timeout_s: float) -> None:
+        """Wait for its end. A process that does not end shows what its threads do; TimeoutExpired."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            os.kill(self._process.pid, signal.SIGUSR1)
+            time.sleep(1)
+            raise
+
     def kill(self) -> int:
         """End it and all it runs without a word; return when, by the monotonic clock in ns."""
         at = self.signal(signal.SIGKILL) if self.alive else time.monotonic_ns()
