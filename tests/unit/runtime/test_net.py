@@ -8,11 +8,12 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from anabranch.runtime.net.channel import FrameChannel, FrameError
-from anabranch.runtime.net.pool import SMALL_FRAME_SIZE, BufferPool, Landing
+from anabranch.runtime.net.pool import MAPPED_SIZE, SMALL_FRAME_SIZE, BufferPool, Landing
 from anabranch.runtime.net.transport import PlainTransport
 
 
@@ -240,3 +241,40 @@ def test_buffers_are_used_again() -> None:
     buffer = pool.take(5_000)
     pool.give(buffer)
     assert pool.take(8_000) is buffer
+
+
+def test_a_buffer_that_an_earlier_request_still_looks_into_grows_elsewhere() -> None:
+    """Objects of a large request, with views of the buffer that it came in, are freed after it is answered."""
+
+    async def scenario() -> None:
+        pool = BufferPool(1 << 26)
+        first = pool.take(4 * MAPPED_SIZE)
+        views = [memoryview(first)[:9]]
+        pool.give(first)
+        peer = Peer(frame_size_max=1 << 25, pool=pool)
+        content = bytes(range(256)) * (5 * MAPPED_SIZE // 256)
+        sent = asyncio.create_task(peer.send(frame(content)))
+        await peer.until(lambda: bool(peer.frames or peer.closed))
+        assert peer.frames == [content]
+        assert pool.in_use == 0
+        await sent
+        close(peer)
+        views.clear()
+
+    run(scenario)
+
+
+def test_an_error_of_ours_while_a_frame_arrives_ends_its_channel_and_is_told_once() -> None:
+    async def scenario() -> None:
+        told: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context["exception"]))
+        peer = Peer(pool=BufferPool(1 << 17))
+        with mock.patch.object(peer.pool, "grow", side_effect=BufferError("a fault")):
+            await peer.send(frame(b"x" * 100_000)[:50_000])
+            await peer.until(lambda: bool(peer.closed))
+            await asyncio.sleep(0.01)
+        assert [str(error) for error in told] == ["a fault"]
+        assert peer.pool.in_use == 0
+        peer.sock.close()
+
+    run(scenario)

@@ -230,6 +230,9 @@ class FrameChannel:
         except OSError as error:
             self.close(error)
             return
+        except Exception:  # ours: without an end of the channel it would be raised again and again
+            self.close()
+            raise
         self.progress_at = self._loop.time()
 
     def _consume(self, data: memoryview) -> None:

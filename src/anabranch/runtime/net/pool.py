@@ -62,16 +62,15 @@ class BufferPool:
     def grow(self, holder: Hashable, size: int, buffer: Buffer) -> Buffer | None:
         """Give a larger buffer for a frame of `size` bytes, with what is in `buffer`; None where its channel must wait.
 
-        Nobody else may look into `buffer`, which is larger now, or goes back.
+        Nobody else may read `buffer`, which is larger now, or goes back. OSError where there is no memory.
         """
         before = len(buffer)
         wanted = _rounded(min(size, before * GROWTH))
         if not self._may_hold(holder, wanted, before):
             return None
         self._holders[holder] = wanted
-        if isinstance(buffer, mmap.mmap):
+        if isinstance(buffer, mmap.mmap) and _resized(buffer, wanted):
             self.in_use += wanted - before
-            buffer.resize(wanted)
             return buffer
         larger = self.take(wanted)
         larger[:before] = buffer
@@ -125,6 +124,15 @@ class BufferPool:
     def forget(self, holder: Hashable) -> None:
         """Take back a `wait`."""
         self._waiting.pop(holder, None)
+
+
+def _resized(buffer: mmap.mmap, size: int) -> bool:
+    """Grow a buffer in place; False if views of an earlier request, which is not freed yet, keep it where it is."""
+    try:
+        buffer.resize(size)
+    except BufferError:
+        return False
+    return True
 
 
 def _rounded(size: int) -> int:

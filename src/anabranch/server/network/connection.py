@@ -200,10 +200,11 @@ class Connection:
             except Exception as error:
                 self._not_decoded(error)
             finally:
-                self._service.pool.give(buffer)
                 self._apart = False
                 self._go_on()
-                self._loop.run_in_executor(None, requests.clear)  # So many objects take long to be freed, too.
+                # So many objects take long to be freed, too. Views of the buffer are among them.
+                freed = self._loop.run_in_executor(None, requests.clear)
+                freed.add_done_callback(lambda _: self._service.pool.give(buffer))
 
         task = self._loop.create_task(self._service.steps.named("large request", decode()))
         self._tasks.add(task)

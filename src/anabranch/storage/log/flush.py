@@ -72,7 +72,8 @@ def plan_flush(
         if not segment.created or (segment.size and segment.end <= flushed and not index_due):
             continue
         segments.append(segment)
-        files.append(segment.file)
+        if segment.unsynced or segment.end > flushed:
+            files.append(segment.file)
         if not segment.durable_name:
             directories = [directory]
         if index_due:

@@ -241,7 +241,8 @@ class _Opening:
         self.segments.append(segment)
         if tail.reason is not None:
             self._cut(segment, tail.size, segment.end, tail.reason)
-        if tail.reason is not None or tail.size > checked:
+        if tail.reason is not None or tail.size > checked or not segment.size:
+            # An empty file was made by an append that failed, or was cut: its name may be in no synced directory.
             segment.file.sync()
             self._names_changed = True
         if reason is not None:

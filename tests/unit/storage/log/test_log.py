@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from pathlib import Path
 
@@ -331,6 +332,50 @@ def test_a_new_logs_first_sync_includes_its_names(tmp_path: Path) -> None:
     log.flush()
     fill(log, 1)
     assert log.begin_flush().directories == ()
+
+
+@pytest.mark.parametrize("written", [0, 7], ids=["its first file", "a later file"])
+def test_an_empty_file_that_a_kill_leaves_behind_gets_a_durable_name(written: int) -> None:
+    """A first sync fails, the log is cut to nothing, the process is killed: the next one finds a file without bytes."""
+    survived = []
+    for seed in range(20):
+        disk = FaultyDisk(seed)
+        disk.make_directory(HERE.parent)
+        disk.safe_directories |= disk.directories
+        log = LocalLog.open(HERE, dataclasses.replace(SMALL, durability=Durability.FSYNC), disk=disk)
+        fill(log, written)
+        log.flush()
+        if log.finish_segment(log.end):
+            log.flush()
+            log.checkpoint()
+        disk.capacity = disk.used  # The file is made, and no byte is written.
+        with pytest.raises(OSError, match="No space"):
+            fill(log, 1)
+        disk.capacity = None
+        log = LocalLog.open(HERE, SMALL, disk=disk)
+        fill(log, 1)
+        log.flush()
+        survived.append(LocalLog.open(HERE, SMALL, disk=disk.crash(), power_lost=True).end == 2 * written + 2)
+    assert all(survived), survived
+
+
+def test_a_sync_opens_no_file_whose_bytes_are_synced() -> None:
+    disk = FaultyDisk(1)
+    log = LocalLog.open(HERE, SMALL, disk=disk)
+    fill(log, 20)
+    log.flush()
+    for name in disk.names(HERE):
+        if name.endswith("index"):
+            disk.unlink(HERE / name)
+    log = LocalLog.open(HERE, SMALL, disk=disk)
+    fill(log, 1)
+    flush = log.begin_flush()
+    batches = [file.path for file in flush.files if file.path.suffix == ".log"]
+    assert batches == [log.segments[-1].path]
+    assert len(flush.indexed) == len(log.segments) - 1
+    flush.run()
+    log.end_flush(flush)
+    assert not any(node.pending for node in disk.nodes.values())
 
 
 def test_a_full_disk_refuses_appends_serves_reads_and_takes_appends_again_when_there_is_room() -> None:
