@@ -113,8 +113,22 @@ def _cancel_resize(topic: str, servers: str, *, as_json: bool) -> None:
 
 
 @app.command()
-def describe(topics: Names, servers: Servers = DEFAULT_SERVERS, as_json: AsJson = False) -> None:
-    """Show layouts, partitions, segments, leader epochs, and the offsets that a consumer waits for."""
+def describe(
+    topics: Names,
+    load: Annotated[
+        bool, typer.Option("--load", help="Show what is appended to each part of the key space, and even shares of it.")
+    ] = False,
+    shares: Annotated[int, typer.Option("--shares", min=1, max=1000, help="With --load: how many even shares.")] = 4,
+    servers: Servers = DEFAULT_SERVERS,
+    as_json: AsJson = False,
+) -> None:
+    """Show layouts, partitions, segments, leader epochs, and the offsets that a consumer waits for.
+
+    With --load: where in the key space records are appended, of topics with accept.range.fetch=true.
+    """
+    if load:
+        describe_load(topics, shares, servers, as_json=as_json)
+        return
     with _admin(servers) as admin:
         described = admin.describe_topics(topics)
         configs = {name: admin.describe_configs("topic", name) for name in described}
@@ -149,6 +163,20 @@ def describe(topics: Names, servers: Servers = DEFAULT_SERVERS, as_json: AsJson 
         columns = ("partition", "state", "leader", "epoch", "offsets", "segments (layout: offsets)")
         print_table((*columns, "a consumer at the log start waits for"), rows)
         typer.echo()
+
+
+def describe_load(topics: Sequence[str], shares: int, servers: str, *, as_json: bool) -> None:
+    """Print the load of topics by key."""
+    from anabranch.cli.load import load_as_json, load_lines
+
+    with _admin(servers) as admin:
+        found = admin.describe_load(topics)
+    if as_json:
+        print_json([load_as_json(tp, load, shares) for tp, load in found.items()])
+        return
+    for tp, load in found.items():
+        for line in load_lines(tp, load, shares):
+            typer.echo(line)
 
 
 def resize_lines(resize: ResizeDescription | None) -> list[str]:

@@ -40,6 +40,7 @@ from anabranch.machines.clients.membership.assignors import (
 )
 from anabranch.machines.clients.processing import Retry
 from anabranch.machines.key_history import KeyHistory, Stay
+from anabranch.machines.partition.load import PartitionLoad
 
 __all__ = [
     "Admin",
@@ -71,6 +72,7 @@ __all__ = [
     "PartitionDescription",
     "PartitionInfo",
     "PartitionKeyRebalanceListener",
+    "PartitionLoad",
     "Producer",
     "RebalanceListener",
     "Record",

@@ -321,6 +321,7 @@ class Admin(_Synchronous[aio.Admin]):
     list_topics = _awaited(aio.Admin.list_topics)
     topics = _awaited(aio.Admin.topics)
     describe_topics = _awaited(aio.Admin.describe_topics)
+    describe_load = _awaited(aio.Admin.describe_load)
     lineage = _awaited(aio.Admin.lineage)
     explain = _awaited(aio.Admin.explain)
     resize = _awaited(aio.Admin.resize)

@@ -76,5 +76,6 @@ ELEMENTS_MAX: dict[int, int] = {
     10003: 2 * EVERY_PARTITION,  # ConsumerGroupInstallAssignment: partitions, and members
     10004: EVERY_GROUP,  # ListTopicResizes: topics
     10005: FEW,  # CancelTopicResizes: topics, of which more than a hundred are refused
+    10006: EVERY_PARTITION,  # DescribeLoad: partitions, of which more than a thousand are refused
 }
 """By API key; every API that is served has its bound."""

@@ -129,6 +129,7 @@ API: dict[int, Api] = {
         _api(10003, "ConsumerGroupInstallAssignment", "0", 0),
         _api(10004, "ListTopicResizes", "0", 0),
         _api(10005, "CancelTopicResizes", "0", 0),
+        _api(10006, "DescribeLoad", "0", 0),
     )
 }
 

@@ -44,6 +44,7 @@ from anabranch.server.partitions.cutting import cuts_of
 from anabranch.server.partitions.fetch_sessions import FetchSessions
 from anabranch.server.partitions.fetching import Fetches
 from anabranch.server.partitions.filtering import Filters
+from anabranch.server.partitions.load import LoadSampling
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.server.partitions.scrubbing import Scrubbing
@@ -138,6 +139,7 @@ class Broker:
                 self._every(partial(context.view.setting, "log.cleaner.backoff.ms"), self._compaction.run)
             ),
             asyncio.create_task(self._every(self._scrub_interval_ms, self._scrubbing.run)),
+            asyncio.create_task(self._every(context.loads.pause_ms, context.loads.run)),
             asyncio.create_task(
                 self._every(settings.log_flush_offset_checkpoint_interval_ms, context.replicas.save_checkpoints)
             ),
@@ -219,6 +221,7 @@ class Broker:
                 ),
                 size_max=settings.fetch_max_bytes,
             ),
+            loads=LoadSampling(replicas, lambda: checks.scatter, partial(_stretch_of, view), clock, chance, metrics),
             producer_ids=ProducerIds(store),
             groups=groups,
             transactions=transactions,
@@ -281,6 +284,7 @@ class Broker:
             await self._metrics_server.stop()
         self.context.checks.close()
         self.context.fetches.filters.close()
+        self.context.loads.close()
         await self._controller.stop()
         sound = await self.context.replicas.close()
         if sound:

@@ -18,6 +18,7 @@ from anabranch.server.coordinators.shard_set import ShardSet
 from anabranch.server.coordinators.transactions import Transactions
 from anabranch.server.partitions.checks import BatchChecks
 from anabranch.server.partitions.fetching import Fetches
+from anabranch.server.partitions.load import LoadSampling
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.server.settings import Address, Settings
 
@@ -38,6 +39,7 @@ class BrokerContext:
     view: ClusterView
     commands: Commands
     fetches: Fetches
+    loads: LoadSampling
     producer_ids: ProducerIds
     transactions: Transactions
     markers: Markers

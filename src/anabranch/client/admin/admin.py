@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.client.admin.groups import GroupAdmin
+from anabranch.client.admin.load import describe_load
 from anabranch.client.cluster.metadata import (
     TOPIC_RESOURCE,
     Cluster,
@@ -24,6 +25,7 @@ from anabranch.machines.clients.fetching import EARLIEST, LATEST
 from anabranch.machines.cuts import newest_segments
 from anabranch.machines.key_history import KeyHistory, Log, history_of, homes
 from anabranch.machines.lineage import GateWait, Lineage, Segment
+from anabranch.machines.partition.load import PartitionLoad
 from anabranch.protocol.messages.cancel_topic_resizes import CancelTopicResizesRequest
 from anabranch.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from anabranch.protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
@@ -264,6 +266,15 @@ class Admin(GroupAdmin):
             for tp, end in ends.items()
         }
         return history_of(key, lineage, info.layouts, logs, epochs)
+
+    async def describe_load(self, topics: str | Iterable[str]) -> dict[TopicPartition, PartitionLoad]:
+        """Return how many records and bytes a second are appended to each part of the key space of each partition.
+
+        Of topics with `accept.range.fetch=true`; a record counts half as much after five minutes. Partitions that are
+        offline are left out. `anabranch.machines.keyspace.cuts_by_load` makes shares of it. Raises `ApiError`: a topic
+        does not exist, or does not allow fetches of ranges.
+        """
+        return await describe_load(self._cluster, [topics] if isinstance(topics, str) else list(topics))
 
     async def lineage(self, topic: str) -> Lineage:
         """Return the lineage of a topic: its layouts and the offsets at which they end."""

@@ -85,6 +85,8 @@ class Replicas:
         self.removed = RemovedPartitions(directory.path, disk)
         self._topics: dict[str, dict[int, Partition]] = {}
         self._count = 0
+        self.range_fetched: dict[TopicPartition, Partition] = {}
+        """Those whose topic allows fetches of ranges of keys."""
         self.producers = ProducerBudget(self._producer_tables, clock, producers_size_max)
         self.producers.took(sum(map(len, self.removed.tables())))
         directory.finish_deletions()
@@ -122,11 +124,19 @@ class Replicas:
         found = self._topics.setdefault(partition.name.topic, {})
         self._count += partition.name.partition not in found
         found[partition.name.partition] = partition
+        self._list_range_fetched(partition)
+
+    def _list_range_fetched(self, partition: Partition) -> None:
+        if partition.settings.accepts_range_fetch:
+            self.range_fetched[partition.name] = partition
+        else:
+            self.range_fetched.pop(partition.name, None)
 
     def _remove(self, partition: Partition) -> None:
         found = self._topics[partition.name.topic]
         del found[partition.name.partition]
         self._count -= 1
+        self.range_fetched.pop(partition.name, None)
         if not found:
             del self._topics[partition.name.topic]
 
@@ -466,6 +476,7 @@ class Replicas:
         settings = self._settings_of(topic)
         for partition in self.of_topic(topic):
             partition.settings = settings
+            self._list_range_fetched(partition)
             partition.log.configure(settings.log)
             partition.changed()
 
