@@ -28,6 +28,7 @@ from anabranch.records.hashing import placement_hash
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.metrics import Metrics
 from anabranch.runtime.syncs import Told
+from anabranch.server.cluster.peers import retiring_ranges
 from anabranch.server.partitions.appending import Appender
 from anabranch.server.partitions.compaction import Compaction, TopicShape
 from anabranch.server.partitions.partition import Partition
@@ -325,7 +326,7 @@ class World:
         """Remove the highest retiring partitions that are empty."""
         roles = self.roles
         while not self.resizing and (number := max(roles.epochs)) >= roles.count:
-            ranges = self.replicas.retiring_ranges(TOPIC)
+            ranges = retiring_ranges(self.replicas.of_topic(TOPIC))
             if number not in ranges or ranges[number].start != ranges[number].end:
                 return
             roles.removed[number] = (ranges[number].end, roles.epochs[number])

@@ -31,7 +31,7 @@ from anabranch.machines.controller.topics import decide_stop_replica_answered
 from anabranch.machines.lineage import Cuts
 from anabranch.runtime.metrics import Metrics
 from anabranch.server.cluster.controller import Controller
-from anabranch.server.cluster.peers import Peers
+from anabranch.server.cluster.peers import Peers, retiring_ranges
 from anabranch.server.cluster.view import ClusterUpdate
 from anabranch.server.partitions.cutting import held_layouts
 from anabranch.server.partitions.partition import Partition
@@ -456,7 +456,7 @@ class Cluster:
         seen: dict[int, LogRange] = {}
         for machine in self.machines.values():
             if machine.up:
-                seen.update(machine.replicas.retiring_ranges(topic))
+                seen.update(retiring_ranges(machine.replicas.of_topic(topic)))
         self.reports.append(seen)
 
     def report(self, topic: str) -> Mapping[int, LogRange]:

@@ -8,7 +8,7 @@ offsets are requested and cached, and missing in the response until they arrive.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -22,7 +22,8 @@ from anabranch.protocol.messages.write_txn_markers import WriteTxnMarkersRequest
 from anabranch.server.cluster.view import ClusterUpdate, ClusterView
 from anabranch.server.partitions.cutting import cuts_of, held_layouts
 from anabranch.server.partitions.offsets import next_record
-from anabranch.server.partitions.replicas import Replicas, retiring_ranges
+from anabranch.server.partitions.partition import Partition
+from anabranch.server.partitions.replicas import Replicas
 
 LOOKED_AT_AT_A_TIME = 500
 """Partitions that are looked at before other work has its turn."""
@@ -130,3 +131,17 @@ class LocalPeers:
             if answer is not None:
                 found[number] = answer
         return found
+
+
+def retiring_ranges(partitions: Iterable[Partition]) -> dict[int, LogRange]:
+    """The log starts and ends of those partitions that retire, without those where a transaction is open."""
+    return {
+        partition.name.partition: LogRange(
+            partition.log.log_start, partition.log.end, partition.leadership.leader_epoch
+        )
+        for partition in partitions
+        if partition.leadership is not None
+        and partition.retiring
+        and partition.offline_reason is None
+        and not partition.table.transactions
+    }

@@ -20,7 +20,6 @@ from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.base.limits import PRODUCERS_SIZE_MAX
 from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendStopReplica
 from anabranch.machines.controller.leadership import Taken, take_role
-from anabranch.machines.controller.reaper import LogRange
 from anabranch.machines.partition.producers import ProducerTable
 from anabranch.machines.placement import level_size
 from anabranch.runtime.clock import Clock
@@ -480,10 +479,6 @@ class Replicas:
             partition.log.configure(settings.log)
             partition.changed()
 
-    def retiring_ranges(self, topic: str) -> dict[int, LogRange]:
-        """As `retiring_ranges` of all partitions of a topic."""
-        return retiring_ranges(self.of_topic(topic))
-
     # -- durability and upkeep ---------------------------------------------------------------------------------------
 
     def commit(self, partition: Partition) -> asyncio.Future[None]:
@@ -584,20 +579,6 @@ class Replicas:
             events.error("checkpoints not saved", reason=error)
             return False
         return sound
-
-
-def retiring_ranges(partitions: Iterable[Partition]) -> dict[int, LogRange]:
-    """The log starts and ends of those partitions that retire, without those where a transaction is open."""
-    return {
-        partition.name.partition: LogRange(
-            partition.log.log_start, partition.log.end, partition.leadership.leader_epoch
-        )
-        for partition in partitions
-        if partition.leadership is not None
-        and partition.retiring
-        and partition.offline_reason is None
-        and not partition.table.transactions
-    }
 
 
 def _retained_before(partition: Partition) -> int | None:
