@@ -187,6 +187,7 @@ class MetricsServer:
 
     def _start_http(self, loop: asyncio.AbstractEventLoop, listening: socket.socket) -> None:
         loop.remove_reader(listening.fileno())
+        listening.setblocking(True)  # Its thread waits in it.
         thread = threading.Thread(target=self._serve, args=(loop, listening), name="metrics", daemon=True)
         self._threads.append(thread)
         thread.start()

@@ -161,6 +161,26 @@ def test_idle_connections_keep_no_scrape_waiting() -> None:
     serving(some_metrics(), use)
 
 
+def test_the_server_waits_for_requests_without_looking_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a socket that does not block it came back at once: after its first request it took a whole processor."""
+    looked = 0
+    wait = exposition.HttpServer.handle_request
+
+    def count(server: exposition.HttpServer) -> None:
+        nonlocal looked
+        looked += 1
+        wait(server)
+
+    monkeypatch.setattr(exposition.HttpServer, "handle_request", count)
+
+    def scrape(port: int) -> int:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).close()
+        time.sleep(0.3)
+        return looked
+
+    assert serving(Metrics(), scrape) <= 2
+
+
 def test_a_connection_without_a_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exposition._Handler, "timeout", 0.2)
 
