@@ -11,9 +11,9 @@ is offline, for its records below the true start are deleted. A damaged file is 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,8 +29,8 @@ RECOVERY_POINTS_FILE = "recovery-point-offset-checkpoint"
 SYNCED_FILE = "synced-offset-checkpoint"
 _FILES = (LOG_STARTS_FILE, RECOVERY_POINTS_FILE, SYNCED_FILE)
 _STARTS, _POINTS, _SYNCED = range(3)
-_NOTHING_HELD: Mapping[str, int] = {}
 WITHOUT_CHECKSUMS, VERSION = "0", "1"
+_LINES_AT_ONCE = 1_000
 
 
 class Known(NamedTuple):
@@ -43,6 +43,13 @@ class Known(NamedTuple):
 
 
 NOTHING_KNOWN = Known(None, None, None)
+
+
+class _Text(NamedTuple):
+    """What a file is to say, and the count of the changes that are in it."""
+
+    changes: int
+    lines: list[str]
 
 
 class CheckpointError(AnabranchError):
@@ -147,53 +154,55 @@ class Checkpoints:
             self._added = True
 
     def save(self) -> None:
-        """Make everything that was noted durable. Blocks; OSError, and then it is still to do."""
+        """Make everything that was noted durable. Blocks; OSError, and then it is still to do.
+
+        All files are of one moment: what is noted while they are replaced waits for the next time.
+        """
         with self._save:
+            self._write_lines()
             with self._change:
-                follows = any(self._changes[index] != self._saved[index] for index in (_POINTS, _SYNCED))
-                held = dict(self._held) if follows else {}
-                added = self._added
-            if added or not held:
-                self._save_file(_STARTS, held)
-            self._save_file(_POINTS)
-            self._save_file(_SYNCED)
-            if held:
-                self._save_file(_STARTS)
-
-    def _save_file(self, index: int, held: Mapping[str, int] = _NOTHING_HELD) -> None:
-        """Replace one file if it is not up to date; the log starts in `held` stay as they are in it."""
-        with self._change:
-            changes, path = self._changes[index], self._paths[index]
-            if changes == self._saved[index]:
-                return
-            lines = self._written_lines(index)
-            if held:
-                kept = {name: _line(name, offset) for name, offset in held.items()}
-                lines = [*{**self._lines[index], **kept}.values()]
-            settled, added = self._held, self._added
-            if index == _STARTS:
-                self._added = False
-                if not held:
-                    self._held = {}
-        try:
-            if self._damage[index] is not None and self._disk.exists(path):
-                logger.error("%s is kept as %s", path, keep_damaged(self._disk, path).name)
-            self._disk.replace(path, _text(lines))
-        except OSError:
-            if index == _STARTS:
+                due = {
+                    index: _Text(self._changes[index], self._current_lines(index))
+                    for index in (_STARTS, _POINTS, _SYNCED)
+                    if self._changes[index] != self._saved[index]
+                }
+                held, added = (self._held if due.keys() - {_STARTS} else {}), self._added
+                taken, self._held, self._added = self._held, {}, False
+                kept = {name: _line(name, offset) for name, offset in held.items()} if added else {}
+                before = [*{**self._lines[_STARTS], **kept}.values()] if kept else []
+            try:
+                if before:
+                    self._replace(_STARTS, before)
+                for index in (_POINTS, _SYNCED, _STARTS) if held else (_STARTS, _POINTS, _SYNCED):
+                    if index in due:
+                        self._replace(index, due[index].lines)
+                        self._saved[index] = due[index].changes
+            except OSError:
                 with self._change:
-                    self._held = {**self._held, **settled}
+                    self._held = {**self._held, **taken}
                     self._added |= added
-            raise
-        if not held:
-            self._saved[index] = changes
+                raise
 
-    def _written_lines(self, index: int) -> list[str]:
+    def _replace(self, index: int, lines: list[str]) -> None:
+        path = self._paths[index]
+        if self._damage[index] is not None and self._disk.exists(path):
+            logger.error("%s is kept as %s", path, keep_damaged(self._disk, path).name)
+        self._disk.replace(path, _text(lines))
+
+    def _write_lines(self) -> None:
+        """Write most of the lines that are to be written anew; nobody else waits for long."""
+        for index, stale in enumerate(self._stale):
+            while len(stale) > _LINES_AT_ONCE:
+                with self._change:
+                    self._current_lines(index, _LINES_AT_ONCE)
+
+    def _current_lines(self, index: int, some: int | None = None) -> list[str]:
+        """The lines of a file; those are made that have changed, or `some` of them, and then none are returned."""
         known, lines, stale = self._known[index], self._lines[index], self._stale[index]
-        for name in stale:
+        for name in list(itertools.islice(stale, some)):
             lines[name] = _line(name, known[name])
-        stale.clear()
-        return list(lines.values())
+            del stale[name]
+        return list(lines.values()) if some is None else []
 
 
 def _line(name: str, offset: int) -> str:

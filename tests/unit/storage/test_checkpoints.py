@@ -117,6 +117,39 @@ def test_a_kill_between_the_files_leaves_no_contradiction(tmp_path: Path, replac
         assert after.known("new-0") == (100, 100, 101)
 
 
+class _BusyDisk(_KillingDisk):
+    """A disk during whose writes another thread makes a log."""
+
+    def __init__(self, replaced_max: int) -> None:
+        super().__init__(replaced_max)
+        self.checkpoints: Checkpoints | None = None
+
+    def replace(self, path: Path, data: bytes) -> None:
+        super().replace(path, data)
+        if self.checkpoints is not None:
+            self.checkpoints.record(f"new-{self.left}", log_start=5, recovery_point=6, synced=7)
+
+
+@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize("replaced", range(1, 5))
+def test_a_log_that_is_made_while_the_files_are_written_is_in_all_of_them_or_in_none(
+    tmp_path: Path, replaced: int, moves: bool
+) -> None:
+    """A kill before the next save left a recovery point without a log start, and took the new log offline."""
+    checkpoints = Checkpoints(Disk(), tmp_path)
+    checkpoints.record("old-0", log_start=1, recovery_point=2, synced=2)
+    checkpoints.save()
+    checkpoints = Checkpoints(disk := _BusyDisk(replaced), tmp_path)
+    disk.checkpoints = checkpoints
+    checkpoints.record("old-0", log_start=2 if moves else None, recovery_point=4, synced=4)
+    with contextlib.suppress(_KilledError):
+        checkpoints.save()
+        checkpoints.save()
+    after = Checkpoints(Disk(), tmp_path)
+    for name in after.names():
+        assert after.known(name).log_start is not None  # No CheckpointError: the start of each is known.
+
+
 def test_starts_that_moved_are_saved_alone_when_nothing_else_has_changed(tmp_path: Path) -> None:
     checkpoints = Checkpoints(disk := _KillingDisk(3), tmp_path)
     checkpoints.record("a-0", log_start=0, recovery_point=9, synced=9)
