@@ -497,6 +497,7 @@ def test_a_group_has_configs_of_its_own_within_the_brokers_bounds(tmp_path: Path
         assert configs_of(client, "g") == {
             "consumer.session.timeout.ms": ("45000", 5),
             "consumer.heartbeat.interval.ms": ("5000", 5),
+            "max.shares.per.partition": ("16", 5),
         }
         assert alter(client, "g", consumer_heartbeat_interval_ms="7000") == ErrorCode.NONE
         assert configs_of(client, "g")["consumer.heartbeat.interval.ms"] == ("7000", 8)

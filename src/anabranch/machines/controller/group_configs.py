@@ -17,6 +17,7 @@ from anabranch.machines.controller.state import ControllerState
 
 SESSION_TIMEOUT = "consumer.session.timeout.ms"
 HEARTBEAT_INTERVAL = "consumer.heartbeat.interval.ms"
+SHARES_MAX = "max.shares.per.partition"
 
 
 @dataclass(frozen=True, slots=True)

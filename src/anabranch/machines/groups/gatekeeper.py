@@ -125,12 +125,15 @@ class Gatekeeper:
             gates.outdate(list(gates.evaluated))
 
     def owner(self, group: Group, gates: GroupGates) -> Callable[[At], tuple[str, int]]:
-        """The function that finds the owner of a partition and its rebalance timeout."""
+        """The function that finds the owner of a partition and its rebalance timeout.
+
+        A shared partition has no owner: what one member tells is not the position of all its keys. Only commits are.
+        """
         if isinstance(group, ConsumerGroup):
-            holders, members = group.holders, group.members
+            holders, members, sharers = group.holders, group.members, group.sharers
 
             def consumer(at: At) -> tuple[str, int]:
-                member = members.get(holders.get(at, ""))
+                member = members.get(holders.get(at, "")) if at not in sharers else None
                 return ("", 0) if member is None else (member.member_id, member.described.rebalance_timeout_ms)
 
             return consumer

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from uuid import UUID
 
+from anabranch.machines.keyspace import Interval, interval
 from anabranch.machines.lineage import Lineage
 
 
@@ -32,6 +33,11 @@ class TopicImage:
     highest_count: int = 0
     """The most partitions that the topic ever had at a time; 0 where it is as many as it has now."""
 
+    accepts_ranges: bool = False
+    """Whether its records may be fetched by ranges of keys, so that members can share its partitions."""
+    loads: Callable[[int], Sequence[float]] = field(default=lambda _: ())
+    """The load of a partition in equal parts of its interval, ascending, in any unit; empty where none was measured."""
+
     @property
     def was_resized(self) -> bool:
         """Whether some of its partitions may have appeared after its creation."""
@@ -46,6 +52,11 @@ class TopicImage:
     def is_gated(self) -> bool:
         """Whether partitions may wait for others."""
         return self.lineage is not None and self.lineage.current > 0
+
+    def interval(self, partition: int) -> Interval:
+        """The keys that a partition holds, or held when it was the newest that still took records."""
+        initial = len(self.first_partitions)
+        return interval(partition, max(len(self.partitions), partition + 1, initial), max(1, initial))
 
     @property
     def readable(self) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from anabranch.machines.groups.gatekeeper import Gatekeeper
 from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.ranged import RangedCommits
 from anabranch.machines.groups.records import CoordinatorRecord
+from anabranch.machines.groups.shared_commits import bounded
 from anabranch.machines.groups.transaction_ranges import Waiting
 from anabranch.machines.outcome import Draft, Outcome, Parked, SetTimer
 from anabranch.protocol.messages.offset_commit import OffsetCommitRequest, OffsetCommitResponse
@@ -47,7 +48,9 @@ class OffsetRequests:
         self, request: OffsetCommitRequest, caller: Caller, now_ms: int
     ) -> Outcome[OffsetCommitResponse, CoordinatorRecord]:
         """Make a group's progress durable."""
-        outcome = self.offsets.commit(self.groups.get(request.group_id), request, caller.version, now_ms)
+        group = self.groups.get(request.group_id)
+        request = bounded(group, self.offsets.image, request)
+        outcome = self.offsets.commit(group, request, caller.version, now_ms)
         if self.ranged.due:
             outcome = self._assigned_anew(outcome, now_ms)
         outcome = self._looking_at_purgatory(self.ranged.burying(outcome), request.group_id, now_ms)
@@ -75,6 +78,7 @@ class OffsetRequests:
     def name_ranges(self, request: TxnOffsetCommitRequest, now_ms: int) -> Outcome[None, CoordinatorRecord]:
         """Write, outside of the transaction, the positions that the request's ranges go with."""
         draft: Draft[CoordinatorRecord] = Draft()
+        request = bounded(self.groups.get(request.group_id), self.offsets.image, request)
         draft.write(*self.offsets.named(request, now_ms))
         return draft.outcome(None)
 
@@ -84,6 +88,7 @@ class OffsetRequests:
         """Make a group's progress part of a producer's transaction; ranges of offsets wait for gaps below them."""
         del caller
         group = self.groups.get(request.group_id)
+        request = bounded(group, self.offsets.image, request)
         if self.offsets.must_wait(group, request):
             self.offsets.in_transactions.waiting.setdefault(request.group_id, []).append(Waiting(ticket, request))
             return Outcome(Parked(ticket))

@@ -27,6 +27,7 @@ from anabranch.machines.groups.ranged_commits import RangedCommit
 from anabranch.machines.groups.ranges_on_wire import Ranges, commit_of
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.settings import GroupSettings
+from anabranch.machines.groups.shared_commits import refusal
 from anabranch.machines.groups.transaction_ranges import Change, TransactionRanges, fold, leaves_gap, tombstone
 from anabranch.machines.outcome import Draft, Outcome
 from anabranch.protocol.messages.offset_commit import (
@@ -128,7 +129,13 @@ class Offsets:
             known = self.image.by_id.get(topic.topic_id) if by_id else self.image.by_name.get(topic.name)
             known = None if error else known
             found = self._commit(
-                request.group_id, known, topic.partitions, error or missing, now_ms, draft, by_member=by_member
+                request.group_id,
+                known,
+                topic.partitions,
+                error or missing,
+                now_ms,
+                draft,
+                member=(group, request.member_id) if by_member else None,
             )
             told = {it.partition_index for it in topic.partitions if it.offset_ranges or it.key_range_offsets}
             answers.append(
@@ -171,7 +178,7 @@ class Offsets:
                 error or missing,
                 now_ms,
                 draft,
-                by_member=by_member,
+                member=(group, request.member_id) if by_member else None,
                 producer_id=request.producer_id,
             )
             answers.append(
@@ -212,10 +219,13 @@ class Offsets:
         now_ms: int,
         draft: Draft[CoordinatorRecord],
         *,
-        by_member: bool,
+        member: tuple[Group | None, str] | None,
         producer_id: int = -1,
     ) -> Iterator[Answered]:
-        """Add the records of a topic's commits; the answers. `error` is the code where the topic is None."""
+        """Add the records of a topic's commits; the answers. `error` is the code where the topic is None.
+
+        `member`: the group and the member that commits; None for a commit by no member.
+        """
         ranged = {part.partition_index for part in parts if part.offset_ranges or part.key_range_offsets}
         once = Counter(part.partition_index for part in parts) if ranged else ()
         for part in parts:
@@ -226,7 +236,10 @@ class Offsets:
                 yield Answered(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             elif len(metadata) > self.settings.offset_metadata_max_bytes:
                 yield Answered(index, ErrorCode.OFFSET_METADATA_TOO_LARGE)
+            elif member is not None and (foreign := refusal(*member, topic.topic_id, part)):
+                yield Answered(index, ErrorCode.STALE_MEMBER_EPOCH, message=foreign)
             elif index not in ranged:
+                by_member = member is not None
                 yield self._commit_plain(group_id, topic, part, metadata, now_ms, draft, by_member=by_member)
             elif isinstance(once, Counter) and once[index] > 1:
                 message = "A request that commits ranges of a partition can name the partition once."

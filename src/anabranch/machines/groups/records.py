@@ -1,8 +1,8 @@
 """The records of `__consumer_offsets` and `__individual_commit_offsets`: a key, and a value or nothing (a tombstone).
 
 Keys, versions and fields are those of Apache Kafka 4's own schemas, which are the proposal's Records chapter as it was
-built, so that its tools read the log; the proposal's further fields (client-side assignors) travel in tagged fields
-from 10000 up. A key begins with its version, which is its kind; so does a value, which has versions of its own.
+built, so that its tools read the log; the proposal's further fields (client-side assignors) and ours travel in tagged
+fields from 10000 up. A key begins with its version, which is its kind; so does a value, which has versions of its own.
 
 Only the last value of a key counts. State derived from several records is computed, never stored.
 """
@@ -186,6 +186,8 @@ class ConsumerGroupMemberMetadataValue:
     server_assignor: str | None = string(nullable=True, default=None)
     classic_member_metadata: ClassicMemberMetadata | None = nested(ClassicMemberMetadata, nullable=True, tag=0)
     client_assignors: Sequence[ClientAssignor] = array(ClientAssignor, tag=10000)
+    allow_key_share: bool = boolean(tag=10001)
+    """Ours: whether the member takes partitions in part."""
 
 
 @message(versions="6")
@@ -210,6 +212,16 @@ class TopicPartitions:
     partitions: Sequence[int] = array(int32)
 
 
+@struct()
+class SharedPartition:
+    """Ours: the keys of a partition that a member has in part, as ranges of the key space, ascending."""
+
+    topic_id: UUID = uuid()
+    partition: int = int32()
+    starts: Sequence[int] = array(int64)
+    ends: Sequence[int] = array(int64)
+
+
 @message(versions="7")
 class ConsumerGroupTargetAssignmentMemberKey:
     """A member's part of the target."""
@@ -226,6 +238,8 @@ class ConsumerGroupTargetAssignmentMemberValue:
     error: int = int8(tag=10000)
     metadata_version: int = int16(tag=10001)
     metadata_bytes: Blob = bytes_(tag=10002)
+    shares: Sequence[SharedPartition] = array(SharedPartition, tag=10003)
+    """Of `topic_partitions` those that the member is to have in part."""
 
 
 @message(versions="8")
@@ -245,6 +259,10 @@ class ConsumerGroupCurrentMemberAssignmentValue:
     state: int = int8()
     assigned_partitions: Sequence[TopicPartitions] = array(TopicPartitions)
     partitions_pending_revocation: Sequence[TopicPartitions] = array(TopicPartitions)
+    assigned_shares: Sequence[SharedPartition] = array(SharedPartition, tag=10000)
+    """Ours: of `assigned_partitions` those that the member has in part."""
+    shares_pending_revocation: Sequence[SharedPartition] = array(SharedPartition, tag=10001)
+    """Ours: of `partitions_pending_revocation` those of which it has to revoke a part."""
 
 
 @message(versions="10000")

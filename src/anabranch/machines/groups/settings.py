@@ -14,6 +14,8 @@ class ConsumerGroupSettings:
 
     session_timeout_ms: int
     heartbeat_interval_ms: int
+    shares_max: int
+    """How many members share a partition at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class GroupSettings:
     consumer_heartbeat_interval_ms: int = 5_000
     consumer_max_size: int = 1 << 31
     consumer_assignors: tuple[str, ...] = ("uniform", "range")
+    consumer_shares_max: int = 16
     consumer_migration_policy: str = "bidirectional"
     """bidirectional, upgrade, downgrade or disabled."""
     consumer_regex_length_max: int = 1_000
@@ -45,7 +48,7 @@ class GroupSettings:
     assignors: Assignors = Assignors()
     """The server-side assignors, by name."""
     group_configs: Callable[[str], Mapping[str, str]] = field(default=lambda _: {})
-    """The configs of a group: `consumer.session.timeout.ms`, `consumer.heartbeat.interval.ms`."""
+    """The configs of a group: `consumer.session.timeout.ms` and so on."""
 
     @property
     def upgrades(self) -> bool:
@@ -63,4 +66,5 @@ class GroupSettings:
         return ConsumerGroupSettings(
             int(configs.get("consumer.session.timeout.ms", self.consumer_session_timeout_ms)),
             int(configs.get("consumer.heartbeat.interval.ms", self.consumer_heartbeat_interval_ms)),
+            int(configs.get("max.shares.per.partition", self.consumer_shares_max)),
         )

@@ -9,6 +9,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups import classic
 from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import Assignment, ConsumerGroup, GroupState, Member
+from anabranch.machines.groups.consumer.shares import NO_SHARES, Shares, key_ranges
 from anabranch.machines.groups.consumer.target import assignor_name
 from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.positions import Positions
@@ -96,17 +97,23 @@ def _described(group: ConsumerGroup, member: Member, image: Image) -> described_
         client_host=said.client_host,
         subscribed_topic_names=list(said.topics),
         subscribed_topic_regex=said.regex,
-        assignment=_named(member.assigned, image),
-        target_assignment=_named(group.target(member.member_id), image),
+        assignment=_named(member.assigned, member.shares, image),
+        target_assignment=_named(
+            group.target(member.member_id), group.target_shares.get(member.member_id, NO_SHARES), image
+        ),
         member_type=CONSUMER_MEMBER if said.classic is None else CLASSIC_MEMBER,
     )
 
 
-def _named(partitions: Assignment, image: Image) -> described_messages.Assignment:
+def _named(partitions: Assignment, shares: Shares, image: Image) -> described_messages.Assignment:
+    ranges = dict(shares)
     return described_messages.Assignment(
         topic_partitions=[
             described_messages.TopicPartitions(
-                topic_id=topic_id, topic_name=image.name_of(topic_id), partitions=list(numbers)
+                topic_id=topic_id,
+                topic_name=image.name_of(topic_id),
+                partitions=list(numbers),
+                key_ranges=key_ranges(topic_id, numbers, ranges),
             )
             for topic_id, numbers in partitions
         ]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from anabranch.codec import array, boolean, float64, int8, int16, int32, int64, message, nested, string, struct, uuid
+from anabranch.protocol.messages.consumer_group_heartbeat import PartitionKeyRanges
 
 
 @message(api_key=69, versions="0-1", flexible="0+")
@@ -18,11 +19,12 @@ class ConsumerGroupDescribeRequest:
 
 @struct()
 class TopicPartitions:
-    """Partitions of one topic."""
+    """Partitions of one topic; ours: the key ranges of those that are shared."""
 
     topic_id: UUID = uuid()
     topic_name: str = string()
     partitions: Sequence[int] = array(int32)
+    key_ranges: Sequence[PartitionKeyRanges] = array(PartitionKeyRanges, tag=10000)
 
 
 @struct()

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from anabranch.codec import Blob, array, bytes_, int8, int16, int32, message, string, struct, uuid
+from anabranch.protocol.messages.consumer_group_heartbeat import PartitionKeyRanges
 
 
 @struct()
 class TopicPartition:
-    """Partitions of one topic."""
+    """Partitions of one topic, and the key ranges of those that are shared; together they hold every key once."""
 
     topic_id: UUID = uuid()
     partitions: Sequence[int] = array(int32)
+    key_ranges: Sequence[PartitionKeyRanges] = array(PartitionKeyRanges, tag=10000)
 
 
 @struct()

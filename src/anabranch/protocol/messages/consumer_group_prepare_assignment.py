@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from anabranch.codec import Blob, array, bytes_, int8, int16, int32, message, nested, string, struct, uuid
+from anabranch.codec import Blob, array, boolean, bytes_, int8, int16, int32, message, nested, string, struct, uuid
+from anabranch.protocol.messages.consumer_group_heartbeat import PartitionKeyRanges
 
 
 @message(api_key=10002, versions="0", flexible="0+")
@@ -28,10 +29,11 @@ class Assignor:
 
 @struct()
 class TopicPartition:
-    """Partitions of one topic."""
+    """Partitions of one topic, and the key ranges of those that are shared."""
 
     topic_id: UUID = uuid()
     partitions: Sequence[int] = array(int32)
+    key_ranges: Sequence[PartitionKeyRanges] = array(PartitionKeyRanges, tag=10000)
 
 
 @struct()
@@ -45,6 +47,8 @@ class Member:
     subscribed_topic_ids: Sequence[UUID] = array(uuid)
     assignor: Assignor = nested(Assignor)
     topic_partitions: Sequence[TopicPartition] = array(TopicPartition)
+    allow_key_share: bool = boolean(tag=10000)
+    """Whether it takes partitions in part."""
 
 
 @struct()
@@ -55,6 +59,10 @@ class TopicMetadata:
     topic_name: str = string()
     num_partitions: int = int32()
     retiring_partitions: Sequence[int] = array(int32, tag=10000)
+    shares_max: int = int32(tag=10001)
+    """How many members may share one of its partitions; 0 where its partitions are assigned whole."""
+    intervals: Sequence[PartitionKeyRanges] = array(PartitionKeyRanges, tag=10002)
+    """Of a topic whose partitions may be shared: the keys that each partition holds, to be cut."""
 
 
 @message(api_key=10002, versions="0", flexible="0+")

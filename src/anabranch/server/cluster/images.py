@@ -18,6 +18,7 @@ from anabranch.server.cluster.peers import Peers
 from anabranch.server.cluster.view import ClusterView, TopicSnapshot
 
 ORDERED_DELIVERY = TOPIC_CONFIGS["enable.ordered.delivery"]
+RANGE_FETCH = TOPIC_CONFIGS["accept.range.fetch"]
 
 
 class Images:
@@ -27,8 +28,9 @@ class Images:
         self._view = view
         self._peers = peers
         self._image = Image()
-        self._made_of: dict[str, tuple[Topic, bool]] = {}
-        """By topic, the inputs of its part of the image: the topic node, and whether delivery is ordered."""
+        self._made_of: dict[str, tuple[Topic, bool, bool]] = {}
+        """By topic, the inputs of its part of the image: the topic node, whether delivery is ordered, and whether its
+        records may be fetched by ranges of keys."""
         self._version = -1
 
     def newest(self) -> Image:
@@ -37,25 +39,27 @@ class Images:
         if self._version == view.version:
             return self._image
         known = self._image.by_name
-        made_of: dict[str, tuple[Topic, bool]] = {}
+        made_of: dict[str, tuple[Topic, bool, bool]] = {}
         topics: dict[str, TopicImage] = {}
         for topic in view.topics():
             name = topic.name
-            ordered = effective(ORDERED_DELIVERY, view.configs(name), view.broker_settings).value != "false"
+            configs = view.configs(name)
+            ordered = effective(ORDERED_DELIVERY, configs, view.broker_settings).value != "false"
+            ranges = effective(RANGE_FETCH, configs, view.broker_settings).value == "true"
             before = self._made_of.get(name)
-            if before is not None and before[0] is topic.topic and before[1] is ordered:
+            if before is not None and before[0] is topic.topic and before[1:] == (ordered, ranges):
                 topics[name] = known[name]
                 made_of[name] = before
                 continue
-            topics[name], complete = self._made(topic, ordered=ordered)
+            topics[name], complete = self._made(topic, ordered=ordered, ranges=ranges)
             if complete:
-                made_of[name] = topic.topic, ordered
+                made_of[name] = topic.topic, ordered, ranges
         if len(topics) != len(known) or any(known.get(name) is not topic for name, topic in topics.items()):
             self._image = Image(self._image.version + 1, topics)
         self._made_of, self._version = made_of, view.version
         return self._image
 
-    def _made(self, topic: TopicSnapshot, *, ordered: bool) -> tuple[TopicImage, bool]:
+    def _made(self, topic: TopicSnapshot, *, ordered: bool, ranges: bool) -> tuple[TopicImage, bool]:
         """Return a topic's image, and whether the image is complete: the ends of all its logs are known."""
         layouts = topic.layouts
         count = layouts[-1].count
@@ -73,6 +77,7 @@ class Images:
             log_start=partial(self._peers.log_start, topic.name),
             log_end=partial(self._peers.log_end, topic.name),
             highest_count=1 + max(count - 1, *topic.topic.partitions, *topic.topic.removed),
+            accepts_ranges=ranges,
             initial=topic.topic.initial_partition_count if len(layouts) > 1 or layouts[0].number else 0,
         )
         return image, complete

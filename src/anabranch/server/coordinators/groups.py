@@ -18,6 +18,7 @@ from anabranch.base.ids import INDIVIDUAL_COMMITS_TOPIC, TopicPartition
 from anabranch.machines.controller.group_configs import (
     HEARTBEAT_INTERVAL,
     SESSION_TIMEOUT,
+    SHARES_MAX,
     GroupConfig,
     within_bounds,
 )
@@ -47,6 +48,7 @@ events = EventLogger("groups")
 TOPIC = "__consumer_offsets"
 ASSIGNORS = "anabranch.machines.groups.assignors.planner"
 MINUTE_MS = 60_000
+SHARES_BOUND = 100
 POSITIONS_STEP = 100
 
 
@@ -212,6 +214,7 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
             max_size=settings.group_max_size,
             initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
             offset_metadata_max_bytes=settings.offset_metadata_max_bytes,
+            consumer_shares_max=settings.max_shares_per_partition,
             individual_commits=settings.accept_individual_commit,
             ranges_per_partition_max=settings.individual_commit_max_ranges_per_partition,
             ranges_max=settings.individual_commit_max_ranges,
@@ -354,6 +357,14 @@ def group_configs(settings: Settings) -> Mapping[str, GroupConfig]:
             settings.group_consumer_max_heartbeat_interval_ms,
             "The interval between heartbeats that members are asked for.",
             "group.consumer.heartbeat.interval.ms",
+        ),
+        SHARES_MAX: GroupConfig(
+            SHARES_MAX,
+            settings.max_shares_per_partition,
+            1,
+            SHARES_BOUND,
+            "How many members may share one partition of a topic with accept.range.fetch.",
+            SHARES_MAX,
         ),
     }
 

@@ -382,6 +382,12 @@ class Settings:
         True,
         "Whether groups may commit ranges of offsets and of keys above their committed offsets.",
     )
+    max_shares_per_partition: int = setting(
+        "max.shares.per.partition",
+        Between(1, 100),
+        16,
+        "How many members of a group may share one partition of a topic with accept.range.fetch.",
+    )
     individual_commit_log_segment_bytes: int = setting(
         "individual.commit.log.segment.bytes",
         Between(14, INT32_MAX),

@@ -24,9 +24,11 @@ from anabranch.machines.groups.consumer.group import (
     target_record,
 )
 from anabranch.machines.groups.consumer.heartbeat import unknown
+from anabranch.machines.groups.consumer.shares import NO_SHARES, At, Shares, key_ranges, shares_named
 from anabranch.machines.groups.consumer.step import Step
 from anabranch.machines.groups.consumer.target import Computation, offers_of, subscription, subscriptions
 from anabranch.machines.groups.image import TopicImage
+from anabranch.machines.key_ranges import NONE, WHOLE, Ranges, WrongKeyRangesError, common, complement, union
 from anabranch.protocol.messages import consumer_group_prepare_assignment as prepare_messages
 from anabranch.protocol.messages.consumer_group_install_assignment import (
     ConsumerGroupInstallAssignmentRequest,
@@ -37,8 +39,8 @@ from anabranch.protocol.messages.consumer_group_prepare_assignment import (
     ConsumerGroupPrepareAssignmentResponse,
 )
 
-Share = tuple[str, Assignment, AssignmentMetadata]
-"""The id of a member as it was at Prepare, its partitions, and the metadata for it."""
+Part = tuple[str, Assignment, AssignmentMetadata, Shares]
+"""The id of a member as it was at Prepare, its partitions, the metadata for it, and what it has in part."""
 
 
 def check_request(request: ConsumerGroupPrepareAssignmentRequest | ConsumerGroupInstallAssignmentRequest) -> None:
@@ -65,12 +67,17 @@ def prepare(step: Step, request: ConsumerGroupPrepareAssignmentRequest) -> Consu
     computation.group_epoch = group.epoch
     computation.members = _subscribed(step)
     computation.instances = {member_id: instance for instance, member_id in group.static_members.items()}
+    computation.willing = frozenset(
+        member_id for member_id, member in group.members.items() if member.described.allow_key_share
+    )
+    most = step.configs.shares_max if step.settings.individual_commits else 0
+    computation.shares_max = {topic.topic_id: most for topic in topics if topic.accepts_ranges and most}
     computation.partitions = {topic.topic_id: frozenset([*topic.partitions, *topic.retiring]) for topic in topics}
     return ConsumerGroupPrepareAssignmentResponse(
         group_epoch=group.epoch,
         assignor_name=computation.assignor.name,
         members=[_member(step, member, computation) for _, member in sorted(group.members.items())],
-        topics=[_topic(topic) for topic in topics],
+        topics=[_topic(topic, computation.shares_max.get(topic.topic_id, 0)) for topic in topics],
     )
 
 
@@ -88,17 +95,21 @@ def _subscribed(step: Step) -> dict[str, frozenset[UUID]]:
     return found
 
 
-def _topic(topic: TopicImage) -> prepare_messages.TopicMetadata:
+def _topic(topic: TopicImage, shares_max: int) -> prepare_messages.TopicMetadata:
+    intervals = {(topic.topic_id, number): (topic.interval(number),) for number in topic.readable if shares_max}
     return prepare_messages.TopicMetadata(
         topic_id=topic.topic_id,
         topic_name=topic.name,
         num_partitions=topic.size,
         retiring_partitions=list(topic.retiring),
+        shares_max=shares_max,
+        intervals=key_ranges(topic.topic_id, topic.readable, intervals),
     )
 
 
 def _member(step: Step, member: Member, computation: Computation) -> prepare_messages.Member:
     said = member.described
+    shares = dict(step.group.target_shares.get(member.member_id, NO_SHARES))
     offer = next(offer for offer in offers_of(said) if offer.name == computation.assignor.name)
     topics = sorted(subscription(said, step.image, step.regexes))
     return prepare_messages.Member(
@@ -111,9 +122,12 @@ def _member(step: Step, member: Member, computation: Computation) -> prepare_mes
             reason=offer.reason, metadata_version=offer.version, metadata_bytes=offer.metadata
         ),
         topic_partitions=[
-            prepare_messages.TopicPartition(topic_id=topic_id, partitions=list(numbers))
+            prepare_messages.TopicPartition(
+                topic_id=topic_id, partitions=list(numbers), key_ranges=key_ranges(topic_id, numbers, shares)
+            )
             for topic_id, numbers in step.group.target(member.member_id)
         ],
+        allow_key_share=said.allow_key_share,
     )
 
 
@@ -130,13 +144,18 @@ def install(step: Step, request: ConsumerGroupInstallAssignmentRequest) -> Consu
         for member_id in sorted(group.members):
             step.put(
                 target_record(
-                    step.group_id, member_id, group.target(member_id), AssignmentMetadata(error=request.error)
+                    step.group_id,
+                    member_id,
+                    group.target(member_id),
+                    AssignmentMetadata(error=request.error),
+                    group.target_shares.get(member_id, NO_SHARES),
                 )
             )
     else:
-        for member_id, (target, told) in _shares(group, computation, _checked(request, computation)).items():
-            if group.target(member_id) != target or group.told.get(member_id) != told:
-                step.put(target_record(step.group_id, member_id, target, told))
+        for member_id, (target, told, shares) in _parts(group, computation, _checked(request, computation)).items():
+            before = group.target(member_id), group.told.get(member_id), group.target_shares.get(member_id, NO_SHARES)
+            if before != (target, told, shares):
+                step.put(target_record(step.group_id, member_id, target, told, shares))
     step.put(target_epoch_record(step.group_id, computation.group_epoch))
     step.live.computation = None
     step.draft.cancel_timer(("compute", step.group_id))
@@ -144,23 +163,23 @@ def install(step: Step, request: ConsumerGroupInstallAssignmentRequest) -> Consu
     return ConsumerGroupInstallAssignmentResponse()
 
 
-def _shares(
-    group: ConsumerGroup, computation: Computation, checked: Iterable[Share]
-) -> dict[str, tuple[Assignment, AssignmentMetadata]]:
-    """The computed shares by present members: all have one, so that no partition of theirs stays in a former target.
+def _parts(
+    group: ConsumerGroup, computation: Computation, checked: Iterable[Part]
+) -> dict[str, tuple[Assignment, AssignmentMetadata, Shares]]:
+    """The computed parts by present members: all have one, so that no partition of theirs stays in a former target.
 
-    A static member that was replaced since Prepare has kept its target under another id: its share goes there.
+    A static member that was replaced since Prepare has kept its target under another id: its part goes there.
     """
-    shares: dict[str, tuple[Assignment, AssignmentMetadata]] = dict.fromkeys(
-        group.members, (NOTHING, AssignmentMetadata())
+    parts: dict[str, tuple[Assignment, AssignmentMetadata, Shares]] = dict.fromkeys(
+        group.members, (NOTHING, AssignmentMetadata(), NO_SHARES)
     )
-    for member_id, target, told in checked:
+    for member_id, target, told, shares in checked:
         now = member_id
         if now not in group.members:
             now = group.static_members.get(computation.instances.get(member_id, ""), "")
-        if now in shares:
-            shares[now] = target, told
-    return shares
+        if now in parts:
+            parts[now] = target, told, shares
+    return parts
 
 
 def overdue(step: Step) -> None:
@@ -189,35 +208,87 @@ def _chosen(step: Step, member_id: str, epoch: int) -> Computation:
     return computation
 
 
-def _checked(request: ConsumerGroupInstallAssignmentRequest, computation: Computation) -> list[Share]:
-    """Every member is known, and every partition is assigned exactly once, to a member that subscribes to its topic."""
+def _checked(request: ConsumerGroupInstallAssignmentRequest, computation: Computation) -> list[Part]:
+    """Every member is known, and every key of every partition is assigned exactly once, to a subscriber of its topic.
+
+    A partition is given whole to one member, or in part to members that take parts.
+    """
     assert computation.members is not None
-    found = []
-    free: dict[UUID, set[int]] = {topic_id: set(numbers) for topic_id, numbers in computation.partitions.items()}
+    found: list[Part] = []
+    given = _Given(computation)
     for member in request.members:
         if member.member_id not in computation.members:
             raise _wrong(f"it names member {member.member_id}, whom the group has not")
+        try:
+            shares = shares_named(member.partitions)
+        except WrongKeyRangesError as error:
+            raise _wrong(f"of member {member.member_id} {error}") from None
+        parts = dict(shares)
+        mine: dict[UUID, list[int]] = {}
         for entry in member.partitions:
-            if entry.topic_id not in free:
+            if entry.topic_id not in computation.partitions:
                 raise _wrong(f"it names topic {entry.topic_id}, to which nobody subscribes")
             if entry.topic_id not in computation.members[member.member_id]:
                 raise _wrong(f"member {member.member_id} does not subscribe to topic {entry.topic_id}")
             for partition in entry.partitions:
-                if partition not in free[entry.topic_id]:
-                    known = partition in computation.partitions[entry.topic_id]
-                    reason = "is assigned twice" if known else "does not exist"
-                    raise _wrong(f"partition {partition} of topic {entry.topic_id} {reason}")
-                free[entry.topic_id].remove(partition)
-        mine: dict[UUID, list[int]] = {}
-        for entry in member.partitions:
+                at = entry.topic_id, partition
+                if at in parts:
+                    given.give_part(member.member_id, at, parts[at])
+                else:
+                    given.give(at)
             mine.setdefault(entry.topic_id, []).extend(entry.partitions)
         told = AssignmentMetadata(0, member.metadata_version, bytes(member.metadata_bytes))
-        found.append((member.member_id, assignment_of(mine), told))
-    for topic_id, left in free.items():
-        if left:
-            raise _wrong(f"partition {min(left)} of topic {topic_id} is assigned to nobody")
-    unnamed = computation.members.keys() - {member_id for member_id, _, _ in found}
-    return [*found, *((member_id, (), AssignmentMetadata()) for member_id in sorted(unnamed))]
+        found.append((member.member_id, assignment_of(mine), told, shares))
+    given.check_all()
+    unnamed = computation.members.keys() - {member_id for member_id, *_ in found}
+    return [*found, *((member_id, (), AssignmentMetadata(), NO_SHARES) for member_id in sorted(unnamed))]
+
+
+class _Given:
+    """The partitions, and the keys of partitions, that an assignment has given to members so far."""
+
+    def __init__(self, computation: Computation) -> None:
+        self._computation = computation
+        self._free = {topic_id: set(numbers) for topic_id, numbers in computation.partitions.items()}
+        self._parts: dict[At, Ranges] = {}
+        self._takers: dict[At, set[str]] = {}
+
+    def give(self, at: At) -> None:
+        """Give a partition whole. ApiError where it is given already, or does not exist."""
+        if at[1] not in self._free[at[0]]:
+            known = at[1] in self._computation.partitions[at[0]]
+            reason = "is assigned twice" if known else "does not exist"
+            raise _wrong(f"partition {at[1]} of topic {at[0]} {reason}")
+        self._free[at[0]].remove(at[1])
+
+    def give_part(self, member_id: str, at: At, ranges: Ranges) -> None:
+        """Give keys of a partition. ApiError where they are given already, or may not be given to the member."""
+        most = self._computation.shares_max.get(at[0], 0)
+        if member_id not in self._computation.willing:
+            raise _wrong(f"member {member_id} takes no part of a partition, as of {at[1]} of topic {at[0]}")
+        if not most:
+            raise _wrong(f"partitions of topic {at[0]} cannot be shared, as partition {at[1]} is")
+        if at not in self._parts:
+            self.give(at)
+        if common(self._parts.get(at, NONE), ranges):
+            raise _wrong(f"keys of partition {at[1]} of topic {at[0]} are assigned twice")
+        self._parts[at] = union(self._parts.get(at, NONE), ranges)
+        takers = self._takers.setdefault(at, set())
+        takers.add(member_id)
+        if len(takers) > most:
+            raise _wrong(f"partition {at[1]} of topic {at[0]} is shared by more than {most} members")
+
+    def check_all(self) -> None:
+        """ApiError where a partition, or any key of one, is given to nobody."""
+        for topic_id, left in self._free.items():
+            if left:
+                raise _wrong(f"partition {min(left)} of topic {topic_id} is assigned to nobody")
+        for at, ranges in self._parts.items():
+            if ranges != WHOLE:
+                first = complement(ranges)[0]
+                raise _wrong(
+                    f"the keys {first.start}-{first.end} of partition {at[1]} of topic {at[0]} are assigned to nobody"
+                )
 
 
 def _wrong(reason: str) -> ApiError:

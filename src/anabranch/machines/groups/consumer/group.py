@@ -12,6 +12,7 @@ the group epoch for which the target was computed; every member has the epoch of
     STABLE        | some    | = group epoch    | all equal and at their target
 
 A partition has at most one holder: the member that has it assigned, or is revoking it and has not acknowledged yet.
+Of a partition that members share, that holds for every key (`shares`).
 `apply` is the only code that changes a group, live and on reload; it takes records in any order that compaction
 leaves, since state is kept by key, and state derived from several records is computed on demand.
 """
@@ -24,6 +25,14 @@ from enum import Enum, IntEnum
 from typing import NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
+from anabranch.machines.groups.consumer.shares import (
+    NO_SHARES,
+    At,
+    Shares,
+    held_of,
+    shared_partitions,
+    shares_from,
+)
 from anabranch.machines.groups.records import (
     ClassicMemberMetadata,
     ClassicProtocol,
@@ -41,6 +50,7 @@ from anabranch.machines.groups.records import (
     CoordinatorRecord,
     TopicPartitions,
 )
+from anabranch.machines.key_ranges import WHOLE, Ranges, union
 
 Assignment: TypeAlias = tuple[tuple[UUID, tuple[int, ...]], ...]
 """Partitions by topic id, ascending; no topic empty."""
@@ -85,6 +95,8 @@ class MemberMetadata:
     client_assignors: tuple[Assignor, ...] = ()
     classic: Classic | None = None
     """Of a member that speaks the classic protocol."""
+    allow_key_share: bool = False
+    """Whether the member takes partitions in part."""
 
 
 class Assignor(NamedTuple):
@@ -117,14 +129,33 @@ class Member:
     assigned: Assignment = NOTHING
     revoking: Assignment = NOTHING
     """The partitions it has yet to revoke."""
+    shares: Shares = NO_SHARES
+    """The keys of assigned partitions that it has in part."""
+    revoking_shares: Shares = NO_SHARES
+    """The keys of partitions of which it has to revoke a part."""
 
     @property
-    def holds(self) -> Iterator[tuple[UUID, int]]:
-        """Every partition that no other member may have."""
+    def holds(self) -> Iterator[At]:
+        """Every partition that no other member may have, or not all of it."""
         for assignment in (self.assigned, self.revoking):
             for topic_id, partitions in assignment:
                 for partition in partitions:
                     yield topic_id, partition
+
+    def held(self, at: At) -> Ranges:
+        """The keys of a partition that no other member may have."""
+        return union(
+            held_of(at, self.assigned, self.shares),
+            held_of(at, self.revoking, self.revoking_shares),
+        )
+
+    @property
+    def held_in_part(self) -> Sequence[tuple[At, Ranges]]:
+        """The partitions of which it does not hold all keys, with those that it holds."""
+        if not self.shares and not self.revoking_shares:
+            return ()
+        held = {at: self.held(at) for at, _ in (*self.shares, *self.revoking_shares)}
+        return [(at, ranges) for at, ranges in held.items() if ranges != WHOLE]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +180,12 @@ class ConsumerGroup:
     told: dict[str, AssignmentMetadata] = field(default_factory=dict)
     static_members: dict[str, str] = field(default_factory=dict)
     """Member ids by instance id."""
-    holders: dict[tuple[UUID, int], str] = field(default_factory=dict)
-    """The member that holds a partition."""
+    holders: dict[At, str] = field(default_factory=dict)
+    """The member that holds a partition; of several that share it, the one with the first keys."""
+    target_shares: dict[str, Shares] = field(default_factory=dict)
+    """By member, the keys of target partitions that it is to have in part."""
+    sharers: dict[At, dict[str, Ranges]] = field(default_factory=dict)
+    """Of partitions that are held in part: the keys that each member holds."""
     topic_lists: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict, compare=False)
     """Equal subscriptions are one object, so that they compare by identity."""
     changes: int = field(default=0, compare=False)
@@ -192,6 +227,8 @@ class ConsumerGroup:
             told=dict(self.told),
             static_members=dict(self.static_members),
             holders=dict(self.holders),
+            target_shares=dict(self.target_shares),
+            sharers={at: dict(held) for at, held in self.sharers.items()} if self.sharers else {},
         )
 
     # -- the fold ------------------------------------------------------------------------------------------------------
@@ -236,10 +273,13 @@ class ConsumerGroup:
 
     def _put_target(self, member_id: str, value: ConsumerGroupTargetAssignmentMemberValue | None) -> None:
         self.told.pop(member_id, None)
+        self.target_shares.pop(member_id, None)
         if value is None:
             self.targets.pop(member_id, None)
             return
         self.targets[member_id] = assignment(value.topic_partitions)
+        if value.shares:
+            self.target_shares[member_id] = shares_from(value.shares)
         if value.error or value.metadata_version or len(value.metadata_bytes):
             self.told[member_id] = AssignmentMetadata(value.error, value.metadata_version, bytes(value.metadata_bytes))
 
@@ -261,15 +301,32 @@ class ConsumerGroup:
             MemberState(value.state),
             assignment(value.assigned_partitions),
             assignment(value.partitions_pending_revocation),
+            shares_from(value.assigned_shares) if value.assigned_shares else NO_SHARES,
+            shares_from(value.shares_pending_revocation) if value.shares_pending_revocation else NO_SHARES,
         )
         for partition in member.holds:
             self.holders[partition] = member_id
+        for partition, ranges in member.held_in_part:
+            self.sharers.setdefault(partition, {})[member_id] = ranges
+            self._rank(partition)
 
     def _let_go(self, member: Member) -> None:
         """Remove a member's holds, except partitions that another member holds since."""
         for partition in member.holds:
             if self.holders.get(partition) == member.member_id:
                 del self.holders[partition]
+        for partition, _ in member.held_in_part:
+            sharers = self.sharers.get(partition, {})
+            sharers.pop(member.member_id, None)
+            if not sharers:
+                self.sharers.pop(partition, None)
+            elif partition not in self.holders:
+                self._rank(partition)
+
+    def _rank(self, partition: At) -> None:
+        """Name the holder of a partition that is held in part."""
+        sharers = self.sharers[partition]
+        self.holders[partition] = min(sharers, key=lambda member_id: (sharers[member_id][0].start, member_id))
 
 
 def described(value: ConsumerGroupMemberMetadataValue) -> MemberMetadata:
@@ -293,6 +350,7 @@ def described(value: ConsumerGroupMemberMetadataValue) -> MemberMetadata:
         else Classic(
             classic.session_timeout_ms, tuple((one.name, bytes(one.metadata)) for one in classic.supported_protocols)
         ),
+        allow_key_share=value.allow_key_share,
     )
 
 
@@ -371,6 +429,7 @@ def member_record(group_id: str, member_id: str, said: MemberMetadata | None) ->
             )
             for one in said.client_assignors
         ],
+        allow_key_share=said.allow_key_share,
     )
     return CoordinatorRecord(key, value)
 
@@ -384,7 +443,11 @@ def target_epoch_record(group_id: str, epoch: int | None) -> CoordinatorRecord:
 
 
 def target_record(
-    group_id: str, member_id: str, target: Assignment | None, told: AssignmentMetadata = AssignmentMetadata()
+    group_id: str,
+    member_id: str,
+    target: Assignment | None,
+    told: AssignmentMetadata = AssignmentMetadata(),
+    shares: Shares = NO_SHARES,
 ) -> CoordinatorRecord:
     """A member's part of the target; None: it has none any more."""
     key = ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id)
@@ -395,6 +458,7 @@ def target_record(
         error=told.error,
         metadata_version=told.version,
         metadata_bytes=told.metadata,
+        shares=shared_partitions(shares),
     )
     return CoordinatorRecord(key, value)
 
@@ -410,6 +474,8 @@ def current_record(group_id: str, member_id: str, member: Member | None) -> Coor
         state=int(member.state),
         assigned_partitions=topic_partitions(member.assigned),
         partitions_pending_revocation=topic_partitions(member.revoking),
+        assigned_shares=shared_partitions(member.shares),
+        shares_pending_revocation=shared_partitions(member.revoking_shares),
     )
     return CoordinatorRecord(key, value)
 

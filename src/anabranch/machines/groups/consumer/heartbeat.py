@@ -27,10 +27,12 @@ from anabranch.machines.groups.consumer.group import (
     same,
     target_record,
 )
-from anabranch.machines.groups.consumer.reconcile import is_subset, pending, reconcile
+from anabranch.machines.groups.consumer.reconcile import is_subset, pending_parts, reconcile
+from anabranch.machines.groups.consumer.shares import NO_SHARES, Shares, key_ranges, shares_named
 from anabranch.machines.groups.consumer.step import Step
 from anabranch.machines.groups.consumer.target import client_assignor, offers_of
 from anabranch.machines.groups.gatekeeper import GateOpenedByTime
+from anabranch.machines.key_ranges import WrongKeyRangesError
 from anabranch.protocol.messages.consumer_group_heartbeat import (
     Assignment as AssignmentMessage,
 )
@@ -57,6 +59,10 @@ def check_request(request: ConsumerGroupHeartbeatRequest, version: int, assignor
         return  # a leaving client may empty its other fields
     if joining:
         _need(not request.topic_partitions, "TopicPartitions is not empty, but who joins owns nothing.")
+    try:
+        shares_named(request.topic_partitions or ())
+    except WrongKeyRangesError as error:
+        _need(False, f"TopicPartitions has key ranges that cannot be: {error}.")
     _need(request.rebalance_timeout_ms == -1 or request.rebalance_timeout_ms > 0, "RebalanceTimeoutMs must be above 0.")
     _need(all(request.subscribed_topic_names or ()), "SubscribedTopicNames has an empty name.")
     _need(
@@ -104,10 +110,11 @@ def heartbeat(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller
     replaced, member = find_member(group, member_id, request.instance_id, request.member_epoch)
     check_late(step, member_id, caller, fences=request.member_epoch == JOINING)
     owned = None if request.topic_partitions is None else assignment(request.topic_partitions)
+    owned_shares = shares_named(request.topic_partitions or ())
     if request.member_epoch == JOINING:
         owned = NOTHING
     elif member is not None:
-        check_epoch(member, request.member_epoch, owned)
+        check_epoch(member, request.member_epoch, owned, owned_shares)
     said = _merged(MemberMetadata() if member is None else member.described, request, caller)
     if member is None or said != member.described:
         _check_versions(group, member_id, said)
@@ -131,7 +138,8 @@ def heartbeat(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller
     if calls:
         step.next_epoch()
     step.assign()
-    return _answer(step, follow(step, member_id, owned), request, owned, member, anew=anew)
+    after = follow(step, member_id, owned, owned_shares)
+    return _answer(step, after, request, owned, owned_shares, member, anew=anew)
 
 
 def find_member(
@@ -169,12 +177,12 @@ def unknown(group_id: str, member_id: str) -> ApiError:
     return ApiError(ErrorCode.UNKNOWN_MEMBER_ID, f"Group {group_id} has no member {member_id}.")
 
 
-def check_epoch(member: Member, epoch: int, owned: Assignment | None) -> None:
+def check_epoch(member: Member, epoch: int, owned: Assignment | None, shares: Shares = NO_SHARES) -> None:
     """Refuse another epoch than the member's, but for the one before, if the answer that moved it on was lost."""
     if epoch == member.epoch:
         return
     lost_answer = epoch == member.previous_epoch and epoch < member.epoch
-    if lost_answer and (owned is None or is_subset(owned, member.assigned)):
+    if lost_answer and (owned is None or is_subset(owned, member.assigned, shares, member.shares)):
         return
     raise ApiError(
         ErrorCode.FENCED_MEMBER_EPOCH,
@@ -233,6 +241,7 @@ def _merged(before: MemberMetadata, request: ConsumerGroupHeartbeatRequest, call
         and request.rebalance_timeout_ms == -1
         and request.rack_id is None
         and before.instance_id == request.instance_id
+        and before.allow_key_share >= request.allow_key_share
     ):
         return before
     joining = request.member_epoch == JOINING and request.rebalance_timeout_ms != -1
@@ -264,6 +273,7 @@ def _merged(before: MemberMetadata, request: ConsumerGroupHeartbeatRequest, call
             for offer in request.client_assignors or ()
         ),
         classic=None,
+        allow_key_share=request.allow_key_share or (said.allow_key_share and request.rebalance_timeout_ms == -1),
     )
 
 
@@ -275,6 +285,7 @@ def calls_for_assignment(before: MemberMetadata, said: MemberMetadata) -> bool:
         or before.server_assignor != said.server_assignor
         or before.client_assignors != said.client_assignors
         or before.rack_id != said.rack_id
+        or before.allow_key_share != said.allow_key_share
     )
 
 
@@ -282,21 +293,22 @@ def replace_member(step: Step, member: Member, new_id: str, said: MemberMetadata
     """A static member returns under another id and keeps its assignment."""
     group_id, old_id = step.group_id, member.member_id
     target, told = step.group.target(old_id), step.group.told.get(old_id, AssignmentMetadata())
+    shares = step.group.target_shares.get(old_id, NO_SHARES)
     step.put(*gone_records(group_id, old_id))
     step.put(member_record(group_id, new_id, said))
-    step.put(target_record(group_id, new_id, target, told))
+    step.put(target_record(group_id, new_id, target, told, shares))
     step.put(current_record(group_id, new_id, replace(member, member_id=new_id, described=said, epoch=JOINING)))
     step.live.connections.pop(old_id, None)
     step.stop_expecting("session", old_id)
 
 
-def follow(step: Step, member_id: str, owned: Assignment | None) -> Member:
+def follow(step: Step, member_id: str, owned: Assignment | None, shares: Shares = NO_SHARES) -> Member:
     """Move a member one step towards its target, with the timers that go with it."""
     before = step.group.members[member_id]
     if step.is_unchanged and step.gate.is_idle(member_id):
         step.keep_session(before)
         return before
-    after = reconcile(step.group, before, owned, step.gate, step.gate.takes, step.gate.free)
+    after = reconcile(step.group, before, owned, step.gate, step.gate.takes, step.gate.free, shares)
     if after is before and step.is_unchanged and after.state is not MemberState.UNREVOKED_PARTITIONS:
         step.gate.note_idle(member_id)
     if after is not before:
@@ -308,7 +320,7 @@ def follow(step: Step, member_id: str, owned: Assignment | None) -> Member:
         step.put_last(after)
         step.gate.forget(member_id, but=after.holds)
     if after.state is MemberState.UNREVOKED_PARTITIONS:
-        if before.state is not MemberState.UNREVOKED_PARTITIONS or before.revoking != after.revoking:
+        if before.state is not MemberState.UNREVOKED_PARTITIONS or _revokes_more(before, after):
             step.expect_within_rebalance_timeout("rebalance", after)
     elif before.state is MemberState.UNREVOKED_PARTITIONS:
         step.stop_expecting("rebalance", member_id)
@@ -316,11 +328,16 @@ def follow(step: Step, member_id: str, owned: Assignment | None) -> Member:
     return after
 
 
+def _revokes_more(before: Member, after: Member) -> bool:
+    return before.revoking != after.revoking or before.revoking_shares != after.revoking_shares
+
+
 def _answer(
     step: Step,
     member: Member,
     request: ConsumerGroupHeartbeatRequest,
     owned: Assignment | None,
+    owned_shares: Shares,
     before: Member | None,
     *,
     anew: bool,
@@ -340,7 +357,8 @@ def _answer(
         or before is None
         or request.member_epoch != member.epoch
         or not same(before.assigned, member.assigned)
-        or (owned is not None and not same(owned, member.assigned))
+        or before.shares != member.shares
+        or (owned is not None and not (same(owned, member.assigned) and owned_shares == member.shares))
     )
     response = ConsumerGroupHeartbeatResponse(
         member_id=member.member_id,
@@ -351,8 +369,8 @@ def _answer(
     if tell:
         told = step.group.told.get(member.member_id, AssignmentMetadata())
         response.assignment = AssignmentMessage(
-            topic_partitions=_message(member.assigned),
-            pending_topic_partitions=_message(pending(step.group, member)),
+            topic_partitions=_message(member.assigned, member.shares),
+            pending_topic_partitions=_message(*pending_parts(step.group, member)),
             error=told.error,
             metadata_version=told.version,
             metadata_bytes=told.metadata,
@@ -369,8 +387,12 @@ def _asked(step: Step, member: Member) -> bool:
     return True
 
 
-def _message(partitions: Assignment) -> list[TopicPartitions]:
-    return [TopicPartitions(topic_id=topic_id, partitions=list(numbers)) for topic_id, numbers in partitions]
+def _message(partitions: Assignment, shares: Shares) -> list[TopicPartitions]:
+    ranges = dict(shares)
+    return [
+        TopicPartitions(topic_id=topic_id, partitions=list(numbers), key_ranges=key_ranges(topic_id, numbers, ranges))
+        for topic_id, numbers in partitions
+    ]
 
 
 def leaver(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller) -> Member:
@@ -393,6 +415,8 @@ def leaver(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller) -
 
 def leave_for_a_while(step: Step, member: Member) -> None:
     """A static member leaves temporarily: it keeps its assignment until its session ends."""
-    step.put_last(replace(member, epoch=LEFT_FOR_A_WHILE, state=MemberState.STABLE, revoking=NOTHING))
+    step.put_last(
+        replace(member, epoch=LEFT_FOR_A_WHILE, state=MemberState.STABLE, revoking=NOTHING, revoking_shares=NO_SHARES)
+    )
     step.stop_expecting("rebalance", member.member_id)
     step.keep_session(member)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.consumer.group import (
     LEFT_FOR_A_WHILE,
-    Assignment,
     ConsumerGroup,
     Member,
     current_record,
@@ -19,6 +18,8 @@ from anabranch.machines.groups.consumer.group import (
     target_epoch_record,
     target_record,
 )
+from anabranch.machines.groups.consumer.shares import NO_SHARES
+from anabranch.machines.groups.consumer.sharing import Planned
 from anabranch.machines.groups.consumer.target import (
     AssignorFailed,
     Computation,
@@ -187,19 +188,27 @@ class Step:
             name = server_assignor(
                 (member.described for member in group.members.values()), self.settings.consumer_assignors
             )
-            changes = self._planned(name)
+            changes, parts = self._planned(name)
             for member_id, target in changes.items():
-                self.put(target_record(self.group_id, member_id, target))
+                self.put(target_record(self.group_id, member_id, target, shares=parts.get(member_id, NO_SHARES)))
             for member_id in group.told.keys() - changes.keys():
-                self.put(target_record(self.group_id, member_id, group.target(member_id)))
+                shares = group.target_shares.get(member_id, NO_SHARES)
+                self.put(target_record(self.group_id, member_id, group.target(member_id), shares=shares))
         self.put(target_epoch_record(self.group_id, self.group.epoch))
 
-    def _planned(self, name: str) -> dict[str, Assignment]:
+    def _planned(self, name: str) -> Planned:
         """The targets that change; after a failure of the assignor, reported once, members keep what they may."""
         live, group = self.live, self.group
         failure: AssignorFailed | None = None
         try:
-            changes = live.targets.plan(name, self.settings.assignors, group, self.image, self.regexes)
+            changes = live.targets.plan(
+                name,
+                self.settings.assignors,
+                group,
+                self.image,
+                self.regexes,
+                self.configs.shares_max if self.settings.individual_commits else 0,
+            )
         except Exception as error:  # A plug-in's or ours: no other group of the shard is concerned.
             changes = live.targets.kept(group, self.image, self.regexes)
             failure = AssignorFailed(self.group_id, name, error)

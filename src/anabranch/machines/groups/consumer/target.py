@@ -18,6 +18,14 @@ from uuid import UUID
 from anabranch.machines.groups.assignors.model import Subscriber
 from anabranch.machines.groups.assignors.registry import Assignors
 from anabranch.machines.groups.consumer.group import Assignment, Assignor, ConsumerGroup, Member, MemberMetadata
+from anabranch.machines.groups.consumer.shares import NO_SHARES, Shares
+from anabranch.machines.groups.consumer.sharing import (
+    Planned,
+    divided,
+    ordinary_targets,
+    planned,
+    shared_topics,
+)
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.regex import Regexes
 
@@ -32,24 +40,44 @@ class Targets:
         self._planner: Planner | None = None
         self._said: dict[str, MemberMetadata] = {}
         self._subscribers: dict[str, Subscriber] = {}
+        self._willing: set[str] = set()
+        """The members that take partitions in part."""
         self._image = -1
 
     def plan(
-        self, name: str, assignors: Assignors, group: ConsumerGroup, image: Image, regexes: Regexes
-    ) -> dict[str, Assignment]:
-        """The targets that change, by member, when the assignor `name` decides anew."""
+        self,
+        name: str,
+        assignors: Assignors,
+        group: ConsumerGroup,
+        image: Image,
+        regexes: Regexes,
+        shares_max: int = 0,
+    ) -> Planned:
+        """The targets that change, by member, when the assignor `name` decides anew.
+
+        `shares_max`: how many members share a partition at most; 0 where none may.
+        """
         from anabranch.machines.groups.assignors.planner import Planner
 
         planner, self._planner = self._planner or Planner(assignors.uninterrupted), None
         self._look_at(group, image, regexes)
-        changes = planner.plan(assignors.get(name), self._subscribers, image.by_name, group.targets)
-        self._planner = planner  # A planner that failed half-way is dropped.
-        return changes
+        shared = shared_topics(self._subscribers, self._willing, image) if shares_max and self._willing else []
+        if not shared and not group.target_shares:
+            changes = planner.plan(assignors.get(name), self._subscribers, image.by_name, group.targets)
+            self._planner = planner  # A planner that failed half-way is dropped.
+            return Planned(changes)
+        ordinary = ordinary_targets(group, shared)
+        topics = {topic: known for topic, known in image.by_name.items() if known not in shared}
+        changes = planner.plan(assignors.get(name), self._subscribers, topics, ordinary)
+        self._planner = planner
+        parts = divided(name, group, shared, self._subscribers, self._willing, shares_max)
+        return planned(group, image, {**ordinary, **changes}, parts, self._subscribers)
 
-    def kept(self, group: ConsumerGroup, image: Image, regexes: Regexes) -> dict[str, Assignment]:
+    def kept(self, group: ConsumerGroup, image: Image, regexes: Regexes) -> Planned:
         """The targets that change, by member, when every member keeps what it may: existing partitions, subscribed."""
         self._look_at(group, image, regexes)
         changes: dict[str, Assignment] = {}
+        shares: dict[str, Shares] = {}
         for member_id, subscriber in self._subscribers.items():
             target = tuple(
                 (topic_id, left)
@@ -58,15 +86,20 @@ class Targets:
                 and topic.name in subscriber.topics
                 and (left := _existing(topic, numbers))
             )
-            if target != group.targets.get(member_id):
+            existing = {(topic_id, number) for topic_id, numbers in target for number in numbers}
+            parts = group.target_shares.get(member_id, NO_SHARES)
+            left_parts = tuple(part for part in parts if part[0] in existing)
+            if target != group.targets.get(member_id) or left_parts != parts:
                 changes[member_id] = target
-        return changes
+                shares[member_id] = left_parts
+        return Planned(changes, shares)
 
     def _look_at(self, group: ConsumerGroup, image: Image, regexes: Regexes) -> None:
         """Update the subscribers of changed members; equal subscriptions are one set."""
         known, members, subscribers = self._said, group.members, self._subscribers
         for gone in known.keys() - members.keys():
             del known[gone], subscribers[gone]
+            self._willing.discard(gone)
         moved = image.version != self._image
         self._image = image.version
         sets: dict[tuple[int, str | None], frozenset[str]] = {}
@@ -75,6 +108,10 @@ class Targets:
             if known.get(member_id) is said and not (moved and said.regex is not None):
                 continue
             known[member_id] = said
+            if said.allow_key_share:
+                self._willing.add(member_id)
+            else:
+                self._willing.discard(member_id)
             topics = sets.get((id(said.topics), said.regex))
             if topics is None:
                 topics = sets[id(said.topics), said.regex] = subscription(said, image, regexes)
@@ -118,6 +155,7 @@ def metadata_hash(topics: Iterable[str], image: Image) -> int:
     """A number that changes when partitions of subscribed topics do; 0 for none. Equal on every run."""
     text = "\n".join(
         f"{name} {topic.topic_id} {_span(topic.partitions)} {_span(topic.retiring)}"
+        f"{' by ranges' if topic.accepts_ranges else ''}"
         for name in sorted(topics)
         if (topic := image.by_name.get(name)) is not None
     )
@@ -212,3 +250,7 @@ class Computation:
     """The instance ids of the static members at Prepare, by member id."""
     partitions: Mapping[UUID, frozenset[int]] = field(default_factory=dict)
     """The partitions at Prepare, by topic id."""
+    willing: frozenset[str] = frozenset()
+    """The members that take partitions in part, at Prepare."""
+    shares_max: Mapping[UUID, int] = field(default_factory=dict)
+    """How many members may share a partition, at Prepare, of topics that are shared at all."""

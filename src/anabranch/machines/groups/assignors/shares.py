@@ -1,0 +1,168 @@
+"""Shares: with more willing members than partitions, partitions take members and cut their interval (keyspace.md, 5).
+
+The assignment turns round, as the proposal says: every partition of a topic takes some of the members, and its keys are
+cut into as many ranges. `uniform` deals the partitions' places to the members in turn, `range` in consecutive runs.
+
+    5 members, 3 partitions      uniform: p0 M1 M4 | p1 M2 M5 | p2 M3      range: p0 M1 M2 | p1 M3 M4 | p2 M5
+
+The rules, for every list of partitions (live and retiring ones are two lists):
+- the ranges of a partition tile the key space; so every key has exactly one owner, also one that a foreign partitioner
+  has put into the partition. Cut points lie inside the partition's interval;
+- a member has one range, in one partition; the numbers of two partitions' sharers differ by one at most;
+- without a measured load the ranges of a partition are equally large;
+- `uniform` is sticky: a member stays in its partition while there is room, members keep the order of their ranges, and
+  one that comes is put where the others keep most. So a join or leave moves less than half of one partition's keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from anabranch.machines.key_ranges import NONE, WHOLE, Ranges, common, size
+from anabranch.machines.keyspace import Interval, cuts, cuts_by_load
+
+Held: TypeAlias = Mapping[int, Ranges]
+"""What a member has of one topic: by partition its keys."""
+Loads: TypeAlias = Callable[[int], Sequence[float]]
+"""By partition the load that was measured in equal parts of its interval, ascending; empty where none was."""
+
+
+class Shared(NamedTuple):
+    """A list of partitions to be shared."""
+
+    intervals: Mapping[int, Interval]
+    """The partitions, ascending, each with the interval that it holds now."""
+    members: Sequence[str]
+    """The members that take part, in the group's order."""
+    held: Mapping[str, Held]
+    """What members have in the present target."""
+    sharers_max: int
+    """How many members a partition has at most; further ones get nothing."""
+    loads: Loads = lambda _: ()
+
+
+Divided: TypeAlias = dict[str, dict[int, Ranges]]
+"""By member what it gets: a member without anything has no entry."""
+
+
+def divide_in_turn(shared: Shared) -> Divided:
+    """Share partitions as `uniform` does. There are at least as many members as partitions."""
+    partitions, held = list(shared.intervals), shared.held
+    members = _admitted(shared)
+    staying = {partition: _staying(shared, partition, members) for partition in partitions}
+    least, more = divmod(len(members), len(partitions))
+    # The places beyond an even number go to the partitions that have most members already.
+    by_size = sorted(partitions, key=lambda partition: -len(staying[partition]))
+    room = {partition: least + (number < more) for number, partition in enumerate(by_size)}
+    kept = {partition: staying[partition][: room[partition]] for partition in partitions}
+    placed = {member for sharers in kept.values() for member in sharers}
+    coming: dict[int, list[str]] = {partition: [] for partition in partitions}
+    for member in members:
+        if member not in placed:
+            taker = min(
+                (it for it in partitions if len(kept[it]) + len(coming[it]) < room[it]),
+                key=lambda it: len(kept[it]) + len(coming[it]),
+            )
+            coming[taker].append(member)
+    found: Divided = {}
+    for partition in partitions:
+        order = sorted(kept[partition], key=lambda member: held[member][partition][0].start)
+        for member in coming[partition]:
+            order.insert(_best_place(order, partition, held, shared.intervals[partition]), member)
+        _cut(shared, partition, order, found)
+    return found
+
+
+def divide_in_runs(shared: Shared) -> Divided:
+    """Share partitions as `range` does: in the order of the members, whatever they have."""
+    partitions = list(shared.intervals)
+    members = shared.members[: len(partitions) * shared.sharers_max]
+    least, more = divmod(len(members), len(partitions))
+    found: Divided = {}
+    begin = 0
+    for number, partition in enumerate(partitions):
+        end = begin + least + (number < more)
+        _cut(shared, partition, members[begin:end], found)
+        begin = end
+    return found
+
+
+def deal_whole(partitions: Sequence[int], members: Sequence[str], held: Mapping[str, Held]) -> Divided:
+    """Give partitions whole: to the members that have most of them, as evenly as can be, and in turn."""
+    found: Divided = {}
+    if not members:
+        return found
+    most = -(-len(partitions) // len(members))
+    left = []
+    for partition in partitions:
+        has = [member for member in members if held.get(member, {}).get(partition)]
+        owner = max(has, key=lambda member: size(held[member][partition]), default=None)
+        if owner is None or len(found.get(owner, ())) >= most:
+            left.append(partition)
+        else:
+            found.setdefault(owner, {})[partition] = WHOLE
+    for partition in left:
+        owner = min(members, key=lambda member: len(found.get(member, ())))
+        found.setdefault(owner, {})[partition] = WHOLE
+    return found
+
+
+def _admitted(shared: Shared) -> Sequence[str]:
+    """The members that take part: of too many those that have something already, then the first ones."""
+    most = len(shared.intervals) * shared.sharers_max
+    if len(shared.members) <= most:
+        return shared.members
+    has = {member for member in shared.members if any(map(shared.intervals.__contains__, shared.held.get(member, ())))}
+    chosen = set(sorted(shared.members, key=lambda member: member not in has)[:most])
+    return [member for member in shared.members if member in chosen]
+
+
+def _staying(shared: Shared, partition: int, members: Sequence[str]) -> list[str]:
+    """The members that may stay in a partition: those that have most of its interval come first.
+
+    A member that has keys of several partitions, as before there were so many members, stays in one.
+    """
+    inside = (shared.intervals[partition],)
+    has: dict[str, int] = {}
+    for member in members:
+        mine = shared.held.get(member, {})
+        ranges = mine.get(partition, NONE)
+        if ranges and _home(mine, shared) == partition:
+            has[member] = size(common(ranges, inside))
+    return sorted(has, key=lambda member: -has[member])
+
+
+def _home(mine: Held, shared: Shared) -> int:
+    """The partition of which a member has most; the first of several."""
+    inside = {
+        partition: size(common(ranges, (shared.intervals[partition],)))
+        for partition, ranges in mine.items()
+        if partition in shared.intervals
+    }
+    return max(inside, key=lambda partition: inside[partition])
+
+
+def _best_place(order: Sequence[str], partition: int, held: Mapping[str, Held], interval: Interval) -> int:
+    """Where a member is best put between others: they keep most of what they have then. The last of several."""
+    has = [held.get(member, {}).get(partition, NONE) for member in order]
+    if not any(has):
+        return len(order)
+    shares = cuts(interval, len(order) + 1)
+    before = [size(common(ranges, (share,))) for ranges, share in zip(has, shares, strict=False)]
+    behind = [size(common(ranges, (share,))) for ranges, share in zip(has, shares[1:], strict=False)]
+    kept = sum(behind)
+    best, most = 0, kept
+    for place in range(1, len(order) + 1):
+        kept += before[place - 1] - behind[place - 1]
+        if kept >= most:
+            best, most = place, kept
+    return best
+
+
+def _cut(shared: Shared, partition: int, sharers: Sequence[str], found: Divided) -> None:
+    """Cut a partition for its sharers, ascending in this order."""
+    interval = shared.intervals[partition]
+    ranges = cuts_by_load(interval, shared.loads(partition), len(sharers))
+    for member, share in zip(sharers, ranges, strict=True):
+        found.setdefault(member, {})[partition] = (share,)

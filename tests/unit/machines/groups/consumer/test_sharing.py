@@ -1,0 +1,386 @@
+"""Groups whose members share partitions: hand-over by key, fencing, commits, fail-over, mixed and classic members."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from anabranch.base.errors import ErrorCode
+from anabranch.machines.groups.consumer.group import MemberState
+from anabranch.machines.groups.records import decode_record
+from anabranch.machines.groups.settings import GroupSettings
+from anabranch.machines.key_ranges import NONE, WHOLE, common, size
+from anabranch.machines.keyspace import SPACE_END, Interval
+from anabranch.protocol.messages.consumer_group_heartbeat import KeyRange, PartitionKeyRanges
+from tests.support.groups import GROUP, GroupWorld, topic_id, topics
+from tests.support.sharing import Sharer, SharingWorld, shared_topics
+
+HALF = (SPACE_END + 1) // 2
+LOWER, UPPER = (Interval(0, HALF - 1),), (Interval(HALF, SPACE_END),)
+FOO = topic_id("foo")
+
+
+def two() -> SharingWorld:
+    world = SharingWorld()
+    world.enter("A", "B")
+    return world
+
+
+def test_a_second_member_gets_half_of_the_only_partition_when_the_first_has_revoked_it() -> None:
+    world = SharingWorld()
+    world.enter("A")
+    assert world.owners() == {0: {"A": WHOLE}}
+    world.members["B"] = Sharer(world, "B")
+    a, b = world.members["A"], world.members["B"]
+    b.beat()
+    assert b.told == {}, "B waits for the half that A has"
+    a.beat()
+    assert a.told == {(FOO, 0): LOWER}
+    b.beat()
+    assert b.told == {}, "A was told, and has not acknowledged"
+    a.beat()
+    b.beat()
+    assert b.told == {}, "A still reports the whole partition"
+    a.follow()
+    a.beat()
+    b.beat()
+    assert b.told == {(FOO, 0): UPPER}
+    assert world.group.members["A"].state is MemberState.STABLE
+    world.settle()
+
+
+def test_a_member_is_told_which_keys_it_waits_for() -> None:
+    world = SharingWorld()
+    world.enter("A")
+    joins = world.beat_owning("B", 0, [], rebalance_timeout_ms=60_000, topics=["foo"], allow_key_share=True)
+    assert joins.assignment is not None
+    (pending,) = joins.assignment.pending_topic_partitions
+    assert (list(pending.partitions), pending.key_ranges) == (
+        [0],
+        [PartitionKeyRanges(partition=0, ranges=[KeyRange(start=HALF, end=SPACE_END)])],
+    )
+
+
+def test_who_goes_frees_its_keys_and_the_others_keep_theirs() -> None:
+    world = two()
+    world.enter("C", "D")
+    before = world.owners()[0]
+    world.leave_group("D")
+    world.settle()
+    after = world.owners()[0]
+    assert set(after) == {"A", "B", "C"}
+    assert all(common(after[name], before[name]) for name in after)
+    world.kill("A")
+    world.settle()
+    assert set(world.owners()[0]) == {"B", "C"}
+    world.kill("B")
+    world.settle()
+    assert world.owners() == {0: {"C": WHOLE}}
+    assert not world.group.sharers and not world.group.target_shares
+
+
+def test_with_as_many_partitions_as_members_nothing_is_cut() -> None:
+    world = SharingWorld(shared_topics(foo=3))
+    world.enter("A", "B", "C")
+    assert all(ranges == WHOLE for owners in world.owners().values() for ranges in owners.values())
+    world.enter("D")
+    assert sorted(len(owners) for owners in world.owners().values()) == [1, 1, 2]
+    world.leave_group("D")
+    world.settle()
+    assert sorted(len(owners) for owners in world.owners().values()) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("which", ["topic", "broker", "member", "most"])
+def test_each_switch_keeps_partitions_whole(which: str) -> None:
+    settings = GroupSettings(individual_commits=which != "broker", consumer_shares_max=1 if which == "most" else 16)
+    world = SharingWorld(topics(foo=1) if which == "topic" else shared_topics(foo=1), settings=settings)
+    world.enter("A", "B", willing=which != "member")
+    assert world.owners() == {0: {"A": WHOLE}}
+
+
+def test_a_topic_that_is_switched_on_and_off_is_shared_and_whole_again() -> None:
+    world = SharingWorld(topics(1, foo=1))
+    world.enter("A", "B")
+    assert world.owners() == {0: {"A": WHOLE}}
+    world.set_topics(shared_topics(2, foo=1))
+    world.settle()
+    assert world.owners() == {0: {"A": LOWER, "B": UPPER}}
+    world.set_topics(topics(3, foo=1))
+    world.settle()
+    assert list(world.owners()[0].values()) == [WHOLE]
+
+
+def test_who_does_not_allow_it_gets_whole_partitions_among_sharers() -> None:
+    world = SharingWorld(shared_topics(foo=3))
+    world.enter("A", "B", "C", "D")
+    world.enter("X", "Y", willing=False)
+    owners = world.owners()
+    wholes = [set(held) for held in owners.values() if set(held) & {"X", "Y"}]
+    assert wholes in ([{"X"}], [{"Y"}]), "one of three partitions is due to two of six members"
+    assert sum(len(held) for held in owners.values()) == 5
+
+
+def test_a_member_that_withdraws_its_consent_gives_up_its_part() -> None:
+    world = two()
+    world.members["B"].willing = False
+    world.members["B"].beat(full=True)
+    world.members["B"].follow()
+    world.settle()
+    assert [set(held) for held in world.owners().values()] == [{"A"}]
+
+
+def test_another_instance_that_takes_over_for_a_static_member_keeps_its_keys() -> None:
+    world = SharingWorld()
+    world.enter("A")
+    said = {"rebalance_timeout_ms": 60_000, "topics": ["foo"], "allow_key_share": True, "instance_id": "i"}
+    world.beat_owning("S", 0, [], **said)
+    a = world.members["A"]
+    for _ in range(3):
+        a.beat()
+        a.follow()
+    assert world.beat_owning("S", world.group.members["S"].epoch, [], instance_id="i").error_code == 0
+    before = world.group.members["S"].shares
+    assert before
+    world.beat_owning("S", -2, [], instance_id="i")
+    answer = world.beat_owning("S2", 0, [], **said)
+    assert answer.error_code == ErrorCode.NONE and answer.assignment is not None
+    assert answer.assignment.topic_partitions[0].key_ranges[0].ranges
+    assert world.group.members["S2"].shares == before
+    world.check()
+
+
+# -- reports -----------------------------------------------------------------------------------------------------------
+
+
+def test_ranges_that_cannot_be_are_refused() -> None:
+    world = two()
+    a = world.members["A"]
+    for start, end in ((5, 4), (-1, 4)):
+        wrong = [PartitionKeyRanges(partition=0, ranges=[KeyRange(start=start, end=end)])]
+        answer = world.beat_owning("A", a.epoch, [replace_ranges(wrong)])
+        assert answer.error_code == ErrorCode.INVALID_REQUEST and "keys" in (answer.error_message or "")
+    twice = [PartitionKeyRanges(partition=0, ranges=[KeyRange(start=0, end=4), KeyRange(start=4, end=9)])]
+    assert world.beat_owning("A", a.epoch, [replace_ranges(twice)]).error_code == ErrorCode.INVALID_REQUEST
+    assert world.owners() == {0: {"A": LOWER, "B": UPPER}}
+
+
+def replace_ranges(ranges: list[PartitionKeyRanges]) -> object:
+    from anabranch.protocol.messages.consumer_group_heartbeat import TopicPartitions
+
+    return TopicPartitions(topic_id=FOO, partitions=[0], key_ranges=ranges)
+
+
+def test_a_zombie_of_the_epoch_before_that_reports_more_than_it_has_is_fenced() -> None:
+    """The answer that moved it on took keys from it: what it reports is of before, and cannot count as let go."""
+    world = SharingWorld()
+    world.enter("A")
+    a = world.members["A"]
+    stale = Sharer(world, "A", joined=True, epoch=a.epoch, owned=dict(a.owned))
+    world.members["B"] = Sharer(world, "B")
+    world.settle()
+    assert stale.beat() is not None
+    assert not stale.joined, "fenced"
+    assert world.owners() == {0: {"A": LOWER, "B": UPPER}}
+
+
+def test_the_answer_that_moved_a_member_on_may_be_lost() -> None:
+    world = two()
+    world.members["C"] = Sharer(world, "C")
+    for _ in range(6):
+        for member in world.members.values():
+            member.beat(lose_answer=True)
+            member.beat()
+            world.check_owners()
+            member.follow()
+            world.check_owners()
+    world.settle()
+    assert len(world.owners()[0]) == 3
+
+
+# -- commits -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_member_commits_its_own_keys_and_no_others() -> None:
+    world = two()
+    a, b = world.members["A"], world.members["B"]
+    assert a.commit(50) == [ErrorCode.NONE]
+    assert b.commit(70, {(FOO, 0): LOWER}) == [ErrorCode.STALE_MEMBER_EPOCH]
+    assert b.commit(70, {(FOO, 0): WHOLE}) == [ErrorCode.STALE_MEMBER_EPOCH]
+    assert b.commit(70) == [ErrorCode.NONE]
+    position = world.coordinator.offsets.current(GROUP, "foo", 0)
+    assert position is not None and position.offset == 50
+    assert position.frontier is not None and position.frontier.offsets == (50, 70)
+
+
+def test_a_member_that_revokes_keys_commits_them_until_it_acknowledges() -> None:
+    world = SharingWorld()
+    world.enter("A")
+    a = world.members["A"]
+    world.members["B"] = b = Sharer(world, "B")
+    b.beat()
+    a.beat()
+    assert a.commit(40) == [ErrorCode.NONE], "what it is revoking, it may commit"
+    upper = {(FOO, 0): UPPER}
+    a.follow()
+    a.beat()
+    assert a.commit(60, upper) == [ErrorCode.STALE_MEMBER_EPOCH], "what it has let go of, it may not"
+    b.beat()
+    b.follow()
+    assert a.commit(60, upper) == [ErrorCode.STALE_MEMBER_EPOCH]
+    assert b.commit(45) == [ErrorCode.NONE]
+    position = world.coordinator.offsets.current(GROUP, "foo", 0)
+    assert position is not None and position.frontier is not None
+    assert position.frontier.offsets == (40, 45)
+
+
+def plain(world: SharingWorld, member: str, epoch: int, offset: int) -> tuple[int, int]:
+    """A commit that names no ranges: its error, and the group's stable offset then."""
+    from anabranch.machines.groups.caller import Caller
+    from anabranch.protocol.messages.offset_commit import (
+        OffsetCommitRequest,
+        OffsetCommitRequestPartition,
+        OffsetCommitRequestTopic,
+    )
+
+    part = OffsetCommitRequestPartition(partition_index=0, committed_offset=offset, committed_metadata="")
+    request = OffsetCommitRequest(
+        group_id=GROUP,
+        generation_id_or_member_epoch=epoch,
+        member_id=member,
+        topics=[OffsetCommitRequestTopic(topic_id=FOO, name="foo", partitions=[part])],
+    )
+    answer = world.submit(lambda machine: machine.offset_commit(request, Caller("c", "/h", 10), world.now_ms))
+    position = world.coordinator.offsets.current(GROUP, "foo", 0)
+    return answer.topics[0].partitions[0].error_code, -1 if position is None else position.offset
+
+
+def test_a_plain_commit_of_a_sharer_counts_for_its_own_keys() -> None:
+    world = two()
+    a, b = world.members["A"], world.members["B"]
+    assert plain(world, "A", a.epoch, 90) == (ErrorCode.NONE, 0), "B has committed nothing"
+    assert plain(world, "B", b.epoch, 30) == (ErrorCode.NONE, 30)
+    position = world.coordinator.offsets.current(GROUP, "foo", 0)
+    assert position is not None and position.frontier is not None and position.frontier.offsets == (90, 30)
+
+
+def test_a_plain_commit_of_a_member_without_keys_of_a_shared_partition_is_refused() -> None:
+    world = SharingWorld(shared_topics(foo=1), settings=GroupSettings(consumer_shares_max=2))
+    world.enter("A", "B", "C")
+    assert "C" not in world.owners()[0]
+    assert plain(world, "C", world.members["C"].epoch, 90) == (ErrorCode.STALE_MEMBER_EPOCH, -1)
+
+
+def test_a_commit_by_no_member_sets_all_keys() -> None:
+    world = two()
+    world.members["A"].commit(50)
+    world.leave_group("A")
+    world.leave_group("B")
+    assert plain(world, "", -1, 20) == (ErrorCode.NONE, 20)
+
+
+# -- fail-over, description, records -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_coordinator_that_takes_over_knows_who_has_which_keys(compact: bool) -> None:
+    world = two()
+    world.members["C"] = Sharer(world, "C")
+    world.members["C"].beat()
+    world.members["A"].beat()
+    before = world.group
+    world.reload(compact=compact)
+    assert world.group == before
+    world.settle()
+    assert len(world.owners()[0]) == 3
+
+
+def test_a_group_that_does_not_share_writes_records_as_before() -> None:
+    """Byte for byte what the records were before there were shares: no tagged field is written."""
+    ours, stock = SharingWorld(shared_topics(foo=2)), GroupWorld(topics(foo=2))
+    ours.enter("A", "B", willing=False)
+    for member in ("A", "B"):
+        stock.join(member)
+    for world in (ours, stock):
+        for key, value, _ in world.log:
+            if value is not None:
+                record = decode_record(key, value)
+                assert record is not None
+                for name in ("shares", "assigned_shares", "shares_pending_revocation", "allow_key_share"):
+                    assert not getattr(record.value, name, None)
+    lengths = {len(value) for key, value, _ in stock.log if value and key[1] in (5, 7)}
+    assert lengths == {len(value) for key, value, _ in ours.log if value and key[1] in (5, 7)}
+
+
+def test_a_description_tells_the_keys_of_each_member() -> None:
+    world = two()
+    described = world.coordinator.describe_consumer_group(GROUP, world.now_ms)
+    told = {
+        member.member_id: [(it.start, it.end) for it in member.assignment.topic_partitions[0].key_ranges[0].ranges]
+        for member in described.members
+    }
+    assert told == {"A": [(0, HALF - 1)], "B": [(HALF, SPACE_END)]}
+    assert described.members[0].target_assignment == described.members[0].assignment
+
+
+# -- resizes -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_resize_spreads_the_sharers_and_a_shrink_brings_them_together() -> None:
+    world = SharingWorld(shared_topics(1, foo=1))
+    world.enter(*"ABCD")
+    world.set_topics(shared_topics(2, foo=2))
+    world.settle()
+    assert [len(held) for held in world.owners().values()] == [2, 2]
+    one = world.image.by_name["foo"]
+    image = replace(world.image, version=3, by_name={"foo": replace(one, partitions=(0,), retiring=(1,))})
+    world.set_topics(image)
+    world.settle()
+    owners = world.owners()
+    assert set(owners) == {0, 1} and sum(map(len, owners.values())) >= 5, "the retiring one is shared by itself"
+
+
+# -- stories -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_key_has_two_owners_through_joins_leaves_kills_resizes_lost_answers_and_fail_overs(seed: int) -> None:
+    chance = random.Random(seed)
+    world = SharingWorld(shared_topics(1, foo=chance.randint(1, 3), bar=chance.randint(1, 2)))
+    counter = 0
+    for _ in range(80):
+        match chance.choice(("join", "join", "leave", "kill", "resize", "reload", "off", *(["beat"] * 12))):
+            case "join" if len(world.members) < 9:
+                counter += 1
+                topics_ = chance.choice((("foo",), ("foo", "bar")))
+                willing = chance.random() < 0.8
+                world.members[f"m{counter}"] = Sharer(world, f"m{counter}", willing, topics_)
+            case "leave" if len(world.members) > 1:
+                name = chance.choice(sorted(world.members))
+                if world.members[name].joined and world.knows(world.members[name]):
+                    world.leave_group(name)
+            case "kill" if len(world.members) > 2:
+                world.kill(chance.choice(sorted(world.members)))
+            case "resize":
+                counts = {"foo": chance.randint(1, 4), "bar": chance.randint(1, 3)}
+                world.set_topics(shared_topics(world.image.version + 1, **counts))
+            case "off":
+                made = topics(world.image.version + 1, **{n: len(t.partitions) for n, t in world.image.by_name.items()})
+                world.set_topics(made)
+            case "reload":
+                world.reload(compact=chance.random() < 0.5)
+            case _:
+                for member in world.members.values():
+                    if chance.random() < 0.7:
+                        member.beat(lose_answer=chance.random() < 0.3)
+                        world.check_owners()
+                    if chance.random() < 0.7:
+                        member.follow()
+                    if member.joined and member.owned and chance.random() < 0.4:
+                        member.commit(chance.randint(0, 10**6))
+        world.check_owners()
+    world.set_topics(shared_topics(world.image.version + 1, foo=2, bar=1))
+    world.settle(rounds=30)
+    sizes = [size(ranges) for held in world.owners().values() for ranges in held.values()]
+    assert NONE not in sizes
