@@ -85,7 +85,10 @@ def _heard(
 
 
 def _end_tenures(keeper: Gatekeeper, group_id: str, topic_id: UUID) -> None:
-    """Take no owner for one that reads from the end, however long it commits nothing."""
-    tenures = keeper.of(group_id).standing.tenures
-    for at in [at for at in tenures if at[0] == topic_id]:
-        del tenures[at]
+    """Take no owner for one that reads from the end, however long it commits nothing: gates that opened so close."""
+    gates = keeper.of(group_id)
+    ended = [at for at in gates.standing.tenures if at[0] == topic_id]
+    for at in ended:
+        del gates.standing.tenures[at]
+    if ended:
+        gates.outdate([topic_id])

@@ -133,6 +133,27 @@ def test_an_owner_that_asked_for_the_earliest_offset_is_never_taken_for_one_that
     assert world.coordinator.starts.reads_from_beginning(GROUP, FOO)
 
 
+def test_a_gate_that_opened_because_an_owner_seemed_to_read_from_the_end_closes_when_it_asks() -> None:
+    """Its time was over, and its question came before the heartbeat that would have given it the partition behind."""
+    topic = Topic(2)
+    topic.ends = {0: 5, 1: 5}
+    topic.resize(4)
+    topic.ends = {0: 6, 1: 6, 2: 7, 3: 7}
+    world = Asking(topic.image())
+    epoch = settle(world, "A", world.join("A").member_epoch)
+    for _ in range(2):
+        world.advance(20_000)
+        world.beat("A", epoch)
+    world.advance(10_000)
+    world.commit("A", epoch, 1, 3)
+    world.beat("A", epoch)
+    assert assigned(world) == "foo-0 foo-1"
+    world.advance(TIMEOUT_MS // 3)
+    heard(world, {0: EARLIEST})
+    settle(world, "A", epoch)
+    assert assigned(world) == "foo-0 foo-1"
+
+
 def test_nothing_is_written_where_nothing_waits() -> None:
     topic = grown()
     topic.starts[0] = 5

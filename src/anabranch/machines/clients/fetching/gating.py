@@ -7,7 +7,8 @@ Without a group, records count as read when the application asks for the next on
 So are the keys outside of a share: gates are those of the share's keys alone (keyspace.md, section 4).
 
 A gate whose segment has committed records was open once, and is not closed again; records below the log start do not
-count, since a member that finds them deleted begins behind them, and commits that. A gate that opens by time counts
+count, since a member that finds them deleted begins behind them, and commits that; nor do records below the place where
+this member's reset made it begin. A gate that opens by time counts
 what it waits on as read up to the offset it needs, and no further: a later gate waits again. What such a gate waits on
 is still needed: as soon as that position moves, the coordinator takes its word back, and the gate is closed.
 """
@@ -104,7 +105,7 @@ def _limit(topic: Topic, gates: Gates, number: int) -> int | None:
         found = [at for keys in partition.share if (at := gates.limit(number, keys)) is not None]
         return min(found, default=None)
     limit = gates.limit(number)
-    if limit is None or not partition.committed or partition.committed <= partition.log_start:
+    if limit is None or not partition.committed or partition.committed <= max(partition.log_start, partition.reset_at):
         return limit
     assert topic.view is not None
     return _begun(topic.view.lineage, number, partition.committed, limit)

@@ -143,6 +143,8 @@ def take_found(
         error, offset = results.get(tp, (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1))
         if error is ErrorCode.NONE and offset >= 0:
             partition.stand(offset)
+            if partition.committed is None:
+                partition.reset_at = offset
             partition.failures = 0
             state.milestone = True
         elif error is ErrorCode.NONE:

@@ -57,6 +57,8 @@ class Partition:
     """The group's progress as told by the coordinator: what follows the committed offset without a record counts."""
     start: int | None = None
     """The first position: it counts as read up to here while nothing is committed."""
+    reset_at: int = 0
+    """Where a lookup made it begin, as nothing was committed."""
     handed_end: int = 0
     """The offset after the last record handed out."""
     flushed: int = 0

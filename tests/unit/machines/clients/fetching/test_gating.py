@@ -153,6 +153,22 @@ def test_a_gate_with_committed_records_behind_it_is_not_closed_again() -> None:
     assert 1 not in spans(fetcher)
 
 
+def test_a_gate_behind_which_the_reset_put_the_member_stays_closed_though_it_commits_that() -> None:
+    """A group that reads from the end got what followed before what was left to read in a partition made later."""
+    fetcher = Fetcher(FetcherSettings())
+    fetcher.grant([(P0, None), (P1, None)])
+    fetcher.topic_known(view(GREW), 0)
+    fetcher.begin(P0, offset=4)
+    fetcher.begin(P1)
+    (lookup,) = fetcher.drain(0).lookups
+    fetcher.found(lookup.request_id, {P1: (ErrorCode.NONE, 20)}, 0)
+    fetcher._state.partition(P1).held.append(Fetched(memoryview(b"x"), 30))
+    fetcher.committed(P1, 20)
+    assert 1 not in spans(fetcher) and fetcher.needs() == {P0: 10}
+    fetcher.committed(P1, 21)
+    assert spans(fetcher)[1] == (20, 30), "a record behind the gate was read"
+
+
 def test_a_gate_behind_which_only_deleted_records_are_committed_stays_closed() -> None:
     """A member that finds the first records deleted begins behind them, and commits that."""
     fetcher = member(GREW, p0=4, p1=3)
