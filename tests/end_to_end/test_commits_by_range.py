@@ -298,8 +298,8 @@ def test_an_administrator_sees_shares_ranges_and_gaps(broker: BrokerProcess) -> 
             [[43, 44], [48, 49], [51, 59]],
         )
         assert row["shares"] == [
-            {"start": 0, "end": MIDDLE - 1, "offset": 43},
-            {"start": MIDDLE, "end": END, "offset": 100},
+            {"start": 0, "end": MIDDLE - 1, "offset": 43, "owner": None},
+            {"start": MIDDLE, "end": END, "offset": 100, "owner": None},
         ]
         with Admin(broker.address) as admin:
             found = admin.list_group_offsets("g")[TopicPartition("t", 0)]

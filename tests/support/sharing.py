@@ -120,12 +120,13 @@ class Sharer:
         self.joined, self.epoch = True, answer.member_epoch
         if answer.assignment is not None:
             self.told = owned_in(answer.assignment.topic_partitions)
+            for at, ranges in self.told.items():
+                is_new = without(ranges, self.owned.get(at, NONE))
+                assert self.willing or ranges == WHOLE or not is_new, "who does not allow it is given no part"
             # What is new it owns at once, so that no report of later lacks it; what is gone it owns until it follows.
             self.owned = {
                 at: union(self.owned.get(at, NONE), self.told.get(at, NONE)) for at in {*self.owned, *self.told}
             }
-            if not self.willing:
-                assert all(ranges == WHOLE for ranges in self.told.values()), "who does not allow it is given no part"
         return answer
 
     def follow(self) -> None:

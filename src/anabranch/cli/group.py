@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from anabranch.client import GroupDescription, MemberDescription, OffsetAndMetadata
     from anabranch.client.sync import Admin
+    from anabranch.machines.key_ranges import Ranges
 
 app = typer.Typer(
     no_args_is_help=True, help="List, describe and delete groups, reset their offsets, validate patterns."
@@ -110,7 +111,7 @@ def _of_types(admin: Admin, groups: list[str], types: list[str]) -> list[str]:
 def _offsets(admin: Admin, name: str, group: GroupDescription) -> list[dict[str, Any]]:
     """Describe every partition that is assigned to a member or has a committed offset, in order."""
     committed = admin.list_group_offsets(name)
-    owners = {tp: member for member in group.members for tp in member.assigned}
+    owners = _owners(group)
     targets = {tp: member for member in group.members for tp in member.target}
     partitions = sorted({*committed, *owners, *targets})
     existing = _existing(admin, partitions)
@@ -122,7 +123,7 @@ def _offsets(admin: Admin, name: str, group: GroupDescription) -> list[dict[str,
         end = ends[tp].offset if tp in ends else None
         start = starts[tp].offset if tp in starts else None
         lag = None if offset is None or end is None else max(0, end - offset)
-        owner, target = owners.get(tp), targets.get(tp)
+        sharers, target = owners.get(tp, []), targets.get(tp)
         rows.append(
             {
                 "topic": tp.topic,
@@ -131,14 +132,35 @@ def _offsets(admin: Admin, name: str, group: GroupDescription) -> list[dict[str,
                 "log_start": start,
                 "log_end": end,
                 "lag": lag,
-                "shares": [{"start": start, "end": end, "offset": at} for start, end, at in _of(committed, tp).shares],
+                "shares": [
+                    {"start": start, "end": end, "offset": at, "owner": _owner_of(sharers, tp, start)}
+                    for start, end, at in _of(committed, tp).shares
+                ],
                 "ranges": [list(bounds) for bounds in _of(committed, tp).ranges],
                 "gaps": [list(bounds) for bounds in gaps(offset or 0, _of(committed, tp).ranges)],
-                "owner": None if owner is None else owner.member_id,
+                "owner": sharers[0].member_id if sharers else None,
+                "owners": [member.member_id for member in sharers],
                 "target": None if target is None else target.member_id,
             }
         )
     return rows
+
+
+def _owners(group: GroupDescription) -> dict[TopicPartition, list[MemberDescription]]:
+    """The members that own each partition; of a shared one those with the first keys come first."""
+    owners: dict[TopicPartition, list[MemberDescription]] = {}
+    for member in group.members:
+        for tp in member.assigned:
+            owners.setdefault(tp, []).append(member)
+    return {tp: sorted(members, key=lambda member: member.keys(tp)) for tp, members in owners.items()}
+
+
+def _owner_of(sharers: Iterable[MemberDescription], tp: TopicPartition, key: int) -> str | None:
+    """The member that owns a place of the key space in a partition."""
+    for member in sharers:
+        if any(it.start <= key <= it.end for it in member.keys(tp)):
+            return member.member_id
+    return None
 
 
 def _of(committed: Mapping[TopicPartition, OffsetAndMetadata], tp: TopicPartition) -> OffsetAndMetadata:
@@ -175,6 +197,11 @@ def _document(group: GroupDescription, offsets: list[dict[str, Any]]) -> dict[st
                 "target": sorted(member.target),
                 "pending": sorted(member.pending),
                 "revoking": sorted(member.revoking),
+                "key_ranges": [
+                    {"topic": tp.topic, "partition": tp.partition, "start": it.start, "end": it.end}
+                    for tp, ranges in sorted(member.key_ranges.items())
+                    for it in ranges
+                ],
             }
             for member in group.members
         ],
@@ -203,7 +230,13 @@ def _document(group: GroupDescription, offsets: list[dict[str, Any]]) -> dict[st
 def _print_progress(offsets: list[dict[str, Any]], names: Mapping[str, str]) -> None:
     """Print how far each range of keys is, and what is missing below work that was finished out of turn."""
     shares = [
-        (row["topic"], row["partition"], _percent(it["start"], it["end"]), it["offset"], names.get(row["owner"], ""))
+        (
+            row["topic"],
+            row["partition"],
+            _percent(it["start"], it["end"]),
+            it["offset"],
+            names.get(it.get("owner", row["owner"]), ""),
+        )
         for row in offsets
         for it in row.get("shares", ())
     ]
@@ -249,7 +282,7 @@ def _print(group: GroupDescription, offsets: list[dict[str, Any]]) -> None:
         table = [
             (
                 *(row["topic"], row["partition"], row["committed"], row["log_end"], row["lag"]),
-                names.get(row["owner"], ""),
+                ", ".join(names.get(owner, "") for owner in row.get("owners", [row["owner"]])),
             )
             for row in offsets
         ]
@@ -288,16 +321,25 @@ def _row(member: MemberDescription) -> tuple[object, ...]:
     epoch = "" if member.epoch < 0 else member.epoch
     subscribed = f"/{member.pattern}/" if member.pattern else ", ".join(member.topics)
     client = f"{member.client_id} {member.client_host}"
-    assignments = (member.assigned, member.target, member.pending, member.revoking)
-    return (_name(member), client, epoch, subscribed, *(_brief(partitions) for partitions in assignments))
+    assignments: tuple[tuple[Iterable[TopicPartition], Mapping[TopicPartition, Ranges]], ...] = (
+        (member.assigned, member.key_ranges),
+        (member.target, member.target_key_ranges),
+        (member.pending, {}),
+        (member.revoking, {}),
+    )
+    return (_name(member), client, epoch, subscribed, *(_brief(*assignment) for assignment in assignments))
 
 
-def _brief(partitions: Iterable[TopicPartition]) -> str:
-    """Write partitions as `flights 0-2,5`."""
+def _brief(partitions: Iterable[TopicPartition], keys: Mapping[TopicPartition, Ranges]) -> str:
+    """Write partitions as `flights 0-2,5`, and those that are shared as `flights 6 (0.0-50.0 %)`."""
     topics: dict[str, list[int]] = {}
-    for tp in sorted(partitions):
+    for tp in sorted(set(partitions) - keys.keys()):
         topics.setdefault(tp.topic, []).append(tp.partition)
-    return "  ".join(f"{topic} {_ranges(numbers)}" for topic, numbers in topics.items())
+    parts = (
+        f"{tp.topic} {tp.partition} ({', '.join(_percent(it.start, it.end) for it in ranges)})"
+        for tp, ranges in sorted(keys.items())
+    )
+    return "  ".join((*(f"{topic} {_ranges(numbers)}" for topic, numbers in topics.items()), *parts))
 
 
 def _ranges(numbers: list[int]) -> str:

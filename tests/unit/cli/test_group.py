@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from anabranch.base.errors import AnabranchError
 from anabranch.base.ids import TopicPartition
-from anabranch.cli.group import _document, _of_types, _print, _split
+from anabranch.cli.group import _document, _of_types, _owner_of, _owners, _print, _split
 from anabranch.client import GroupDescription, MemberDescription, WaitedOn, WaitingPartition
 from anabranch.client.admin.groups import GroupListing
+from anabranch.machines.keyspace import SPACE_END, Interval
 
 
 def partitions(*numbers: int) -> frozenset[TopicPartition]:
@@ -55,6 +57,29 @@ def test_members_are_shown_with_what_they_subscribe_to_and_what_they_revoke(
         "flights  9",
         "",
     ]
+
+
+def test_the_keys_of_shared_partitions_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    tp = TopicPartition("flights", 0)
+    half = (SPACE_END + 1) // 2
+    lower, upper = (Interval(0, half - 1),), (Interval(half, SPACE_END),)
+    first = replace(member("m1", partitions(0, 1), partitions(0, 1)), target_key_ranges={tp: lower})
+    second = replace(member("m2", partitions(0), partitions(0)), key_ranges={tp: upper}, target_key_ranges={tp: upper})
+    assert (first.pending, first.revoking) == (frozenset(), partitions(0)), "it has all keys, and is to have half"
+    assert (second.pending, second.revoking) == (frozenset(), frozenset())
+    third = replace(second, key_ranges={tp: lower})
+    assert (third.pending, third.revoking) == (partitions(0), partitions(0))
+    group = GroupDescription("billing", "consumer", "Reconciling", "uniform", 8, 8, (second,), "localhost:9092")
+    _print(group, [])
+    shown = capsys.readouterr().out.splitlines()[4]
+    assert "flights 0 (50.0-100.0 %)  flights 0 (50.0-100.0 %)" in shown
+    assert _document(group, [])["members"][0]["key_ranges"] == [
+        {"topic": "flights", "partition": 0, "start": half, "end": SPACE_END}
+    ]
+    sharers = _owners(replace(group, members=(second, replace(third, member_id="m3"))))[tp]
+    assert [it.member_id for it in sharers] == ["m3", "m2"]
+    assert [_owner_of(sharers, tp, key) for key in (0, half - 1, half)] == ["m3", "m3", "m2"]
+    assert _owner_of(sharers[:1], tp, half) is None
 
 
 def test_work_finished_out_of_turn_is_shown_with_what_is_missing_below_and_whose_it_is(

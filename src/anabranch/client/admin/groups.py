@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from anabranch.base.errors import ApiError, DecodeError, ErrorCode
@@ -15,6 +15,8 @@ from anabranch.client.cluster.coordinator import Coordinator
 from anabranch.client.cluster.metadata import Cluster
 from anabranch.client.consumer.offsets import OffsetAndMetadata, Offsets, OffsetsByPartition, offsets_of
 from anabranch.machines.clients.membership.strategies import assignment_of, subscribed_topics
+from anabranch.machines.key_ranges import NONE, WHOLE, Ranges, without
+from anabranch.machines.keyspace import Interval
 from anabranch.machines.lineage import UNKNOWN_END
 from anabranch.protocol.messages.consumer_group_describe import Assignment as DescribedAssignment
 from anabranch.protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
@@ -65,16 +67,30 @@ class MemberDescription:
     target: frozenset[TopicPartition]
     """The partitions the member owns after the rebalance."""
     type: str
+    key_ranges: Mapping[TopicPartition, Ranges] = field(default_factory=dict)
+    """The keys of partitions that the member shares with others, of those that it owns now; others are whole."""
+    target_key_ranges: Mapping[TopicPartition, Ranges] = field(default_factory=dict)
+    """The same of those that it owns after the rebalance."""
 
     @property
     def pending(self) -> frozenset[TopicPartition]:
-        """The partitions assigned to the member but not granted yet."""
-        return self.target - self.assigned
+        """The partitions assigned to the member but not granted yet, or not all of their keys."""
+        more = {tp for tp in self.target & self.assigned if without(self.keys_to_come(tp), self.keys(tp))}
+        return (self.target - self.assigned) | more
 
     @property
     def revoking(self) -> frozenset[TopicPartition]:
-        """The partitions the member has yet to revoke."""
-        return self.assigned - self.target
+        """The partitions the member has yet to revoke, or some of their keys."""
+        less = {tp for tp in self.target & self.assigned if without(self.keys(tp), self.keys_to_come(tp))}
+        return (self.assigned - self.target) | less
+
+    def keys(self, tp: TopicPartition) -> Ranges:
+        """The keys of a partition that the member owns now."""
+        return self.key_ranges.get(tp, WHOLE if tp in self.assigned else NONE)
+
+    def keys_to_come(self, tp: TopicPartition) -> Ranges:
+        """The keys of a partition that the member owns after the rebalance."""
+        return self.target_key_ranges.get(tp, WHOLE if tp in self.target else NONE)
 
 
 class WaitedOn(NamedTuple):
@@ -278,6 +294,8 @@ def _consumer_group(group: DescribedConsumerGroup, coordinator: str) -> GroupDes
             _partitions(member.assignment),
             _partitions(member.target_assignment),
             MEMBER_TYPES.get(member.member_type, CONSUMER),
+            _key_ranges(member.assignment),
+            _key_ranges(member.target_assignment),
         )
         for member in group.members
     )
@@ -316,6 +334,15 @@ def _partitions(assignment: DescribedAssignment) -> frozenset[TopicPartition]:
     return frozenset(
         TopicPartition(topic.topic_name, number) for topic in assignment.topic_partitions for number in topic.partitions
     )
+
+
+def _key_ranges(assignment: DescribedAssignment) -> dict[TopicPartition, Ranges]:
+    return {
+        TopicPartition(topic.topic_name, it.partition): tuple(Interval(part.start, part.end) for part in it.ranges)
+        for topic in assignment.topic_partitions
+        for it in topic.key_ranges
+        if it.ranges
+    }
 
 
 def _classic_group(group: DescribedClassicGroup, coordinator: str) -> GroupDescription:

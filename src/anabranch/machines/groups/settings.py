@@ -14,8 +14,6 @@ class ConsumerGroupSettings:
 
     session_timeout_ms: int
     heartbeat_interval_ms: int
-    shares_max: int
-    """How many members share a partition at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,5 +64,10 @@ class GroupSettings:
         return ConsumerGroupSettings(
             int(configs.get("consumer.session.timeout.ms", self.consumer_session_timeout_ms)),
             int(configs.get("consumer.heartbeat.interval.ms", self.consumer_heartbeat_interval_ms)),
-            int(configs.get("max.shares.per.partition", self.consumer_shares_max)),
         )
+
+    def shares_max(self, group_id: str) -> int:
+        """How many members of a group may share a partition; 0 where none may."""
+        if not self.individual_commits:
+            return 0
+        return int(self.group_configs(group_id).get("max.shares.per.partition", self.consumer_shares_max))

@@ -70,7 +70,7 @@ def prepare(step: Step, request: ConsumerGroupPrepareAssignmentRequest) -> Consu
     computation.willing = frozenset(
         member_id for member_id, member in group.members.items() if member.described.allow_key_share
     )
-    most = step.configs.shares_max if step.settings.individual_commits else 0
+    most = step.settings.shares_max(step.group_id)
     computation.shares_max = {topic.topic_id: most for topic in topics if topic.accepts_ranges and most}
     computation.partitions = {topic.topic_id: frozenset([*topic.partitions, *topic.retiring]) for topic in topics}
     return ConsumerGroupPrepareAssignmentResponse(

@@ -458,7 +458,7 @@ def target_record(
         error=told.error,
         metadata_version=told.version,
         metadata_bytes=told.metadata,
-        shares=shared_partitions(shares),
+        shares=shared_partitions(shares) if shares else (),
     )
     return CoordinatorRecord(key, value)
 
@@ -474,8 +474,8 @@ def current_record(group_id: str, member_id: str, member: Member | None) -> Coor
         state=int(member.state),
         assigned_partitions=topic_partitions(member.assigned),
         partitions_pending_revocation=topic_partitions(member.revoking),
-        assigned_shares=shared_partitions(member.shares),
-        shares_pending_revocation=shared_partitions(member.revoking_shares),
+        assigned_shares=shared_partitions(member.shares) if member.shares else (),
+        shares_pending_revocation=shared_partitions(member.revoking_shares) if member.revoking_shares else (),
     )
     return CoordinatorRecord(key, value)
 

@@ -59,10 +59,11 @@ def check_request(request: ConsumerGroupHeartbeatRequest, version: int, assignor
         return  # a leaving client may empty its other fields
     if joining:
         _need(not request.topic_partitions, "TopicPartitions is not empty, but who joins owns nothing.")
-    try:
-        shares_named(request.topic_partitions or ())
-    except WrongKeyRangesError as error:
-        _need(False, f"TopicPartitions has key ranges that cannot be: {error}.")
+    if request.topic_partitions:
+        try:
+            shares_named(request.topic_partitions)
+        except WrongKeyRangesError as error:
+            _need(False, f"TopicPartitions has key ranges that cannot be: {error}.")
     _need(request.rebalance_timeout_ms == -1 or request.rebalance_timeout_ms > 0, "RebalanceTimeoutMs must be above 0.")
     _need(all(request.subscribed_topic_names or ()), "SubscribedTopicNames has an empty name.")
     _need(
@@ -110,7 +111,7 @@ def heartbeat(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller
     replaced, member = find_member(group, member_id, request.instance_id, request.member_epoch)
     check_late(step, member_id, caller, fences=request.member_epoch == JOINING)
     owned = None if request.topic_partitions is None else assignment(request.topic_partitions)
-    owned_shares = shares_named(request.topic_partitions or ())
+    owned_shares = shares_named(request.topic_partitions) if request.topic_partitions else NO_SHARES
     if request.member_epoch == JOINING:
         owned = NOTHING
     elif member is not None:

@@ -68,16 +68,19 @@ def reconcile(
         return member
     has = sets_of(member.assigned)
     wanted = sets_of(group.target(member.member_id))
-    cut = _Cut(group, member, has, wanted)
+    shares = group.target_shares.get(member.member_id, NO_SHARES)
+    is_cut = shares or member.shares or member.revoking_shares
+    cut = _Cut(group, member, has, wanted, shares) if is_cut else None
     kept = {topic_id: numbers & wanted.get(topic_id, set()) for topic_id, numbers in has.items()}
     if takes is not None:
         kept = {topic_id: {n for n in numbers if not takes(topic_id, n)} for topic_id, numbers in kept.items()}
-        cut.take(takes)
+        if cut is not None:
+            cut.take(takes)
     lost = {topic_id: numbers - kept[topic_id] for topic_id, numbers in has.items()}
-    if any(lost.values()) or cut.lost:
-        revoking, revoking_shares = joined(lost, cut.lost)
+    if any(lost.values()) or (cut is not None and cut.lost):
+        revoking, revoking_shares = (assignment_of(lost), NO_SHARES) if cut is None else joined(lost, cut.lost)
         if owned is None or overlap(owned, owned_shares, revoking, revoking_shares):
-            assigned, shares = joined(kept, cut.kept)
+            assigned, shares = (assignment_of(kept), NO_SHARES) if cut is None else joined(kept, cut.kept)
             return replace(
                 member,
                 state=MemberState.UNREVOKED_PARTITIONS,
@@ -87,7 +90,7 @@ def reconcile(
                 shares=shares,
                 revoking_shares=revoking_shares,
             )
-    missing = cut.hand_out(waits, free)
+    missing = cut is not None and cut.hand_out(waits, free)
     for topic_id, numbers in wanted.items():
         mine = kept.setdefault(topic_id, set())
         more = numbers - mine
@@ -99,7 +102,7 @@ def reconcile(
                 mine.add(partition)
             else:
                 missing = True
-    assigned, shares = joined(kept, cut.kept)
+    assigned, shares = (assignment_of(kept), NO_SHARES) if cut is None else joined(kept, cut.kept)
     after = replace(
         member,
         state=MemberState.UNRELEASED_PARTITIONS if missing else MemberState.STABLE,
@@ -119,17 +122,17 @@ class _Cut:
     __slots__ = ("_group", "_has", "_member", "_wanted", "kept", "lost")
 
     def __init__(
-        self, group: ConsumerGroup, member: Member, has: dict[UUID, set[int]], wanted: dict[UUID, set[int]]
+        self,
+        group: ConsumerGroup,
+        member: Member,
+        has: dict[UUID, set[int]],
+        wanted: dict[UUID, set[int]],
+        target: Shares,
     ) -> None:
         self._group, self._member = group, member
         self.kept: dict[At, Ranges] = {}
         self.lost: dict[At, Ranges] = {}
-        target = group.target_shares.get(member.member_id, NO_SHARES)
-        if not target and not member.shares:
-            self._has: dict[At, Ranges] = {}
-            self._wanted: dict[At, Ranges] = {}
-            return
-        shared = dict.fromkeys(at for at, _ in (*member.shares, *target))
+        shared = dict.fromkeys(at for at, _ in (*member.shares, *member.revoking_shares, *target))
         self._has = _taken_out(shared, has, dict(member.shares))
         self._wanted = _taken_out(shared, wanted, dict(target))
         for at, ranges in self._has.items():

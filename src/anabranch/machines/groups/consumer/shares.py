@@ -85,8 +85,6 @@ def shares_from(records: Iterable[SharedPartition]) -> Shares:
 
 def shared_partitions(shares: Shares) -> Sequence[SharedPartition]:
     """The shares as records have them."""
-    if not shares:
-        return ()
     return [
         SharedPartition(
             topic_id=topic_id,

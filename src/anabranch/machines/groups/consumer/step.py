@@ -207,7 +207,7 @@ class Step:
                 group,
                 self.image,
                 self.regexes,
-                self.configs.shares_max if self.settings.individual_commits else 0,
+                self.settings.shares_max(self.group_id),
             )
         except Exception as error:  # A plug-in's or ours: no other group of the shard is concerned.
             changes = live.targets.kept(group, self.image, self.regexes)

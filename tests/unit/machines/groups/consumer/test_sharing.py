@@ -8,13 +8,18 @@ from dataclasses import replace
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.machines.groups.caller import Caller
+from anabranch.machines.groups.classic import ClassicGroup, ClassicState
 from anabranch.machines.groups.consumer.group import MemberState
 from anabranch.machines.groups.records import decode_record
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.key_ranges import NONE, WHOLE, common, size
 from anabranch.machines.keyspace import SPACE_END, Interval
-from anabranch.protocol.messages.consumer_group_heartbeat import KeyRange, PartitionKeyRanges
-from tests.support.groups import GROUP, GroupWorld, topic_id, topics
+from anabranch.protocol.messages import consumer_group_install_assignment as install_messages
+from anabranch.protocol.messages.consumer_group_heartbeat import Assignor, KeyRange, PartitionKeyRanges
+from anabranch.protocol.messages.consumer_group_prepare_assignment import ConsumerGroupPrepareAssignmentRequest
+from anabranch.protocol.messages.sync_group import SyncGroupRequestAssignment
+from tests.support.groups import GROUP, GroupWorld, assigned, assignment, subscription, topic_id, topics
 from tests.support.sharing import Sharer, SharingWorld, shared_topics
 
 HALF = (SPACE_END + 1) // 2
@@ -131,6 +136,22 @@ def test_a_member_that_withdraws_its_consent_gives_up_its_part() -> None:
     assert [set(held) for held in world.owners().values()] == [{"A"}]
 
 
+def test_a_member_that_withdraws_its_consent_has_no_part_while_it_waits_for_the_rest() -> None:
+    """Its target is the whole partition of which it had a part: it is told nothing of it until all is free."""
+    world = SharingWorld(shared_topics(foo=2))
+    world.enter("A", "B", "C")
+    owners = world.owners()
+    (number,) = (number for number, held in owners.items() if len(held) == 2)
+    largest = max(owners[number], key=lambda name: (size(owners[number][name]), name != "C"))
+    world.members[largest].willing = False
+    world.members[largest].beat(full=True)
+    assert world.group.members[largest].state is MemberState.UNREVOKED_PARTITIONS, "it still works on its part"
+    assert (FOO, number) in [(topic, n) for topic, numbers in world.group.target(largest) for n in numbers]
+    world.members[largest].follow()
+    world.settle()
+    assert all(ranges == WHOLE for held in world.owners().values() for ranges in held.values())
+
+
 def test_another_instance_that_takes_over_for_a_static_member_keeps_its_keys() -> None:
     world = SharingWorld()
     world.enter("A")
@@ -147,7 +168,7 @@ def test_another_instance_that_takes_over_for_a_static_member_keeps_its_keys() -
     answer = world.beat_owning("S2", 0, [], **said)
     assert answer.error_code == ErrorCode.NONE and answer.assignment is not None
     assert answer.assignment.topic_partitions[0].key_ranges[0].ranges
-    assert world.group.members["S2"].shares == before
+    assert world.group.members["S2"].shares == world.group.target_shares["S2"] == before
     world.check()
 
 
@@ -237,7 +258,6 @@ def test_a_member_that_revokes_keys_commits_them_until_it_acknowledges() -> None
 
 def plain(world: SharingWorld, member: str, epoch: int, offset: int) -> tuple[int, int]:
     """A commit that names no ranges: its error, and the group's stable offset then."""
-    from anabranch.machines.groups.caller import Caller
     from anabranch.protocol.messages.offset_commit import (
         OffsetCommitRequest,
         OffsetCommitRequestPartition,
@@ -324,6 +344,118 @@ def test_a_description_tells_the_keys_of_each_member() -> None:
     assert described.members[0].target_assignment == described.members[0].assignment
 
 
+# -- the classic protocol ----------------------------------------------------------------------------------------------
+
+
+def test_a_sharing_group_that_goes_back_to_the_classic_protocol_has_whole_partitions() -> None:
+    world = SharingWorld(shared_topics(foo=2))
+    joined = world.join_classic("", {"range": subscription("foo")})
+    member_id = joined.member_id  # type: ignore[union-attr]
+    world.join_classic(member_id, {"range": subscription("foo")})
+    world.advance(5_000)
+    leader = next(it for it in world.answers.values() if it.error_code == 0)
+    given = SyncGroupRequestAssignment(member_id=member_id, assignment=assignment("foo-0 foo-1"))
+    world.sync_classic(member_id, leader.generation_id, [given])
+    for name in "ABC":
+        world.members[name] = Sharer(world, name)
+    owned = "foo-0 foo-1"
+    for _ in range(8):
+        for member in world.members.values():
+            member.beat()
+            world.check_owners()
+            member.follow()
+        generation = world.group.members[member_id].epoch
+        if world.beat_classic(member_id, generation) == ErrorCode.REBALANCE_IN_PROGRESS:
+            data = subscription("foo", owned=owned, generation=generation)
+            answer = world.join_classic(member_id, {"range": data})
+            synced = world.sync_classic(member_id, answer.generation_id)  # type: ignore[union-attr]
+            owned = assigned(synced.assignment)  # type: ignore[union-attr]
+    assert owned == "" and len(world.members) == 3
+    assert world.group.sharers, "the three share two partitions; nothing is due to one of four"
+    for name in "ABC":
+        world.leave_group(name)
+    group = world.coordinator.groups[GROUP]
+    assert isinstance(group, ClassicGroup) and list(group.members) == [member_id]
+    assert assigned(group.members[member_id].assignment) == "", "what the others had, no member is said to have"
+    assert group.state is ClassicState.PREPARING_REBALANCE
+    loaded = world.replayed().groups[GROUP]
+    assert isinstance(loaded, ClassicGroup)
+
+
+# -- client-side assignors ---------------------------------------------------------------------------------------------
+
+
+def chosen() -> SharingWorld:
+    """Two members that offer an assignor of theirs; A is asked."""
+    world = SharingWorld()
+    offers = [Assignor(name="mine", minimum_version=0, maximum_version=0)]
+    said = {"rebalance_timeout_ms": 60_000, "topics": ["foo"], "client_assignors": offers}
+    for name, willing in (("A", True), ("B", True), ("C", False)):
+        world.beat_owning(name, 0, [], allow_key_share=willing, **said)
+    return world
+
+
+def install(world: SharingWorld, parts: dict[str, tuple[tuple[int, int], ...] | None]) -> tuple[int, str]:
+    """Install an assignment of foo-0: by member its ranges; none of them for the whole partition."""
+    epoch = world.group.members["A"].epoch
+    world.beat_owning("A", epoch, [])
+    asked = ConsumerGroupPrepareAssignmentRequest(group_id=GROUP, member_id="A", member_epoch=epoch)
+    told = world.submit(lambda machine: machine.prepare_assignment(asked, Caller(), world.now_ms))
+    assert told.error_code == ErrorCode.NONE, told
+    assert {it.member_id: it.allow_key_share for it in told.members} == {"A": True, "B": True, "C": False}
+    (topic,) = told.topics
+    assert topic.shares_max == 16
+    assert [(it.partition, [(r.start, r.end) for r in it.ranges]) for it in topic.intervals] == [(0, [(0, SPACE_END)])]
+    members = [
+        install_messages.Member(
+            member_id=name,
+            partitions=[
+                install_messages.TopicPartition(
+                    topic_id=FOO,
+                    partitions=[0],
+                    key_ranges=[]
+                    if ranges is None
+                    else [
+                        PartitionKeyRanges(partition=0, ranges=[KeyRange(start=one, end=end) for one, end in ranges])
+                    ],
+                )
+            ],
+        )
+        for name, ranges in parts.items()
+    ]
+    request = install_messages.ConsumerGroupInstallAssignmentRequest(
+        group_id=GROUP, member_id="A", member_epoch=epoch, group_epoch=told.group_epoch, members=members
+    )
+    answer = world.submit(lambda machine: machine.install_assignment(request, Caller(), world.now_ms))
+    return answer.error_code, answer.error_message or ""
+
+
+def test_an_assignor_of_the_members_may_cut_a_partition() -> None:
+    world = chosen()
+    assert install(world, {"A": ((0, 9),), "B": ((10, SPACE_END),)}) == (ErrorCode.NONE, "")
+    assert world.group.target_shares == {
+        "A": (((FOO, 0), (Interval(0, 9),)),),
+        "B": (((FOO, 0), (Interval(10, SPACE_END),)),),
+    }
+    world.check()
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ({"A": ((0, 9),), "B": ((9, SPACE_END),)}, "are assigned twice"),
+        ({"A": ((0, 9),), "B": ((11, SPACE_END),)}, "the keys 10-10 of partition 0"),
+        ({"A": ((0, 9),), "C": ((10, SPACE_END),)}, "member C takes no part"),
+        ({"A": ((0, 9),), "B": None}, "is assigned twice"),
+        ({"A": ((9, 0),), "B": ((10, SPACE_END),)}, "the keys 9-0 are none"),
+        ({"A": ((0, 9), (9, 10)), "B": ((11, SPACE_END),)}, "overlap"),
+    ],
+)
+def test_parts_that_cannot_be_are_refused(parts: dict[str, tuple[tuple[int, int], ...] | None], reason: str) -> None:
+    code, message = install(chosen(), parts)
+    assert code == ErrorCode.INVALID_ASSIGNMENT and reason in message, message
+
+
 # -- resizes -----------------------------------------------------------------------------------------------------------
 
 
@@ -344,13 +476,13 @@ def test_a_resize_spreads_the_sharers_and_a_shrink_brings_them_together() -> Non
 # -- stories -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(16))
 def test_no_key_has_two_owners_through_joins_leaves_kills_resizes_lost_answers_and_fail_overs(seed: int) -> None:
     chance = random.Random(seed)
     world = SharingWorld(shared_topics(1, foo=chance.randint(1, 3), bar=chance.randint(1, 2)))
     counter = 0
     for _ in range(80):
-        match chance.choice(("join", "join", "leave", "kill", "resize", "reload", "off", *(["beat"] * 12))):
+        match chance.choice(("join", "join", "leave", "kill", "resize", "reload", "off", "consent", *(["beat"] * 12))):
             case "join" if len(world.members) < 9:
                 counter += 1
                 topics_ = chance.choice((("foo",), ("foo", "bar")))
@@ -368,6 +500,11 @@ def test_no_key_has_two_owners_through_joins_leaves_kills_resizes_lost_answers_a
             case "off":
                 made = topics(world.image.version + 1, **{n: len(t.partitions) for n, t in world.image.by_name.items()})
                 world.set_topics(made)
+            case "consent" if world.members:
+                member = world.members[chance.choice(sorted(world.members))]
+                member.willing = not member.willing
+                if member.joined:
+                    member.beat(full=True)
             case "reload":
                 world.reload(compact=chance.random() < 0.5)
             case _:
