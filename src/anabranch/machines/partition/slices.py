@@ -1,0 +1,318 @@
+"""Slices: how a leader divides a partition between the members of a group that fetch it without keys (ADR 0053).
+
+A claim is answered with the lowest offsets that the group has not committed and that no member has. So what becomes
+free again, because its member is gone or took too long, is offered before what is new, oldest first:
+
+    open -- claim --> held by one member -- its commit --> committed           never offered again
+     ^                   |
+     '-------------------'   the member is gone, begins a new session, or holds it for longer than `hold_ms`
+
+The rule: an offset is held by at most one member, and a commit counts only where no other member holds anything of it
+(`holder_of`). What is committed is not kept here but asked of the group's coordinator at each claim (`Progress`), so
+the two cannot differ; and a new leader begins with an empty book: what was out is offered again, and a commit of it
+counts until it is handed to another member.
+
+A member numbers its claims within a session. The same number again gets the same slice, as the answer was lost; a number
+of the past, an older session or an older epoch gets nothing and moves nothing.
+
+Nothing here is of our wire: any request that names a group's member can claim.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from anabranch.base.errors import ErrorCode
+
+NO_SEQUENCE = -1
+"""The number of the last claim of a session without any."""
+
+
+class Progress(Protocol):
+    """What a group has committed of a partition, as its coordinator has it now."""
+
+    @property
+    def stable(self) -> int:
+        """All offsets below it are committed."""
+
+    @property
+    def version(self) -> Hashable:
+        """Another one where something that was committed may not be so any more: a reset, or a commit that was lost."""
+
+    def reaches(self, offset: int) -> int:
+        """The lowest offset, at or above this one, that is not committed as far as one range tells."""
+
+    def next_committed(self, offset: int) -> int | None:
+        """The first offset of the first committed range behind an offset that is not committed; None without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceSettings:
+    """The bounds of one group and partition."""
+
+    hold_ms: int = 300_000
+    """After this long a slice is offered again, though its member lives."""
+    records_max: int = 10_000
+    """Offsets of one slice."""
+    per_member_max: int = 200
+    """Slices of one member that are not committed."""
+    size_max: int = 256 * 1024 * 1024
+    """Bytes of records that members hold together; beyond it no further slice is claimed."""
+    members_max: int = 1_000
+    """Members with a session."""
+
+
+class Claimant(NamedTuple):
+    """The member that claims, and the number of its claim."""
+
+    member_id: str
+    epoch: int
+    session: int
+    """Of two sessions of a member, the later one has the larger number."""
+    sequence: int
+    """The number of the claim within the session: 0, or one more than that of the last slice that it got."""
+
+
+@dataclass(slots=True)
+class Slice:
+    """Offsets `start` to `end`, both inclusive, that a member holds; committed ones among them count no more."""
+
+    start: int
+    end: int
+    member_id: str
+    sequence: int
+    due_ms: int
+    size: int = 0
+    """Bytes of its records."""
+
+
+class Refused(NamedTuple):
+    """A claim that moves nothing, with a sentence for the client."""
+
+    code: ErrorCode
+    message: str
+
+
+@dataclass(slots=True)
+class _Session:
+    """The claims of one member."""
+
+    number: int
+    epoch: int
+    sequence: int = NO_SEQUENCE
+    """The number of the last claim that got a slice."""
+    last: int = -1
+    """The start of that slice."""
+    starts: set[int] = field(default_factory=set)
+
+
+class Slices:
+    """The slices of one group and partition at its leader."""
+
+    def __init__(self, settings: SliceSettings) -> None:
+        self.settings = settings
+        self.size = 0
+        """Bytes that members hold."""
+        self.offered_again = 0
+        """Slices that became free without having been committed."""
+        self._held: dict[int, Slice] = {}
+        """By start, those that were claimed first at the front."""
+        self._starts: list[int] = []
+        self._sessions: dict[str, _Session] = {}
+        self._cursor = 0
+        """No offset between the stable one and it is open."""
+        self._seen: tuple[int, Hashable] = (0, None)
+        """The stable offset and the version at the last claim."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[Slice]:
+        """The slices that members hold, ascending."""
+        return (self._held[start] for start in self._starts)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to remember."""
+        return not self._sessions
+
+    # -- claiming ------------------------------------------------------------------------------------------------------
+
+    def claim(
+        self, by: Claimant, progress: Progress, limit: int, records_max: int, is_live: Callable[[str], bool], now_ms: int
+    ) -> Slice | Refused | None:
+        """Reserve the next open offsets below `limit`, at most `records_max`, for a member; None while there are none.
+
+        A number that was answered before gets the slice that it got. `is_live` tells whether a member is still one.
+        """
+        self.sweep(is_live, now_ms)
+        session = self._session_of(by)
+        if isinstance(session, Refused):
+            return session
+        if by.sequence == session.sequence:
+            held = self._held.get(session.last)
+            if held is not None and held.member_id == by.member_id:
+                return held
+        settings = self.settings
+        for each in self._sessions.values() if self.size >= settings.size_max else (session,):
+            self._drop_committed(each, progress)
+        if len(session.starts) >= settings.per_member_max or self.size >= settings.size_max:
+            return None
+        start = self._first_open(progress, limit)
+        if start >= limit:
+            return None
+        end = min(limit, start + max(1, min(records_max, settings.records_max))) - 1
+        behind = bisect_left(self._starts, start)
+        if behind < len(self._starts):
+            end = min(end, self._starts[behind] - 1)
+        committed = progress.next_committed(start)
+        if committed is not None:
+            end = min(end, committed - 1)
+        found = Slice(start, end, by.member_id, by.sequence, now_ms + settings.hold_ms)
+        self._held[start] = found
+        insort(self._starts, start)
+        session.starts.add(start)
+        session.sequence, session.last = by.sequence, start
+        self._cursor = end + 1
+        return found
+
+    def _session_of(self, by: Claimant) -> _Session | Refused:
+        """The session of a claim, begun if it is a new one; the member's slices of an older session become free."""
+        known = self._sessions.get(by.member_id)
+        if known is not None and by.epoch < known.epoch:
+            return Refused(
+                ErrorCode.STALE_MEMBER_EPOCH,
+                f"Member {by.member_id} has claimed at epoch {known.epoch}; {by.epoch} is over.",
+            )
+        if known is not None and by.session == known.number:
+            if by.sequence not in (known.sequence, known.sequence + 1) or by.sequence < 0:
+                return Refused(
+                    ErrorCode.INVALID_SHARE_SESSION_EPOCH,
+                    f"Claim {by.sequence} of member {by.member_id} is not the next one: the last one that was answered "
+                    f"with a slice is {known.sequence}.",
+                )
+            known.epoch = by.epoch
+            return known
+        if known is not None and by.session < known.number:
+            return Refused(
+                ErrorCode.INVALID_SHARE_SESSION_EPOCH,
+                f"Session {by.session} of member {by.member_id} is over: it has begun session {known.number}.",
+            )
+        if by.sequence != 0:
+            return Refused(
+                ErrorCode.SHARE_SESSION_NOT_FOUND,
+                f"Member {by.member_id} has no session {by.session} here: the leader is new, or has dropped its "
+                "slices. Begin another session.",
+            )
+        if known is None and len(self._sessions) >= self.settings.members_max:
+            return Refused(
+                ErrorCode.SHARE_SESSION_LIMIT_REACHED, f"{len(self._sessions)} members claim slices: no more can."
+            )
+        self.end_session(by.member_id)
+        made = self._sessions[by.member_id] = _Session(by.session, by.epoch)
+        return made
+
+    def _first_open(self, progress: Progress, limit: int) -> int:
+        """The lowest offset that is not committed and not held; `limit`, or one above, without one."""
+        stable, version = progress.stable, progress.version
+        if stable < self._seen[0] or version != self._seen[1]:
+            self._cursor = stable
+        self._seen = stable, version
+        at = max(stable, self._cursor)
+        while at < limit:
+            behind = bisect_right(self._starts, at) - 1
+            held_to = self._held[self._starts[behind]].end + 1 if behind >= 0 else at
+            onward = max(held_to, progress.reaches(at))
+            if onward <= at:
+                break
+            at = onward
+        self._cursor = at
+        return at
+
+    def shrink(self, found: Slice, end: int, size: int) -> bool:
+        """Have a claimed slice end at an offset at most, and note the bytes of its records; False if it is held no more.
+
+        What is left out is open.
+        """
+        if self._held.get(found.start) is not found:
+            return False
+        if end < found.end:
+            found.end = max(found.start, end)
+            self._cursor = min(self._cursor, found.end + 1)
+        self.size += size - found.size
+        found.size = size
+        return True
+
+    def cancel(self, found: Slice) -> None:
+        """Undo a claim that was not answered."""
+        session = self._sessions.get(found.member_id)
+        if self._held.get(found.start) is not found or session is None:
+            return
+        self._free(found)
+        if session.last == found.start and session.sequence == found.sequence:
+            session.sequence, session.last = found.sequence - 1, -1
+
+    # -- the end of slices ---------------------------------------------------------------------------------------------
+
+    def end_session(self, member_id: str) -> None:
+        """Forget a member; what it has not committed is open."""
+        session = self._sessions.pop(member_id, None)
+        if session is None:
+            return
+        self.offered_again += len(session.starts)
+        for start in session.starts:
+            self._open(self._held[start])
+
+    def sweep(self, is_live: Callable[[str], bool], now_ms: int) -> None:
+        """Free the slices of members that are gone, and those that were held for too long."""
+        for member_id in [member_id for member_id in self._sessions if not is_live(member_id)]:
+            self.end_session(member_id)
+        while self._held and (oldest := next(iter(self._held.values()))).due_ms <= now_ms:
+            self.offered_again += 1
+            self._free(oldest)
+
+    def _drop_committed(self, session: _Session, progress: Progress) -> None:
+        """Forget the slices of a session that are committed."""
+        for start in list(session.starts):
+            found = self._held[start]
+            at = max(start, progress.stable)
+            while at <= found.end and (onward := progress.reaches(at)) > at:
+                at = onward
+            if at > found.end:
+                self._drop(found)
+                session.starts.discard(start)
+
+    def _free(self, found: Slice) -> None:
+        self._open(found)
+        self._sessions[found.member_id].starts.discard(found.start)
+
+    def _open(self, found: Slice) -> None:
+        """Hold a slice no more; what of it is not committed is open."""
+        self._drop(found)
+        self._cursor = min(self._cursor, found.start)
+
+    def _drop(self, found: Slice) -> None:
+        del self._held[found.start]
+        del self._starts[bisect_left(self._starts, found.start)]
+        self.size -= found.size
+
+    # -- commits -------------------------------------------------------------------------------------------------------
+
+    def holder_of(
+        self, member_id: str, ranges: Iterable[tuple[int, int]], is_live: Callable[[str], bool], now_ms: int
+    ) -> Slice | None:
+        """A slice of another member that lies in the ranges of a commit, which must not count then; None without."""
+        if not self._held:
+            return None
+        for first, last in ranges:
+            at = max(0, bisect_right(self._starts, first) - 1)
+            while at < len(self._starts) and self._starts[at] <= last:
+                found = self._held[self._starts[at]]
+                at += 1
+                if found.end >= first and found.member_id != member_id:
+                    if found.due_ms > now_ms and is_live(found.member_id):
+                        return found
+        return None
