@@ -35,6 +35,7 @@ from anabranch.server.coordinators.group_metrics import describe as describe_gro
 from anabranch.server.coordinators.groups import Groups, group_configs
 from anabranch.server.coordinators.markers import Markers
 from anabranch.server.coordinators.producer_ids import ProducerIds
+from anabranch.server.coordinators.progress import Memberships
 from anabranch.server.coordinators.shard_set import ShardServices
 from anabranch.server.coordinators.transactions import Transactions
 from anabranch.server.network.listener import Listener
@@ -48,6 +49,7 @@ from anabranch.server.partitions.load import LoadSampling
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.server.partitions.scrubbing import Scrubbing
+from anabranch.server.partitions.slices import SliceBooks
 from anabranch.server.partitions.topic_settings import TopicSettings, topic_settings
 from anabranch.server.settings import DEFAULT_METRICS_LISTENER, Address, Settings, described, explicit
 from anabranch.storage.directory import METADATA_COPY_FILE, METADATA_FILE, DataDirectory, Identity
@@ -196,6 +198,7 @@ class Broker:
         markers = Markers(replicas, clock, groups)
         transactions = Transactions(settings, services, peers=markers)
         checks = BatchChecks()
+        memberships = Memberships(groups)
         self.context = BrokerContext(
             settings=settings,
             cluster_id=cluster_id,
@@ -222,6 +225,8 @@ class Broker:
                 size_max=settings.fetch_max_bytes,
             ),
             loads=LoadSampling(replicas, lambda: checks.scatter, partial(_stretch_of, view), clock, chance, metrics),
+            slices=SliceBooks(memberships.live, clock, metrics, hold_ms=settings.slice_hold_ms),
+            memberships=memberships,
             producer_ids=ProducerIds(store),
             groups=groups,
             transactions=transactions,

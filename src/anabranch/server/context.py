@@ -14,12 +14,14 @@ from anabranch.server.cluster.view import ClusterView
 from anabranch.server.coordinators.groups import Groups
 from anabranch.server.coordinators.markers import Markers
 from anabranch.server.coordinators.producer_ids import ProducerIds
+from anabranch.server.coordinators.progress import Memberships
 from anabranch.server.coordinators.shard_set import ShardSet
 from anabranch.server.coordinators.transactions import Transactions
 from anabranch.server.partitions.checks import BatchChecks
 from anabranch.server.partitions.fetching import Fetches
 from anabranch.server.partitions.load import LoadSampling
 from anabranch.server.partitions.replicas import Replicas
+from anabranch.server.partitions.slices import SliceBooks
 from anabranch.server.settings import Address, Settings
 
 
@@ -40,6 +42,8 @@ class BrokerContext:
     commands: Commands
     fetches: Fetches
     loads: LoadSampling
+    slices: SliceBooks
+    memberships: Memberships
     producer_ids: ProducerIds
     transactions: Transactions
     markers: Markers

@@ -12,8 +12,8 @@ The rule: an offset is held by at most one member, and a commit counts only wher
 the two cannot differ; and a new leader begins with an empty book: what was out is offered again, and a commit of it
 counts until it is handed to another member.
 
-A member numbers its claims within a session. The same number again gets the same slice, as the answer was lost; a number
-of the past, an older session or an older epoch gets nothing and moves nothing.
+A member numbers its claims within a session. The same number again gets the same slice, as the answer was lost; a
+number of the past, an older session or an older epoch gets nothing and moves nothing.
 
 Nothing here is of our wire: any request that names a group's member can claim.
 """
@@ -142,7 +142,13 @@ class Slices:
     # -- claiming ------------------------------------------------------------------------------------------------------
 
     def claim(
-        self, by: Claimant, progress: Progress, limit: int, records_max: int, is_live: Callable[[str], bool], now_ms: int
+        self,
+        by: Claimant,
+        progress: Progress,
+        limit: int,
+        records_max: int,
+        is_live: Callable[[str], bool],
+        now_ms: int,
     ) -> Slice | Refused | None:
         """Reserve the next open offsets below `limit`, at most `records_max`, for a member; None while there are none.
 
@@ -233,7 +239,7 @@ class Slices:
         return at
 
     def shrink(self, found: Slice, end: int, size: int) -> bool:
-        """Have a claimed slice end at an offset at most, and note the bytes of its records; False if it is held no more.
+        """Have a claimed slice end at an offset at most, and note the bytes of its records; False if it is not held.
 
         What is left out is open.
         """
@@ -312,7 +318,7 @@ class Slices:
             while at < len(self._starts) and self._starts[at] <= last:
                 found = self._held[self._starts[at]]
                 at += 1
-                if found.end >= first and found.member_id != member_id:
-                    if found.due_ms > now_ms and is_live(found.member_id):
-                        return found
+                is_anothers = found.end >= first and found.member_id != member_id
+                if is_anothers and found.due_ms > now_ms and is_live(found.member_id):
+                    return found
         return None

@@ -48,8 +48,34 @@ class RecordFilter:
 
 
 @struct()
+class Claim:
+    """The next slice of a partition is wanted, whichever it is (ours): the claims of a member are numbered.
+
+    `sequence`: within the session, 0 or one more than that of the last slice that was received; the same again where no
+    slice was; -1 ends the session, and gives back what is not committed. `records_max`: offsets of the slice.
+    """
+
+    session: int = int64()
+    sequence: int = int32()
+    records_max: int = int32(default=500)
+
+
+@struct()
+class FetchedSlice:
+    """The slice that a member got: its offsets, both inclusive. What is sent beside them is not the member's."""
+
+    start: int = int64()
+    end: int = int64()
+    sequence: int = int32()
+
+
+@struct()
 class FetchPartition:
-    """Where to read in one partition; ours: the key ranges wanted, all when empty, and further filters."""
+    """Where to read in one partition; ours: the key ranges wanted, all when empty, and further filters.
+
+    With a `claim` the leader chooses where to read, and `fetch_offset` is where a group begins that has committed
+    nothing; -1 where the member does not know.
+    """
 
     partition: int = int32()
     current_leader_epoch: int = int32(since=9, default=-1)
@@ -61,6 +87,7 @@ class FetchPartition:
     high_watermark: int = int64(since=18, default=9223372036854775807, tag=1)
     key_ranges: Sequence[KeyRange] = array(KeyRange, tag=10001)
     filter: RecordFilter | None = nested(RecordFilter, tag=10005)
+    claim: Claim | None = nested(Claim, tag=10006)
 
 
 @struct()
@@ -92,7 +119,7 @@ class ReplicaState:
 
 @message(api_key=1, versions="4-18", flexible="12+")
 class FetchRequest:
-    """Read records, waiting for some to come; ours: the member that reads, when its group shares by key range."""
+    """Read records, waiting for some to come; ours: the member that reads, when its group shares partitions."""
 
     cluster_id: str | None = string(nullable=True, default=None, tag=0)
     replica_id: int = int32(until=14, default=-1)
@@ -149,7 +176,8 @@ class PartitionData:
 
     `folded`: the partition is being folded back (ADR 0036). Whoever has read up to an offset below the log start reads
     the rest of it elsewhere, and may go on at the log start. `filtered_to`: the records are those that were asked for
-    of all below this offset, at which the reader goes on; -1 without filtering.
+    of all below this offset, at which the reader goes on; -1 without filtering. `slice`: what a claim got;
+    `error_message`: why it got nothing.
     """
 
     partition_index: int = int32()
@@ -165,6 +193,8 @@ class PartitionData:
     records: Records = records(nullable=True)
     folded: bool = boolean(tag=10000)
     filtered_to: int = int64(tag=10001, default=-1)
+    slice: FetchedSlice | None = nested(FetchedSlice, tag=10002)
+    error_message: str | None = string(tag=10003, nullable=True, default=None)
 
 
 @struct()

@@ -21,6 +21,7 @@ from anabranch.protocol.messages.fetch import (
     PartitionData,
 )
 from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
+from anabranch.server.handlers.claims import handle_claims, has_claims
 from anabranch.server.partitions.fetch_sessions import FetchContext, Key, Target, ended
 from anabranch.server.partitions.fetching import Fetch, PartitionRead
 
@@ -32,6 +33,8 @@ def handle_fetch(
     broker: BrokerContext, request: FetchRequest, call: RequestContext
 ) -> FetchResponse | Awaitable[FetchResponse | Large]:
     """Answer a fetch at once, or when enough records are found."""
+    if request.member_id and has_claims(request):
+        return handle_claims(broker, request)
     named = sum(len(topic.partitions) for topic in request.topics)
     named += len(request.topics) + len(request.forgotten_topics_data)
     named += sum(len(topic.partitions) for topic in request.forgotten_topics_data)

@@ -113,13 +113,16 @@ def handle_consumer_group_heartbeat(
     for assignor in request.client_assignors or ():
         assignor.metadata_bytes = bytes(assignor.metadata_bytes)
     caller = caller_of(broker, call, request.member_id)
-    return as_member(
+    answer = as_member(
         broker,
         request.group_id,
         call,
         lambda groups, now_ms: groups.consumer_group_heartbeat(request, caller, now_ms),
         _heartbeat_refused,
     )
+    if request.member_epoch < 0:  # The member has left: what it held is free.
+        broker.slices.freed(request.group_id)
+    return answer
 
 
 def _heartbeat_refused(code: ErrorCode, message: str) -> ConsumerGroupHeartbeatResponse:

@@ -510,6 +510,12 @@ class Settings:
         limits.KEY_RANGE_CACHE_SIZE_MAX,
         "Memory for records that were found for other readers of a partition than the one that was just answered.",
     )
+    slice_hold_ms: int = setting(
+        "cooperative.fetch.hold.ms",
+        Between(100, INT64_MAX),
+        300_000,
+        "After this long a slice of a partition is offered to other members of its group, though its member lives.",
+    )
 
     metrics_listener: Address | None = setting(
         "metrics.listener",

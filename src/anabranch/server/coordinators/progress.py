@@ -1,0 +1,129 @@
+"""What leaders ask a group's coordinator for members that fetch without keys (ADR 0053).
+
+Whether a member is one, at its epoch; and what its group has committed of a partition. One broker holds both today; the
+questions are the seam between them. ApiError where the coordinator is not there, or still reads its log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.ids import TopicPartition
+from anabranch.machines.groups.caller import Caller
+from anabranch.machines.outcome import Outcome
+from anabranch.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+)
+from anabranch.server.coordinators.groups import Groups
+
+if TYPE_CHECKING:  # They are loaded with the first log.
+    from anabranch.machines.groups.coordinator import Coordinator
+    from anabranch.machines.groups.individual import OffsetRanges
+    from anabranch.machines.groups.positions import Position
+    from anabranch.machines.groups.records import CoordinatorRecord
+
+BY_NAME_VERSION = 9
+"""The last version of OffsetCommit that names topics."""
+
+
+class Committed:
+    """What a group has committed of a partition (`machines.partition.slices.Progress`)."""
+
+    __slots__ = ("_ranges", "stable", "version")
+
+    def __init__(self, position: Position, ranges: OffsetRanges, machine: object) -> None:
+        self.stable = position.offset
+        self.version: Hashable = (id(machine), position.ranges_since)
+        self._ranges = ranges
+
+    def reaches(self, offset: int) -> int:
+        """The lowest offset, at or above this one, that is not committed as far as one range tells."""
+        return max(self.stable, self._ranges.reaches(offset))
+
+    def next_committed(self, offset: int) -> int | None:
+        """The first offset of the first committed range behind an offset."""
+        found = self._ranges.after(offset)
+        return None if found is None else found[0]
+
+
+class Memberships:
+    """The members and the progress of groups."""
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+
+    def check_member(self, group_id: str, member_id: str, epoch: int) -> None:
+        """ApiError with a sentence unless this is a member of the group, at its epoch."""
+        from anabranch.machines.groups.committers import STALE_EPOCH_SINCE, commit_error
+
+        if not group_id or not member_id or epoch < 0:
+            raise ApiError(
+                ErrorCode.UNKNOWN_MEMBER_ID,
+                "Slices are claimed by members of a group: the fetch names no group, no member, or no epoch.",
+            )
+        group = self._machine(group_id).groups.get(group_id)
+        error = commit_error(group, group_id, member_id, None, epoch, STALE_EPOCH_SINCE)
+        if error in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND):
+            text = (
+                f"{member_id} is no member of group {group_id}, or is none any more: join, and begin another session."
+            )
+            raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID, text)
+        if error is not ErrorCode.NONE:
+            text = f"Epoch {epoch} of member {member_id} in group {group_id} is not its present one: send a heartbeat."
+            raise ApiError(error, text)
+
+    def live(self, group_id: str) -> Callable[[str], bool]:
+        """A function that tells whether a member is still in the group."""
+        group = self._machine(group_id).groups.get(group_id)
+        members = {} if group is None else group.members
+        return members.__contains__
+
+    def committed(self, group_id: str, topic: str, partition: int) -> Committed | None:
+        """What the group has committed; None where it has committed nothing. ApiError where it shares by key."""
+        machine = self._machine(group_id)
+        if not machine.settings.individual_commits:
+            raise ApiError(
+                ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED,
+                "This broker takes no commits by ranges, which slices need: accept.individual.commit is false.",
+            )
+        position = machine.offsets.current(group_id, topic, partition)
+        if position is None:
+            return None
+        if position.frontier is not None:
+            raise ApiError(
+                ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
+                f"Group {group_id} shares {topic}-{partition} by key: its keys stand at different offsets. Use another "
+                "group, or reset its offsets.",
+            )
+        return Committed(position, machine.offsets.individual.of(group_id, (topic, partition), position), machine)
+
+    async def begin(self, group_id: str, member_id: str, epoch: int, at: TopicPartition, offset: int) -> None:
+        """Have a group that has committed nothing of a partition begin at an offset, durably; the first call counts."""
+        await self._groups.ensure_individual()
+        part = OffsetCommitRequestPartition(
+            partition_index=at.partition, committed_offset=offset, committed_metadata=""
+        )
+        request = OffsetCommitRequest(
+            group_id=group_id,
+            generation_id_or_member_epoch=epoch,
+            member_id=member_id,
+            topics=[OffsetCommitRequestTopic(name=at.topic, partitions=[part])],
+        )
+
+        def decide(machine: Coordinator, now_ms: int) -> Outcome[OffsetCommitResponse | None, CoordinatorRecord]:
+            if machine.offsets.current(group_id, at.topic, at.partition) is not None:
+                return Outcome(None)
+            return machine.offset_commit(request, Caller("", "", BY_NAME_VERSION, "", 0), now_ms)
+
+        answer = await self._groups.shard_of(group_id).submit(decide)
+        code = ErrorCode.NONE if answer is None else ErrorCode.of(answer.topics[0].partitions[0].error_code)
+        if code is not ErrorCode.NONE:
+            raise ApiError(code, f"Group {group_id} could not begin at offset {offset} of {at}.")
+
+    def _machine(self, group_id: str) -> Coordinator:
+        return self._groups.shard_of(group_id).machine

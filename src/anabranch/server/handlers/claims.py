@@ -1,0 +1,336 @@
+"""Fetches without keys (Fetch with claims, ADR 0053): the leader chooses where each one reads.
+
+Of each claimed partition the group's next slice is reserved, then read as any fetch reads; it ends where the records
+that were found end. Where no partition has a slice, the fetch waits for records, or for slices that become free.
+
+Commits by ranges pass through here, too: what another member holds is not committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.ids import NO_TOPIC_ID
+from anabranch.machines.controller.leadership import refuse_read
+from anabranch.machines.partition.fetching import FetchBudget
+from anabranch.machines.partition.slices import Claimant, Refused, Slice, Slices
+from anabranch.protocol.messages.fetch import (
+    AbortedTransaction,
+    FetchableTopicResponse,
+    FetchedSlice,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    PartitionData,
+)
+from anabranch.protocol.messages.offset_commit import OffsetCommitRequest
+from anabranch.records.batch import headers
+from anabranch.server.context import BrokerContext
+from anabranch.server.partitions.fetch_sessions import FetchContext, Target
+from anabranch.server.partitions.fetching import Fetch, PartitionRead
+from anabranch.server.partitions.partition import Partition
+
+READ_COMMITTED = 1
+CLAIMS_MAX = 1_000
+"""Partitions of one fetch."""
+RECHECK_S = 0.25
+"""A waiting fetch looks so often whether members with slices are gone."""
+END_SESSION = -1
+OFFSET_MAX = (1 << 63) - 2
+
+
+def has_claims(request: FetchRequest) -> bool:
+    """Whether a fetch claims slices."""
+    return bool(request.member_id) and any(
+        part.claim is not None for topic in request.topics for part in topic.partitions
+    )
+
+
+class _Claimed(NamedTuple):
+    """A reserved slice, to be read."""
+
+    partition: Partition
+    slices: Slices
+    found: Slice
+    target: Target
+
+
+async def handle_claims(broker: BrokerContext, request: FetchRequest) -> FetchResponse:
+    """Answer a fetch with slices, as soon as there is one."""
+    count = sum(len(topic.partitions) for topic in request.topics)
+    if count > CLAIMS_MAX:
+        return FetchResponse(error_code=ErrorCode.INVALID_REQUEST, session_id=0)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + max(0, request.max_wait_ms) / 1000
+    while True:
+        attempt = _Attempt(broker, request)
+        await attempt.make()
+        left_s = deadline - loop.time()
+        if attempt.urgent or left_s <= 0 or broker.fetches.stopping:
+            return attempt.response()
+        await _changed(broker, request.group_id, attempt.partitions, min(left_s, RECHECK_S))
+
+
+class _Attempt:
+    """One look at all partitions of a fetch."""
+
+    def __init__(self, broker: BrokerContext, request: FetchRequest) -> None:
+        self._broker = broker
+        self._request = request
+        self._committed = request.isolation_level == READ_COMMITTED
+        self._answers: dict[tuple[int, int], PartitionData] = {}
+        self.partitions: list[Partition] = []
+        """Those that may have records later."""
+        self.urgent = False
+        """Whether to answer now."""
+
+    async def make(self) -> None:
+        """Reserve, read, and keep of each slice what was read."""
+        claimed: dict[tuple[int, int], _Claimed] = {}
+        try:
+            for at, topic, part in self._parts():
+                try:
+                    found = await self._claim(topic, part)
+                except ApiError as error:
+                    self._refuse(at, part, error.code, error.message)
+                    continue
+                if isinstance(found, _Claimed):
+                    claimed[at] = found
+                else:
+                    self._answers[at] = found
+            await self._read(claimed)
+        finally:
+            for each in claimed.values():
+                each.slices.cancel(each.found)
+
+    def _parts(self) -> Iterator[tuple[tuple[int, int], FetchTopic, FetchPartition]]:
+        for place, topic in enumerate(self._request.topics):
+            for number, part in enumerate(topic.partitions):
+                yield (place, number), topic, part
+
+    def _refuse(self, at: tuple[int, int], part: FetchPartition, code: ErrorCode, message: str) -> None:
+        self.urgent = True
+        self._answers[at] = PartitionData(
+            partition_index=part.partition, error_code=code, high_watermark=-1, records=b"", error_message=message
+        )
+
+    async def _claim(self, topic: FetchTopic, part: FetchPartition) -> _Claimed | PartitionData:
+        """Reserve the next slice of a partition; an answer where there is none now. ApiError with the reason."""
+        broker, request, claim = self._broker, self._request, part.claim
+        if claim is None:
+            raise ApiError(ErrorCode.INVALID_REQUEST, "A fetch claims slices of all its partitions, or of none.")
+        target = Target(
+            topic.topic,
+            topic.topic_id,
+            part.partition,
+            part.fetch_offset,
+            part.partition_max_bytes,
+            part.current_leader_epoch,
+            undeleted_partition_count=topic.undeleted_partition_count,
+        )
+        partition = broker.fetches.locate(target)
+        if isinstance(partition, ErrorCode):
+            raise ApiError(partition, "The partition is not here.")
+        role = partition.leadership
+        if role is None or partition.offline_reason is not None:
+            raise ApiError(partition.unavailable(), f"{partition.name} cannot be read now.")
+        refused = refuse_read(role, target.undeleted_partition_count, target.leader_epoch)
+        if refused is not ErrorCode.NONE:
+            raise ApiError(refused, f"{partition.name} is not read so by its leader.")
+        if not partition.settings.accepts_range_fetch:
+            raise ApiError(
+                ErrorCode.TOPIC_RANGE_FETCH_NOT_ALLOWED,
+                f"Topic {partition.name.topic} is not shared: its accept.range.fetch is false.",
+            )
+        group_id, member_id = request.group_id, request.member_id
+        broker.memberships.check_member(group_id, member_id, request.generation_id_or_member_epoch)
+        log = partition.log
+        limit = partition.last_stable_offset if self._committed else log.high_watermark
+        if claim.sequence == END_SESSION:
+            broker.slices.of(group_id, partition).end_session(member_id)
+            broker.slices.freed(group_id)
+            self.urgent = True
+            return self._nothing(partition)
+        progress = broker.memberships.committed(group_id, *partition.name)
+        if progress is None:
+            await self._begin(partition, part.fetch_offset)
+            progress = broker.memberships.committed(group_id, *partition.name)
+            if progress is None:
+                raise ApiError(ErrorCode.OFFSET_NOT_AVAILABLE, f"Group {group_id} has no offset of {partition.name}.")
+        if progress.stable > log.end:
+            raise ApiError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"Group {group_id} has committed offset {progress.stable} of {partition.name}, which ends at "
+                f"{log.end}: reset its offsets.",
+            )
+        by = Claimant(member_id, request.generation_id_or_member_epoch, claim.session, claim.sequence)
+        slices = broker.slices.of(group_id, partition)
+        live = broker.memberships.live(group_id)
+        found = slices.claim(by, progress, limit, claim.records_max, live, broker.slices.now_ms)
+        if isinstance(found, Refused):
+            raise ApiError(found.code, found.message)
+        self.partitions.append(partition)
+        if found is None:
+            return self._nothing(partition)
+        target.offset = max(found.start, log.log_start)
+        return _Claimed(partition, slices, found, target)
+
+    async def _begin(self, partition: Partition, offset: int) -> None:
+        request, log = self._request, partition.log
+        if not log.log_start <= offset <= log.end:
+            raise ApiError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"Group {request.group_id} has committed nothing of {partition.name}, and offset {offset} is none to "
+                f"begin at: it has {log.log_start} to {log.end}.",
+            )
+        await self._broker.memberships.begin(
+            request.group_id, request.member_id, request.generation_id_or_member_epoch, partition.name, offset
+        )
+
+    async def _read(self, claimed: dict[tuple[int, int], _Claimed]) -> None:
+        """Read the reserved slices, one after the other; those that were read are taken out of `claimed`.
+
+        Each has a budget of its own, so that no records mean that there are none, and never that there is no room.
+        """
+        request, fetches = self._request, self._broker.fetches
+        room = min(request.max_bytes, fetches.size_max)
+        for at, each in list(claimed.items()):
+            if each.target.offset > each.found.end:  # All of its records were deleted.
+                self._take(at, claimed.pop(at), None)
+                continue
+            if room <= 0:
+                self._answers[at] = self._nothing(each.partition)
+                continue
+            budget = FetchBudget(1, room, fetches.size_max)
+            fetch = Fetch(fetches, FetchContext([each.target], None, False), budget, committed=self._committed)
+            fetch.read()
+            if fetch.coming:
+                await fetch.wait(0)
+            (read,) = fetch.answer()
+            assert read is not None
+            if read.error is not ErrorCode.NONE:
+                part = request.topics[at[0]].partitions[at[1]]
+                self._refuse(at, part, read.error, f"{each.partition.name} could not be read: {read.error.name}.")
+            else:
+                room -= read.size
+                self._take(at, claimed.pop(at), read)
+
+    def _take(self, at: tuple[int, int], each: _Claimed, read: PartitionRead | None) -> None:
+        """Answer a slice that was read, as far as its records were found."""
+        found, end, size = each.found, each.found.end, 0
+        data = memoryview(b"")
+        if read is not None and read.found is not None:
+            view = read.found.view()
+            for position, header in headers(view):
+                if position and header.base_offset > end:
+                    break
+                size, reached = position + header.size, header.next_offset - 1
+                if reached >= end:
+                    break
+            else:
+                end = max(found.start, min(end, reached if size else end))
+            data = view[:size]
+        if not each.slices.shrink(found, end, size):  # It ended while it was read.
+            self._answers[at] = self._nothing(each.partition)
+            return
+        self.urgent = True
+        self._broker.slices.claims.add()
+        answer = self._nothing(each.partition)
+        answer.records = data
+        answer.slice = FetchedSlice(start=found.start, end=found.end, sequence=found.sequence)
+        if self._committed and read is not None:
+            answer.aborted_transactions = [
+                AbortedTransaction(producer_id=line.producer_id, first_offset=line.first_offset)
+                for line in read.aborted
+            ]
+        self._answers[at] = answer
+
+    def _nothing(self, partition: Partition) -> PartitionData:
+        """The answer where there is no slice."""
+        return PartitionData(
+            partition_index=partition.name.partition,
+            error_code=ErrorCode.NONE,
+            high_watermark=partition.log.high_watermark,
+            last_stable_offset=partition.last_stable_offset,
+            log_start_offset=partition.log.log_start,
+            records=b"",
+        )
+
+    def response(self) -> FetchResponse:
+        """The answer with what was found."""
+        return FetchResponse(
+            session_id=0,
+            responses=[
+                FetchableTopicResponse(
+                    topic=topic.topic,
+                    topic_id=topic.topic_id,
+                    partitions=[self._answers[place, number] for number in range(len(topic.partitions))],
+                )
+                for place, topic in enumerate(self._request.topics)
+            ],
+        )
+
+
+async def _changed(broker: BrokerContext, group_id: str, partitions: list[Partition], wait_s: float) -> None:
+    """Wait until records came, slices may have become free, the time is over, or the broker stops."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    timer = loop.call_later(wait_s, wake)
+    broker.fetches.waiting.add(done)
+    broker.slices.watch(group_id, wake)
+    watchers: list[tuple[Partition, Callable[[], None]]] = []
+    for partition in partitions:
+        partition.watch(wake)
+        watchers.append((partition, wake))
+    try:
+        await done
+    finally:
+        timer.cancel()
+        broker.fetches.waiting.discard(done)
+        broker.slices.unwatch(group_id, wake)
+        for partition, watcher in watchers:
+            partition.unwatch(watcher)
+
+
+# -- commits ---------------------------------------------------------------------------------------------------------
+
+
+def held_by_others(broker: BrokerContext, request: OffsetCommitRequest) -> dict[tuple[int, int], str]:
+    """The partitions of a commit, by their places in the request, that must not count, with the reason.
+
+    Nothing is refused to a request whose member the coordinator refuses anyhow, or while it is not there.
+    """
+    if not len(broker.slices):
+        return {}
+    found: dict[tuple[int, int], str] = {}
+    for place, topic in enumerate(request.topics):
+        name = topic.name if topic.topic_id == NO_TOPIC_ID else broker.view.name_of(topic.topic_id)
+        for number, part in enumerate(topic.partitions):
+            partition = None if name is None else broker.replicas.get(name, part.partition_index)
+            if partition is None:
+                continue
+            if part.offset_ranges:
+                ranges = [(it.start, it.end) for it in part.offset_ranges]
+            elif part.key_range_offsets:
+                ranges = [(0, OFFSET_MAX)]
+            else:
+                ranges = [(0, part.committed_offset - 1)]
+            try:
+                held = broker.slices.holder_of(request.group_id, partition, request.member_id, ranges)
+            except ApiError:
+                continue
+            if held is not None:
+                found[place, number] = (
+                    f"Offsets {held.start} to {held.end} of {partition.name} are with member {held.member_id}, which "
+                    "fetches them without keys: this commit does not count."
+                )
+    return found

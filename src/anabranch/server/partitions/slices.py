@@ -1,0 +1,126 @@
+"""The books of slices of one leader: which member of which group holds what of a partition (ADR 0053).
+
+`machines.partition.slices` decides. Books are in memory alone: a new leader, or this broker after a restart, begins
+with empty ones. They are dropped when no member has a session any more; members that are gone are noticed at each
+claim, and of groups that claim no more, one book at a time whenever another is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from anabranch.base.errors import ApiError
+from anabranch.machines.partition.slices import Slice, Slices, SliceSettings
+from anabranch.runtime.clock import Clock
+from anabranch.runtime.metrics import Metrics
+from anabranch.server.partitions.partition import Partition
+
+BOOKS_SWEPT = 2
+"""Books that are looked at for members that are gone whenever one is asked for."""
+
+Live = Callable[[str], Callable[[str], bool]]
+"""Gives for a group the function that tells whether a member is in it; ApiError while that is not known."""
+
+
+class Book(NamedTuple):
+    """A group in a partition, under one leader epoch."""
+
+    group_id: str
+    topic_id: UUID
+    partition: int
+    leader_epoch: int
+
+
+class SliceBooks:
+    """The slices of all groups in all partitions of this leader."""
+
+    def __init__(self, live: Live, clock: Clock, metrics: Metrics, *, hold_ms: int) -> None:
+        self._live = live
+        self._clock = clock
+        self._settings = SliceSettings(hold_ms=hold_ms)
+        self._books: dict[Book, Slices] = {}
+        self._waiting: dict[str, dict[Callable[[], None], None]] = {}
+        self.claims = metrics.counter("anabranch_slices_claimed_total", "Slices of partitions that members got.")
+        self._again_of_dropped = 0
+        gauge = metrics.gauge
+        gauge("anabranch_slices_held", "Slices that members hold.", lambda: sum(map(len, self._books.values())))
+        gauge("anabranch_slices_offered_again", "Slices that were not committed by who had them.", self._offered_again)
+
+    @property
+    def now_ms(self) -> int:
+        """The clock of the books, in ms."""
+        return self._clock.monotonic_ms()
+
+    def __len__(self) -> int:
+        return len(self._books)
+
+    def of(self, group_id: str, partition: Partition) -> Slices:
+        """The slices of a group in a partition, made if there are none."""
+        key = self._key(group_id, partition)
+        self._sweep_some()
+        found = self._books.get(key)
+        if found is None:
+            found = self._books[key] = Slices(self._settings)
+        return found
+
+    def _sweep_some(self) -> None:
+        """Look at the books that were not looked at for the longest time."""
+        for key in list(_first(self._books, BOOKS_SWEPT)):
+            slices = self._books.pop(key)
+            with contextlib.suppress(ApiError):  # The coordinator reads its log.
+                slices.sweep(self._live(key.group_id), self.now_ms)
+            if slices.is_idle:
+                self._again_of_dropped += slices.offered_again
+            else:
+                self._books[key] = slices
+
+    def _offered_again(self) -> int:
+        return self._again_of_dropped + sum(slices.offered_again for slices in self._books.values())
+
+    def held(self, group_id: str, partition: Partition) -> Sequence[Slice]:
+        """The slices that members of a group hold of a partition, ascending."""
+        return tuple(self._books.get(self._key(group_id, partition), ()))
+
+    def _key(self, group_id: str, partition: Partition) -> Book:
+        return Book(group_id, partition.topic_id, partition.name.partition, partition.leader_epoch)
+
+    def holder_of(
+        self, group_id: str, partition: Partition, member_id: str, ranges: Iterable[tuple[int, int]]
+    ) -> Slice | None:
+        """The slice of another member that a commit would finish; None where it may count. ApiError as `live`."""
+        slices = self._books.get(self._key(group_id, partition))
+        if slices is None:
+            return None
+        return slices.holder_of(member_id, ranges, self._live(group_id), self.now_ms)
+
+    def forget(self, topic_id: UUID, partition: int) -> None:
+        """Drop what is known of a partition that this broker leads no more."""
+        for key in [key for key in self._books if key[1:3] == (topic_id, partition)]:
+            del self._books[key]
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    def watch(self, group_id: str, watcher: Callable[[], None]) -> None:
+        """Call `watcher` when slices of a group may have become free, until `unwatch`."""
+        self._waiting.setdefault(group_id, {})[watcher] = None
+
+    def unwatch(self, group_id: str, watcher: Callable[[], None]) -> None:
+        """Stop calling `watcher`."""
+        watchers = self._waiting.get(group_id)
+        if watchers is not None:
+            watchers.pop(watcher, None)
+            if not watchers:
+                del self._waiting[group_id]
+
+    def freed(self, group_id: str) -> None:
+        """Have the waiting fetches of a group claim again: a member has left, or given something back."""
+        for watcher in list(self._waiting.get(group_id, ())):
+            watcher()
+
+
+def _first(books: dict[Book, Slices], count: int) -> Iterator[Book]:
+    for _, key in zip(range(count), books, strict=False):
+        yield key
