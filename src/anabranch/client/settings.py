@@ -176,6 +176,11 @@ class ConsumerSettings(RefreshingSettings, CallSettings):
         "`implicit`: polled records are processed at the next poll; `explicit`: each when it is `done`.",
         kind="implicit, explicit",
     )
+    share: str = setting(
+        "none",
+        "`any`: members of the group share partitions without keys, in no order: each gets what is next.",
+        kind="none, any",
+    )
     allow_individual_commit: bool = setting(
         True, "Commit ranges of offsets above the stable offset, for work that is finished out of order."
     )
@@ -195,6 +200,9 @@ class ConsumerSettings(RefreshingSettings, CallSettings):
         _one_of("ordering", self.ordering, ("key", "none"))
         _one_of("isolation.level", self.isolation_level, ("read_uncommitted", "read_committed"))
         _one_of("group.protocol", self.group_protocol, ("consumer", "classic"))
+        _one_of("share", self.share, ("none", "any"))
+        if self.share == "any" and self.group_id is None:
+            raise ValueError("share 'any' is for members of a group: set group.id")
         _one_of("acknowledgement.mode", self.acknowledgement_mode, ("implicit", "explicit"))
         for name in ("max_num_ranges_to_commit", "max_unfinished_records", "max_unfinished_bytes", "max_bytes_ahead"):
             if getattr(self, name) < 1:

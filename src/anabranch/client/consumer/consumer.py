@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.client.cluster.metadata import Cluster, OffsetAndTimestamp
+from anabranch.client.consumer.cooperative import CooperativeGroup, SliceRecords
 from anabranch.client.consumer.driver import FetchingDriver
 from anabranch.client.consumer.group import CLOSE_TIMEOUT_MS, Group
 from anabranch.client.consumer.listeners import GroupMetadata, Invoke, SubscriptionPattern, listener_of
@@ -35,6 +36,8 @@ from anabranch.machines.clients.processing import OnError
 from anabranch.machines.keyspace import SPACE, Interval
 from anabranch.machines.lineage import Lineage
 from anabranch.machines.partition.sharing import asked_of
+from anabranch.runtime.chance import Chance
+from anabranch.runtime.clock import Clock
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,6 +76,28 @@ class Consumer:
         self._group = self._driver.group
         self._handout = self._driver.handout
         self._pool: Pool | None = None
+        self._cooperative: CooperativeGroup | None = None
+        self._records: SliceRecords | None = None
+        if settings.share == "any":
+            self._share_any()
+
+    def _share_any(self) -> CooperativeGroup:
+        """Consume without keys from now on."""
+        if self._cooperative is None:
+            if self._settings.group_id is None:
+                raise ApiError(ErrorCode.INVALID_GROUP_ID, "share 'any' is for members of a group: set group_id")
+            settings, driver = self._settings, self._driver
+            group = CooperativeGroup(settings, self._cluster, driver, clock=Clock(), chance=Chance())
+            explicit = settings.acknowledgement_mode == "explicit"
+            self._records = SliceRecords(settings, driver, group, explicit=explicit)
+            self._group = self._cooperative = driver.group = group
+            driver.unfinished, driver.is_cooperative = self._records, True
+        return self._cooperative
+
+    def _refuse_of_slices(self, what: str) -> None:
+        if self._cooperative is not None:
+            text = f"this consumer shares partitions without keys, and has no positions: it cannot {what}"
+            raise ApiError(ErrorCode.INVALID_REQUEST, text)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -87,7 +112,7 @@ class Consumer:
 
     # -- the assignment -----------------------------------------------------------------------------------------------
 
-    def assign(self, assignment: Assignment) -> None:
+    def assign(self, assignment: Assignment, *, share: str | None = None) -> None:
         """Replace the assignment: topics by name (all partitions, including later ones), or (topic, partition) pairs.
 
         Partitions that stay assigned keep their positions. Each new one begins at the group's committed offset if this
@@ -97,7 +122,15 @@ class Consumer:
         (both ends inclusive, see docs/cooperative.md), all records where the list is empty. It is for consumers without
         a group, and for topics with `accept.range.fetch`. ValueError for a range that ends before it starts, or ranges
         that overlap.
+
+        With `share="any"` (or the setting) this consumer is a member of its group that gets whatever of these
+        partitions no other member has, in no order; see docs/cooperative.md.
         """
+        if share not in (None, "any"):
+            raise ValueError(f"share is {share!r}; it can be 'any'")
+        if share == "any" or self._cooperative is not None:
+            self._assign_any(assignment)
+            return
         if self._group is not None and self._group.subscription is not None:
             raise ApiError(ErrorCode.INVALID_REQUEST, "this consumer is subscribed; unsubscribe before assigning")
         shares = shares_of(assignment) if isinstance(assignment, Mapping) else {}
@@ -109,6 +142,22 @@ class Consumer:
         self._fetcher.assign(pairs, topics, awaiting=self._group is not None, shares=shares)
         if self._driver.unfinished is not None:
             self._driver.unfinished.retain(self._fetcher.assignment)
+
+    def _assign_any(self, assignment: Assignment) -> None:
+        if isinstance(assignment, Mapping):
+            raise ValueError("share 'any' goes without key ranges: assign topics, or (topic, partition) pairs")
+        if self._fetcher.topics:
+            text = "this consumer reads whole partitions already; use another one to share them"
+            raise ApiError(ErrorCode.INVALID_REQUEST, text)
+        group = self._share_any()
+        parts = [assignment] if isinstance(assignment, str) else list(assignment)
+        group.fetches.whole = frozenset(part for part in parts if isinstance(part, str))
+        group.fetches.pairs = frozenset(TopicPartition(*part) for part in parts if not isinstance(part, str))
+        topics = group.fetches.whole | {tp.topic for tp in group.fetches.pairs}
+        if not topics:
+            raise ValueError("assign at least one topic; to read nothing, unsubscribe")
+        group.fetches.changed()
+        group.subscribe(Subscription(topics), None)
 
     def subscribe(
         self,
@@ -137,6 +186,9 @@ class Consumer:
         if subscription.pattern == "" or (subscription.pattern is None and not subscription.topics):
             raise ValueError("subscribe to at least one topic; to read nothing, unsubscribe")
         functions = (on_partitions_assigned, on_partitions_revoked, on_partitions_lost)
+        if self._cooperative is not None:
+            self._cooperative.fetches.pairs = None
+            self._cooperative.fetches.changed()
         group.subscribe(subscription, listener_of(listener, *functions), partition_key_listener)
 
     def subscription(self) -> frozenset[str] | SubscriptionPattern | None:
@@ -163,11 +215,12 @@ class Consumer:
         return self._group
 
     def assignment(self) -> tuple[TopicPartition, ...]:
-        """Return the assigned partitions."""
-        return self._fetcher.assignment
+        """Return the assigned partitions; with `share="any"` all that this member claims slices of."""
+        return self._fetcher.assignment if self._cooperative is None else self._cooperative.fetches.partitions
 
     async def seek(self, topic: str, partition: int, offset: int) -> None:
         """Set the position of an assigned partition to `offset`."""
+        self._refuse_of_slices("seek")
         tp = TopicPartition(topic, partition)
         await self._driver.know([tp])
         self._driver.moved_by_hand(tp)
@@ -186,6 +239,7 @@ class Consumer:
         await self._seek_to(partitions, timestamp)
 
     async def _seek_to(self, partitions: Sequence[tuple[str, int]], timestamp: int) -> None:
+        self._refuse_of_slices("seek")
         wanted = [TopicPartition(*partition) for partition in partitions]
         await self._driver.know(wanted)
         for tp in wanted or self._fetcher.assignment:
@@ -194,6 +248,7 @@ class Consumer:
 
     async def position(self, topic: str, partition: int) -> int:
         """Return the offset of the next record to be returned."""
+        self._refuse_of_slices("tell one")
         tp = TopicPartition(topic, partition)
         await self._driver.know([tp])
         while (position := self._fetcher.position(tp)) is None:
@@ -202,6 +257,7 @@ class Consumer:
 
     async def pause(self, *partitions: tuple[str, int]) -> None:
         """Return no records of these partitions until `resume`; by default of all."""
+        self._refuse_of_slices("pause; poll later")
         await self._driver.know([TopicPartition(*partition) for partition in partitions])
         for tp in [TopicPartition(*partition) for partition in partitions] or self._fetcher.assignment:
             self._fetcher.pause(tp)
@@ -210,6 +266,7 @@ class Consumer:
 
     async def resume(self, *partitions: tuple[str, int]) -> None:
         """Resume paused partitions, by default all."""
+        self._refuse_of_slices("resume")
         await self._driver.know([TopicPartition(*partition) for partition in partitions])
         for tp in [TopicPartition(*partition) for partition in partitions] or self._fetcher.assignment:
             self._fetcher.resume(tp)
@@ -242,6 +299,10 @@ class Consumer:
         past the others. Fetches that another filter was used for are made again: keep to one.
         """
         self._refuse_beside_a_handler("poll")
+        if filter is not None:
+            self._refuse_of_slices("filter")
+        if self._records is not None:
+            self._records.finish_handed()
         self._fetcher.filter(filter)
         room = self._settings.max_poll_records if max_records is None else max_records
         if self._driver.unfinished is not None:
@@ -281,6 +342,7 @@ class Consumer:
     async def gather(self, timeout_s: float | None, max_bytes: int | None) -> list[Deliverable]:
         """Wait for deliverable parts of at most about `max_bytes`; call `hand_out` to move the positions past them."""
         self._refuse_beside_a_handler("poll")
+        self._refuse_of_slices("return tables; poll records")
         if self._driver.unfinished is not None:
             text = "records are acknowledged one by one with acknowledgement.mode 'explicit': poll them, not tables"
             raise ApiError(ErrorCode.INVALID_REQUEST, text)
@@ -374,6 +436,8 @@ class Consumer:
         """
         self._refuse_beside_a_handler("run another one")
         self._driver.start()
+        if self._records is not None:
+            self._records.finish_handed()
         self._handout.go_back()
         self._pool = Pool(
             self._driver,
@@ -434,7 +498,7 @@ class Consumer:
         """Return the group's committed offsets, by default of the assigned partitions; None without an offset."""
         group = self._grouped("ask for committed offsets")
         self._driver.start()
-        return await group.committed([TopicPartition(*tp) for tp in partitions] or self._fetcher.assignment)
+        return await group.committed([TopicPartition(*tp) for tp in partitions] or self.assignment())
 
     def group_metadata(self) -> GroupMetadata:
         """Return the consumer's identity in its group, for a transaction that commits its offsets."""
@@ -461,13 +525,16 @@ class Consumer:
     async def lag(self) -> dict[TopicPartition, int]:
         """Return the distance in offsets from each assigned partition's position to its log end."""
         ends = await self.end_offsets()
+        if self._cooperative is not None:
+            committed = await self.committed()
+            return {tp: end - (0 if (at := committed[tp]) is None else at.offset) for tp, end in ends.items()}
         return {tp: max(0, end - await self.position(*tp)) for tp, end in ends.items()}
 
     async def _offsets(self, partitions: Sequence[tuple[str, int]], timestamp: int) -> dict[TopicPartition, int]:
         wanted = [TopicPartition(*partition) for partition in partitions]
-        if not wanted:
+        if not wanted and self._cooperative is None:
             await self._driver.know([])
-        asked = dict.fromkeys(wanted or self._fetcher.assignment, timestamp)
+        asked = dict.fromkeys(wanted or self.assignment(), timestamp)
         found = await self._cluster.offsets(asked, read_committed=self._settings.read_committed)
         return {tp: at.offset for tp, at in found.items()}
 
@@ -481,6 +548,8 @@ class Consumer:
         if self._pool is not None:
             await self._pool.ended()
         try:
+            if self._records is not None:
+                self._records.finish_handed()
             if self._group is not None and self._driver.started:
                 await self._group.close(leave=leave, timeout_ms=int(timeout_s * 1000))
         finally:

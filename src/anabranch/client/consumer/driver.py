@@ -72,6 +72,8 @@ class FetchingDriver:
         self.group: Group | None = None
         if settings.group_id is not None:
             self.group = Group(settings, cluster, self.fetcher, self, clock=clock, chance=Chance())
+        self.is_cooperative = False
+        """Whether the records come in slices, whatever is assigned (`cooperative`)."""
         self.closed = False
         self._cluster = cluster
         self._names: dict[UUID, str] = {}
@@ -154,7 +156,7 @@ class FetchingDriver:
 
     def end_of_run(self) -> None:
         """Return to the acknowledgements of the settings after a handler has run."""
-        if self._settings.acknowledgement_mode != "explicit":
+        if self._settings.acknowledgement_mode != "explicit" and not self.is_cooperative:
             self.unfinished = None
 
     def begin_turn(self) -> None:

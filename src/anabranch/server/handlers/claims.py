@@ -40,6 +40,9 @@ CLAIMS_MAX = 1_000
 RECHECK_S = 0.25
 """A waiting fetch looks so often whether members with slices are gone."""
 END_SESSION = -1
+READ_SIZE_MIN = 64 * 1024
+RECORD_SIZE_GUESS = 2 * 1024
+"""Of larger records a slice has fewer than could be claimed: what is read and not sent is bounded."""
 OFFSET_MAX = (1 << 63) - 2
 
 
@@ -128,7 +131,7 @@ class _Attempt:
             topic.topic_id,
             part.partition,
             part.fetch_offset,
-            part.partition_max_bytes,
+            min(part.partition_max_bytes, max(READ_SIZE_MIN, claim.records_max * RECORD_SIZE_GUESS)),
             part.current_leader_epoch,
             undeleted_partition_count=topic.undeleted_partition_count,
         )

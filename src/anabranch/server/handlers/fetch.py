@@ -33,7 +33,7 @@ def handle_fetch(
     broker: BrokerContext, request: FetchRequest, call: RequestContext
 ) -> FetchResponse | Awaitable[FetchResponse | Large]:
     """Answer a fetch at once, or when enough records are found."""
-    if request.member_id and has_claims(request):
+    if (request.member_id or request.group_id) and has_claims(request):
         return handle_claims(broker, request)
     named = sum(len(topic.partitions) for topic in request.topics)
     named += len(request.topics) + len(request.forgotten_topics_data)

@@ -79,7 +79,9 @@ class _Tracked:
 class Tracker:
     """The taken records of one consumer."""
 
-    def __init__(self, settings: TrackerSettings) -> None:
+    def __init__(self, settings: TrackerSettings, *, ordered: bool = True) -> None:
+        """`ordered`: records of a key run one after the other."""
+        self._ordered = ordered
         self.orphaning = False
         """Whether records that run when their partition is forgotten become orphans; else they are forgotten, too."""
         self._settings = settings
@@ -131,6 +133,10 @@ class Tracker:
         tracked.keys.update(self._orphans.get(tp, {}))
         return tracked
 
+    def begin(self, tp: TopicPartition, position: int) -> None:
+        """Begin to track a partition at a position, whatever room there is."""
+        self._begin(tp, position)
+
     def take(self, tp: TopicPartition, records: Sequence[Item], end: int, skipped: Ranges = ()) -> None:
         """Take the next records of a partition, in order; `end` is the position behind them.
 
@@ -150,7 +156,7 @@ class Tracker:
             position = entry.offset + 1
             tracked.order.append(entry)
             key = entry.key
-            if key is not None:
+            if key is not None and self._ordered:
                 last = tracked.keys.get(key)
                 tracked.keys[key] = entry
                 if last is not None:
@@ -395,7 +401,7 @@ class Tracker:
         for entry in running:
             if not self.orphaning:
                 del self._running[entry.lease]
-            elif entry.key is not None:
+            elif entry.key is not None and self._ordered:
                 self._orphans.setdefault(tp, {})[entry.key] = entry
         self.unfinished -= tracked.unfinished
         self.size -= tracked.size

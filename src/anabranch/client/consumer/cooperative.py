@@ -1,0 +1,256 @@
+"""Consuming without keys (ADR 0053): several members of a group read one partition, in no order.
+
+The member joins its group as any member does, for its heartbeats and its epoch, and what it is assigned does not
+matter: it claims slices of all partitions of its subscription, or of those that were assigned by hand. What is done of
+a slice is committed as ranges of offsets; a range that another member holds is refused, and dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
+from anabranch.base.ids import TopicPartition
+from anabranch.client.cluster.metadata import Cluster
+from anabranch.client.consumer.driver import FetchingDriver
+from anabranch.client.consumer.group import Group
+from anabranch.client.consumer.group_context import AGAIN, EPOCH_STALE, OUT_OF_GROUP, is_final
+from anabranch.client.consumer.offsets import OffsetAndMetadata
+from anabranch.client.consumer.record import Record
+from anabranch.client.consumer.slice_fetches import SliceFetches
+from anabranch.client.consumer.unfinished import Unfinished, record_of
+from anabranch.client.settings import ConsumerSettings, taken
+from anabranch.machines.clients.membership.steps import Event, Failed, Lost
+from anabranch.machines.clients.processing import Ranges, Tracker, TrackerSettings
+from anabranch.machines.clients.slices import Part, SliceLedger
+from anabranch.runtime.chance import Chance
+from anabranch.runtime.clock import Clock
+
+PARTS_AT_A_TIME = 1_000
+"""Parts of slices in one commit."""
+
+_log = logging.getLogger("anabranch.client")
+
+
+class CooperativeGroup(Group):
+    """A membership whose assignment is not read, and the commits of slices."""
+
+    def __init__(
+        self, settings: ConsumerSettings, cluster: Cluster, driver: FetchingDriver, *, clock: Clock, chance: Chance
+    ) -> None:
+        super().__init__(settings, cluster, driver.fetcher, driver, clock=clock, chance=chance)
+        self.ledger = SliceLedger(Tracker(taken(TrackerSettings, settings), ordered=False))
+        self.fetches = SliceFetches(
+            settings, cluster, driver, driver.handout, self._context, self.ledger, self._commit_quietly
+        )
+        self._committing = asyncio.Lock()
+        self._due_ms = 0
+
+    # -- membership ----------------------------------------------------------------------------------------------------
+
+    async def _carry_out(self, event: Event) -> None:
+        try:
+            if isinstance(event, Lost):
+                self.ledger.fenced()
+            elif isinstance(event, Failed):
+                raise event.error
+        finally:
+            self._member.done(event, self._context.now_ms())
+            self._context.changed.set()
+
+    async def attend(self) -> None:
+        """Carry out events, and begin to commit when that is due."""
+        await self._carry_out_events()
+        if self._context.error is not None:
+            error, self._context.error = self._context.error, None
+            raise error
+        if self.fetches.failure is not None:
+            failure, self.fetches.failure = self.fetches.failure, None
+            raise failure
+        if self._settings.enable_auto_commit and self._context.now_ms() >= self._due_ms and self._member.is_member:
+            self._due_ms = self._context.now_ms() + self._settings.auto_commit_interval_ms
+            self._context.job("commit", self._commit_quietly)
+
+    def next_attendance_ms(self) -> int | None:
+        """Return the time at which `attend` is due even without a change."""
+        return self._due_ms if self._settings.enable_auto_commit and self._due_ms else None
+
+    async def unsubscribe(self) -> None:
+        """Commit what is done, and leave; what is not done goes to others."""
+        if self._settings.enable_auto_commit and self._context.subscription is not None:
+            await self._commit_quietly()
+        self.ledger.fenced()
+        await super().unsubscribe()
+
+    async def close(self, *, leave: bool | None, timeout_ms: int) -> None:
+        """Commit what is done, give the rest back, and leave."""
+        if self._settings.enable_auto_commit and self._member.is_member:
+            await self._commit_quietly(timeout_ms)
+        if self._member.is_member:
+            await self.fetches.end(self.ledger.leave_out(lambda tp: False))
+        await super().close(leave=leave, timeout_ms=timeout_ms)
+
+    # -- commits -------------------------------------------------------------------------------------------------------
+
+    async def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata] | None,
+        ranges: Mapping[TopicPartition, Ranges] | None = None,
+    ) -> None:
+        """Commit what is done, or these ranges of slices in hand."""
+        if offsets is not None:
+            text = "a consumer with share 'any' commits what is done, or ranges of its slices, and no offsets"
+            raise ApiError(ErrorCode.INVALID_REQUEST, text)
+        await self.commit_parts(self.ledger.done() if ranges is None else self.ledger.parts_of(ranges))
+
+    async def commit_processed(self, timeout_ms: int | None = None) -> None:
+        """With automatic commits, commit what is done."""
+        if self._settings.enable_auto_commit and self._member.is_member:
+            await self._commit_quietly(timeout_ms)
+
+    async def _commit_quietly(self, timeout_ms: int | None = None) -> None:
+        """Commit what is done; a failure is logged: at worst some records come twice."""
+        try:
+            await self.commit_parts(self.ledger.done(), timeout_ms)
+        except (AnabranchError, OSError) as error:
+            _log.warning("group '%s': slices were not committed: %s", self._context.group_id, error)
+
+    async def commit_parts(self, parts: Sequence[Part], timeout_ms: int | None = None) -> None:
+        """Commit parts of slices. Raises `ApiError` if that fails; a part that another member holds is dropped."""
+        context = self._context
+        deadline = context.now_ms() + (self._settings.default_api_timeout_ms if timeout_ms is None else timeout_ms)
+        async with self._committing:
+            work = deque(_requests(parts))
+            while work:
+                pending = work.popleft()
+                identity = context.identity()
+                failure: AnabranchError | OSError
+                if not self._member.is_member:
+                    raise _not_committed(ErrorCode.UNKNOWN_MEMBER_ID, context.group_id)
+                commits = {tp: OffsetAndMetadata(-1, ranges=_ranges(some)) for tp, some in pending.items()}
+                try:
+                    codes = await context.offsets.commit(commits, {}, identity)
+                except (AnabranchError, OSError) as error:
+                    if is_final(error):
+                        raise
+                    failure, codes = error, {}
+                else:
+                    failure = ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, "the coordinator's response lacks partitions")
+                for tp, code in codes.items():
+                    some = pending.pop(tp)
+                    if code is ErrorCode.NONE:
+                        for part in some:
+                            self.ledger.committed(part)
+                    elif code is ErrorCode.INDIVIDUAL_COMMIT_TOO_OLD:
+                        self.ledger.drop_below(tp, context.offsets.stable[tp])
+                        again = [part for part in some if part.end >= context.offsets.stable[tp]]
+                        work.extend(_requests(_from(again, context.offsets.stable[tp])))
+                    elif code is ErrorCode.INVALID_RECORD_STATE:
+                        self._refused(tp, some, work)
+                    elif code in OUT_OF_GROUP:
+                        raise _not_committed(code, context.group_id)
+                    else:
+                        failure = ApiError(code, f"slices of {tp} could not be committed")
+                        if not (code.retriable or code in EPOCH_STALE or code in AGAIN):
+                            raise failure
+                        pending[tp] = some
+                context.host.happened()
+                if pending:
+                    if context.now_ms() > deadline:
+                        raise failure
+                    await context.epoch_or_pause(identity)
+                    work.appendleft(pending)
+
+    def _refused(self, tp: TopicPartition, parts: list[Part], work: deque[dict[TopicPartition, list[Part]]]) -> None:
+        """Find out which of several parts another member holds; drop the slice of a single one."""
+        if len(parts) > 1:
+            work.extend({tp: [part]} for part in parts)
+            return
+        (part,) = parts
+        _log.warning(
+            "group '%s': offsets %d to %d of %s are with another member, and come twice",
+            self._context.group_id,
+            part.start,
+            part.end,
+            tp,
+        )
+        self.ledger.refused(part)
+
+
+class SliceRecords(Unfinished):
+    """The records of slices that the application has, or will have."""
+
+    def __init__(
+        self, settings: ConsumerSettings, driver: FetchingDriver, group: CooperativeGroup, *, explicit: bool
+    ) -> None:
+        super().__init__(settings, driver.fetcher, driver.handout, driver.now_ms)
+        self.tracker = group.ledger.tracker
+        self._group = group
+        self._explicit = explicit
+        self._now = driver.now_ms
+        self._handed: list[tuple[int, int]] = []
+        """Leases and deliveries of the records that the last poll returned, where polling again finishes them."""
+
+    async def fill(self, records_max: int = 0) -> bool:
+        """Claim slices, as far as there is room."""
+        self._group.fetches.pump()
+        return False
+
+    def hand_out(self, records_max: int) -> list[Record]:
+        """Return records, and note them."""
+        found: list[Record] = []
+        while len(found) < records_max and (entry := self.tracker.next(self._now())) is not None:
+            found.append(record_of(entry))
+            if not self._explicit:
+                self._handed.append((entry.lease, entry.deliveries))
+        return found
+
+    def finish_handed(self) -> None:
+        """Finish what the last poll returned."""
+        handed, self._handed = self._handed, []
+        for lease, deliveries in handed:
+            self.tracker.done(lease, deliveries)
+
+    def note_progress(self) -> None:
+        """Nothing depends on how far a partition is."""
+        self.tracker.moved()
+
+    def consumed(self) -> dict[TopicPartition, int]:
+        """Return no positions: members with slices have none."""
+        return {}
+
+    def retain(self, assignment: Iterable[TopicPartition]) -> None:
+        """Keep all slices: they do not depend on what is assigned."""
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """Drop the slices of these partitions."""
+        self._group.ledger.drop(partitions)
+
+    def wind_up(self) -> None:
+        """Keep what is in hand for later polls."""
+
+
+def _requests(parts: Iterable[Part]) -> Iterable[dict[TopicPartition, list[Part]]]:
+    """Divide parts into commits."""
+    ordered = list(parts)
+    for begin in range(0, len(ordered), PARTS_AT_A_TIME):
+        found: dict[TopicPartition, list[Part]] = {}
+        for part in ordered[begin : begin + PARTS_AT_A_TIME]:
+            found.setdefault(part.tp, []).append(part)
+        yield found
+
+
+def _ranges(parts: Iterable[Part]) -> Ranges:
+    return sorted((part.start, part.end) for part in parts)
+
+
+def _from(parts: Iterable[Part], stable: int) -> list[Part]:
+    return [part._replace(start=max(part.start, stable)) for part in parts]
+
+
+def _not_committed(code: ErrorCode, group_id: str) -> ApiError:
+    text = f"slices were not committed: this consumer is no member of group '{group_id}' any more"
+    return ApiError(code, f"{text}, and others have them. Poll more often, or raise max.poll.interval.ms.")

@@ -1,0 +1,207 @@
+"""The slices that a member fetched without keys (ADR 0053): what of them is done, and which claim comes next.
+
+The records of a slice are in a tracker, under a name of their own: slices have no order among each other, and their
+records have none either. A slice is in hand until all of it is done and committed. It is dropped, with what is not
+done, where its leader says that another member has it, and when this one is fenced.
+
+A claim is repeated, under the same number, until its slice has come. A leader that does not know the session (it is a
+new one) has it begun anew; what is done of slices in hand should be committed before, as they are offered again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.ids import TopicPartition
+from anabranch.machines.clients.processing import Ranges, Tracker
+from anabranch.machines.clients.processing.values import Item
+
+BEGIN_ANEW = frozenset({ErrorCode.SHARE_SESSION_NOT_FOUND, ErrorCode.INVALID_SHARE_SESSION_EPOCH})
+"""The leader has not followed this session: another one begins."""
+
+
+class Part(NamedTuple):
+    """Offsets of a slice in hand that are done and not committed, both inclusive."""
+
+    tp: TopicPartition
+    slice: int
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Held:
+    """A slice in hand: offsets `start` to `end`, both inclusive."""
+
+    name: TopicPartition
+    """Its name in the tracker."""
+    tp: TopicPartition
+    start: int
+    end: int
+    committed: list[tuple[int, int]] = field(default_factory=list)
+    """Ascending, no two of them neighbors."""
+
+
+@dataclass(slots=True)
+class Session:
+    """The claims of one partition."""
+
+    number: int
+    sequence: int = 0
+    """The number of the next claim."""
+    offset: int = -1
+    """Where the group begins if it has committed nothing; -1 while the leader has not asked for it."""
+    not_before_ms: int = 0
+
+
+class SliceLedger:
+    """The slices of one member, of all partitions."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.tracker = tracker
+        self._held: dict[int, Held] = {}
+        self._sessions: dict[TopicPartition, Session] = {}
+        self._numbers = 0
+
+    # -- claims --------------------------------------------------------------------------------------------------------
+
+    def session(self, tp: TopicPartition) -> Session:
+        """The claims of a partition."""
+        found = self._sessions.get(tp)
+        if found is None:
+            found = self._sessions[tp] = self._begun(-1)
+        return found
+
+    def _begun(self, offset: int) -> Session:
+        self._numbers += 1
+        return Session(self._numbers, offset=offset)
+
+    def begin_anew(self, tp: TopicPartition) -> None:
+        """Begin another session, and drop what is in hand of the partition: it will be offered again."""
+        self.drop([tp])
+        self._sessions[tp] = self._begun(-1 if tp not in self._sessions else self._sessions[tp].offset)
+
+    def got(
+        self, tp: TopicPartition, session: int, sequence: int, start: int, end: int, records: Sequence[Item]
+    ) -> bool:
+        """Take a slice that a claim got, with its records; False if it is not the one that was claimed."""
+        known = self._sessions.get(tp)
+        if known is None or (known.number, known.sequence) != (session, sequence):
+            return False
+        known.sequence += 1
+        self._numbers += 1
+        name = TopicPartition(tp.topic, self._numbers)
+        self._held[self._numbers] = Held(name, tp, start, end)
+        self.tracker.begin(name, start)
+        self.tracker.take(name, records, end + 1)
+        return True
+
+    # -- what is done --------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def slices(self) -> Iterator[tuple[TopicPartition, int, int]]:
+        """The slices in hand: partition, first and last offset."""
+        return ((held.tp, held.start, held.end) for held in self._held.values())
+
+    def done(self) -> list[Part]:
+        """All that is done and not committed, slice by slice."""
+        found: list[Part] = []
+        for number, held in self._held.items():
+            stable = self.tracker.stable(held.name, held.end + 1)
+            done = [(held.start, stable - 1)] if stable > held.start else []
+            for first, last in without([*done, *self.tracker.finished(held.name, held.end + 1)], held.committed):
+                found.append(Part(held.tp, number, first, last))
+        return found
+
+    def parts_of(self, ranges: Mapping[TopicPartition, Ranges]) -> list[Part]:
+        """These ranges of offsets as parts of slices in hand. ApiError where one is not in hand."""
+        found: list[Part] = []
+        for tp, some in ranges.items():
+            for first, last in some:
+                within = [
+                    Part(tp, number, max(first, held.start), min(last, held.end))
+                    for number, held in self._held.items()
+                    if held.tp == tp and held.start <= last and held.end >= first
+                ]
+                if sum(part.end - part.start + 1 for part in within) != last - first + 1:
+                    text = f"offsets {first} to {last} of {tp} are not all in hand: commit those of records polled"
+                    raise ApiError(ErrorCode.INVALID_RECORD_STATE, text)
+                found += within
+        return found
+
+    def committed(self, part: Part) -> None:
+        """Note that a part is committed; a slice of which all is leaves."""
+        held = self._held.get(part.slice)
+        if held is None:
+            return
+        held.committed = joined([*held.committed, (part.start, part.end)])
+        if held.committed == [(held.start, held.end)]:
+            self._drop(part.slice)
+
+    def drop_below(self, tp: TopicPartition, stable: int) -> None:
+        """Note that all offsets of a partition below the stable one are committed."""
+        for number, held in list(self._held.items()):
+            if held.tp == tp and held.start < stable:
+                self.committed(Part(tp, number, held.start, min(held.end, stable - 1)))
+
+    def refused(self, part: Part) -> None:
+        """Drop a slice of which another member holds something."""
+        if part.slice in self._held:
+            self._drop(part.slice)
+
+    def drop(self, partitions: Iterable[TopicPartition] | None = None) -> None:
+        """Drop the slices of these partitions, or all: their records count for nothing."""
+        wanted = None if partitions is None else set(partitions)
+        for number, held in list(self._held.items()):
+            if wanted is None or held.tp in wanted:
+                self._drop(number)
+
+    def leave_out(self, is_wanted: Callable[[TopicPartition], bool]) -> list[tuple[TopicPartition, Session]]:
+        """Drop partitions that are not wanted any more; return their sessions, which should be ended."""
+        gone = [(tp, session) for tp, session in self._sessions.items() if not is_wanted(tp)]
+        for tp, _ in gone:
+            self.drop([tp])
+            del self._sessions[tp]
+        return gone
+
+    def fenced(self) -> None:
+        """Drop everything: the group has given this member up."""
+        self.drop()
+        for tp, session in list(self._sessions.items()):
+            self._sessions[tp] = self._begun(session.offset)
+
+    def _drop(self, number: int) -> None:
+        self.tracker.forget(self._held.pop(number).name)
+
+
+def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join ranges that meet or overlap, ascending."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(found[-1][1], last)
+        else:
+            found.append((first, last))
+    return found
+
+
+def without(ranges: Ranges, taken: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The offsets of ranges that are in no range taken away; both ascending, both bounds inclusive."""
+    found: list[tuple[int, int]] = []
+    for first, last in joined(ranges):
+        at = max(0, bisect_left(taken, first, key=lambda bounds: bounds[1]))
+        for start, end in taken[at:]:
+            if start > last:
+                break
+            if start > first:
+                found.append((first, start - 1))
+            first = max(first, end + 1)
+        if first <= last:
+            found.append((first, last))
+    return found
