@@ -479,6 +479,8 @@ class Consumer:
         """
         group = self._grouped("commit")
         self._driver.start()
+        if self._records is not None and ranges is None:
+            self._records.finish_handed()
         if ranges is not None and not self._settings.allow_individual_commit:
             text = "this consumer commits no ranges: its allow.individual.commit is false"
             raise ApiError(ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED, text)
@@ -490,6 +492,8 @@ class Consumer:
         """Commit without waiting; the returned task is the outcome. Commits run in the order of the calls."""
         group = self._grouped("commit")
         self._driver.start()
+        if self._cooperative is not None:
+            return self._driver.run(self.commit(offsets))
         if offsets is None:
             return self._driver.run(group.commit_all(group.processed()))
         return self._driver.run(group.commit(offsets_of(offsets)))

@@ -100,11 +100,20 @@ class CooperativeGroup(Group):
         offsets: Mapping[TopicPartition, OffsetAndMetadata] | None,
         ranges: Mapping[TopicPartition, Ranges] | None = None,
     ) -> None:
-        """Commit what is done, or these ranges of slices in hand."""
+        """Commit what is done, or these ranges of slices in hand.
+
+        Raises INVALID_RECORD_STATE, after all else is committed, if some of it is with other members.
+        """
         if offsets is not None:
             text = "a consumer with share 'any' commits what is done, or ranges of its slices, and no offsets"
             raise ApiError(ErrorCode.INVALID_REQUEST, text)
-        await self.commit_parts(self.ledger.done() if ranges is None else self.ledger.parts_of(ranges))
+        refused = await self.commit_parts(self.ledger.done() if ranges is None else self.ledger.parts_of(ranges))
+        if refused:
+            text = ", ".join(f"{part.start} to {part.end} of {part.tp}" for part in refused[:5])
+            raise ApiError(
+                ErrorCode.INVALID_RECORD_STATE,
+                f"offsets {text} were not committed: other members have them, as this one held them for too long",
+            )
 
     async def commit_processed(self, timeout_ms: int | None = None) -> None:
         """With automatic commits, commit what is done."""
@@ -114,13 +123,21 @@ class CooperativeGroup(Group):
     async def _commit_quietly(self, timeout_ms: int | None = None) -> None:
         """Commit what is done; a failure is logged: at worst some records come twice."""
         try:
-            await self.commit_parts(self.ledger.done(), timeout_ms)
+            refused = await self.commit_parts(self.ledger.done(), timeout_ms)
         except (AnabranchError, OSError) as error:
             _log.warning("group '%s': slices were not committed: %s", self._context.group_id, error)
+            return
+        for part in refused:
+            text = "group '%s': offsets %d to %d of %s are with another member, and come twice"
+            _log.warning(text, self._context.group_id, part.start, part.end, part.tp)
 
-    async def commit_parts(self, parts: Sequence[Part], timeout_ms: int | None = None) -> None:
-        """Commit parts of slices. Raises `ApiError` if that fails; a part that another member holds is dropped."""
+    async def commit_parts(self, parts: Sequence[Part], timeout_ms: int | None = None) -> list[Part]:
+        """Commit parts of slices; return those that other members hold, which are dropped.
+
+        Raises `ApiError` if it fails.
+        """
         context = self._context
+        refused: list[Part] = []
         deadline = context.now_ms() + (self._settings.default_api_timeout_ms if timeout_ms is None else timeout_ms)
         async with self._committing:
             work = deque(_requests(parts))
@@ -149,7 +166,11 @@ class CooperativeGroup(Group):
                         again = [part for part in some if part.end >= context.offsets.stable[tp]]
                         work.extend(_requests(_from(again, context.offsets.stable[tp])))
                     elif code is ErrorCode.INVALID_RECORD_STATE:
-                        self._refused(tp, some, work)
+                        if len(some) > 1:  # One by one, to find out which.
+                            work.extend({tp: [part]} for part in some)
+                        else:
+                            refused += some
+                            self.ledger.refused(some[0])
                     elif code in OUT_OF_GROUP:
                         raise _not_committed(code, context.group_id)
                     else:
@@ -163,21 +184,7 @@ class CooperativeGroup(Group):
                         raise failure
                     await context.epoch_or_pause(identity)
                     work.appendleft(pending)
-
-    def _refused(self, tp: TopicPartition, parts: list[Part], work: deque[dict[TopicPartition, list[Part]]]) -> None:
-        """Find out which of several parts another member holds; drop the slice of a single one."""
-        if len(parts) > 1:
-            work.extend({tp: [part]} for part in parts)
-            return
-        (part,) = parts
-        _log.warning(
-            "group '%s': offsets %d to %d of %s are with another member, and come twice",
-            self._context.group_id,
-            part.start,
-            part.end,
-            tp,
-        )
-        self.ledger.refused(part)
+        return refused
 
 
 class SliceRecords(Unfinished):
