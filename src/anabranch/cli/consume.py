@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 COLUMNS = ("partition", "offset", "timestamp", "key", "value")
 VALUE_WIDTH = 100
 SHARES_MAX = 1_000
+ANY = "any"
+ANY_AT_A_TIME = 100
+"""Records of a slice: printed, and committed, together."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -77,8 +80,9 @@ def consume(
         str | None,
         typer.Option(
             "--share",
-            metavar="K/N|START-END",
-            help="Only a share of the keys: the K-th of N even ones, or a range of the key space.",
+            metavar="K/N|START-END|any",
+            help="Only a share of the keys: the K-th of N even ones, or a range of the key space. With --group, any: "
+            "what no other member has, in no order.",
         ),
     ] = None,
     servers: Servers = DEFAULT_SERVERS,
@@ -91,6 +95,11 @@ def consume(
 
     if group is not None and partition is not None:
         raise typer.BadParameter("use --group or --partition, not both: a group assigns partitions to its members")
+    if share == ANY:
+        if group is None:
+            raise typer.BadParameter("--share any is for members of a group: give --group, too")
+        _consume_any(topic, form, start, limit, group, protocol, servers, until_end=until_end)
+        return
     if group is not None and share is not None:
         raise typer.BadParameter("use --group or --share, not both: shares by hand are not committed")
     keys = [] if share is None else [share_of(share)]
@@ -127,6 +136,61 @@ def consume(
                     printed += wanted
                 if until_end and consumer.assignment() and all(lag == 0 for lag in consumer.lag().values()):
                     break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            printer.close()
+    note(f"{printed:,} records")
+
+
+def _consume_any(
+    topic: str,
+    form: Form,
+    start: Start,
+    limit: int | None,
+    group: str,
+    protocol: Protocol,
+    servers: str,
+    *,
+    until_end: bool,
+) -> None:
+    """Print records that no other member of the group has, in no order; what is printed is committed."""
+    if form is Form.ARROW:
+        raise typer.BadParameter("--share any prints records as they come, not as an Arrow stream")
+    import pyarrow as pa
+
+    from anabranch.client.consumer.tables import TYPES
+    from anabranch.client.sync import Consumer
+
+    printer = _PRINTERS[form]()
+    schema = pa.schema([(name, TYPES[name]) for name in COLUMNS])
+    printed = 0
+    with (
+        _Interruption() as interruption,
+        Consumer(
+            bootstrap_servers=servers,
+            group_id=group,
+            group_protocol=protocol.value,
+            auto_offset_reset=start.value,
+            share=ANY,
+            acknowledgement_mode="explicit",
+            max_poll_records=ANY_AT_A_TIME,
+        ) as consumer,
+    ):
+        consumer.subscribe(topic)
+        try:
+            while not interruption.told and (limit is None or printed < limit):
+                records = consumer.poll(0.5, None if limit is None else min(ANY_AT_A_TIME, limit - printed))
+                if records:
+                    columns = [[getattr(record, name) for record in records] for name in COLUMNS]
+                    printer.print(pa.table(columns, schema=schema))
+                    printed += len(records)
+                    for record in records:
+                        consumer.done(record)
+                elif until_end and consumer.assignment():
+                    consumer.commit()
+                    if not any(consumer.lag().values()):
+                        break
         except KeyboardInterrupt:
             pass
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
@@ -83,8 +84,10 @@ class Memberships:
         members = {} if group is None else group.members
         return members.__contains__
 
-    def committed(self, group_id: str, topic: str, partition: int) -> Committed | None:
+    def committed(self, group_id: str, topic: str, topic_id: UUID, partition: int) -> Committed | None:
         """What the group has committed; None where it has committed nothing. ApiError where it shares by key."""
+        from anabranch.machines.groups.classic import ClassicGroup
+
         machine = self._machine(group_id)
         if not machine.settings.individual_commits:
             raise ApiError(
@@ -92,13 +95,21 @@ class Memberships:
                 "This broker takes no commits by ranges, which slices need: accept.individual.commit is false.",
             )
         position = machine.offsets.current(group_id, topic, partition)
+        group = machine.groups.get(group_id)
+        sharers = {} if group is None or isinstance(group, ClassicGroup) else group.sharers.get((topic_id, partition))
+        if sharers:
+            raise ApiError(
+                ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
+                f"Members of group {group_id} share {topic}-{partition} by key, as {min(sharers)}: either all share "
+                "without keys, or none.",
+            )
         if position is None:
             return None
         if position.frontier is not None:
             raise ApiError(
                 ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
-                f"Group {group_id} shares {topic}-{partition} by key: its keys stand at different offsets. Use another "
-                "group, or reset its offsets.",
+                f"Group {group_id} has shared {topic}-{partition} by key: its keys stand at different offsets. Use "
+                "another group, or reset its offsets.",
             )
         return Committed(position, machine.offsets.individual.of(group_id, (topic, partition), position), machine)
 

@@ -158,10 +158,11 @@ class _Attempt:
             broker.slices.freed(group_id)
             self.urgent = True
             return self._nothing(partition)
-        progress = broker.memberships.committed(group_id, *partition.name)
+        topic_name, number = partition.name
+        progress = broker.memberships.committed(group_id, topic_name, partition.topic_id, number)
         if progress is None:
             await self._begin(partition, part.fetch_offset)
-            progress = broker.memberships.committed(group_id, *partition.name)
+            progress = broker.memberships.committed(group_id, topic_name, partition.topic_id, number)
             if progress is None:
                 raise ApiError(ErrorCode.OFFSET_NOT_AVAILABLE, f"Group {group_id} has no offset of {partition.name}.")
         if progress.stable > log.end:
