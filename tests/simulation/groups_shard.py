@@ -27,7 +27,8 @@ from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.outcome import Outcome
 from anabranch.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponseGroup
 from anabranch.protocol.registry import api_of
-from anabranch.runtime.metrics import Counter
+from anabranch.runtime.clock import Clock
+from anabranch.runtime.metrics import Counter, Metrics
 from anabranch.server.context import CloseConnectionError, RequestContext
 from anabranch.server.coordinators import shard as shards
 from anabranch.server.coordinators.groups import TOPIC, _codec
@@ -35,6 +36,7 @@ from anabranch.server.coordinators.member_metadata import MetadataAdmission
 from anabranch.server.coordinators.shard import Shard
 from anabranch.server.handlers import ENDPOINTS
 from anabranch.server.partitions.partition import Partition
+from anabranch.server.partitions.slices import SliceBooks
 from anabranch.server.partitions.topic_settings import topic_settings
 from tests.simulation.groups_clock import WorldClock
 from tests.simulation.groups_log import Batch, FalseLog
@@ -250,7 +252,8 @@ class Broker:
         self.lost: dict[str, Seen] = {}
         """The groups of the last machine when it was thrown away."""
         chance = SimpleNamespace(uuid=world.fresh_id)
-        self._context: Any = SimpleNamespace(groups=Groups(self), chance=chance)
+        nobodys = SliceBooks(lambda group_id: lambda member_id: False, Clock(), Metrics(), hold_ms=1)
+        self._context: Any = SimpleNamespace(groups=Groups(self), chance=chance, slices=nobodys)
         self.start(0)
 
     @property

@@ -58,7 +58,7 @@ class Memberships:
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
 
-    def check_member(self, group_id: str, member_id: str, epoch: int) -> None:
+    def check_member(self, group_id: str, member_id: str, epoch: int, instance_id: str | None = None) -> None:
         """ApiError with a sentence unless this is a member of the group, at its epoch."""
         from anabranch.machines.groups.committers import STALE_EPOCH_SINCE, commit_error
 
@@ -68,7 +68,7 @@ class Memberships:
                 "Slices are claimed by members of a group: the fetch names no group, no member, or no epoch.",
             )
         group = self._machine(group_id).groups.get(group_id)
-        error = commit_error(group, group_id, member_id, None, epoch, STALE_EPOCH_SINCE)
+        error = commit_error(group, group_id, member_id, instance_id, epoch, STALE_EPOCH_SINCE)
         if error in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND):
             text = (
                 f"{member_id} is no member of group {group_id}, or is none any more: join, and begin another session."

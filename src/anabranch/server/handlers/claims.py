@@ -337,4 +337,11 @@ def held_by_others(broker: BrokerContext, request: OffsetCommitRequest) -> dict[
                     f"Offsets {held.start} to {held.end} of {partition.name} are with member {held.member_id}, which "
                     "fetches them without keys: this commit does not count."
                 )
+    if found:
+        try:
+            broker.memberships.check_member(
+                request.group_id, request.member_id, request.generation_id_or_member_epoch, request.group_instance_id
+            )
+        except ApiError:  # The coordinator refuses all of it, for that reason.
+            return {}
     return found

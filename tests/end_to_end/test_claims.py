@@ -1,0 +1,303 @@
+"""Claims of slices on the wire, request by request: what repeats, old epochs, zombies, resets and other refusals do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.base.errors import ErrorCode
+from anabranch.protocol.messages.fetch import Claim, FetchPartition, FetchRequest, FetchTopic
+from anabranch.protocol.messages.offset_commit import (
+    KeyRangeOffset,
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetRange,
+)
+from tests.support.broker import BrokerProcess, running
+from tests.support.group_client import GroupClient
+from tests.support.wire import batch
+
+QUICK = {
+    "group.consumer.session.timeout.ms": 3_000,
+    "group.consumer.min.session.timeout.ms": 500,
+    "group.consumer.heartbeat.interval.ms": 100,
+    "group.consumer.min.heartbeat.interval.ms": 100,
+}
+GROUP = "g"
+LEFT = -1
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with running(tmp_path_factory.mktemp("data"), **QUICK) as broker:
+        yield broker
+
+
+class Sharer(GroupClient):
+    """A member that claims slices of partition 0 of its topic; the group has the topic's name."""
+
+    def __init__(self, broker: BrokerProcess, topic: str, name: str, records: int = 0) -> None:
+        super().__init__(broker.port)
+        self.topic, self.name, self.epoch = topic, name, 0
+        if records:
+            self.create(topic, **{"accept.range.fetch": "true"})
+            self.write(records)
+            self.ready(topic)
+
+    def write(self, records: int) -> None:
+        for _ in range(records // 10):
+            self.produce(self.topic, 0, batch([b"v"] * 10))
+
+    def join(self) -> None:  # type: ignore[override]
+        deadline = time.monotonic() + 10
+        while (answer := self.beat(self.topic, self.name, 0, topics=[self.topic])).error_code:
+            assert time.monotonic() < deadline, answer
+        self.epoch = answer.member_epoch
+
+    def stay(self) -> None:
+        answer = self.beat(self.topic, self.name, self.epoch)
+        assert not answer.error_code, answer
+        self.epoch = answer.member_epoch
+
+    def claim(self, sequence: int, *, session: int = 1, most: int = 10, begin: int = 0, wait_ms: int = 0) -> Any:
+        part = FetchPartition(
+            partition=0,
+            fetch_offset=begin,
+            partition_max_bytes=1 << 20,
+            claim=Claim(session=session, sequence=sequence, records_max=most),
+        )
+        request = FetchRequest(
+            max_wait_ms=wait_ms,
+            min_bytes=1,
+            max_bytes=1 << 24,
+            session_id=0,
+            session_epoch=-1,
+            topics=[FetchTopic(topic=self.topic, partitions=[part])],
+            forgotten_topics_data=[],
+            group_id=self.topic,
+            member_id=self.name,
+            generation_id_or_member_epoch=self.epoch,
+        )
+        return self.call(request, 12).responses[0].partitions[0]
+
+    def slice(self, sequence: int, **options: Any) -> tuple[int, int] | None:
+        answer = self.claim(sequence, **options)
+        assert answer.error_code == ErrorCode.NONE, (ErrorCode(answer.error_code), answer.error_message)
+        return None if answer.slice is None else (answer.slice.start, answer.slice.end)
+
+    def commit_slice(self, *ranges: tuple[int, int], offset: int = -1) -> ErrorCode:
+        part = OffsetCommitRequestPartition(
+            partition_index=0,
+            committed_offset=offset,
+            committed_metadata="",
+            offset_ranges=[OffsetRange(start=start, end=end) for start, end in ranges],
+        )
+        request = OffsetCommitRequest(
+            group_id=self.topic,
+            member_id=self.name,
+            generation_id_or_member_epoch=self.epoch,
+            wants_stable_offset=True,
+            topics=[OffsetCommitRequestTopic(name=self.topic, partitions=[part])],
+        )
+        return ErrorCode(self.call(request, 9).topics[0].partitions[0].error_code)
+
+    def progress(self) -> tuple[int, list[tuple[int, int]]]:
+        part = self.fetched(self.topic, {self.topic: [0]}).topics[0].partitions[0]
+        return part.committed_offset, [(it.start, it.end) for it in part.committed_range_offsets]
+
+
+def two(broker: BrokerProcess, topic: str, records: int = 100) -> tuple[Sharer, Sharer]:
+    first = Sharer(broker, topic, "first", records)
+    second = Sharer(broker, topic, "second")
+    first.join()
+    second.join()
+    first.stay()
+    return first, second
+
+
+def both(first: Sharer, second: Sharer) -> None:
+    first.stay()
+    second.stay()
+
+
+def test_members_get_what_is_next_and_the_frontier_follows_their_commits(process: BrokerProcess) -> None:
+    first, second = two(process, "next")
+    with first, second:
+        assert [first.slice(0), second.slice(0), first.slice(1, most=15)] == [(0, 9), (10, 19), (20, 34)]
+        assert second.commit_slice((10, 19)) is ErrorCode.NONE
+        assert first.progress() == (0, [(10, 19)])
+        assert first.commit_slice((0, 9), (20, 30)) is ErrorCode.NONE
+        assert first.progress() == (31, [])
+        assert second.slice(1) == (35, 44), "what is held is not handed out, nor what is committed"
+
+
+def test_a_repeated_claim_gets_the_same_slice_and_an_old_one_moves_nothing(process: BrokerProcess) -> None:
+    first, second = two(process, "repeats")
+    with first, second:
+        assert first.slice(0) == first.slice(0) == first.slice(0, most=20) == (0, 9)
+        assert first.slice(1) == (10, 19)
+        assert first.claim(0).error_code == ErrorCode.INVALID_SHARE_SESSION_EPOCH
+        assert first.claim(3).error_code == ErrorCode.INVALID_SHARE_SESSION_EPOCH
+        first.epoch -= 1
+        stale = first.claim(2)
+        assert stale.error_code == ErrorCode.STALE_MEMBER_EPOCH and "send a heartbeat" in stale.error_message
+        assert first.commit_slice((0, 9)) is ErrorCode.STALE_MEMBER_EPOCH
+        first.epoch += 1
+        stranger = Sharer(process, "repeats", "stranger")
+        with stranger:
+            unknown = stranger.claim(0)
+            assert unknown.error_code == ErrorCode.UNKNOWN_MEMBER_ID and "no member" in unknown.error_message
+        assert second.slice(0) == (20, 29), "none of them has moved anything"
+        assert first.claim(1, session=7).error_code == ErrorCode.SHARE_SESSION_NOT_FOUND
+        assert first.slice(0, session=8) == (0, 9), "another session begins with what the last one had"
+        assert first.claim(2).error_code == ErrorCode.INVALID_SHARE_SESSION_EPOCH
+
+
+def test_what_a_member_had_is_offered_again_when_it_is_gone_and_its_commit_counts_no_more(
+    process: BrokerProcess,
+) -> None:
+    first, second = two(process, "zombies")
+    with first, second:
+        assert (first.slice(0), first.slice(1), second.slice(0)) == ((0, 9), (10, 19), (20, 29))
+        assert first.commit_slice((0, 4)) is ErrorCode.NONE
+        deadline = time.monotonic() + 10
+        sequence, got = 1, []
+        while len(got) < 2 and time.monotonic() < deadline:  # The session of the first one ends meanwhile.
+            second.stay()
+            if (found := second.slice(sequence, wait_ms=100)) is not None and found[0] < 20:
+                got.append(found)
+            sequence += found is not None
+            time.sleep(0.05)
+        assert got == [(5, 14), (15, 19)], "the oldest first, and nothing that was committed"
+        assert first.commit_slice((5, 9)) is ErrorCode.UNKNOWN_MEMBER_ID
+        first.join()
+        both(first, second)
+        assert first.commit_slice((5, 9)) is ErrorCode.INVALID_RECORD_STATE, "another member has them"
+        assert first.commit_slice(offset=30) is ErrorCode.INVALID_RECORD_STATE, "nor by a plain commit"
+        assert second.commit_slice((5, 14), (15, 29)) is ErrorCode.NONE
+        assert second.progress() == (30, [])
+
+
+def test_a_member_that_leaves_or_ends_its_session_gives_back_at_once(process: BrokerProcess) -> None:
+    first, second = two(process, "gives")
+    with first, second:
+        assert (first.slice(0), second.slice(0)) == ((0, 9), (10, 19))
+        assert first.claim(LEFT).error_code == ErrorCode.NONE
+        assert second.slice(1) == (0, 9)
+        assert first.slice(0, session=2) == (20, 29)
+        asked = time.monotonic()
+        first.beat("gives", "first", LEFT)
+        second.stay()
+        assert second.slice(2, wait_ms=5_000) == (20, 29)
+        assert time.monotonic() - asked < 4, "without waiting for anything"
+
+
+def test_a_slice_that_is_held_for_too_long_is_offered_again(tmp_path: Path) -> None:
+    with running(tmp_path / "data", **{**QUICK, "cooperative.fetch.hold.ms": 2_000}) as broker:
+        first, second = two(broker, "slow", 10)
+        with first, second:
+            assert first.slice(0) == (0, 9)
+            deadline = time.monotonic() + 15
+            while second.slice(0, wait_ms=100) != (0, 9):
+                assert time.monotonic() < deadline
+                both(first, second)
+            assert first.commit_slice((0, 9)) is ErrorCode.INVALID_RECORD_STATE
+
+
+def test_a_claim_waits_for_records(process: BrokerProcess) -> None:
+    first, second = two(process, "waits", 10)
+    with first, second:
+        assert first.slice(0) == (0, 9)
+        assert second.slice(0, wait_ms=300) is None
+        sent = second.send(_claim_of(second, 0), 12)
+        time.sleep(0.2)
+        first.write(10)
+        answer = second.receive(sent).responses[0].partitions[0]
+        assert (answer.slice.start, answer.slice.end) == (10, 19)
+
+
+def _claim_of(member: Sharer, sequence: int) -> FetchRequest:
+    part = FetchPartition(
+        partition=0, fetch_offset=0, partition_max_bytes=1 << 20, claim=Claim(session=1, sequence=sequence)
+    )
+    return FetchRequest(
+        max_wait_ms=10_000,
+        min_bytes=1,
+        max_bytes=1 << 24,
+        session_id=0,
+        session_epoch=-1,
+        topics=[FetchTopic(topic=member.topic, partitions=[part])],
+        forgotten_topics_data=[],
+        group_id=member.topic,
+        member_id=member.name,
+        generation_id_or_member_epoch=member.epoch,
+    )
+
+
+def test_where_a_group_begins_is_decided_once(process: BrokerProcess) -> None:
+    first, second = two(process, "begins")
+    with first, second:
+        nowhere = first.claim(0, begin=-1)
+        assert nowhere.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and "committed nothing" in nowhere.error_message
+        assert first.slice(0, begin=50) == (50, 59)
+        assert second.slice(0, begin=100) == (60, 69), "another's beginning counts no more"
+        assert first.progress() == (50, [])
+
+
+def test_after_a_fail_over_an_old_claim_counts_until_others_have_the_records(tmp_path: Path) -> None:
+    slow = {**QUICK, "group.consumer.session.timeout.ms": 20_000, "group.consumer.min.session.timeout.ms": 20_000}
+    with running(tmp_path / "data", **slow) as broker:
+        first, second = two(broker, "over")
+        with first, second:
+            assert (first.slice(0), first.slice(1), second.slice(0)) == ((0, 9), (10, 19), (20, 29))
+            epochs = first.epoch, second.epoch
+            broker.kill()
+            broker.start()
+        first, second = Sharer(broker, "over", "first"), Sharer(broker, "over", "second")
+        with first, second:
+            first.epoch, second.epoch = epochs
+            first.ready("over")
+            assert first.commit_slice((0, 9)) is ErrorCode.NONE, "nobody else has them"
+            lost = second.claim(1)
+            assert (
+                lost.error_code == ErrorCode.SHARE_SESSION_NOT_FOUND and "Begin another session" in lost.error_message
+            )
+            assert second.slice(0, session=2) == (10, 19), "what was out is offered again"
+            assert first.commit_slice((10, 19)) is ErrorCode.INVALID_RECORD_STATE
+            assert second.commit_slice((10, 19)) is ErrorCode.NONE
+            assert first.progress() == (20, [])
+
+
+def test_a_broker_without_individual_commits_says_so(tmp_path: Path) -> None:
+    with running(tmp_path / "data", accept_individual_commit="false") as broker, Sharer(broker, "no", "a", 10) as first:
+        first.join()
+        refused = first.claim(0)
+        assert refused.error_code == ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED
+        assert "accept.individual.commit is false" in refused.error_message
+
+
+def test_a_group_that_shares_by_key_is_refused(process: BrokerProcess) -> None:
+    first, second = two(process, "keys")
+    with first, second:
+        assert first.slice(0) == (0, 9)
+        part = OffsetCommitRequestPartition(
+            partition_index=0,
+            committed_offset=-1,
+            committed_metadata="",
+            key_range_offsets=[KeyRangeOffset(start=0, end=1 << 61, offset=5)],
+        )
+        request = OffsetCommitRequest(
+            group_id="keys", topics=[OffsetCommitRequestTopic(name="keys", partitions=[part])]
+        )
+        for member in (first, second):
+            member.beat("keys", member.name, LEFT)
+        assert first.call(request, 9).topics[0].partitions[0].error_code == ErrorCode.NONE
+        first.join()
+        refused = first.claim(0, session=2)
+        assert refused.error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        assert "reset its offsets" in refused.error_message
