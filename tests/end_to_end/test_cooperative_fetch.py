@@ -22,6 +22,7 @@ import pytest
 
 from anabranch.client import Admin, ApiError, Consumer, ErrorCode, Producer, RejectError, TopicPartition
 from anabranch.client import sync as plain
+from tests.support import commands
 from tests.support.broker import BrokerProcess, running
 from tests.support.worker_process import WorkerProcess
 
@@ -400,3 +401,14 @@ def test_calls_that_need_positions_are_refused(address: str) -> None:
                 await consumer.commit({("calls", 0): 5})
 
     asyncio.run(ask())
+
+
+def test_two_commands_share_a_partition_without_keys(broker: BrokerProcess) -> None:
+    create(broker.address, "printed")
+    produce(broker.address, "printed", 400)
+    words = ("consume", "printed", "--group", "printers", "--share", "any", "--format", "value", "--until-end")
+    first, _ = commands.run(broker.address, *words, "--limit", "150")
+    second, _ = commands.run(broker.address, *words)
+    printed = [*map(int, first.split()), *map(int, second.split())]
+    assert len(first.split()) == 150
+    assert sorted(printed) == list(range(400)), "what the first one had and did not print is not committed"

@@ -95,13 +95,10 @@ def consume(
 
     if group is not None and partition is not None:
         raise typer.BadParameter("use --group or --partition, not both: a group assigns partitions to its members")
-    if share == ANY:
-        if group is None:
-            raise typer.BadParameter("--share any is for members of a group: give --group, too")
+    _check_share(group, share)
+    if group is not None and share == ANY:
         _consume_any(topic, form, start, limit, group, protocol, servers, until_end=until_end)
         return
-    if group is not None and share is not None:
-        raise typer.BadParameter("use --group or --share, not both: shares by hand are not committed")
     keys = [] if share is None else [share_of(share)]
 
     printer = _PRINTERS[form]()
@@ -141,6 +138,13 @@ def consume(
         finally:
             printer.close()
     note(f"{printed:,} records")
+
+
+def _check_share(group: str | None, share: str | None) -> None:
+    if share == ANY and group is None:
+        raise typer.BadParameter("--share any is for members of a group: give --group, too")
+    if share not in (None, ANY) and group is not None:
+        raise typer.BadParameter("use --group or --share, not both: shares by hand are not committed")
 
 
 def _consume_any(
