@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from anabranch.base.errors import ErrorCode
@@ -9,6 +11,11 @@ from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.keyspace import SPACE_END
 from anabranch.machines.lineage import Lineage
+from anabranch.protocol.messages.consumer_group_position import (
+    ConsumerGroupPositionRequest,
+    ConsumerGroupPositionRequestPartition,
+    ConsumerGroupPositionRequestTopic,
+)
 from anabranch.protocol.messages.offset_commit import (
     KeyRangeOffset,
     OffsetCommitRequest,
@@ -16,6 +23,7 @@ from anabranch.protocol.messages.offset_commit import (
     OffsetCommitRequestTopic,
 )
 from tests.support.groups import GROUP, GroupWorld, topic_id
+from tests.support.sharing import Sharer, SharingWorld
 
 FOO = topic_id("foo")
 MIDDLE = 1 << 62
@@ -93,3 +101,77 @@ def test_it_does_not_open_by_keys_that_are_not_its_own() -> None:
     world.commit((0, MIDDLE - 1, 90))
     world.commit((MIDDLE, SPACE_END - 1, 90))
     assert world.owned == ["foo-0"]
+
+
+def shared_world(*names: str) -> SharingWorld:
+    """The same partitions, which members may share."""
+    topic = replace(GROWN.by_name["foo"], accepts_ranges=True, highest_count=2)
+    world = SharingWorld(Image(2, {"foo": topic}))
+    for name in names:
+        world.members[name] = Sharer(world, name)
+    return world
+
+
+def beat(world: SharingWorld, *names: str) -> None:
+    """Let some members beat, and the coordinator look, until nothing changes."""
+    for _ in range(6):
+        world.advance(600)
+        for name in names or tuple(world.members):
+            world.members[name].beat()
+            world.check_owners()
+            world.members[name].follow()
+
+
+def report(world: SharingWorld, name: str, position: int) -> None:
+    """Have a member tell its position in partition 0."""
+    parts = [ConsumerGroupPositionRequestPartition(partition=0, position=position)]
+    request = ConsumerGroupPositionRequest(
+        group_id=GROUP,
+        member_id=name,
+        generation_id=world.members[name].epoch,
+        topics=[ConsumerGroupPositionRequestTopic(topic="foo", topic_id=FOO, partitions=parts)],
+    )
+    world.submit(lambda machine: machine.consumer_group_position(request, "t", world.now_ms))
+    world.answers.clear()
+    world.advance(600)
+
+
+def test_what_one_sharer_tells_of_its_position_opens_no_gate_and_what_the_owner_of_the_keys_commits_does() -> None:
+    """Partition 0 has two sharers; only the one with the upper keys reads what partition 1 waits for."""
+    world = shared_world("A", "B", "C")
+    beat(world)
+    (shared,) = world.owners().values()
+    assert set(world.owners()) == {0} and len(shared) == 2
+    first, last = sorted(shared, key=lambda name: shared[name])
+    for name in (first, last):
+        report(world, name, 100)
+    beat(world)
+    assert set(world.owners()) == {0}, "what is told is not the position of all keys"
+    assert world.members[first].commit(90) == [ErrorCode.NONE]
+    beat(world)
+    assert set(world.owners()) == {0}, "its keys never moved"
+    assert world.members[last].commit(5) == [ErrorCode.NONE]
+    beat(world)
+    assert set(world.owners()) == {0, 1}
+    world.check()
+
+
+def test_what_the_owner_of_a_partition_has_told_does_not_count_when_others_have_a_part_of_it() -> None:
+    """It commits nothing of what it gives up: the others read that again, and partition 1 waits for them."""
+    world = shared_world("A")
+    beat(world)
+    world.members["B"] = Sharer(world, "B")
+    beat(world, "B", "A")
+    assert set(world.owners()) == {0}
+    (owner,) = world.owners()[0]
+    report(world, owner, 100)
+    world.members["C"] = Sharer(world, "C")
+    beat(world, "C", owner)
+    beat(world, "C")
+    assert set(world.owners()[0]) == {"C", owner}
+    beat(world)
+    assert set(world.owners()) == {0}
+    for name in ("C", owner):
+        assert world.members[name].commit(5) == [ErrorCode.NONE]
+    beat(world)
+    assert set(world.owners()) == {0, 1}

@@ -142,6 +142,12 @@ class Member:
                 for partition in partitions:
                     yield topic_id, partition
 
+    @property
+    def owns(self) -> list[At]:
+        """The partitions that it holds whole: what it tells of a part is not the position of the partition."""
+        in_part = {at for at, _ in (*self.shares, *self.revoking_shares)}
+        return [at for at in self.holds if at not in in_part]
+
     def held(self, at: At) -> Ranges:
         """The keys of a partition that no other member may have."""
         return union(

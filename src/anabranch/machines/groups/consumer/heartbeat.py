@@ -319,7 +319,7 @@ def follow(step: Step, member_id: str, owned: Assignment | None, shares: Shares 
             else:
                 step.draft.write(found)
         step.put_last(after)
-        step.gate.forget(member_id, but=after.holds)
+        step.gate.forget(member_id, but=after.owns if after.shares or after.revoking_shares else after.holds)
     if after.state is MemberState.UNREVOKED_PARTITIONS:
         if before.state is not MemberState.UNREVOKED_PARTITIONS or _revokes_more(before, after):
             step.expect_within_rebalance_timeout("rebalance", after)
