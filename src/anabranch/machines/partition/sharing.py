@@ -34,6 +34,8 @@ SHARERS_MAX = 64
 """What is remembered of a partition; the one that asked least lately is forgotten first."""
 TARGETS_MAX = 16
 """Askers that one pass serves."""
+PASS_RANGES_MAX = 2_000
+"""Ranges of one pass, over all askers that it serves."""
 ASKED_LATELY_MS = 10_000
 """Who has not asked for so long gets nothing kept."""
 KEPT_PARTS = 4
@@ -63,7 +65,7 @@ class Asked(NamedTuple):
 
 
 def asked_of(
-    ranges: Iterable[tuple[int, int]],
+    ranges: Sequence[tuple[int, int]],
     keys_wanted: Sequence[bytes] = (),
     keys_refused: Sequence[bytes] = (),
     size_min: int = 0,
@@ -73,11 +75,11 @@ def asked_of(
 
     No range means all keys.
     """
-    wanted = sorted(Interval(*each) for each in ranges) or [SPACE]
-    keys = len(keys_wanted) + len(keys_refused)
-    keys_size = sum(map(len, keys_wanted)) + sum(map(len, keys_refused))
-    if len(wanted) > RANGES_MAX or keys > KEYS_MAX or keys_size > KEYS_SIZE_MAX:
+    if len(ranges) > RANGES_MAX or len(keys_wanted) + len(keys_refused) > KEYS_MAX or size_max < 0:
         return ErrorCode.INVALID_REQUEST
+    if sum(map(len, keys_wanted)) + sum(map(len, keys_refused)) > KEYS_SIZE_MAX:
+        return ErrorCode.INVALID_REQUEST
+    wanted = sorted(Interval(*each) for each in ranges) or [SPACE]
     if any(not 0 <= start <= end <= SPACE_END for start, end in wanted):
         return ErrorCode.INVALID_REQUEST
     if any(one.end >= two.start for one, two in pairwise(wanted)) or size_min > size_max:
@@ -176,12 +178,16 @@ def disjoint(asked: Asked, others: Iterable[Asked]) -> list[Asked]:
     """Those whom one pass can serve: `asked`, and of the others as many as overlap with none before them."""
     chosen = [asked]
     taken = list(asked.ranges)
+    """Ascending."""
     for each in others:
         if len(chosen) == TARGETS_MAX:
             break
-        if not any(one.start <= two.end and two.start <= one.end for one in taken for two in each.ranges):
+        if len(taken) + len(each.ranges) > PASS_RANGES_MAX:
+            continue
+        together = sorted([*taken, *each.ranges])
+        if all(one.end < two.start for one, two in pairwise(together)):
             chosen.append(each)
-            taken += each.ranges
+            taken = together
     return chosen
 
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Generator, Iterator, Sequence
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID
 from anabranch.machines.partition.fetching import FetchBudget
-from anabranch.machines.partition.sharing import Asked, asked_of
+from anabranch.machines.partition.sharing import KEYS_MAX, RANGES_MAX, Asked, asked_of
 from anabranch.protocol.messages.fetch import (
     AbortedTransaction,
     EpochEndOffset,
@@ -27,6 +27,10 @@ from anabranch.server.partitions.fetching import Fetch, PartitionRead
 
 READ_COMMITTED = 1
 TOPIC_IDS_SINCE = 13
+ELEMENTS_PER_PARTITION = 8
+"""Ranges of keys, or keys, that take as long as a partition without any."""
+ELEMENTS_COUNTED_MAX = 2_000
+"""Beyond, a partition is refused, and not looked at."""
 
 
 def handle_fetch(
@@ -38,6 +42,7 @@ def handle_fetch(
     named = sum(len(topic.partitions) for topic in request.topics)
     named += len(request.topics) + len(request.forgotten_topics_data)
     named += sum(len(topic.partitions) for topic in request.forgotten_topics_data)
+    named += sum(_effort(asked) - 1 for topic in request.topics for asked in topic.partitions)
     if named + broker.fetches.sessions.size_of(request.session_id) >= PARTITIONS_AT_A_TIME:
         return _handle_in_steps(broker, request, call)
     context = ended(_begin(broker, request, call, _targets(request)))
@@ -83,11 +88,14 @@ def _fetch(broker: BrokerContext, request: FetchRequest, context: FetchContext) 
 async def _handle_in_steps(broker: BrokerContext, request: FetchRequest, call: RequestContext) -> FetchResponse | Large:
     """As `handle_fetch`, for so many partitions that other work must have its turn meanwhile."""
     targets: list[Target] = []
+    effort = 0
     for topic in request.topics:
-        for begin in range(0, len(topic.partitions), PARTITIONS_AT_A_TIME):
-            if targets:
+        for asked in topic.partitions:
+            targets += _targets_of(topic, (asked,))
+            effort += _effort(asked)
+            if effort >= PARTITIONS_AT_A_TIME:
+                effort = 0
                 await asyncio.sleep(0)
-            targets += _targets_of(topic, topic.partitions[begin : begin + PARTITIONS_AT_A_TIME])
     await asyncio.sleep(0)
     context = await _in_steps(_begin(broker, request, call, targets))
     if isinstance(context, ErrorCode):
@@ -132,11 +140,23 @@ def _targets_of(topic: FetchTopic, partitions: Sequence[FetchPartition]) -> list
     ]
 
 
+def _effort(wanted: FetchPartition) -> int:
+    """How many plain partitions take as long as this one."""
+    elements = len(wanted.key_ranges)
+    if wanted.filter is not None:
+        elements += len(wanted.filter.keys_wanted) + len(wanted.filter.keys_refused)
+    return 1 + min(elements, ELEMENTS_COUNTED_MAX) // ELEMENTS_PER_PARTITION
+
+
 def _asked(wanted: FetchPartition) -> Asked | ErrorCode:
     """What is wanted of the records of a partition; the bytes of keys are copied, as those of a request change."""
+    if len(wanted.key_ranges) > RANGES_MAX:
+        return ErrorCode.INVALID_REQUEST
     ranges = [(each.start, each.end) for each in wanted.key_ranges]
     if wanted.filter is None:
         return asked_of(ranges)
+    if len(wanted.filter.keys_wanted) + len(wanted.filter.keys_refused) > KEYS_MAX:
+        return ErrorCode.INVALID_REQUEST
     wanted_keys, refused_keys = (
         [bytes(key) for key in keys] for keys in (wanted.filter.keys_wanted, wanted.filter.keys_refused)
     )
