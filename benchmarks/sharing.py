@@ -30,7 +30,7 @@ from benchmarks.records import BATCH_SIZE, MIB, columns_of, gigabytes
 BLOCK_SIZE = 512 * 1024
 COPY_BARS = {100: 0.3, 1024: 0.4}
 SHARERS = 4
-TOPIC = "shared"
+TOPIC, WARM_UP = "shared", "warm-up"
 KEYS = 100_000
 GB = 1e9
 
@@ -104,20 +104,22 @@ def _fill(address: str, records: int, value_size: int) -> None:
     chance = random.Random(5)
     with sync.Producer(address, linger_ms=20, acks=1) as producer, sync.Admin(address) as admin:
         configs = {"accept.range.fetch": "true", "reserve.message.value.range.fetch": "true"}
-        admin.create_topics(TOPIC, partitions=1, configs=configs)
-        for _ in range(records):
-            producer.send(TOPIC, chance.randbytes(value_size), key=b"key-%06d" % chance.randrange(KEYS))
+        admin.create_topics([TOPIC, WARM_UP], partitions=1, configs=configs)
+        for topic, count in ((TOPIC, records), (WARM_UP, 1_000)):
+            for _ in range(count):
+                producer.send(topic, chance.randbytes(value_size), key=b"key-%06d" % chance.randrange(KEYS))
 
 
 def _read(address: str, share: tuple[int, int], *, shares: bool, records: int, begin: Barrier, counts: Any) -> None:
     """Read a share of the topic and count its records: the broker drops the others, or this consumer does."""
     with sync.Consumer(address, auto_offset_reset="earliest", fetch_max_bytes=8 * MIB) as consumer:
-        consumer.assign({(TOPIC, 0): [share]} if shares else [(TOPIC, 0)])
         columns = ("offset", "key", "value")
-        consumer.poll_arrow(0.0, columns=columns)  # Connect, and load the kernels.
-        consumer.position(TOPIC, 0)
-        consumer.seek(TOPIC, 0, 0)
-        begin.wait()
+        for topic in (WARM_UP, TOPIC):  # Connect, and load the kernels; then nothing of the topic is fetched ahead.
+            if topic == TOPIC:
+                begin.wait()
+            consumer.assign({(topic, 0): [share]} if shares else [(topic, 0)])
+            if topic == WARM_UP:
+                consumer.poll_arrow(5.0, columns=columns, key_range=None if shares else share)
         count = 0
         while consumer.position(TOPIC, 0) < records:
             count += consumer.poll_arrow(5.0, columns=columns, key_range=None if shares else share).num_rows

@@ -83,7 +83,7 @@ class Spread(NamedTuple):
 class Scattered(NamedTuple):
     """What became of a run of batches."""
 
-    data: Sequence[bytes]
+    data: Sequence[bytes | memoryview]
     """The batches of each target."""
     records: Sequence[int]
     """The records of each target, those of control batches left out."""

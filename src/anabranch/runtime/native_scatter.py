@@ -1,8 +1,8 @@
 """`records.filtering.scatter`, compiled: memory for the targets, and the calls of the kernel.
 
 Targets are written into regions of one mapping, each as large as all of the input: pages that are not written take no
-memory. What a target was given is then copied out, exactly as much as it is. Where the processor has no instruction for
-checksums, they are taken here.
+memory. What a target was given is then copied out into memory that is lent, exactly as much as it is. Where the
+processor has no instruction for checksums, they are taken here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from anabranch.records.batch import HEADER_SIZE, expanded, headers, parse_header
 from anabranch.records.checksum import crc32c
 from anabranch.records.filtering import LOAD_BUCKETS, Cell, Load, Scattered, Selection, Spread, malformed
 from anabranch.records.hashing import murmur2
+from anabranch.runtime.lent_memory import Shelf
 
 # As in `records.kernels.scatter`, which needs Numba.
 _RECORDS_AT, _RECORDS_END = 2, 3
@@ -76,6 +77,7 @@ class NativeScatter:
         self._run: Any = ctypes.CFUNCTYPE(_Number, ctypes.c_void_p)(code_at)
         self._tables = _crc_tables() if checksums else None
         self._own = _Own()
+        self._shelf = Shelf()
 
     def __call__(
         self,
@@ -88,7 +90,7 @@ class NativeScatter:
         load: Load | None = None,
     ) -> Scattered:
         """As `records.filtering.scatter`."""
-        pass_ = _Pass(self._own, batches, selection, spread, self._tables, load)
+        pass_ = _Pass(self._own, self._shelf, batches, selection, spread, self._tables, load)
         expanded_size = 0
         while True:
             outcome = self._run(ctypes.addressof(self._own.sheet))
@@ -115,6 +117,7 @@ class _Pass:
     def __init__(
         self,
         own: _Own,
+        shelf: Shelf,
         batches: memoryview,
         selection: Selection,
         spread: Spread,
@@ -122,13 +125,14 @@ class _Pass:
         load: Load | None,
     ) -> None:
         self._own = own
+        self._shelf = shelf
         self._batches = batches
         self._held = Held(batches)
         self.at = self._held.at
         self._prepared = prepared = _prepare(selection)
         self._count = selection.targets
         self._targets = (_Number * (_TARGET_FIELDS * max(1, self._count)))()
-        self._parts: list[list[bytes]] = [[] for _ in range(self._count)]
+        self._parts: list[list[bytes | memoryview]] = [[] for _ in range(self._count)]
         self._takes_checksums = tables is None
         self._plain: Any = None
         self._load = load
@@ -197,7 +201,9 @@ class _Pass:
             if size:
                 data = bytearray(self._mapping.view[start : start + size]) if self._takes_checksums else None
                 if data is None:
-                    parts.append(bytes(self._mapping.view[start : start + size]))
+                    copied = self._shelf.take(size)
+                    copied[:] = self._mapping.view[start : start + size]
+                    parts.append(copied)
                 else:
                     for position, _ in headers(data):
                         stamp_crc(data, position)

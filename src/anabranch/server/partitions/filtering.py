@@ -1,9 +1,9 @@
 """Fetches of a part of the records: blocks of the log are filtered in a thread, one pass for all who share a partition.
 
 `machines.partition.sharing` decides whom a pass serves, and what is kept of it. Passes over one partition are made one
-after the other: who waits for one mostly finds its records in what was kept. One pass reads BLOCK_SIZE bytes of the log
-and expands records to a bounded size beyond that; there is one thread, so that is all the memory at work. Small blocks
-of records that are not compressed are filtered in the event loop: a thread would take longer.
+after the other: who waits for one mostly finds its records in what was kept. One pass reads at most BLOCK_SIZE_MAX
+bytes of the log and expands records to a bounded size beyond that; there is one thread, so that is all the memory at
+work. Small blocks of records that are not compressed are filtered in the event loop: a thread would take longer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ from anabranch.server.partitions.partition import Partition
 from anabranch.storage.interface import OffsetOutOfRangeError, Slice, fetched
 
 BLOCK_SIZE = 512 * 1024
-"""Bytes of the log that one pass filters: what it reads and writes stays near the processor."""
+"""Bytes of the log that one pass filters where little is asked for."""
+BLOCK_SIZE_MAX = 4 * 1024 * 1024
+"""Bytes that one pass filters where more is asked for: what a pass costs beside the filtering is for all of them."""
 LOOKED_AT_MAX = 16 * 1024 * 1024
 """Bytes of the log that are filtered for one answer; the reader goes on where it says that it ended."""
 INLINE_SIZE = 32 * 1024
@@ -139,7 +141,7 @@ class Filters:
                 async with book.lock:
                     piece = self.kept.take(log, asked, at)
                     if piece is None:
-                        piece, read_size = await self._pass(partition, book, log, asked, at, limit)
+                        piece, read_size = await self._pass(partition, book, log, asked, at, limit, size_max - size)
                         looked_at += read_size
                     else:
                         _check_range(partition, at)
@@ -173,19 +175,23 @@ class Filters:
         return log, book
 
     async def _pass(
-        self, partition: Partition, book: _Book, log: Log, asked: Asked, offset: int, limit: int
+        self, partition: Partition, book: _Book, log: Log, asked: Asked, offset: int, limit: int, wanted: int
     ) -> tuple[Piece, int]:
-        """Filter the next block of the log; the piece for `asked`, and the bytes that were looked at."""
+        """Filter the next block of the log; the piece for `asked`, and the bytes that were looked at.
+
+        `wanted`: bytes that there is room for in the answer.
+        """
         stretch = self._stretch_of(partition, offset)
         if stretch is None:
             raise FilterRefusedError(ErrorCode.INVALID_PARTITION_METADATA)
         end = limit if stretch.end is None else min(limit, stretch.end)
-        block = await fetched(partition.log.read(offset, BLOCK_SIZE, end=end))
-        if block is None:
-            return Piece(offset, end, memoryview(b"")), 0
         idle = partition.settings.keeps_others_records
         others = book.sharers.others(asked, offset, self._clock.monotonic_ms(), idle=idle)
         everyone = disjoint(asked, (each for each in others if self.kept.room_for(log, each)))
+        block_size = max(BLOCK_SIZE, min(wanted * len(everyone), BLOCK_SIZE_MAX))
+        block = await fetched(partition.log.read(offset, block_size, end=end))
+        if block is None:
+            return Piece(offset, end, memoryview(b"")), 0
         spread = Spread(stretch.initial, stretch.held)
         scattered = await self._scatter(block, selection_of(everyone), spread)
         self._passes.add()
@@ -198,7 +204,7 @@ class Filters:
 
     async def _scatter(self, block: Slice, selection: Selection, spread: Spread) -> Scattered:
         scatter = partial(
-            self._scatter_now(), record_size_max=EXPANDED_SIZE_MAX, work_size_max=self._work_size_max - BLOCK_SIZE
+            self._scatter_now(), record_size_max=EXPANDED_SIZE_MAX, work_size_max=self._work_size_max - BLOCK_SIZE_MAX
         )
         if block.size <= INLINE_SIZE:
             view = block.view()

@@ -1,0 +1,63 @@
+"""Memory that is lent: it comes back with its last view, is lent again, and there is a bound to what is kept."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from anabranch.runtime import lent_memory
+from anabranch.runtime.lent_memory import SHELF_SIZE_MAX, SIZE_MAX, SIZE_MIN, Shelf, size_lent
+
+SIZE = 100_000
+
+
+def test_memory_comes_back_with_its_last_view_and_is_lent_again() -> None:
+    shelf = Shelf()
+    lent = shelf.take(SIZE)
+    assert (lent.format, lent.nbytes, lent.readonly) == ("B", SIZE, False)
+    lent[:5] = b"abcde"
+    part = lent[1:4]
+    del lent
+    assert shelf.size == 0
+    assert bytes(part) == b"bcd"
+    del part
+    assert shelf.size == size_lent(SIZE)
+    again, other = shelf.take(SIZE - 100), shelf.take(SIZE)
+    assert bytes(again[:5]) == b"abcde"
+    assert bytes(other[:5]) == bytes(5)
+    assert shelf.size == 0
+
+
+def test_little_and_very_much_is_not_lent() -> None:
+    shelf = Shelf()
+    for size in (0, 1, SIZE_MIN - 1, SIZE_MAX + 1):
+        assert shelf.take(size).nbytes == size
+    assert shelf.size == 0
+
+
+def test_a_shelf_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lent_memory, "SHELF_SIZE_MAX", 3 * SIZE)
+    shelf = Shelf()
+    lent = [shelf.take(SIZE) for _ in range(20)]
+    lent.clear()
+    assert 0 < shelf.size < SHELF_SIZE_MAX
+    assert shelf.size <= 3 * SIZE + size_lent(SIZE)
+
+
+def test_at_most_a_quarter_of_what_is_lent_is_not_used() -> None:
+    for size in range(SIZE_MIN, SIZE_MAX, 7919):
+        assert size <= size_lent(size) <= max(1.25 * size, size + 4096)
+
+
+def test_threads_that_lend_and_give_back_never_share_memory() -> None:
+    shelf = Shelf()
+
+    def use(mark: int) -> None:
+        for _ in range(300):
+            lent = shelf.take(SIZE_MIN)
+            lent[:] = bytes([mark]) * SIZE_MIN
+            assert bytes(lent) == bytes([mark]) * SIZE_MIN
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(use, range(4)))
