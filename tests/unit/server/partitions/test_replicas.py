@@ -14,6 +14,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendStopReplica
 from anabranch.machines.controller.reaper import LogRange
 from anabranch.records.batch import TRANSACTIONAL, parse_header
+from anabranch.server.cluster.peers import retiring_ranges
 from anabranch.server.partitions.partition import Partition
 from tests.support.batches import make_batch
 from tests.support.replicas import NOW_MS, TOPIC, TOPIC_ID, LocalReplicas
@@ -164,7 +165,7 @@ def test_the_reaper_is_told_of_retiring_partitions_without_open_transactions(loc
     append(local[3], transactional=True)
     local.resize(1)
     local[1].take_offline("damaged")
-    assert local.replicas.retiring_ranges(TOPIC) == {2: LogRange(0, 1, 2)}
+    assert retiring_ranges(local.replicas.of_topic(TOPIC)) == {2: LogRange(0, 1, 2)}
 
 
 def test_changed_configs_reach_every_partition_and_its_readers(local: LocalReplicas) -> None:
