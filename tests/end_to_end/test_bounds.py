@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from anabranch.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from anabranch.protocol.messages.delete_groups import DeleteGroupsRequest
 from anabranch.protocol.messages.delete_records import (
@@ -219,3 +220,57 @@ def test_fetch_sessions_hold_bounded_memory(tmp_path: Path) -> None:
         grown = client.call(client.fetch_request(topic, offsets, session=(small.session_id, 1)), 17)
         assert grown.error_code == ErrorCode.NONE
         assert broker.metrics()["kafka_server_fetchsessioncache_bytes"] <= 4 * mib
+
+
+def test_committed_offsets_hold_bounded_memory(tmp_path: Path) -> None:
+    def commit(client: WireClient, group: str, offset: int, count: int) -> list[ErrorCode]:
+        partitions = [OffsetCommitRequestPartition(partition_index=it, committed_offset=offset) for it in range(count)]
+        request = OffsetCommitRequest(
+            group_id=group, topics=[OffsetCommitRequestTopic(name=TOPIC, partitions=partitions)]
+        )
+        return [ErrorCode(it.error_code) for it in client.call(request, 8).topics[0].partitions]
+
+    with running(tmp_path, offsets_max_bytes=40_000) as broker, WireClient(broker.port, 60) as client:
+        client.create(TOPIC, 100)
+        client.call(FindCoordinatorRequest(key_type=0, coordinator_keys=["g"]))
+        while commit(client, "honest", 1, 10)[0] is not ErrorCode.NONE:
+            time.sleep(0.02)
+        one = commit(client, "greedy", 1, 100)
+        refused = one.count(ErrorCode.INVALID_COMMIT_OFFSET_SIZE)
+        assert 0 < refused < 100 and one.count(ErrorCode.NONE) == 100 - refused
+        held = broker.metrics()["kafka_server_group_coordinator_metrics_offset_bytes"]
+        assert 30_000 < held <= 40_000
+        many = [code for it in range(20) for code in commit(client, f"invented-{it}", 1, 1)]
+        assert set(many) == {ErrorCode.INVALID_COMMIT_OFFSET_SIZE}
+        assert set(commit(client, "honest", 2, 10)) == {ErrorCode.NONE}
+        assert "offsets.max.bytes" in broker.said("warning", "offset refused")[0]["reason"]
+        assert len(broker.said("warning", "offset refused")) == 1
+        client.call(DeleteGroupsRequest(groups_names=["greedy"]))
+        assert commit(client, "later", 1, 1) == [ErrorCode.NONE]
+
+
+def test_groups_and_members_without_metadata_hold_bounded_memory(tmp_path: Path) -> None:
+    def join(client: WireClient, group: str, member: str) -> ErrorCode:
+        asked = ConsumerGroupHeartbeatRequest(
+            group_id=group,
+            member_id=member,
+            member_epoch=0,
+            rebalance_timeout_ms=30_000,
+            subscribed_topic_names=[TOPIC],
+            topic_partitions=[],
+        )
+        return ErrorCode(client.call(asked).error_code)
+
+    with running(tmp_path, group_metadata_max_bytes=100_000) as broker, WireClient(broker.port, 60) as client:
+        client.create(TOPIC, 1)
+        client.call(FindCoordinatorRequest(key_type=0, coordinator_keys=["g"]))
+        while join(client, "honest", "first") is not ErrorCode.NONE:
+            time.sleep(0.02)
+        answers = [join(client, f"invented-{it}", "m") for it in range(40)]
+        refused = answers.count(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        assert 10 < refused < 30 and answers.count(ErrorCode.NONE) == 40 - refused
+        assert join(client, "honest", "second") is ErrorCode.GROUP_MAX_SIZE_REACHED
+        assert join(client, "honest", "first") is ErrorCode.NONE
+        held = broker.metrics()["kafka_server_group_coordinator_metrics_member_metadata_bytes"]
+        assert 80_000 < held <= 100_000
+        assert broker.said("warning", "member refused")

@@ -218,11 +218,14 @@ class Groups:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self.metadata = MetadataAdmission(1 << 20, 1 << 30, lambda: 0, lambda: 0.0)
+        self.metadata = MetadataAdmission(1 << 20, 1 << 30, lambda: (), lambda: 0.0)
 
     def shard_of(self, group_id: str) -> Shard[Coordinator, CoordinatorRecord]:
         assert self._broker.shard is not None
         return self._broker.shard
+
+    def is_newcomer(self, group_id: str, member_id: str) -> bool:
+        return False
 
     def has_begun_anew(self, group_id: str, connection: int) -> bool:
         return connection <= self._broker.former

@@ -60,6 +60,8 @@ PRODUCERS_SIZE_MAX = 512 * 1024 * 1024
 PRODUCER_ID_BITS = 40
 """Producer ids handed out stay below 2**40; the bits above name the retiring partition of a redirected batch."""
 
+OFFSETS_SIZE_MAX = 512 * 1024 * 1024
+"""Default of `offsets.max.bytes`: more than a million committed offsets."""
 TRANSACTIONS_SIZE_MAX = 256 * 1024 * 1024
 """Default of `transaction.metadata.max.bytes`: transactional ids, and the partitions that their transactions hold."""
 PARTITIONS_PER_TRANSACTION_MAX = 10_000

@@ -22,6 +22,7 @@ from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.individual import Range, WrongRangesError
 from anabranch.machines.groups.individual_store import IndividualCommits, range_record
+from anabranch.machines.groups.offset_room import OffsetRoom
 from anabranch.machines.groups.positions import NO_LAYOUT, Position, Positions, position_record
 from anabranch.machines.groups.ranged_commits import RangedCommit
 from anabranch.machines.groups.ranges_on_wire import Ranges, commit_of
@@ -105,6 +106,7 @@ class Offsets:
         self.on_full: Callable[[str, RangesFull, Draft[CoordinatorRecord], int], None] = lambda *_: None
         """Called with the group and the time when a commit by ranges is refused for their number."""
         self._repeated: set[tuple[str, str, int]] = set()
+        self._room = OffsetRoom(settings)
         self.counts: Counter[str] = Counter()
         """Offsets so far: `commit` (also of transactions), `expiration`, `deletion` (by OffsetDelete)."""
 
@@ -120,6 +122,7 @@ class Offsets:
             request.generation_id_or_member_epoch,
             version,
         )
+        self._room.begin()
         by_id = version >= TOPIC_IDS_SINCE
         missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         draft: Draft[CoordinatorRecord] = Draft()
@@ -163,6 +166,7 @@ class Offsets:
         self, group: Group | None, request: TxnOffsetCommitRequest, now_ms: int
     ) -> Outcome[TxnOffsetCommitResponse, CoordinatorRecord]:
         """Make a group's progress part of a producer's transaction."""
+        self._room.begin()
         error = self._transaction_error(group, request)
         draft: Draft[CoordinatorRecord] = Draft()
         by_member = request.generation_id >= 0
@@ -238,6 +242,13 @@ class Offsets:
                 yield Answered(index, ErrorCode.OFFSET_METADATA_TOO_LARGE)
             elif member is not None and (foreign := refusal(*member, topic.topic_id, part)):
                 yield Answered(index, ErrorCode.STALE_MEMBER_EPOCH, message=foreign)
+            elif no_room := self._room.refusal(
+                group_id,
+                self.positions.get(group_id, topic.name, index) if producer_id < 0 else None,
+                metadata,
+                draft,
+            ):
+                yield Answered(index, ErrorCode.INVALID_COMMIT_OFFSET_SIZE, message=no_room)
             elif index not in ranged:
                 by_member = member is not None
                 yield self._commit_plain(group_id, topic, part, metadata, now_ms, draft, by_member=by_member)
@@ -291,6 +302,8 @@ class Offsets:
                 if known is None or not known.ever_had(index) or not (part.offset_ranges or part.key_range_offsets):
                     continue
                 before = self.current(request.group_id, known.name, index)
+                if before is None and self._room.is_full:
+                    continue  # It is refused below.
                 if before is None:
                     base = part.committed_offset if part.committed_offset >= 0 else known.log_start(index)
                     before = Position(base, topic_id=known.topic_id)
@@ -333,7 +346,8 @@ class Offsets:
         commit = self._checked(part, topic.log_start(index), -1 if before is None else before.offset)
         if isinstance(commit, Answered):
             return commit
-        assert before is not None
+        if before is None:
+            return Answered(index, ErrorCode.INVALID_COMMIT_OFFSET_SIZE)
         lowest = min(
             (*(offset for _, _, offset in commit.key_ranges), *(start for start, _ in commit.offset_ranges[:1]))
         )

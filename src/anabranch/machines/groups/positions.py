@@ -22,6 +22,8 @@ from anabranch.machines.groups.records import CoordinatorRecord, OffsetCommitKey
 from anabranch.machines.lineage import Frontier
 
 NO_LAYOUT = -1
+POSITION_SIZE = 400
+"""Bytes of memory for a position, with its place; a little more than was measured."""
 
 
 class Position(NamedTuple):
@@ -43,6 +45,11 @@ class Position(NamedTuple):
     def stands(self) -> Frontier:
         """The next offset to read, by key."""
         return shares.constant(self.offset) if self.frontier is None else self.frontier
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory, about."""
+        return _size(self.metadata, 0 if self.frontier is None else len(self.frontier.starts))
 
     def at(self, frontier: Frontier) -> Position:
         """The position with another frontier."""
@@ -77,6 +84,8 @@ class Positions:
     _pending: dict[int, dict[str, dict[Partition, tuple[int, OffsetCommitValue]]]] = field(default_factory=dict)
     """By producer id: the commits of its open transaction, by group, numbered in the order of the log."""
     _applied: int = 0
+    size: int = 0
+    """Bytes of memory for the positions that were read, those of open transactions included."""
     unread: Unread | None = None
     """The positions of the loaded log that no request has needed yet."""
 
@@ -156,7 +165,11 @@ class Positions:
             assert value is not None
             self._applied += 1
             groups = self._pending.setdefault(producer_id, {})
-            groups.setdefault(key.group, {})[at] = self._applied, value
+            waiting = groups.setdefault(key.group, {})
+            if at in waiting:
+                self.size -= _size_of(waiting[at][1])
+            waiting[at] = self._applied, value
+            self.size += _size_of(value)
             return
         self._overtake(key.group, at, self._applied)
         self._of(key.group)
@@ -166,6 +179,7 @@ class Positions:
         """A producer's transaction has ended; return the groups and partitions of which it changes the position."""
         changed: list[tuple[str, Partition]] = []
         for group_id, positions in self._pending.pop(producer_id, {}).items():
+            self.size -= sum(_size_of(value) for _, value in positions.values())
             for at, (number, value) in positions.items() if committed else ():
                 self._overtake(group_id, at, number)
                 self._of(group_id)
@@ -174,12 +188,15 @@ class Positions:
         return changed
 
     def _put(self, group_id: str, at: Partition, value: OffsetCommitValue | None) -> None:
-        if value is not None:
-            self._of_group.setdefault(group_id, {})[at] = _position(value)
-            return
         committed = self._of_group.get(group_id, {})
-        committed.pop(at, None)
-        if not committed:
+        before = committed.pop(at, None)
+        if before is not None:
+            self.size -= before.size
+        if value is not None:
+            after = _position(value)
+            self.size += after.size
+            self._of_group.setdefault(group_id, {})[at] = after
+        elif not committed:
             self._of_group.pop(group_id, None)
 
     def _overtake(self, group_id: str, at: Partition, number: int) -> None:
@@ -187,7 +204,15 @@ class Positions:
         for groups in self._pending.values():
             waiting = groups.get(group_id, {})
             if at in waiting and waiting[at][0] <= number:
-                del waiting[at]
+                self.size -= _size_of(waiting.pop(at)[1])
+
+
+def _size(metadata: str, steps: int) -> int:
+    return POSITION_SIZE + len(metadata) + 80 * steps
+
+
+def _size_of(value: OffsetCommitValue) -> int:
+    return _size(value.metadata, len(value.frontier_starts))
 
 
 def _position(value: OffsetCommitValue) -> Position:

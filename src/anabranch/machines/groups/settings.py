@@ -33,6 +33,10 @@ class GroupSettings:
     max_size: int = 1 << 31
     initial_rebalance_delay_ms: int = 3_000
     offset_metadata_max_bytes: int = 4_096
+    offsets_size_max: int = 1 << 62
+    """Bytes of memory for the committed offsets of the broker."""
+    offsets_size: Callable[[], int] = field(default=lambda: 0)
+    """The bytes of memory that the broker's committed offsets take."""
     offsets_retention_ms: int = 7 * 24 * 60 * 60 * 1_000
     offsets_retention_check_interval_ms: int = 600_000
     individual_commits: bool = True

@@ -30,9 +30,10 @@ def describe(groups: Groups, metrics: Metrics) -> None:
     _describe_groups(groups, metrics)
     metrics.gauge(
         f"{PREFIX}member_metadata_bytes",
-        "Memory for the metadata and assignments of members.",
-        groups.metadata_bytes,
+        "Memory for groups, their members, and their metadata and assignments.",
+        lambda: groups.metadata.held,
     )
+    metrics.gauge(f"{PREFIX}offset_bytes", "Memory for committed offsets.", groups.offsets_size)
 
 
 def _describe_gates(groups: Groups, metrics: Metrics) -> None:

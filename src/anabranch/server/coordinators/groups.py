@@ -24,12 +24,12 @@ from anabranch.machines.controller.group_configs import (
 )
 from anabranch.machines.controller.topics import CreateTopic
 from anabranch.runtime.collector import collector_paused
-from anabranch.runtime.events import EventLogger
+from anabranch.runtime.events import EventLimit, EventLogger
 from anabranch.runtime.net.acceptor import ConnectionNumbers
 from anabranch.server.cluster.peers import Peers
 from anabranch.server.cluster.view import ClusterUpdate
 from anabranch.server.coordinators.assignor_plug_ins import OURS, assignor_plug_ins, names_of, report_assignor
-from anabranch.server.coordinators.member_metadata import MetadataAdmission, held_by
+from anabranch.server.coordinators.member_metadata import WARNING_INTERVAL_S, MetadataAdmission, held_by
 from anabranch.server.coordinators.shard import RecordCodec
 from anabranch.server.coordinators.shard_set import ShardServices, ShardSet, coordinator_partition
 from anabranch.server.partitions.partition import Partition
@@ -96,17 +96,21 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
         self._connections = connections
         self._former: dict[int, int] = {}
         """By partition: up to which connection members have spoken to a machine that was thrown away."""
+        self._full_warnings = EventLimit(WARNING_INTERVAL_S)
         self._view.watch(self._on_update)
         self.metadata = MetadataAdmission(
             settings.group_member_metadata_max_bytes,
             settings.group_metadata_max_bytes,
-            self.metadata_bytes,
+            lambda: held_by([shard.machine for shard in self if shard.active]),
             monotonic,
         )
 
-    def metadata_bytes(self) -> int:
-        """The bytes of metadata that members hold, of the groups that are loaded."""
-        return held_by(shard.machine for shard in self if shard.active)
+    def is_newcomer(self, group_id: str, member_id: str) -> bool:
+        """Whether a group is not known to have this member."""
+        with contextlib.suppress(ApiError):
+            group = self.shard_of(group_id).machine.groups.get(group_id)
+            return group is None or member_id not in group.members
+        return True
 
     # -- individual commits --------------------------------------------------------------------------------------------
 
@@ -152,6 +156,10 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
     def ranges_held(self) -> int:
         """The number of individual commits that the loaded groups hold."""
         return sum(shard.machine.offsets.individual.count for shard in self if shard.active)
+
+    def offsets_size(self) -> int:
+        """The bytes of memory that the committed offsets of the loaded groups take."""
+        return sum(shard.machine.positions.size for shard in self if shard.active)
 
     def ticket(self) -> int:
         """A ticket under which a request can be parked."""
@@ -219,6 +227,8 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
             ranges_per_partition_max=settings.individual_commit_max_ranges_per_partition,
             ranges_max=settings.individual_commit_max_ranges,
             ranges_held=self.ranges_held,
+            offsets_size_max=settings.offsets_max_bytes,
+            offsets_size=self.offsets_size,
             offsets_retention_ms=settings.offsets_retention_minutes * MINUTE_MS,
             offsets_retention_check_interval_ms=settings.offsets_retention_check_interval_ms,
             group_configs=self._configs_of,
@@ -268,9 +278,16 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
 
     def _perform_of_ranges(self, effect: Any) -> None:
         from anabranch.machines.groups.individual_store import BuriedRanges
+        from anabranch.machines.groups.offset_room import OffsetsFull
         from anabranch.machines.groups.offsets import RangesRepeated
         from anabranch.machines.groups.ranged import RangesLost
 
+        if isinstance(effect, OffsetsFull):
+            suppressed = self._full_warnings.admit(monotonic())
+            if suppressed is not None:
+                reason = f"All of them take as much memory as offsets.max.bytes allows: {effect.size_max}."
+                events.warning("offset refused", group=effect.group_id, reason=reason, suppressed=suppressed)
+            return
         if isinstance(effect, BuriedRanges):
             with contextlib.suppress(ApiError):
                 self.shard_of(effect.group_id).tell(lambda machine, _: machine.ranged.decide_tombstones(effect))

@@ -1,19 +1,22 @@
-"""The memory of members' metadata: a bound for each request and one for all groups of a broker.
+"""The memory of groups, of their members and of members' metadata: a bound for each request and one for all groups.
 
-A member's metadata and assignment are whatever its client sends, and stay as long as the member does. Admission adds up
-the requests that were let through since the groups were last counted, which is more than they hold, for a member sends
-its metadata again and again; when that sum passes the bound the groups are counted anew, at most once in
-COUNT_INTERVAL_S. The rule: what is held never passes the bound.
+A member's metadata and assignment are whatever its client sends, and stay as long as the member does; a group stays
+longer. Admission adds up what was let in since the groups were last counted, which is more than they hold, for a member
+sends its metadata again and again; when half of the bound is passed the groups are counted anew, at most once in
+COUNT_INTERVAL_S, and in steps where they are many. The rule: what clients add never passes the bound. Partitions that
+members are assigned are found by the next count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from anabranch.runtime.events import EventLimit, EventLogger
 
 if TYPE_CHECKING:
+    from anabranch.machines.groups.consumer.group import Assignment
     from anabranch.machines.groups.coordinator import Coordinator
     from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
     from anabranch.protocol.messages.join_group import JoinGroupRequest
@@ -21,9 +24,18 @@ if TYPE_CHECKING:
 
 events = EventLogger("groups")
 COUNT_INTERVAL_S = 1.0
+COUNT_INTERVAL_MAX_S = 60.0
+"""How long the groups are not counted although there is room enough: groups may have been loaded."""
+COUNTED_AT_ONCE_MAX = 5_000
+COUNTED_PER_STEP = 1_000
+GROUP_SIZE = 2_500
+MEMBER_SIZE = 2_500
+"""Bytes of memory for a group and for a member, without metadata."""
+ASSIGNED_SIZE = 48
+"""Bytes of memory for an assigned partition, at most."""
 WARNING_INTERVAL_S = 10.0
 SMALL_SIZE = 1024
-"""Metadata up to this size is always admitted: the number of members is its bound."""
+"""Metadata of a member that is there is always admitted up to this size: the number of members is its bound."""
 
 
 def join_size(request: JoinGroupRequest) -> int:
@@ -42,19 +54,18 @@ def heartbeat_size(request: ConsumerGroupHeartbeatRequest) -> int:
     return named + sum(len(it.metadata_bytes) for it in request.client_assignors or ())
 
 
-def held_by(machines: Iterable[Coordinator]) -> int:
-    """The bytes that the members of all groups hold."""
-    return sum(
-        _member_size(member) for machine in machines for group in machine.groups.values() for member in _members(group)
-    )
+def held_by(machines: Iterable[Coordinator]) -> Iterator[int]:
+    """The bytes that each group takes and each of its members, one after the other."""
+    for machine in machines:
+        for group in list(machine.groups.values()):
+            yield GROUP_SIZE + len(group.group_id)
+            members: Any = group.members
+            targets: Any = getattr(group, "targets", {})
+            for member_id, member in list(members.items()):
+                yield MEMBER_SIZE + _member_size(member, targets.get(member_id, ()))
 
 
-def _members(group: Any) -> Iterable[Any]:
-    members: Iterable[Any] = group.members.values()
-    return members
-
-
-def _member_size(member: Any) -> int:
+def _member_size(member: Any, target: Assignment) -> int:
     protocols = getattr(member, "protocols", None)
     if protocols is not None:
         return len(member.assignment) + sum(len(name) + len(metadata) for name, metadata in protocols)
@@ -62,43 +73,89 @@ def _member_size(member: Any) -> int:
     held = sum(map(len, said.topics)) + sum(len(it.metadata) for it in said.client_assignors)
     if said.classic is not None:
         held += sum(len(name) + len(metadata) for name, metadata in said.classic.protocols)
-    return held
+    partitions = sum(len(numbers) for part in (member.assigned, member.revoking, target) for _, numbers in part)
+    return held + ASSIGNED_SIZE * partitions
 
 
 class MetadataAdmission:
-    """Admits metadata of members, as long as there is room."""
+    """Admits groups, members and their metadata, as long as there is room."""
 
-    def __init__(self, request_max: int, total_max: int, count: Callable[[], int], clock: Callable[[], float]) -> None:
-        """`count` adds up what is held; `clock` gives seconds."""
+    def __init__(
+        self, request_max: int, total_max: int, count: Callable[[], Iterable[int]], clock: Callable[[], float]
+    ) -> None:
+        """`count` gives what is held, group by group and member by member; `clock` gives seconds."""
         self._request_max = request_max
         self._total_max = total_max
         self._count = count
         self._clock = clock
         self._estimate = 0
         """No less than what is held."""
+        self._things = 0
+        """Groups and members, at most."""
         self._counted_at = float("-inf")
+        self._counting: asyncio.Task[None] | None = None
         self._warnings = EventLimit(WARNING_INTERVAL_S)
 
-    def refuses(self, size: int, group_id: str) -> str:
-        """The sentence that refuses metadata of `size` bytes; empty where it is admitted."""
-        if size <= SMALL_SIZE:
-            return ""
+    @property
+    def held(self) -> int:
+        """The bytes that are held: counted now where these are few, else at most so many."""
+        if self._things <= COUNTED_AT_ONCE_MAX:
+            self._count_anew(self._clock())
+        return self._estimate
+
+    def refuses(self, size: int, group_id: str, *, newcomer: bool = False) -> str:
+        """The sentence that refuses metadata of `size` bytes; empty where it is admitted.
+
+        A `newcomer` becomes a member with it, and perhaps founds its group.
+        """
         if size > self._request_max:
             return self._refused(
                 group_id,
                 f"The metadata of a member has {size} bytes; group.member.metadata.max.bytes is {self._request_max}.",
             )
-        now = self._clock()
-        if self._estimate + size > self._total_max and now >= self._counted_at + COUNT_INTERVAL_S:
-            self._estimate, self._counted_at = self._count(), now
+        if newcomer:
+            size += GROUP_SIZE + MEMBER_SIZE + len(group_id)
+        elif size <= SMALL_SIZE:
+            return ""
+        since = self._clock() - self._counted_at
+        if since >= (COUNT_INTERVAL_S if 2 * (self._estimate + size) > self._total_max else COUNT_INTERVAL_MAX_S):
+            self._count_anew(self._clock())
         if self._estimate + size > self._total_max:
             return self._refused(
                 group_id,
-                f"The members of all groups hold {self._estimate} bytes of metadata, and {size} more are refused; "
+                f"All groups and their members hold {self._estimate} bytes, and {size} more are refused; "
                 f"group.metadata.max.bytes is {self._total_max}.",
             )
         self._estimate += size
+        self._things += 2 * newcomer
         return ""
+
+    def _count_anew(self, now: float) -> None:
+        """Count what is held: at once where that is little work, else beside other work."""
+        self._counted_at = now
+        steps = self._steps(self._estimate, self._things)
+        if self._things <= COUNTED_AT_ONCE_MAX:
+            for _ in steps:
+                pass
+        elif self._counting is None:
+            self._counting = asyncio.get_running_loop().create_task(self._count_beside(steps), name="count groups")
+
+    async def _count_beside(self, steps: Iterator[None]) -> None:
+        try:
+            for _ in steps:
+                await asyncio.sleep(0)
+        finally:
+            self._counting = None
+
+    def _steps(self, before: int, things_before: int) -> Iterator[None]:
+        held = things = 0
+        for size in self._count():
+            held += size
+            things += 1
+            if not things % COUNTED_PER_STEP:
+                yield
+        self._estimate += held - before  # With what was admitted meanwhile.
+        self._things += things - things_before
 
     def _refused(self, group_id: str, reason: str) -> str:
         suppressed = self._warnings.admit(self._clock())

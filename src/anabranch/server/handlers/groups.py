@@ -98,6 +98,10 @@ async def awaited(
         raise
 
 
+JOINING = 0
+"""The epoch of a member that joins (KIP-848)."""
+
+
 # -- the consumer protocol -------------------------------------------------------------------------------------------
 
 
@@ -107,7 +111,9 @@ def handle_consumer_group_heartbeat(
     """Join, stay, report, leave."""
     if not broker.groups.consumer_protocol:
         return _heartbeat_refused(ErrorCode.UNSUPPORTED_VERSION, NO_CONSUMER_PROTOCOL)
-    refused = broker.groups.metadata.refuses(heartbeat_size(request), request.group_id)
+    groups = broker.groups
+    newcomer = request.member_epoch == JOINING and groups.is_newcomer(request.group_id, request.member_id)
+    refused = groups.metadata.refuses(heartbeat_size(request), request.group_id, newcomer=newcomer)
     if refused:
         return _heartbeat_refused(ErrorCode.GROUP_MAX_SIZE_REACHED, refused)
     for assignor in request.client_assignors or ():
@@ -194,7 +200,8 @@ def handle_join_group(
             error_code=code, member_id=request.member_id, protocol_name=None if call.api_version >= 7 else ""
         )
 
-    refused = broker.groups.metadata.refuses(join_size(request), request.group_id)
+    newcomer = broker.groups.is_newcomer(request.group_id, request.member_id)
+    refused = broker.groups.metadata.refuses(join_size(request), request.group_id, newcomer=newcomer)
     if refused:
         return refuse(ErrorCode.GROUP_MAX_SIZE_REACHED, refused)
     for protocol in request.protocols:

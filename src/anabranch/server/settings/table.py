@@ -341,13 +341,19 @@ class Settings:
         "group.metadata.max.bytes",
         Between(1024, INT64_MAX),
         128 << 20,
-        "Memory for the metadata and assignments of all members of all groups; more is refused.",
+        "Memory for all groups, their members, and their metadata and assignments; more is refused.",
     )
     offset_metadata_max_bytes: int = setting(
         "offset.metadata.max.bytes",
         Between(0, INT32_MAX),
         4_096,
         "The largest metadata of a committed offset, in bytes.",
+    )
+    offsets_max_bytes: int = setting(
+        "offsets.max.bytes",
+        Between(1024, INT64_MAX),
+        limits.OFFSETS_SIZE_MAX,
+        "Memory for the committed offsets of all groups; further ones, and longer metadata, are refused.",
     )
     offsets_retention_minutes: int = setting(
         "offsets.retention.minutes",

@@ -214,3 +214,16 @@ def test_commits_are_taken_of_partitions_that_are_or_were_there() -> None:
     shrunk = replace(offsets.image.by_name["foo"], highest_count=3)
     offsets.image = Image(2, {"foo": shrunk})
     assert [commit(offsets, None, 5, partition=number) for number in (-1, 2, 3)] == [unknown, 0, unknown]
+
+
+def test_without_memory_new_offsets_are_refused_and_those_that_are_there_go_on() -> None:
+    full = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+    offsets = Offsets(GroupSettings(offsets_size_max=1_000, offsets_size=lambda: offsets.positions.size), IMAGE)
+    assert commit(offsets, None, 1, metadata="x" * 100) == ErrorCode.NONE
+    assert commit(offsets, None, 1, partition=1) == ErrorCode.NONE
+    assert commit(offsets, None, 1, group_id="other") == full
+    assert commit(offsets, None, 2, metadata="x" * 100) == commit(offsets, None, 2, partition=1) == ErrorCode.NONE
+    assert commit(offsets, None, 2, partition=1, metadata="x" * 101) == full
+    assert "other" not in offsets.positions
+    assert commit(offsets, None, 3) == ErrorCode.NONE, "less memory than before"
+    assert commit(offsets, None, 3, partition=1, metadata="x" * 101) == ErrorCode.NONE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from anabranch.machines.groups.positions import Position, Positions, position_record
 from anabranch.machines.groups.records import OffsetCommitKey, OffsetCommitValue
 
@@ -68,3 +70,32 @@ def test_partitions_of_one_transaction_are_apart() -> None:
     assert positions.unstable("g", "t", 0) and not positions.unstable("g", "t", 1)
     positions.end_transaction(1, committed=True)
     assert dict(positions.entries("g")).keys() == {("t", 0), ("t", 1)}
+
+
+def test_the_memory_of_positions_is_counted_through_replacement_transactions_and_deletion() -> None:
+    positions = Positions()
+    chance = random.Random(7)
+    for _ in range(2_000):
+        match chance.randrange(5):
+            case 0:
+                positions.end_transaction(chance.randrange(3), committed=chance.random() < 0.5)
+            case 1:
+                commit(positions, None, partition=chance.randrange(4))
+            case _:
+                metadata = "m" * chance.randrange(100)
+                key, value = position_record("g", "t", chance.randrange(4), Position(5, metadata=metadata))
+                assert isinstance(key, OffsetCommitKey) and isinstance(value, OffsetCommitValue)
+                positions.apply(key, value, chance.choice((-1, -1, 0, 1, 2)))
+        held = [position.size for _, position in positions.entries("g")]
+        waiting = [
+            Position(value.offset, metadata=value.metadata).size
+            for groups in positions._pending.values()
+            for found in groups.values()
+            for _, value in found.values()
+        ]
+        assert positions.size == sum(held) + sum(waiting)
+    for producer_id in range(3):
+        positions.end_transaction(producer_id, committed=False)
+    for partition in range(4):
+        commit(positions, None, partition=partition)
+    assert positions.size == 0
