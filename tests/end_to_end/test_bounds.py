@@ -108,6 +108,9 @@ LONG: dict[str, Any] = {
         session_epoch=-1,
         forgotten_topics_data=[ForgottenTopic(topic_id=UUID(int=1), partitions=[*range(4 * MANY)])],
     ),
+    "metadata that would create": lambda: MetadataRequest(
+        topics=[MetadataRequestTopic(name=f"/{it}") for it in range(4 * MANY)], allow_auto_topic_creation=True
+    ),
     "metadata": lambda: MetadataRequest(
         topics=[MetadataRequestTopic(name=f"t{it}") for it in range(MANY)], allow_auto_topic_creation=False
     ),

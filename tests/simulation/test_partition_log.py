@@ -10,6 +10,7 @@ import pytest
 
 from anabranch.records.batch import headers
 from anabranch.storage.checkpoints import Checkpoints
+from anabranch.storage.interface import Slice
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.log import Flush, LocalLog
 from tests.support.batches import make_batch
@@ -268,6 +269,7 @@ class History:
         time = self.chance.randint(0, self.now_ms + 5)
         at = min((base for base in found if self.timestamps[base] >= time), default=None)
         batch = self.log.batch_for_timestamp(time)
+        assert batch is None or isinstance(batch, Slice)
         if at is None or at >= self.log.high_watermark:
             assert batch is None
         else:

@@ -40,7 +40,9 @@ class ColdLog(LocalLog):
         return self._later(lambda: [FetchedSlice(bytes(piece.view())) for piece in found])
 
     def batch_for_timestamp(self, timestamp: int) -> Awaitable[Slice | None]:  # type: ignore[override]
-        return self._later(lambda: _copied(super(ColdLog, self).batch_for_timestamp(timestamp)))
+        found = super().batch_for_timestamp(timestamp)
+        assert found is None or isinstance(found, Slice), "the log is short"
+        return self._later(lambda: _copied(found))
 
     def batch_of_max_timestamp(self) -> Awaitable[Slice | None]:  # type: ignore[override]
         newest = self._segments.max_timestamp(self.log_start)

@@ -6,14 +6,17 @@
                                             others have them written when they subscribe again
     the shard is loaded                 ->  the same for groups with members, as the resize may have come before
 
-Groups are settled a few at a time: a shard may have many. Until its turn a group of the consumer protocol is handed no
-partition without its position, as the gatekeeper writes the same position when it hands a partition out.
+Groups are settled a few at a time, and a large topic in several decisions: a shard may have many, and what is written
+is found by the next decision. A classic group is settled whole before its next generation is handed out. Until its turn
+a group of the consumer protocol is handed no partition without its position, as the gatekeeper writes the same position
+when it hands a partition out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from itertools import islice
 
 from anabranch.machines.groups import classic
 from anabranch.machines.groups.classic import ClassicGroup
@@ -42,7 +45,9 @@ class Settling:
         self._starts = starts
         self._regexes = regexes
         self._left: dict[str, None] = {}
+        """Groups, the next one first."""
         self._topics: dict[str, None] = {}
+        """The resized topics that these are settled in."""
         self._subscribed: dict[str, frozenset[str]] = {}
         """By group: the topics that it subscribes to, as of its last change."""
 
@@ -50,6 +55,10 @@ class Settling:
         """Write down where a group begins in topics that it subscribes to from now on, or does not any more."""
         group_id, by_name = group.group_id, self._offsets.image.by_name
         before, now = self._subscribed.get(group_id, frozenset()), self.look(group)
+        if isinstance(group, ClassicGroup) and group_id in self._left:
+            del self._left[group_id]
+            for topic in filter(None, map(by_name.get, sorted(self._topics.keys() & now & before))):
+                self._settle(group_id, topic, draft, now_ms, begun=True)
         for topic in filter(None, map(by_name.get, sorted(now - before))):
             begun = bool(self._offsets.of_topic(group_id, topic))
             self._settle(group_id, topic, draft, now_ms, begun=begun)
@@ -114,7 +123,7 @@ class Settling:
             for topic in topics:
                 if topic.name in subscribed or self._offsets.of_topic(group_id, topic):
                     settled += len(topic.readable)
-                    self._settle(group_id, topic, draft, now_ms, begun=True)
+                    self._settle(group_id, topic, draft, now_ms, begun=True, records_max=PARTITIONS_AT_A_TIME)
                 else:
                     draft.write(*self._starts.trim(group_id, topic))
         if self._left:
@@ -123,10 +132,21 @@ class Settling:
             self._topics.clear()
 
     def _settle(
-        self, group_id: str, topic: TopicImage, draft: Draft[CoordinatorRecord], now_ms: int, *, begun: bool
+        self,
+        group_id: str,
+        topic: TopicImage,
+        draft: Draft[CoordinatorRecord],
+        now_ms: int,
+        *,
+        begun: bool,
+        records_max: int | None = None,
     ) -> None:
+        """Settle a group in a topic; where that takes more than `records_max` records, it stays among those left."""
         committed = partial(self._offsets.current, group_id, topic.name)
-        draft.write(*self._starts.settle(group_id, topic, committed, now_ms, begun=begun))
+        records = self._starts.settle(group_id, topic, committed, now_ms, begun=begun)
+        draft.write(*islice(records, records_max))
+        if next(records, None) is not None:
+            self._left[group_id] = None
 
     def _subscription(self, group: Group) -> frozenset[str]:
         if isinstance(group, ConsumerGroup):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 from uuid import UUID
@@ -83,12 +83,12 @@ async def _asked_in_steps(
 ) -> Answer:
     """Describe so many topics that other work must have its turn meanwhile."""
     asked: dict[tuple[str | None, UUID], MetadataRequestTopic] = {}
-    missing: list[str] = []
+    missing: dict[str, None] = {}
     for begin in range(0, len(topics), PARTITIONS_AT_A_TIME):
         for topic in topics[begin : begin + PARTITIONS_AT_A_TIME]:
             asked.setdefault((topic.name, topic.topic_id), topic)
             if create and topic.name and broker.view.find(topic.name) is None:
-                missing.append(topic.name)
+                missing[topic.name] = None
         await asyncio.sleep(0)
     refusals = await _create(broker, missing)
     found: list[TopicSnapshot | MetadataResponseTopic] = []
@@ -106,7 +106,7 @@ async def _create_and_answer(
     return _answered(broker, [_asked(broker, topic, wanted, refusals) for topic in topics], wanted)
 
 
-async def _create(broker: BrokerContext, missing: list[str]) -> dict[str, ErrorCode]:
+async def _create(broker: BrokerContext, missing: Iterable[str]) -> dict[str, ErrorCode]:
     """Create topics, at most TOPICS_CREATED_MAX; return the errors of the others."""
     refusals: dict[str, ErrorCode] = {}
 
@@ -124,7 +124,9 @@ async def _create(broker: BrokerContext, missing: list[str]) -> dict[str, ErrorC
                 refusals[name] = error.code
 
     wanted: list[str] = []
-    for name in dict.fromkeys(missing):
+    for place, name in enumerate(dict.fromkeys(missing), 1):
+        if place % PARTITIONS_AT_A_TIME == 0:
+            await asyncio.sleep(0)
         if not is_topic_name(name):
             refusals[name] = ErrorCode.INVALID_TOPIC_EXCEPTION
         elif len(wanted) < TOPICS_CREATED_MAX:
@@ -155,6 +157,8 @@ def _answered(
         response.topics = [_topic(it, wanted) if isinstance(it, TopicSnapshot) else it for it in topics]
         return response
 
+    if len(topics) >= PARTITIONS_AT_A_TIME:
+        return Large(make)
     cost = sum(len(it.nodes) + 1 if isinstance(it, TopicSnapshot) else 1 for it in topics)
     return make() if cost < PARTITIONS_AT_A_TIME else Large(make)
 

@@ -426,11 +426,11 @@ class LocalLog:
         """Answer OffsetForLeaderEpoch: the largest epoch not above `epoch`, and its end; (-1, -1) where unknown."""
         return self.epochs.end_of(epoch, self.end)
 
-    def batch_for_timestamp(self, timestamp: int) -> Slice | None:
+    def batch_for_timestamp(self, timestamp: int) -> Slice | Awaitable[Slice | None] | None:
         """Find the first batch, below the high watermark, that has a record of `timestamp` or later."""
-        return self._segments.batch_for_timestamp(timestamp, self.log_start, self.high_watermark)
+        return self._segments.batch_for_timestamp(timestamp, lambda: (self.log_start, self.high_watermark))
 
-    def batch_of_max_timestamp(self) -> Slice | None:
+    def batch_of_max_timestamp(self) -> Slice | Awaitable[Slice | None] | None:
         """Find the first batch that has the largest timestamp in the log."""
         newest = self._segments.max_timestamp(self.log_start)
         return None if newest is None else self.batch_for_timestamp(newest)

@@ -84,6 +84,8 @@ class Owner(Protocol):
 
 
 _NOTHING = array("q")
+HEADERS_AT_A_TIME = 1_000
+"""Headers of batches that are looked at before other work has its turn."""
 
 
 class Segment:
@@ -329,13 +331,21 @@ class Segment:
             yield position, header
             position += header.size
 
-    def batch_for_timestamp(self, timestamp: int, log_start: int) -> tuple[int, BatchHeader] | None:
-        """The first batch that has a record of `timestamp` or later and does not end before `log_start`."""
-        if self.max_timestamp.timestamp < timestamp:
+    def batch_for_timestamp(self, timestamp: int, begin: int) -> tuple[int, BatchHeader] | int | None:
+        """The first batch that has a record of `timestamp` or later and does not end before the offset `begin`.
+
+        After HEADERS_AT_A_TIME batches without one, the offset from which to go on.
+        """
+        if self.max_timestamp.timestamp < timestamp or self.end <= begin:
             return None
-        for position, header in self.walk(self.index.floor_of_timestamp(timestamp)[1]):
-            if header.max_timestamp >= timestamp and header.last_offset >= log_start:
+        at = self.index.floor_of_timestamp(timestamp)[1]
+        if begin > self.base_offset:
+            at = max(at, self.locate(begin))
+        for looked, (position, header) in enumerate(self.walk(at)):
+            if header.max_timestamp >= timestamp and header.last_offset >= begin:
                 return position, header
+            if looked == HEADERS_AT_A_TIME:
+                return header.next_offset
         return None
 
     # -- opening -------------------------------------------------------------------------------------------------

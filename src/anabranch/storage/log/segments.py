@@ -11,8 +11,9 @@ front of the limit they are given, to move the reader on.
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from anabranch.base.errors import DecodeError
@@ -204,13 +205,34 @@ class Segments(list[Segment]):
             if segment.sealed:
                 segment.release()
 
-    def batch_for_timestamp(self, timestamp: int, log_start: int, limit: int) -> Slice | None:
-        """Find the first batch that has a record of `timestamp` or later; None when that one begins at `limit`."""
+    def batch_for_timestamp(
+        self, timestamp: int, bounds: Callable[[], tuple[int, int]]
+    ) -> Slice | Awaitable[Slice | None] | None:
+        """Find the first batch that has a record of `timestamp` or later.
+
+        `bounds` tells where the log starts, and at which offset a batch that is found is none. A search that takes long
+        is awaited; the log may change meanwhile.
+        """
+        start, limit = bounds()
+        found = self._batch_for_timestamp(timestamp, start, limit)
+        return self._search_on(timestamp, found, bounds) if isinstance(found, int) else found
+
+    async def _search_on(self, timestamp: int, begin: int, bounds: Callable[[], tuple[int, int]]) -> Slice | None:
+        found: Slice | int | None = begin
+        while isinstance(found, int):
+            await asyncio.sleep(0)
+            start, limit = bounds()
+            found = self._batch_for_timestamp(timestamp, max(start, found), limit)
+        return found
+
+    def _batch_for_timestamp(self, timestamp: int, begin: int, limit: int) -> Slice | int | None:
         for segment in self:
             try:
-                found = segment.batch_for_timestamp(timestamp, log_start)
+                found = segment.batch_for_timestamp(timestamp, begin)
             except DecodeError as error:
                 raise _damaged(segment, error) from error
+            if isinstance(found, int):
+                return found
             if found is not None:
                 position, header = found
                 if header.base_offset >= limit:

@@ -120,6 +120,42 @@ def test_groups_of_a_large_topic_are_settled_few_at_a_time(monkeypatch: pytest.M
     assert all(positions.get(group, "foo", 2) is not None for group in groups)
 
 
+def test_a_group_is_settled_in_a_large_topic_by_several_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settling, "PARTITIONS_AT_A_TIME", 4)
+    topic = Topic()
+    world = Asking(topic.image())
+    world.commit("", -1, 0, 3)
+    world.join("A", group="other")
+    world.set_topics(topic.resize(11))
+    positions = world.coordinator.positions
+    assert sum(1 for _ in positions.entries("other")) + len(committed(world)) - 1 <= 4
+    world.advance(100)
+    assert committed(world) == {0: 3} | dict.fromkeys(range(1, 11), 0)
+    assert sum(1 for _ in positions.entries("other")) == 10
+    world.reload()
+    assert committed(world) == {0: 3} | dict.fromkeys(range(1, 11), 0)
+
+
+def test_a_classic_group_is_settled_whole_before_its_next_generation_is_handed_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(settling, "PARTITIONS_AT_A_TIME", 2)
+    topic = Topic()
+    world = Asking(topic.image())
+    joining = world.join_classic("", {"range": subscription("foo")}, version=3)
+    world.advance(3_001)
+    joined = world.answers[joining] if not hasattr(joining, "member_id") else joining
+    handed = SyncGroupRequestAssignment(member_id=joined.member_id, assignment=assignment("foo-0"))
+    world.sync_classic(joined.member_id, joined.generation_id, [handed])
+    world.set_topics(topic.resize(9))
+    assert len(committed(world)) == 1
+    again = world.join_classic(joined.member_id, {"range": subscription("foo")}, version=3)
+    again = world.answers[again] if not hasattr(again, "member_id") else again
+    handed = SyncGroupRequestAssignment(member_id=joined.member_id, assignment=assignment("foo-0"))
+    world.sync_classic(joined.member_id, again.generation_id, [handed])
+    assert committed(world) == dict.fromkeys(range(1, 9), 0)
+
+
 def test_a_resize_while_no_coordinator_decided_is_made_up_for() -> None:
     topic = Topic()
     world = Asking(topic.image())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections.abc import Coroutine
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,12 @@ from anabranch.records.batch import build, headers
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.syncs import Syncs
 from anabranch.storage.directory import DataDirectory
+from anabranch.storage.interface import Slice
 from anabranch.storage.log import segments
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.group_commit import GroupCommit
 from anabranch.storage.log.log import LocalLog, OfflineLogError, OffsetOutOfRangeError
+from anabranch.storage.log.segment import HEADERS_AT_A_TIME
 from tests.support.batches import make_batch
 from tests.support.disks import FaultyDisk
 
@@ -176,12 +179,47 @@ def test_the_first_batch_of_a_time_and_the_latest_of_all(tmp_path: Path) -> None
     log = open_log(tmp_path)
     fill(log, 30)
     found = log.batch_for_timestamp(17_500)
-    assert found is not None
+    assert isinstance(found, Slice)
     assert [header.base_offset for _, header in headers(found.view())] == [34]
     assert log.batch_for_timestamp(30_001) is None
     latest = log.batch_of_max_timestamp()
-    assert latest is not None
+    assert isinstance(latest, Slice)
     assert [header.max_timestamp for _, header in headers(latest.view())] == [30_000]
+
+
+def test_a_search_by_time_passes_over_deleted_records_at_once_and_looks_at_few_headers_at_a_time(
+    tmp_path: Path,
+) -> None:
+    """A deleted record in the middle of a file may have the largest timestamp of it."""
+
+    async def scenario() -> None:
+        log = open_log(tmp_path, LogConfig(segment_bytes=1 << 30))
+        log.append(make_batch(1, b"x", timestamp=9_000_000), 0, 0)
+        for number in range(1, 3 * HEADERS_AT_A_TIME):
+            log.append(make_batch(1, b"x", timestamp=number), 0, 0)
+        log.append(make_batch(1, b"x", timestamp=8_000_000), 0, 0)
+        log.flush()
+        log.delete_before(1)
+        search = log.batch_for_timestamp(7_000_000)
+        assert isinstance(search, Coroutine)
+        steps = 0
+        task = asyncio.create_task(search)
+        while not task.done():
+            await asyncio.sleep(0)
+            steps += 1
+        assert 2 <= steps <= 6
+        found = task.result()
+        assert isinstance(found, Slice)
+        assert [header.base_offset for _, header in headers(found.view())] == [3 * HEADERS_AT_A_TIME]
+        log.delete_before(2 * HEADERS_AT_A_TIME)
+        found = log.batch_for_timestamp(0)
+        assert isinstance(found, Slice)
+        assert [header.base_offset for _, header in headers(found.view())] == [2 * HEADERS_AT_A_TIME]
+        search = log.batch_for_timestamp(8_500_000)
+        assert isinstance(search, Coroutine)
+        assert await search is None
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("damage", ["torn", "garbage"])
