@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+BLOCKS_PER_PARTITION = 40
+"""Blocks of memory that a partition without records takes, at least."""
 SWITCH_INTERVAL_S = 0.001
 """How long a thread whose sync is done may wait for the busy loop: part of the latency of acks=all."""
 
@@ -156,7 +158,9 @@ async def _run(settings: Settings, collector: Collector) -> int:
         durability=settings.durability,
         metrics_port=broker.metrics_port,
     )
-    collecting = loop.create_task(collector.run(lambda: not broker.connections))
+    collecting = loop.create_task(
+        collector.run(lambda: not broker.connections, lambda: BLOCKS_PER_PARTITION * len(broker.replicas))
+    )
     await stopping.wait()
     collecting.cancel()
     events.info("stopping")

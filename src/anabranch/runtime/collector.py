@@ -7,7 +7,7 @@ The rule: reference counts free what is set aside, but for cycles that become ga
 broken by hand. A complete collection, which finds others, is one long step that nothing can divide. So it takes place
 after the memory in use has doubled while no client is connected, whom it would keep waiting. Only where the memory has
 grown to eight times what it was does it take place beside clients: at a quiet moment, or, where none comes within an
-hour, at any.
+hour, at any. Memory that is known to be in use, as that of partitions, is no growth: so much cannot be garbage.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class Collector:
     """The collector of a process whose event loop must not be held up. `installed`, then `run` as a task."""
 
     def __init__(self) -> None:
+        self._known: Callable[[], int] = lambda: 0
         self._left = sys.getallocatedblocks()
-        """Blocks of memory at the start of `run`, or after the last complete collection."""
+        """Blocks of memory at the start of `run`, or after the last complete collection, without those known."""
         self._due_since: float | None = None
         self.completed = 0
         """Complete collections so far."""
@@ -56,8 +57,12 @@ class Collector:
             gc.set_threshold(*before)
             gc.unfreeze()
 
-    async def run(self, alone: Callable[[], bool]) -> None:
-        """Collect all garbage when there may be much of it; `alone` tells whether no client is connected."""
+    async def run(self, alone: Callable[[], bool], known: Callable[[], int] = lambda: 0) -> None:
+        """Collect all garbage when there may be much of it.
+
+        `alone` tells whether no client is connected; `known` gives the blocks of memory that are in use for certain.
+        """
+        self._known = known
         self._settle()
         while True:
             used = process_time()
@@ -67,7 +72,7 @@ class Collector:
 
     def look(self, now_s: float, *, quiet: bool, alone: bool) -> None:
         """Collect all garbage, if it is time."""
-        growth = sys.getallocatedblocks() / self._left
+        growth = self._blocks() / self._left
         if growth <= GROWTH_BESIDE_CLIENTS:
             self._due_since = None
         elif self._due_since is None:
@@ -82,7 +87,11 @@ class Collector:
     def _settle(self) -> None:
         gc.freeze()
         gc.collect()  # Of nothing: the next one is due after a quarter of what the last one left.
-        self._left, self._due_since = sys.getallocatedblocks(), None
+        self._left, self._due_since = self._blocks(), None
+
+    def _blocks(self) -> int:
+        """Blocks of memory in use, without those known."""
+        return max(1, sys.getallocatedblocks() - self._known())
 
 
 def _on_collection(phase: str, info: Mapping[str, Any]) -> None:

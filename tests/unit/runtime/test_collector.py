@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
 import weakref
@@ -110,6 +111,26 @@ def test_clients_are_kept_waiting_only_after_memory_has_grown_eightfold(collecto
     grown = _grown(8)
     collector.look(10.0, quiet=False, alone=False)
     assert not collector.completed
+    collector.look(11.0, quiet=True, alone=False)
+    assert collector.completed == 1
+    del grown
+
+
+def test_memory_that_is_known_to_be_in_use_is_no_growth(collector: Collector) -> None:
+    known = 0
+
+    async def begin() -> None:
+        running = asyncio.create_task(collector.run(lambda: False, lambda: known))
+        await asyncio.sleep(0)
+        running.cancel()
+
+    asyncio.run(begin())
+    before = sys.getallocatedblocks()
+    grown = _grown(8)
+    known = sys.getallocatedblocks() - before
+    collector.look(10.0, quiet=True, alone=False)
+    assert not collector.completed
+    known = 0
     collector.look(11.0, quiet=True, alone=False)
     assert collector.completed == 1
     del grown
