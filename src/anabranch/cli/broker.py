@@ -159,7 +159,7 @@ async def _run(settings: Settings, collector: Collector) -> int:
         metrics_port=broker.metrics_port,
     )
     collecting = loop.create_task(
-        collector.run(lambda: not broker.connections, lambda: BLOCKS_PER_PARTITION * len(broker.replicas))
+        collector.run(lambda: not broker.connections, lambda: BLOCKS_PER_PARTITION * broker.partitions)
     )
     await stopping.wait()
     collecting.cancel()

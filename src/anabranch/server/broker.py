@@ -163,6 +163,11 @@ class Broker:
         """How many clients are connected."""
         return self._listener.connections
 
+    @property
+    def partitions(self) -> int:
+        """How many partitions live here."""
+        return len(self.context.replicas)
+
     def _assemble(self, directory: DataDirectory, store: EmbeddedMetadataStore, cluster_id: str) -> None:
         """Make the parts, each of those that were made before it."""
         settings, clock, chance = self.settings, self._clock, self._chance

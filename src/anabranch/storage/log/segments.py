@@ -202,7 +202,7 @@ class Segments(list[Segment]):
                     yield header
             except DecodeError as error:
                 raise _damaged(segment, error) from error
-            if segment.sealed:
+            if segment.sealed or self._sharing is None:  # Logs that are opened together share no room for files yet.
                 segment.release()
 
     def batch_for_timestamp(

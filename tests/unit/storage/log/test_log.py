@@ -575,6 +575,15 @@ def test_few_files_stay_open_however_many_are_read(tmp_path: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 4
 
 
+def test_a_log_that_is_opened_and_folded_holds_no_file(tmp_path: Path) -> None:
+    """A start opens many logs before they share the room for open files."""
+    log = open_log(tmp_path)
+    fill(log, 3)
+    log = open_log(tmp_path)
+    assert len(list(log.headers_from(0))) == 3
+    assert not any(segment.is_open for segment in log.segments)
+
+
 def test_logs_share_their_checkpoints_in_a_data_directory(tmp_path: Path) -> None:
     directory = DataDirectory(tmp_path, Disk())
     assert not directory.stopped_cleanly
