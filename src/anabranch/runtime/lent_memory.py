@@ -13,8 +13,8 @@ import mmap
 from functools import lru_cache
 from typing import Any
 
-SIZE_MIN = 32 * 1024
-"""Less is not lent: the allocator has it at hand."""
+SIZE_MIN = 128 * 1024
+"""Less is not lent: the allocator has it at hand, in less time than lending takes."""
 SIZE_MAX = 8 * 1024 * 1024
 PARTS_PER_DOUBLING = 4
 """Sizes that memory comes in: at most a quarter of it is not used."""
@@ -41,6 +41,14 @@ class Shelf:
         lent = _lent_type(room).from_buffer(memory)
         lent.shelf, lent.memory = self, memory
         return memoryview(lent).cast("B")[:size]
+
+    def copy(self, data: memoryview) -> bytes | memoryview:
+        """Copy bytes into memory that is lent, or of their own where they are few."""
+        if len(data) < SIZE_MIN:
+            return bytes(data)
+        lent = self.take(len(data))
+        lent[:] = data
+        return lent
 
     def put_back(self, memory: mmap.mmap) -> None:
         """Take memory back; called by what was lent."""

@@ -201,9 +201,7 @@ class _Pass:
             if size:
                 data = bytearray(self._mapping.view[start : start + size]) if self._takes_checksums else None
                 if data is None:
-                    copied = self._shelf.take(size)
-                    copied[:] = self._mapping.view[start : start + size]
-                    parts.append(copied)
+                    parts.append(self._shelf.copy(self._mapping.view[start : start + size]))
                 else:
                     for position, _ in headers(data):
                         stamp_crc(data, position)

@@ -9,7 +9,7 @@ import pytest
 from anabranch.runtime import lent_memory
 from anabranch.runtime.lent_memory import SHELF_SIZE_MAX, SIZE_MAX, SIZE_MIN, Shelf, size_lent
 
-SIZE = 100_000
+SIZE = 400_000
 
 
 def test_memory_comes_back_with_its_last_view_and_is_lent_again() -> None:
@@ -34,6 +34,16 @@ def test_little_and_very_much_is_not_lent() -> None:
     for size in (0, 1, SIZE_MIN - 1, SIZE_MAX + 1):
         assert shelf.take(size).nbytes == size
     assert shelf.size == 0
+
+
+def test_copies_are_lent_where_they_are_large() -> None:
+    shelf = Shelf()
+    for size in (0, SIZE_MIN - 1, SIZE_MIN, SIZE):
+        data = bytes(range(256)) * (size // 256 + 1)
+        copied = shelf.copy(memoryview(data)[:size])
+        assert copied == data[:size]
+        del copied
+        assert (shelf.size > 0) == (size >= SIZE_MIN)
 
 
 def test_a_shelf_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
