@@ -17,6 +17,7 @@ The rules, for every list of partitions (live and retiring ones are two lists):
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple, TypeAlias
 
 from anabranch.machines.key_ranges import NONE, WHOLE, Ranges, common, size
@@ -50,7 +51,7 @@ def divide_in_turn(shared: Shared) -> Divided:
     """Share partitions as `uniform` does. There are at least as many members as partitions."""
     partitions, held = list(shared.intervals), shared.held
     members = _admitted(shared)
-    staying = {partition: _staying(shared, partition, members) for partition in partitions}
+    staying = _staying(shared, members)
     least, more = divmod(len(members), len(partitions))
     # The places beyond an even number go to the partitions that have most members already.
     by_size = sorted(partitions, key=lambda partition: -len(staying[partition]))
@@ -58,13 +59,14 @@ def divide_in_turn(shared: Shared) -> Divided:
     kept = {partition: staying[partition][: room[partition]] for partition in partitions}
     placed = {member for sharers in kept.values() for member in sharers}
     coming: dict[int, list[str]] = {partition: [] for partition in partitions}
+    emptiest = [(len(kept[it]), number, it) for number, it in enumerate(partitions) if len(kept[it]) < room[it]]
+    heapify(emptiest)
     for member in members:
         if member not in placed:
-            taker = min(
-                (it for it in partitions if len(kept[it]) + len(coming[it]) < room[it]),
-                key=lambda it: len(kept[it]) + len(coming[it]),
-            )
+            count, number, taker = heappop(emptiest)
             coming[taker].append(member)
+            if count + 1 < room[taker]:
+                heappush(emptiest, (count + 1, number, taker))
     found: Divided = {}
     for partition in partitions:
         order = sorted(kept[partition], key=lambda member: held[member][partition][0].start)
@@ -118,19 +120,18 @@ def _admitted(shared: Shared) -> Sequence[str]:
     return [member for member in shared.members if member in chosen]
 
 
-def _staying(shared: Shared, partition: int, members: Sequence[str]) -> list[str]:
-    """The members that may stay in a partition: those that have most of its interval come first.
+def _staying(shared: Shared, members: Sequence[str]) -> dict[int, list[str]]:
+    """By partition the members that may stay in it: those that have most of its interval come first.
 
     A member that has keys of several partitions, as before there were so many members, stays in one.
     """
-    inside = (shared.intervals[partition],)
-    has: dict[str, int] = {}
+    has: dict[int, dict[str, int]] = {partition: {} for partition in shared.intervals}
     for member in members:
         mine = shared.held.get(member, {})
-        ranges = mine.get(partition, NONE)
-        if ranges and _home(mine, shared) == partition:
-            has[member] = size(common(ranges, inside))
-    return sorted(has, key=lambda member: -has[member])
+        if any(map(shared.intervals.__contains__, mine)):
+            home = _home(mine, shared)
+            has[home][member] = size(common(mine[home], (shared.intervals[home],)))
+    return {partition: sorted(each, key=lambda member: -each[member]) for partition, each in has.items()}
 
 
 def _home(mine: Held, shared: Shared) -> int:

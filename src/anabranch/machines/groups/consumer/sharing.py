@@ -10,7 +10,7 @@ even enough.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -106,14 +106,14 @@ def planned(
 def divided(
     name: str,
     group: ConsumerGroup,
-    shared: Iterable[TopicImage],
+    shared: Sequence[TopicImage],
     subscribers: Mapping[str, Subscriber],
     willing: set[str],
     shares_max: int,
 ) -> dict[str, dict[At, Ranges]]:
     """Divide the shared topics as the assignor `name` does: by member, its partitions and their keys."""
     order = sorted(subscribers, key=lambda member_id: _rank(member_id, subscribers[member_id]))
-    held = _held_in_targets(group)
+    held = _held_in_targets(group, {topic.topic_id for topic in shared})
     found: dict[str, dict[At, Ranges]] = {}
     for topic in shared:
         mine = [member_id for member_id in order if topic.name in subscribers[member_id].topics]
@@ -156,11 +156,13 @@ def _rank(member_id: str, subscriber: Subscriber) -> tuple[bool, str, str]:
     return subscriber.instance_id is None, subscriber.instance_id or "", member_id
 
 
-def _held_in_targets(group: ConsumerGroup) -> dict[tuple[str, UUID], dict[int, Ranges]]:
-    """By member and topic the keys that it has in the present target."""
+def _held_in_targets(group: ConsumerGroup, shared: set[UUID]) -> dict[tuple[str, UUID], dict[int, Ranges]]:
+    """By member and shared topic the keys that it has in the present target."""
     found: dict[tuple[str, UUID], dict[int, Ranges]] = {}
     for member_id, target in group.targets.items():
         parts = dict(group.target_shares.get(member_id, NO_SHARES))
         for topic_id, numbers in target:
+            if topic_id not in shared:
+                continue
             found[member_id, topic_id] = {number: parts.get((topic_id, number), WHOLE) for number in numbers}
     return found
