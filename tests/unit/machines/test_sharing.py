@@ -14,6 +14,7 @@ from anabranch.machines.lineage import Cuts
 from anabranch.machines.partition.sharing import (
     ASKED_LATELY_MS,
     KEYS_MAX,
+    PASS_RANGES_MAX,
     RANGES_MAX,
     SHARERS_MAX,
     TARGETS_MAX,
@@ -181,3 +182,20 @@ def test_keyless_records_are_spread_over_what_the_partition_held_then() -> None:
     assert stretch_of(topic, 0, known, 200) == (2, interval(0, 2, 2), None)
     assert stretch_of(topic, 2, Cuts([1], [50]), 10) == (2, interval(2, 4, 2), 50)
     assert stretch_of(topic, 2, Cuts([1], [50]), 50) == (2, SPACE, None), "retiring"
+
+
+def test_askers_that_have_one_place_in_common_are_not_served_together() -> None:
+    first = Asked((Interval(0, 9), Interval(30, 39)))
+    within, touching = Asked((Interval(10, 29),)), Asked((Interval(20, 30),))
+    assert disjoint(first, [within]) == [first, within]
+    assert disjoint(first, [touching, within]) == [first, within]
+    assert disjoint(within, [touching, first]) == [within, first]
+
+
+def test_a_pass_serves_only_so_many_ranges() -> None:
+    def many(first: int, count: int) -> Asked:
+        return Asked(tuple(Interval(place, place) for place in range(first, first + 2 * count, 2)))
+
+    half, rest, one = many(0, PASS_RANGES_MAX // 2), many(1, PASS_RANGES_MAX // 2), many(10**6, 1)
+    assert disjoint(half, [rest, one]) == [half, rest]
+    assert disjoint(half, [many(1, PASS_RANGES_MAX // 2 + 1), one]) == [half, one]
