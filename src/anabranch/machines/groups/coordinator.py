@@ -203,7 +203,8 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
                 step.keep_session(member)
                 if member.state is MemberState.UNREVOKED_PARTITIONS:
                     step.expect_within_rebalance_timeout("rebalance", member)
-            step.look_at_topics()
+            if not step.look_at_topics() and group.target_shares and not self.settings.shares_max(group.group_id):
+                step.next_epoch()
             step.assign()
             draft.add(step.draft)
         self.settling.loaded(draft, now_ms)

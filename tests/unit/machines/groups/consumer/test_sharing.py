@@ -316,6 +316,15 @@ def test_a_coordinator_that_takes_over_knows_who_has_which_keys(compact: bool) -
     assert len(world.owners()[0]) == 3
 
 
+def test_a_coordinator_that_takes_no_commits_by_ranges_ends_the_sharing_that_it_finds() -> None:
+    world = two()
+    world.settings = GroupSettings(individual_commits=False)
+    world.reload()
+    world.settle()
+    assert [list(held.values()) for held in world.owners().values()] == [[WHOLE]]
+    assert not world.group.target_shares
+
+
 def test_a_group_that_does_not_share_writes_records_as_before() -> None:
     """Byte for byte what the records were before there were shares: no tagged field is written."""
     ours, stock = SharingWorld(shared_topics(foo=2)), GroupWorld(topics(foo=2))
