@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from tests.reliability_mutations import RELIABILITY
+from tests.slice_mutations import COOPERATIVE
 from tests.support.mutations import PYTEST, Edit, Mutation
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -262,7 +263,7 @@ ORDER = (
         f"{BETWEEN}::test_a_member_that_has_more_to_ask_does_not_wait_for_its_parked_question",
     ),
 )
-MUTATIONS = ORDER + RELIABILITY
+MUTATIONS = ORDER + RELIABILITY + COOPERATIVE
 
 
 def _mutated(tree: Path, mutation: Mutation) -> str | None:

@@ -20,7 +20,7 @@ from anabranch.protocol.messages.offset_commit import (
 )
 from tests.support.broker import BrokerProcess, running
 from tests.support.group_client import GroupClient
-from tests.support.wire import batch
+from tests.support.wire import batch, values_of
 
 QUICK = {
     "group.consumer.session.timeout.ms": 3_000,
@@ -68,7 +68,7 @@ class Sharer(GroupClient):
         part = FetchPartition(
             partition=0,
             fetch_offset=begin,
-            partition_max_bytes=1 << 20,
+            partition_max_bytes=100_000,
             claim=Claim(session=session, sequence=sequence, records_max=most),
         )
         request = FetchRequest(
@@ -209,6 +209,22 @@ def test_a_slice_that_is_held_for_too_long_is_offered_again(tmp_path: Path) -> N
             assert first.commit_slice((0, 9)) is ErrorCode.INVALID_RECORD_STATE
 
 
+def test_a_slice_ends_where_its_records_were_found(process: BrokerProcess) -> None:
+    with Sharer(process, "large", "first", 10) as first:
+        for _ in range(4):
+            first.produce("large", 0, batch([b"v" * 60_000]))
+        first.join()
+        got: list[int] = []
+        for sequence in range(10):
+            answer = first.claim(sequence, most=100)
+            if answer.slice is None:
+                break
+            read = [offset for offset, _ in values_of(answer.records)]
+            assert read == list(range(answer.slice.start, answer.slice.end + 1)), "no record is claimed unseen"
+            got += read
+        assert got == list(range(14))
+
+
 def test_a_claim_waits_for_records(process: BrokerProcess) -> None:
     first, second = two(process, "waits", 10)
     with first, second:
@@ -221,9 +237,12 @@ def test_a_claim_waits_for_records(process: BrokerProcess) -> None:
         assert (answer.slice.start, answer.slice.end) == (10, 19)
 
 
-def _claim_of(member: Sharer, sequence: int) -> FetchRequest:
+def _claim_of(member: Sharer, sequence: int, begin: int = 0) -> FetchRequest:
     part = FetchPartition(
-        partition=0, fetch_offset=0, partition_max_bytes=1 << 20, claim=Claim(session=1, sequence=sequence)
+        partition=0,
+        fetch_offset=begin,
+        partition_max_bytes=1 << 20,
+        claim=Claim(session=1, sequence=sequence, records_max=10),
     )
     return FetchRequest(
         max_wait_ms=10_000,
@@ -239,7 +258,19 @@ def _claim_of(member: Sharer, sequence: int) -> FetchRequest:
     )
 
 
-def test_where_a_group_begins_is_decided_once(process: BrokerProcess) -> None:
+def test_where_a_group_begins_is_decided_once(tmp_path: Path) -> None:
+    with running(tmp_path / "data", **QUICK) as broker:
+        first, second = two(broker, "at-once", 200)
+        with first, second:
+            sent = [each.send(_claim_of(each, 0, begin), 12) for each, begin in ((first, 50), (second, 100))]
+            answers = [
+                each.receive(one).responses[0].partitions[0] for each, one in zip((first, second), sent, strict=True)
+            ]
+            starts = sorted(answer.slice.start for answer in answers)
+            assert starts in ([50, 60], [100, 110]), "one beginning, though both were asked before there was one"
+
+
+def test_a_group_that_has_begun_goes_on(process: BrokerProcess) -> None:
     first, second = two(process, "begins")
     with first, second:
         nowhere = first.claim(0, begin=-1)

@@ -224,23 +224,23 @@ def test_in_quiet_times_each_record_goes_to_one_member_and_a_member_that_leaves_
     address: str,
 ) -> None:
     create(address, "quiet", partitions=2)
-    produce(address, "quiet", 1_500)
+    produce(address, "quiet", 2_000)
     told: list[Told] = []
-    members = [Member(number, told, address, "quiet") for number in range(4)]
+    members = [Member(number, told, address, "quiet") for number in range(2)]
     try:
         wait_for("some is committed", lambda: len(offsets_in(told, "committed")) > 200)
+        wait_for("both begin", lambda: len({each.member for each in list(told) if each.event == "got"}) == 2)
         members[0].stop()
-        wait_for("all is committed", lambda: len(offsets_in(told, "committed")) == 1_500)
+        wait_for("all is committed", lambda: len(offsets_in(told, "committed")) == 2_000)
         for member in members[1:]:
             member.stop()
     finally:
         for member in members:
             member.kill()
     assert check(told, {0: [(0, 1 << 62)]}) <= 200, "only what the first one had, and had not begun"
-    assert len({each.member for each in told if each.event == "got"}) == 4, "everyone had some"
     assert not [each for each in told if each.event in ("refused", "failed")]
     found = asyncio.run(_committed(address, "quiet"))
-    assert sum(at.offset for at in found.values()) == 1_500 and not any(at.ranges for at in found.values())
+    assert sum(at.offset for at in found.values()) == 2_000 and not any(at.ranges for at in found.values())
 
 
 def test_a_parallel_handler_takes_records_of_a_key_at_the_same_time_and_rejected_ones_come_again(address: str) -> None:
@@ -323,8 +323,10 @@ def test_a_transaction_that_is_open_is_not_handed_out_and_an_aborted_one_is_done
                 assert await consumer.poll(0.2) == [], "nothing beyond the last stable offset is claimed"
             await producer.commit_transaction()
             values: list[bytes | None] = []
+            deadline = time.monotonic() + 30
             while len(values) < 3:
                 values += [record.value for record in await consumer.poll(5)]
+                assert time.monotonic() < deadline, values
             assert values == [b"0", b"1", b"2"]
             deadline = time.monotonic() + TIMEOUT_S
             while (await consumer.lag())[TopicPartition("decided", 0)]:

@@ -1,0 +1,100 @@
+"""Mutations of cooperative fetch (ADR 0053): who holds what, what a repeat gets, what counts.
+
+Each is seen at a real broker, and those of the machine by its model (`tests/properties/test_slices.py`), too.
+"""
+
+from __future__ import annotations
+
+from tests.support.mutations import PYTEST, Edit, Mutation
+
+SLICES = "machines/partition/slices.py"
+CLAIMS = "server/handlers/claims.py"
+PROGRESS = "server/coordinators/progress.py"
+
+WIRE = "tests/end_to_end/test_claims.py"
+APPLICATIONS = "tests/end_to_end/test_cooperative_fetch.py"
+MODEL = (*PYTEST, "tests/properties/test_slices.py")
+GONE = f"{WIRE}::test_what_a_member_had_is_offered_again_when_it_is_gone_and_its_commit_counts_no_more"
+REPEATS = f"{WIRE}::test_a_repeated_claim_gets_the_same_slice_and_an_old_one_moves_nothing"
+
+COOPERATIVE = (
+    Mutation(
+        "slices of a dead member are never offered again",
+        (
+            Edit(
+                SLICES,
+                "for member_id in [member_id for member_id in self._sessions if not is_live(member_id)]:",
+                "for member_id in ():",
+            ),
+        ),
+        MODEL,
+        GONE,
+    ),
+    Mutation(
+        "a repeated claim gets the next slice",
+        (Edit(SLICES, "if by.sequence == session.sequence:", "if False:"),),
+        MODEL,
+        REPEATS,
+    ),
+    Mutation(
+        "what another member holds can be committed",
+        (Edit(SLICES, "if is_anothers and found.due_ms", "if False and found.due_ms"),),
+        MODEL,
+        f"{WIRE}::test_after_a_fail_over_an_old_claim_counts_until_others_have_the_records",
+    ),
+    Mutation(
+        "a zombie commits",
+        (
+            Edit(
+                "machines/groups/committers.py",
+                "    if member is None:\n        return ErrorCode.UNKNOWN_MEMBER_ID\n    if epoch == member.epoch:",
+                "    if member is None:\n        return ErrorCode.NONE\n    if epoch == member.epoch:",
+            ),
+        ),
+        (),
+        GONE,
+    ),
+    Mutation(
+        "an old epoch claims",
+        (
+            Edit(
+                CLAIMS,
+                "broker.memberships.check_member(group_id, member_id, request.generation_id_or_member_epoch)",
+                "pass",
+            ),
+            Edit(SLICES, "if known is not None and by.epoch < known.epoch:", "if False:"),
+        ),
+        MODEL,
+        REPEATS,
+    ),
+    Mutation(
+        "slices reach beyond the last stable offset",
+        (
+            Edit(
+                CLAIMS,
+                "limit = partition.last_stable_offset if self._committed else log.high_watermark",
+                "limit = log.high_watermark",
+            ),
+        ),
+        (),
+        f"{APPLICATIONS}::test_a_transaction_that_is_open_is_not_handed_out_and_an_aborted_one_is_done_by_itself",
+    ),
+    Mutation(
+        "a slice is longer than what was read",
+        (
+            Edit(
+                CLAIMS,
+                "                end = max(found.start, min(end, reached if size else end))",
+                "                pass",
+            ),
+        ),
+        (),
+        f"{WIRE}::test_a_slice_ends_where_its_records_were_found",
+    ),
+    Mutation(
+        "each member decides where a group begins",
+        (Edit(PROGRESS, "if machine.offsets.current(group_id, at.topic, at.partition) is not None:", "if False:"),),
+        (),
+        f"{WIRE}::test_where_a_group_begins_is_decided_once",
+    ),
+)
