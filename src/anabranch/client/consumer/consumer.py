@@ -479,14 +479,16 @@ class Consumer:
         """
         group = self._grouped("commit")
         self._driver.start()
-        if self._records is not None and ranges is None:
-            self._records.finish_handed()
+        lost = self._records.finish_handed() if self._records is not None and ranges is None else 0
         if ranges is not None and not self._settings.allow_individual_commit:
             text = "this consumer commits no ranges: its allow.individual.commit is false"
             raise ApiError(ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED, text)
         await group.commit(
             None if offsets is None else offsets_of(offsets), None if ranges is None else ranges_of(ranges)
         )
+        if lost:
+            text = f"{lost} records of the last poll were not committed: this member was out of its group meanwhile"
+            raise ApiError(ErrorCode.INVALID_RECORD_STATE, f"{text}, and they go to others")
 
     def commit_async(self, offsets: OffsetsByPartition | None = None) -> asyncio.Task[None]:
         """Commit without waiting; the returned task is the outcome. Commits run in the order of the calls."""

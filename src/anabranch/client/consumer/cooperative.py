@@ -215,11 +215,10 @@ class SliceRecords(Unfinished):
                 self._handed.append((entry.lease, entry.deliveries))
         return found
 
-    def finish_handed(self) -> None:
-        """Finish what the last poll returned."""
+    def finish_handed(self) -> int:
+        """Finish what the last poll returned; return how many records do not count, as other members may have them."""
         handed, self._handed = self._handed, []
-        for lease, deliveries in handed:
-            self.tracker.done(lease, deliveries)
+        return sum(not self.tracker.done(lease, deliveries) for lease, deliveries in handed)
 
     def note_progress(self) -> None:
         """Nothing depends on how far a partition is."""
