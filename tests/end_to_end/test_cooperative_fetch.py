@@ -414,3 +414,20 @@ def test_two_commands_share_a_partition_without_keys(broker: BrokerProcess) -> N
     printed = [*map(int, first.split()), *map(int, second.split())]
     assert len(first.split()) == 150
     assert sorted(printed) == list(range(400)), "what the first one had and did not print is not committed"
+
+
+def test_a_commit_of_records_that_a_fenced_member_had_says_that_it_does_not_count(address: str) -> None:
+    create(address, "fenced")
+    produce(address, "fenced", 20)
+
+    async def consume() -> None:
+        async with Consumer(address, group_id="fenced", share="any", auto_offset_reset="earliest") as consumer:
+            consumer.subscribe("fenced")
+            while not await consumer.poll(5):
+                pass
+            assert consumer._cooperative is not None
+            consumer._cooperative.ledger.fenced()  # As a heartbeat does that comes too late.
+            with pytest.raises(ApiError, match="20 records of the last poll were not committed"):
+                await consumer.commit()
+
+    asyncio.run(consume())
