@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from anabranch.base.ids import TopicPartition
+from anabranch.client.consumer.state import KeptState
 from anabranch.machines.clients.processing import Ranges
 
 
@@ -12,6 +13,7 @@ class InOrder:
     """Nothing is finished out of order, and nothing is skipped."""
 
     fresh = 0
+    state: KeptState | None = None
 
     async def settle(self, partitions: Sequence[TopicPartition]) -> None:
         """Nothing runs."""

@@ -27,6 +27,8 @@ from anabranch.client.consumer.record import Record
 from anabranch.client.producer.delivery import ColumnsMetadata, DeliveryError
 from anabranch.client.producer.producer import Producer
 from anabranch.client.producer.rows import RecordMetadata
+from anabranch.client.table.keyed_table import KeyedTable
+from anabranch.client.table.owners import Owner
 from anabranch.machines.clients.fetching import RecordFilter
 from anabranch.machines.clients.membership.assignors import (
     AssignmentSpec,
@@ -39,6 +41,7 @@ from anabranch.machines.clients.membership.assignors import (
     TopicSpec,
 )
 from anabranch.machines.clients.processing import Retry
+from anabranch.machines.clients.table import KeyLoadingError, KeyNotOwnedError
 from anabranch.machines.key_history import KeyHistory, Stay
 from anabranch.machines.partition.load import PartitionLoad
 
@@ -61,6 +64,9 @@ __all__ = [
     "GroupListing",
     "GroupMetadata",
     "KeyHistory",
+    "KeyLoadingError",
+    "KeyNotOwnedError",
+    "KeyedTable",
     "MemberAssignment",
     "MemberDescription",
     "MemberSpec",
@@ -68,6 +74,7 @@ __all__ = [
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
     "OffsetSpan",
+    "Owner",
     "PartitionAssignor",
     "PartitionDescription",
     "PartitionInfo",

@@ -27,6 +27,7 @@ from anabranch.client.consumer.group_context import (
     GroupContext,
     is_final,
 )
+from anabranch.client.consumer.listeners import GroupMetadata
 from anabranch.client.consumer.offsets import MemberIdentity, OffsetAndMetadata
 from anabranch.machines.clients.processing import Ranges
 
@@ -64,7 +65,7 @@ class Commits:
             try:
                 identity = self._context.identity() if self._member.is_member else MemberIdentity()
                 found = await self._context.offsets.fetch(
-                    wanted, self._context.topic_ids(wanted), identity, stable=self._settings.read_committed
+                    wanted, self._context.topic_ids(wanted), identity, stable=self._context.reads_stable
                 )
                 codes = [(tp, result) for tp, result in found.items() if isinstance(result, ErrorCode)]
                 if not codes:
@@ -111,7 +112,8 @@ class Commits:
 
     @property
     def _commits_ranges(self) -> bool:
-        return self._settings.allow_individual_commit and self._context.offsets.takes_ranges is not False
+        allowed = self._settings.allow_individual_commit and self._context.host.state is None
+        return allowed and self._context.offsets.takes_ranges is not False
 
     async def commit_all(self, processed: Processed, timeout_ms: int | None = None) -> None:
         """Commit what is processed; ranges that this coordinator, or a topic, does not take are given back."""
@@ -180,7 +182,7 @@ class Commits:
             if self._context.subscription is not None and not self._member.is_member:
                 raise _not_committed(ErrorCode.UNKNOWN_MEMBER_ID, self._context.group_id)
             try:
-                codes = await self._context.offsets.commit(pending, self._context.topic_ids(pending), identity)
+                codes = await self._send(pending, identity)
             except (AnabranchError, OSError) as error:
                 if is_final(error):
                     raise
@@ -211,6 +213,22 @@ class Commits:
                     raise failure
                 await self._context.epoch_or_pause(identity)
 
+    async def _send(
+        self, pending: Mapping[TopicPartition, OffsetAndMetadata], identity: MemberIdentity
+    ) -> Mapping[TopicPartition, ErrorCode]:
+        """Commit offsets once; where state is kept, with its changes, all or nothing."""
+        context, state = self._context, self._context.host.state
+        if state is None:
+            return await context.offsets.commit(pending, context.topic_ids(pending), identity)
+        group = GroupMetadata(context.group_id, identity.epoch, identity.member_id, identity.instance_id)
+        try:
+            await state.commit(pending, group)
+        except ApiError as error:
+            if error.code in OUT_OF_GROUP or error.code in EPOCH_STALE:
+                return dict.fromkeys(pending, error.code)
+            raise
+        return dict.fromkeys(pending, ErrorCode.NONE)
+
     def _adjust(self, pending: dict[TopicPartition, OffsetAndMetadata], tp: TopicPartition) -> None:
         """Leave out of a commit what lies below the stable offset that its answer told: all of that is done."""
         at, stable = pending.pop(tp), self._context.offsets.stable[tp]
@@ -223,6 +241,8 @@ class Commits:
         """Whether an automatic commit is due: its interval is over, or a position has passed the end of a layout."""
         self._milestone = self._context.fetcher.milestone() or self._milestone
         many = self._context.host.fresh >= self._settings.max_num_ranges_to_commit and self._commits_ranges
+        state = self._context.host.state
+        many = many or (state is not None and state.is_due)
         return self.may_begin() and (self._milestone or many or self._context.now_ms() >= self.due_ms)
 
     def may_begin(self) -> bool:
@@ -241,10 +261,12 @@ class Commits:
 
     async def commit_processed(self, processed: Processed, timeout_ms: int) -> None:
         """Commit what has changed. A failure is only logged: at worst some records come twice."""
+        state = self._context.host.state
+        ahead = set(processed.ranges) if state is None else state.unflushed()
         changed = {
             tp: offset
             for tp, offset in processed.offsets.items()
-            if self._context.committed.get(tp) != offset or tp in processed.ranges
+            if self._context.committed.get(tp) != offset or tp in ahead
         }
         if not changed:
             return

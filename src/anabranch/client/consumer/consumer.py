@@ -99,6 +99,16 @@ class Consumer:
             text = f"this consumer shares partitions without keys, and has no positions: it cannot {what}"
             raise ApiError(ErrorCode.INVALID_REQUEST, text)
 
+    @property
+    def driver(self) -> FetchingDriver:
+        """The driver, for what is built on consumers (`client.table`)."""
+        return self._driver
+
+    @property
+    def settings(self) -> ConsumerSettings:
+        """The settings."""
+        return self._settings
+
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Return a consumer for settings by Kafka's dotted names, as in `{"bootstrap.servers": "..."}`."""
@@ -408,6 +418,7 @@ class Consumer:
         due_ms = self._driver.now_ms() + int(retry_after * 1000)
         rejected = self._tracking().tracker.reject(record.lease, record.delivery_count, due_ms)
         if rejected:
+            self._driver.undo(record)
             self._driver.nudge()
         return rejected
 
@@ -558,6 +569,10 @@ class Consumer:
                 self._records.finish_handed()
             if self._group is not None and self._driver.started:
                 await self._group.close(leave=leave, timeout_ms=int(timeout_s * 1000))
+            elif self._driver.state is not None and self._driver.started:
+                await self._driver.state.flush()
         finally:
+            if self._driver.state is not None:
+                await self._driver.state.close()
             await self._driver.close()
             await self._cluster.close()

@@ -19,6 +19,7 @@ from anabranch.client.cluster.metadata import Cluster, offsets_request
 from anabranch.client.consumer.group import Group
 from anabranch.client.consumer.handout import Handout
 from anabranch.client.consumer.record import Record
+from anabranch.client.consumer.state import KeptState
 from anabranch.client.consumer.unfinished import Unfinished
 from anabranch.client.settings import ConsumerSettings, taken
 from anabranch.machines.clients.fetching import Deliverable, Fetch, Fetcher, FetcherSettings, FetchResult, Lookup
@@ -67,6 +68,8 @@ class FetchingDriver:
         self.handout = Handout(self.fetcher, check_crcs=settings.check_crcs)
         self.unfinished: Unfinished | None = None
         """The records that the application has not finished, where it says of each when it is done."""
+        self.state: KeptState | None = None
+        """State that is kept beside the consumer, and committed with its offsets."""
         if settings.acknowledgement_mode == "explicit":
             self.track()
         self.group: Group | None = None
@@ -75,7 +78,7 @@ class FetchingDriver:
         self.is_cooperative = False
         """Whether the records come in slices, whatever is assigned (`cooperative`)."""
         self.closed = False
-        self._cluster = cluster
+        self.cluster = cluster
         self._names: dict[UUID, str] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed: asyncio.Event | None = None
@@ -93,6 +96,25 @@ class FetchingDriver:
         self.handout.dropped(partitions)
         if self.unfinished is not None:
             self.unfinished.forget(partitions)
+        if self.state is not None:
+            self.state.released(partitions)
+
+    def deliverable(self) -> list[Deliverable]:
+        """Return the records that can be handed out: their gates are open, and the state of their keys is there."""
+        parts = self.fetcher.deliverable()
+        return parts if self.state is None else self.state.admit(parts)
+
+    async def attend(self) -> None:
+        """Carry out the group's events and commits, or, without a group, those of kept state."""
+        if self.group is not None:
+            await self.group.attend()
+        elif self.state is not None:
+            await self.state.attend()
+
+    def undo(self, record: Record) -> None:
+        """Undo what was done to the state of a record's key: the record is not finished."""
+        if self.state is not None:
+            self.state.undo(record)
 
     def consumed(self) -> dict[TopicPartition, int]:
         """Return the offset before which all records are processed, for every partition with a position.
@@ -106,7 +128,7 @@ class FetchingDriver:
     def track(self) -> Unfinished:
         """Track the records of this consumer from now on, one by one."""
         if self.unfinished is None:
-            self.unfinished = Unfinished(self._settings, self.fetcher, self.handout, self.now_ms)
+            self.unfinished = Unfinished(self._settings, self.fetcher, self.handout, self.now_ms, self.deliverable)
         return self.unfinished
 
     async def settle(self, partitions: Sequence[TopicPartition]) -> None:
@@ -192,7 +214,7 @@ class FetchingDriver:
         self.handout.go_back()
 
         async def find() -> list[Deliverable]:
-            return self.fetcher.deliverable()
+            return self.deliverable()
 
         return await self._polled(self._within(timeout_s, find))
 
@@ -224,8 +246,7 @@ class FetchingDriver:
         if not self.fetcher.topics and (self.group is None or self.group.subscription is None):
             raise ApiError(ErrorCode.INVALID_REQUEST, "nothing is assigned to this consumer; assign a topic first")
         while True:
-            if self.group is not None:
-                await self.group.attend()
+            await self.attend()
             self.pump()
             self.raise_errors()
             found = await find()
@@ -334,7 +355,7 @@ class FetchingDriver:
 
     async def _fetch(self, fetch: Fetch) -> None:
         try:
-            connection = await self._cluster.connection(fetch.node, PURPOSE)
+            connection = await self.cluster.connection(fetch.node, PURPOSE)
             version = connection.version_of(FetchRequest)
             nameless = any(origin.topic_id == NO_TOPIC_ID for origin in fetch.partitions.values())
             if version >= TOPIC_ID_VERSION and nameless:
@@ -411,7 +432,7 @@ class FetchingDriver:
     async def _lookup(self, lookup: Lookup) -> None:
         request = offsets_request(lookup.partitions, read_committed=self._settings.read_committed)
         try:
-            response = await self._cluster.ask(request, node_id=lookup.node)
+            response = await self.cluster.ask(request, node_id=lookup.node)
         except (AnabranchError, OSError):
             self.fetcher.lost(lookup.request_id, self.now_ms())
         else:
@@ -428,7 +449,7 @@ class FetchingDriver:
 
     async def _refresh(self, name: str) -> None:
         try:
-            view = await self._cluster.view(name)
+            view = await self.cluster.view(name)
         except ApiError as error:
             self.fetcher.topic_unknown(name, error, self.now_ms())
         except OSError as error:

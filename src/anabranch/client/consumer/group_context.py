@@ -12,6 +12,7 @@ from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.client.cluster.coordinator import Coordinator
 from anabranch.client.cluster.metadata import Cluster
 from anabranch.client.consumer.offsets import MemberIdentity, Offsets
+from anabranch.client.consumer.state import KeptState
 from anabranch.client.settings import ConsumerSettings, taken
 from anabranch.machines.clients.fetching import Fetcher
 from anabranch.machines.clients.membership.classic import ClassicMember
@@ -32,6 +33,9 @@ AGAIN = TOPIC_GONE | {ErrorCode.REBALANCE_IN_PROGRESS}
 
 class Host(Protocol):
     """The interface of a consumer to its group."""
+
+    state: KeptState | None
+    """State that is committed together with offsets."""
 
     def happened(self) -> None:
         """Carry out the fetcher's work after a change."""
@@ -104,6 +108,11 @@ class GroupContext:
         self.committed[tp] = offset
         self.fetcher.committed(tp, offset)
         self.host.forget_skips(tp, offset)
+
+    @property
+    def reads_stable(self) -> bool:
+        """Whether offsets of open transactions are waited for: another owner may have flushed state with them."""
+        return self.settings.read_committed or self.host.state is not None
 
     def identity(self) -> MemberIdentity:
         """Return the identity for commits: the member with its epoch."""

@@ -179,3 +179,8 @@ class Handout:
     def consumed(self) -> dict[TopicPartition, int]:
         """Return the position after all records returned to the application, for every partition with a position."""
         return {**self._fetcher.positions(), **self._unyielded}
+
+    def consumed_of(self, tp: TopicPartition) -> int | None:
+        """Return that position of one partition."""
+        offset = self._unyielded.get(tp)
+        return self._fetcher.position(tp) if offset is None else offset

@@ -16,11 +16,13 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.client.consumer.record import Record
+from anabranch.client.consumer.state import current_record
 from anabranch.client.consumer.unfinished import Handler, Unfinished, record_of
 from anabranch.machines.clients.processing import Entry, OnError, Retry, Verdict, decide_failure
 from anabranch.runtime.wakeup import Wakeup
@@ -134,8 +136,7 @@ class Pool:
             group.poll_began()
         try:
             self._unfinished.note_progress()
-            if group is not None:
-                await group.attend()
+            await driver.attend()
             driver.pump()
             driver.raise_errors()
             goes_on = await self._unfinished.fill()
@@ -195,6 +196,7 @@ class Pool:
                 continue
             busy[entry.lease] = worker
             record = record_of(entry)
+            current_record.set(record)
             try:
                 try:
                     await call(record)
@@ -203,6 +205,7 @@ class Pool:
                 else:
                     tracker.done(entry.lease, entry.deliveries)
             except BaseException as error:  # Cancelled, or the end of the program.
+                driver.undo(record)
                 tracker.reject(entry.lease, entry.deliveries, now_ms())
                 if not worker.cancelling():
                     text = f"the handler of {record.topic}-{record.partition}, offset {record.offset}, was cancelled"
@@ -218,7 +221,8 @@ class Pool:
                 driver.nudge()
 
     async def _in_thread(self, record: Record) -> None:
-        running = asyncio.get_running_loop().run_in_executor(self._threads, self._handler, record)
+        context = copy_context()  # With `current_record`.
+        running = asyncio.get_running_loop().run_in_executor(self._threads, context.run, self._handler, record)
         result = await asyncio.shield(running)
         if inspect.isawaitable(result):
             await result
@@ -226,6 +230,7 @@ class Pool:
     async def _failed(self, entry: Entry, record: Record, error: Exception) -> None:
         """Carry out what the policy decides about a failed record, or what the handler has asked for."""
         tracker, now_ms = self._tracker, self._driver.now_ms
+        self._driver.undo(record)
         if isinstance(error, RejectError):
             tracker.reject(entry.lease, entry.deliveries, now_ms() + int(error.retry_after * 1000))
             self._driver.nudge()

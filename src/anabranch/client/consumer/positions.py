@@ -29,7 +29,7 @@ class Positions:
         self, partitions: Sequence[TopicPartition], identity: MemberIdentity
     ) -> Mapping[TopicPartition, OffsetAndMetadata | ErrorCode]:
         context = self._context
-        stable = self._settings.read_committed
+        stable = context.reads_stable
         return await context.offsets.fetch(partitions, context.topic_ids(partitions), identity, stable=stable)
 
     async def find(self) -> None:

@@ -15,7 +15,7 @@ from anabranch.base.ids import TopicPartition
 from anabranch.client.consumer.handout import Handout
 from anabranch.client.consumer.record import Record
 from anabranch.client.settings import ConsumerSettings, taken
-from anabranch.machines.clients.fetching import Fetcher
+from anabranch.machines.clients.fetching import Deliverable, Fetcher
 from anabranch.machines.clients.processing import Entry, Ranges, Tracker, TrackerSettings
 
 TAKEN_MAX = 500
@@ -36,19 +36,25 @@ class Unfinished:
     """The taken records of one consumer."""
 
     def __init__(
-        self, settings: ConsumerSettings, fetcher: Fetcher, handout: Handout, now_ms: Callable[[], int]
+        self,
+        settings: ConsumerSettings,
+        fetcher: Fetcher,
+        handout: Handout,
+        now_ms: Callable[[], int],
+        deliverable: Callable[[], list[Deliverable]] | None = None,
     ) -> None:
         self.tracker = Tracker(taken(TrackerSettings, settings))
         self.owner: Owner | None = None
         self._fetcher = fetcher
         self._handout = handout
+        self._deliverable = deliverable or fetcher.deliverable
         self._now_ms = now_ms
         self._leases = itertools.count(1)
 
     async def fill(self, records_max: int = TAKEN_MAX) -> bool:
         """Take at most `records_max` fetched records, as far as there is room; return whether there may be more."""
         self.retain(self._fetcher.assignment)
-        for part in self._fetcher.deliverable():
+        for part in self._deliverable():
             if not self._fetcher.is_next(part):
                 continue
             if records_max <= 0:

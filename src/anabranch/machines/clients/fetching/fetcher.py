@@ -18,6 +18,7 @@ from anabranch.machines.clients.fetching.values import (
     RecordFilter,
     TopicView,
 )
+from anabranch.machines.keyspace import Interval
 
 
 class Fetcher:
@@ -175,6 +176,19 @@ class Fetcher:
         """Return the last view of an assigned topic."""
         found = self._state.topics.get(topic)
         return None if found is None else found.view
+
+    def open_at(self, tp: TopicPartition) -> int | None:
+        """Return the position of a partition if no gate is closed there; None without one."""
+        partition = self._state.find(tp)
+        if partition is None or partition.position is None or partition.topic.view is None:
+            return None
+        limit = gating.limits(partition.topic).get(partition.number)
+        return partition.position if limit is None or limit > partition.position else None
+
+    def share_of(self, tp: TopicPartition) -> tuple[Interval, ...]:
+        """Return the places of the key space that are read of a partition; empty for all."""
+        partition = self._state.find(tp)
+        return () if partition is None else partition.share
 
     def positions(self) -> dict[TopicPartition, int]:
         """Return the next offset of every partition with a position."""

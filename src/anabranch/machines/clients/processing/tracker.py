@@ -238,6 +238,11 @@ class Tracker:
         self._ready = [each for each in self._ready if each[1].partition != tp]
         heapq.heapify(self._ready)
 
+    def is_running(self, lease: int, deliveries: int) -> bool:
+        """Whether the application has a record, in its delivery of that number, and its end would count."""
+        entry = self._running.get(lease)
+        return entry is not None and entry.deliveries == deliveries and entry.stage is Stage.RUNNING
+
     # -- the application's word ---------------------------------------------------------------------------------------
 
     def done(self, lease: int, deliveries: int) -> bool:

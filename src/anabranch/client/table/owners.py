@@ -1,0 +1,53 @@
+"""Who owns a key: the member of the group that is given the key's next records.
+
+While the group has yet to read a partition that held the key in an earlier layout, that is this partition's owner.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.ids import TopicPartition
+from anabranch.client.admin.admin import Admin
+from anabranch.client.admin.groups import MemberDescription
+from anabranch.client.consumer.consumer import Consumer
+from anabranch.client.table.changelog import connection_of
+
+
+class Owner(NamedTuple):
+    """The partition whose records of a key are next, and its owner; None while nobody owns it."""
+
+    partition: TopicPartition
+    member: MemberDescription | None
+
+
+class Owners:
+    """The owners of one topic's keys."""
+
+    def __init__(self, consumer: Consumer, group: str | None, source: str) -> None:
+        self._consumer = consumer
+        self._group = group
+        self._source = source
+
+    async def owner_of(self, key: bytes) -> Owner:
+        """Ask the coordinator. Raises `ApiError` where there is no group with members."""
+        if self._group is None or self._consumer.settings.group_id is None:
+            text = (
+                "owners are told of members of a group; shares that are assigned by hand are known to whoever cut them"
+            )
+            raise ApiError(ErrorCode.INVALID_GROUP_ID, text)
+        async with Admin(**connection_of(self._consumer.settings)) as admin:
+            history = await admin.explain(self._source, key)
+            committed = await admin.list_group_offsets(self._group)
+            group = (await admin.describe_groups(self._group))[self._group]
+        tp = TopicPartition(self._source, history.partition)
+        for stay in history.stays:
+            held = TopicPartition(self._source, stay.partition)
+            at = committed.get(held)
+            left = stay.end is not None and stay.start is not None and stay.end > stay.start
+            if left and (at is None or (stay.end is not None and at.offset < stay.end)):
+                tp = held
+                break
+        owner = next((member for member in group.members if tp in member.assigned), None)
+        return Owner(tp, owner)

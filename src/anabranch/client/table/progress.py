@@ -1,0 +1,99 @@
+"""How far a consumer without a group has processed its shares: offsets by key range of a group without members.
+
+A consumer begins where its keys stand. It cannot begin at two offsets of one partition: where its share was cut anew,
+and its keys do not stand at one offset, it says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
+from anabranch.base.ids import TopicPartition
+from anabranch.client.cluster.coordinator import Coordinator
+from anabranch.client.consumer.consumer import Consumer
+from anabranch.client.consumer.offsets import OffsetAndMetadata, Offsets
+from anabranch.machines.keyspace import SPACE, Interval
+
+Shares = dict[TopicPartition, tuple[Interval, ...]]
+
+
+class Progress:
+    """The progress of one consumer."""
+
+    def __init__(self, consumer: Consumer, name: str) -> None:
+        self.name = name
+        self._driver = consumer.driver
+        self._offsets = Offsets(Coordinator(consumer.driver.cluster, name), name, consumer.settings.request_timeout_ms)
+        self._known: Shares = {}
+        self._committed: dict[TopicPartition, int] = {}
+        self._asking = False
+
+    def is_known(self, run: Callable[[Coroutine[Any, Any, None]], None]) -> bool:
+        """Whether the consumer stands where its keys do; if not, begin to find out."""
+        wanted = {tp: self._driver.fetcher.share_of(tp) for tp in self._driver.fetcher.assignment}
+        self._known = {tp: share for tp, share in self._known.items() if wanted.get(tp) == share}
+        missing = {tp: share for tp, share in wanted.items() if tp not in self._known}
+        if missing and not self._asking:
+            self._asking = True
+            run(self._find(missing))
+        return not missing
+
+    async def _find(self, missing: Shares) -> None:
+        try:
+            found = await self._offsets.fetch(missing, {}, stable=True)
+        except (AnabranchError, OSError) as error:
+            if isinstance(error, ApiError) and not error.retriable:
+                raise
+            return
+        finally:
+            self._asking = False
+        for tp, share in missing.items():
+            at = found[tp]
+            if isinstance(at, ErrorCode):
+                if not at.retriable:
+                    raise ApiError(at, f"the progress of {tp} in '{self.name}' cannot be read")
+                continue
+            if self._driver.fetcher.share_of(tp) != share or tp not in self._driver.fetcher.assignment:
+                continue
+            if at.offset >= 0:
+                offset = self._start(tp, at, share or (SPACE,))
+                self._driver.moved_by_hand(tp)
+                self._driver.fetcher.seek(tp, offset)
+                self._committed[tp] = offset
+            self._known[tp] = share
+
+    def _start(self, tp: TopicPartition, at: OffsetAndMetadata, share: Sequence[Interval]) -> int:
+        steps = at.shares or [(*SPACE, at.offset)]
+        stands = {offset for start, end, offset in steps if any(one.overlap(Interval(start, end)) for one in share)}
+        if len(stands) != 1:
+            text = f"keys of this share of {tp} stand at offsets {', '.join(map(str, sorted(stands)))} in '{self.name}'"
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST,
+                f"{text}: a share can be cut anew where its keys have been processed up to the same offset",
+            )
+        return stands.pop()
+
+    def changed(
+        self, positions: Mapping[TopicPartition, int], unflushed: set[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        """Return the positions that are to be committed."""
+        return {
+            tp: offset
+            for tp, offset in positions.items()
+            if tp in self._known and (self._committed.get(tp) != offset or tp in unflushed)
+        }
+
+    def commit_of(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return a commit of positions, for the keys of the shares alone."""
+        return {
+            tp: OffsetAndMetadata(-1, shares=[(start, end, offset) for start, end in self._known[tp]])
+            if self._known[tp]
+            else OffsetAndMetadata(offset)
+            for tp, offset in positions.items()
+        }
+
+    def committed(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Note that positions were committed."""
+        self._committed.update(positions)
