@@ -92,7 +92,7 @@ class Changelog:
         if done and await self._is_missing(admin):
             text = f"group '{self._group}' has processed records of {done[0]}, but its changelog {self.name} is missing"
             raise ApiError(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                ErrorCode.INVALID_REQUEST,
                 f"{text}: its state is lost. Delete the group's offsets, so that it is built again from the records of "
                 f"{self._source}, or create the topic, to go on without it",
             )

@@ -52,6 +52,8 @@ class Kept:
         self._topic: Changelog | None = None
         self._loading = asyncio.Semaphore(LOADS_MAX)
         self._sweeping = False
+        self._in_memory: set[TopicPartition] = set()
+        """The partitions that have all entries in memory."""
 
     # -- before records are handed out --------------------------------------------------------------------------------
 
@@ -74,14 +76,16 @@ class Kept:
             machine = self.machine
             machine.advance(lineage, self.source, processed)
             refused = ours if machine.unflushed_size > self._unflushed_size_max else set()
+            self._in_memory.clear()
             for tp in fetcher.assignment:
                 if tp.topic != self.source:
                     continue
                 share = fetcher.share_of(tp)
                 machine.keep_to(tp, share)
                 position = fetcher.open_at(tp)
-                if position is not None:  # Also where there is no record: the entries may be asked for.
-                    machine.admit(lineage, tp, position, position + 1, share)
+                # Also where there is no record: the entries may be asked for.
+                if position is not None and machine.admit(lineage, tp, position, position + 1, share):
+                    self._in_memory.add(tp)
             for part in parts:
                 tp = TopicPartition(part.topic, part.partition)
                 if tp not in ours or tp in refused:
@@ -177,20 +181,15 @@ class Kept:
 
     def release(self, partitions: Collection[TopicPartition]) -> None:
         """Drop partitions that were revoked or lost."""
+        self._in_memory.difference_update(partitions)
         with self.lock:
             self.machine.release(tp for tp in partitions if tp.topic == self.source)
 
     @property
     def is_ready(self) -> bool:
         """Whether the entries of all assigned partitions are in memory."""
-        fetcher, lineage = self._driver.fetcher, self._driver.fetcher.view(self.source)
-        if lineage is None:
-            return False
-        with self.lock:
-            ready = {piece.partition for piece in self.machine.pieces if piece.ready}
-            loading = {piece.partition for piece in self.machine.pieces if not piece.ready}
-        ours = {tp for tp in fetcher.assignment if tp.topic == self.source}
-        return bool(ours) and ours <= ready - loading
+        ours = {tp for tp in self._driver.fetcher.assignment if tp.topic == self.source}
+        return bool(ours) and ours <= self._in_memory
 
     # -- flushes ------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,309 @@
+"""The rules of tables at a real broker, one by one: what is refused, what is kept, where a table begins."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from anabranch.client import (
+    Admin,
+    ApiError,
+    Consumer,
+    ErrorCode,
+    KeyedTable,
+    KeyNotOwnedError,
+    OffsetAndMetadata,
+    Producer,
+    TopicPartition,
+)
+from anabranch.machines.keyspace import SPACE, cuts
+from tests.end_to_end.test_keyed_tables import QUICK, changelog_of
+from tests.support.broker import BrokerProcess, running
+
+KEYS = [b"key-%d" % number for number in range(30)]
+count = 0
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with running(tmp_path_factory.mktemp("data"), **QUICK) as process:
+        yield process
+
+
+@pytest.fixture
+def address(broker: BrokerProcess) -> str:
+    return f"127.0.0.1:{broker.port}"
+
+
+@pytest.fixture
+def topic() -> str:
+    global count
+    count += 1
+    return f"tables-{count}"
+
+
+@asynccontextmanager
+async def made(
+    address: str,
+    topic: str,
+    group: str | None = None,
+    *,
+    progress: str | None = None,
+    name: str | None = None,
+    **more: Any,
+) -> AsyncIterator[tuple[Consumer, KeyedTable]]:
+    """A consumer with a table `counts` of the topic."""
+    settings = {"auto_offset_reset": "earliest", "enable_auto_commit": False, **more}
+    async with Consumer(address, group_id=group, **settings) as consumer:
+        table = KeyedTable(consumer, f"{topic}-counts", topic, progress=progress, transactional_id=name)
+        if group is not None:
+            consumer.subscribe(topic)
+        yield consumer, table
+
+
+async def send(address: str, topic: str, *keys: bytes | None) -> None:
+    async with Producer(address) as producer:
+        for key in keys:
+            await producer.send(topic, b"1", key=key)
+
+
+async def count_some(consumer: Consumer, table: KeyedTable, records: int) -> None:
+    """Count that many records by key."""
+    async with asyncio.timeout(30):
+        while records > 0:
+            for record in await consumer.poll(0.2):
+                assert record.key is not None
+                table.put(record.key, b"%d" % (int(table.get(record.key) or b"0") + 1))
+                records -= 1
+    assert records == 0
+
+
+async def refused(call: Callable[[], Awaitable[Any]], text: str, code: ErrorCode) -> None:
+    async def go_on() -> None:
+        while True:
+            await call()
+
+    with pytest.raises(ApiError, match=text) as failed:
+        await asyncio.wait_for(go_on(), 30)
+    assert failed.value.code is code
+
+
+def test_a_table_is_there_again_after_a_restart_and_what_was_not_committed_is_not(address: str, topic: str) -> None:
+    async def run() -> None:
+        async with Admin(address) as admin:
+            await admin.create_topics(topic, partitions=2)
+        await send(address, topic, *KEYS, *KEYS[:10])
+        async with made(address, topic, topic) as (consumer, table):
+            with pytest.raises(KeyNotOwnedError):
+                table.get(KEYS[0])
+            await count_some(consumer, table, 40)
+            table.delete(KEYS[29])
+            assert (table.get(KEYS[0]), table.get(KEYS[29])) == (b"2", None)
+            assert table.unflushed_size > 0
+            await table.flush()
+            assert (table.unflushed_size, table.entries) == (0, 29)
+            await send(address, topic, *KEYS)
+            await count_some(consumer, table, 30)  # Never committed.
+            assert table.get(KEYS[0]) == b"3"
+        expected = dict.fromkeys(KEYS[:10], b"2") | dict.fromkeys(KEYS[10:29], b"1")
+        assert await changelog_of(address, f"{topic}-counts") == expected
+        async with made(address, topic, topic) as (consumer, table):
+            await count_some(consumer, table, 30)
+            assert dict(table.items()) == dict.fromkeys(KEYS[:10], b"3") | dict.fromkeys(KEYS[10:29], b"2") | {
+                KEYS[29]: b"1"
+            }
+            await table.flush()
+        async with made(address, topic, topic) as (consumer, table):
+            while not table.ready:  # Without a record to process.
+                assert await consumer.poll(0.1) == []
+            assert table.get(KEYS[0]) == b"3"
+            owner = await table.owner_of(KEYS[0])
+            assert owner.member is not None and owner.member.member_id == consumer.group_metadata().member_id
+            assert owner.partition in consumer.assignment()
+
+    asyncio.run(run())
+
+
+def test_offsets_are_not_committed_without_the_changes_before_them(address: str, topic: str) -> None:
+    async def run() -> None:
+        async with Admin(address) as admin:
+            await admin.create_topics(topic, partitions=1)
+        await send(address, topic, KEYS[0])
+        async with made(address, topic, topic) as (consumer, table):
+            await count_some(consumer, table, 1)
+            table.put(KEYS[0], b"x" * 2_000_000)  # More than a record may have.
+            with pytest.raises(ApiError, match="MESSAGE_TOO_LARGE"):
+                await table.flush()
+            assert await consumer.committed() == {TopicPartition(topic, 0): None}
+            assert await changelog_of(address, f"{topic}-counts") == {}
+            table.put(KEYS[0], b"1")
+            await table.flush()
+            committed = (await consumer.committed())[TopicPartition(topic, 0)]
+            assert committed is not None and committed.offset == 1
+        assert await changelog_of(address, f"{topic}-counts") == {KEYS[0]: b"1"}
+
+    asyncio.run(run())
+
+
+def test_a_member_of_an_old_epoch_writes_nothing_to_the_changelog(address: str, topic: str) -> None:
+    async def run() -> None:
+        async with Admin(address) as admin:
+            await admin.create_topics(topic, partitions=2)
+        await send(address, topic, *KEYS)
+        async with made(address, topic, topic) as (consumer, table), made(address, topic, topic) as (other, _):
+            await count_some(consumer, table, 30)
+            await table.flush()
+            old = consumer.group_metadata()
+            while len(other.assignment()) < 1 or consumer.group_metadata() == old:
+                await asyncio.gather(consumer.poll(0.05), other.poll(0.05))
+            (tp,) = consumer.assignment()
+            await send(address, topic, *KEYS)
+            while not (some := await consumer.poll(0.2)):
+                pass
+            key = some[0].key
+            assert key is not None
+            table.put(key, b"late")
+            state = consumer.driver.state
+            assert state is not None
+            offsets = {tp: OffsetAndMetadata(await consumer.position(*tp))}
+            with pytest.raises(ApiError):
+                await state.commit(offsets, old)
+            assert set((await changelog_of(address, f"{topic}-counts")).values()) == {b"1"}
+            await state.commit(offsets, consumer.group_metadata())
+            assert (await changelog_of(address, f"{topic}-counts"))[key] == b"late"
+
+    asyncio.run(run())
+
+
+def test_a_topic_that_cannot_be_the_changelog_is_refused_with_a_sentence(address: str, topic: str) -> None:
+    async def run() -> None:
+        async with Admin(address) as admin:
+            await admin.create_topics(topic, partitions=2)
+            await send(address, topic, KEYS[0])
+            await admin.create_topics(f"{topic}-counts", partitions=2)
+            async with made(address, topic, topic) as (consumer, _):
+                await refused(consumer.poll, "needs compact", ErrorCode.INVALID_CONFIG)
+            await admin.delete_topics(f"{topic}-counts")
+            await admin.create_topics(f"{topic}-counts", partitions=3, configs={"cleanup.policy": "compact"})
+            async with made(address, topic, topic) as (consumer, _):
+                await refused(consumer.poll, "a changelog has as many", ErrorCode.INVALID_PARTITIONS)
+            await admin.delete_topics(f"{topic}-counts")
+            async with made(address, topic, topic) as (consumer, table):
+                await count_some(consumer, table, 1)
+                await table.flush()
+            await admin.delete_topics(f"{topic}-counts")
+            async with made(address, topic, topic) as (consumer, _):
+                await refused(consumer.poll, "its state is lost", ErrorCode.INVALID_REQUEST)
+            await admin.delete_group_offsets(topic, [(topic, 0), (topic, 1)])
+            async with made(address, topic, topic) as (consumer, table):
+                await count_some(consumer, table, 1)
+                assert table.items() == [(KEYS[0], b"1")]
+
+    asyncio.run(run())
+
+
+def test_a_changelog_whose_broker_filters_nothing_is_read_whole(address: str, topic: str) -> None:
+    async def run() -> None:
+        async with Admin(address) as admin:
+            await admin.create_topics(topic, partitions=1)
+            await admin.create_topics(f"{topic}-counts", partitions=1, configs={"cleanup.policy": "compact"})
+        await send(address, topic, *KEYS)
+        async with made(address, topic, topic) as (consumer, table):
+            await count_some(consumer, table, 30)
+            await table.flush()
+        async with made(address, topic, topic) as (consumer, table):
+            while not table.ready:
+                await consumer.poll(0.1)
+            assert dict(table.items()) == dict.fromkeys(KEYS, b"1")
+
+    asyncio.run(run())
+
+
+def test_shares_by_hand_each_with_the_entries_of_its_keys_and_its_progress(address: str, topic: str) -> None:
+    async def run() -> None:
+        async with Admin(address) as admin:
+            await admin.create_topics(topic, partitions=2, configs={"accept.range.fetch": "true"})
+            shares = cuts(SPACE, 3)
+            await send(address, topic, *KEYS)
+            found: dict[bytes, bytes] = {}
+            for number, share in enumerate(shares):
+                async with made(address, topic, progress=topic, name=f"{topic}-{number}") as (consumer, table):
+                    consumer.assign({topic: [share]})
+                    await count_all(consumer, table)
+                    await table.flush()
+                    assert not found.keys() & dict(table.items()).keys()
+                    found |= dict(table.items())
+            assert found == dict.fromkeys(KEYS, b"1")
+            await admin.resize(topic, 5)
+            await send(address, topic, *KEYS, *KEYS)
+            for number, share in enumerate(shares):
+                async with made(address, topic, progress=topic, name=f"{topic}-{number}") as (consumer, table):
+                    consumer.assign({topic: [share]})
+                    await count_all(consumer, table)
+                    await table.flush()
+            assert await changelog_of(address, f"{topic}-counts") == dict.fromkeys(KEYS, b"3")
+            async with made(address, topic, progress=topic, name=f"{topic}-0") as (consumer, _):
+                consumer.assign({topic: cuts(SPACE, 2)[:1]})
+                assert await consumer.poll(1) == []  # Everything is processed, by whomever.
+            async with made(address, topic, progress=topic, name=f"{topic}-0") as (consumer, table):
+                await send(address, topic, *KEYS)
+                consumer.assign({topic: shares[:1]})
+                await count_all(consumer, table)
+                await table.flush()
+            async with made(address, topic, progress=topic, name=f"{topic}-0") as (consumer, _):
+                consumer.assign({topic: cuts(SPACE, 2)[:1]})
+                await refused(consumer.poll, "processed up to the same offset", ErrorCode.INVALID_REQUEST)
+
+    async def count_all(consumer: Consumer, table: KeyedTable) -> None:
+        quiet = 0
+        while quiet < 2 or not table.ready:
+            records = await consumer.poll(0.3)
+            quiet = 0 if records else quiet + 1
+            for record in records:
+                assert record.key is not None
+                table.put(record.key, b"%d" % (int(table.get(record.key) or b"0") + 1))
+
+    asyncio.run(run())
+
+
+def test_mistakes_are_named(address: str, topic: str) -> None:
+    async def run() -> None:
+        async with Consumer(address) as consumer:
+            with pytest.raises(ApiError, match="give one"):
+                KeyedTable(consumer, "c", topic)
+            with pytest.raises(ApiError, match="transactional_id"):
+                KeyedTable(consumer, "c", topic, progress="p")
+        async with Admin(address) as admin:
+            await admin.create_topics(topic, partitions=1)
+        await send(address, topic, None, KEYS[0])
+        async with made(address, topic, topic, acknowledgement_mode="explicit") as (consumer, table):
+            while len(records := await consumer.poll(0.5)) < 2:
+                assert not records
+            without, record = records
+            with pytest.raises(TypeError, match="without a key"):
+                table.put(without.key, b"1")  # type: ignore[arg-type]
+            with pytest.raises(ApiError, match="name the record"):
+                table.put(KEYS[0], b"1")
+            with pytest.raises(ApiError, match="cannot change the entry"):
+                table.put(KEYS[0], b"1", without)
+            table.put(KEYS[0], b"1", record)
+            assert consumer.reject(record)
+            assert table.get(KEYS[0]) is None
+            (again,) = await consumer.poll(5)
+            table.put(KEYS[0], b"2", again)
+            with pytest.raises(ApiError, match="does not count any more"):
+                table.put(KEYS[0], b"1", record)
+            assert consumer.done(again)
+            await table.flush()
+            assert await changelog_of(address, f"{topic}-counts") == {}
+            assert consumer.done(without)
+            await table.flush()
+            assert await changelog_of(address, f"{topic}-counts") == {KEYS[0]: b"2"}
+            with pytest.raises(ApiError, match="before it polls"):
+                KeyedTable(consumer, "c", topic)
+
+    asyncio.run(run())
