@@ -25,6 +25,7 @@ from typing import NamedTuple, NoReturn
 from tests.reliability_mutations import RELIABILITY
 from tests.slice_mutations import COOPERATIVE
 from tests.support.mutations import PYTEST, Edit, Mutation
+from tests.table_mutations import TABLES
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 900
@@ -263,7 +264,7 @@ ORDER = (
         f"{BETWEEN}::test_a_member_that_has_more_to_ask_does_not_wait_for_its_parked_question",
     ),
 )
-MUTATIONS = ORDER + RELIABILITY + COOPERATIVE
+MUTATIONS = ORDER + RELIABILITY + COOPERATIVE + TABLES
 
 
 def _mutated(tree: Path, mutation: Mutation) -> str | None:

@@ -21,7 +21,7 @@ from tests.support.broker import BrokerProcess, running
 from tests.support.worker_process import WorkerProcess
 
 QUICK = {
-    "group.consumer.session.timeout.ms": 1_500,
+    "group.consumer.session.timeout.ms": 3_000,
     "group.consumer.min.session.timeout.ms": 1_000,
     "group.consumer.heartbeat.interval.ms": 200,
     "group.consumer.min.heartbeat.interval.ms": 100,
@@ -140,14 +140,14 @@ async def through_crashes_and_resizes(address: str, topic: str) -> None:
             bookings = Bookings(address, topic)
             await bookings.send(2_000)
             await eventually(lambda: started(members), "the members did not start")
-            sending = asyncio.create_task(bookings.send(6_000))
+            sending = asyncio.create_task(bookings.send(6_000, per_s=1_000))
             await asyncio.sleep(0.7)
             await admin.resize(topic, 5)
             members[0].kill()
             members.append(Member(address, topic, parallel=8))
             await asyncio.sleep(1.5)
             members[1].signal(signal.SIGSTOP)  # It will wake up with changes that are not its to write any more.
-            await asyncio.sleep(2.5)
+            await asyncio.sleep(4.5)
             members[1].signal(signal.SIGCONT)
             await admin.resize(topic, 3)
             await sending

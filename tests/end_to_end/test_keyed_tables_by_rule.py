@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +24,15 @@ from anabranch.client import (
     KeyNotOwnedError,
     OffsetAndMetadata,
     Producer,
+    Record,
+    RejectError,
     TopicPartition,
 )
+from anabranch.client import sync as plain
 from anabranch.machines.keyspace import SPACE, cuts
 from tests.end_to_end.test_keyed_tables import QUICK, changelog_of
-from tests.support.broker import BrokerProcess, running
+from tests.support.broker import ROOT, BrokerProcess, running
+from tests.support.examples import python_examples
 
 KEYS = [b"key-%d" % number for number in range(30)]
 count = 0
@@ -179,6 +189,35 @@ def test_a_member_of_an_old_epoch_writes_nothing_to_the_changelog(address: str, 
     asyncio.run(run())
 
 
+def test_a_member_waits_for_the_open_transaction_of_the_one_before(address: str, topic: str) -> None:
+    async def run() -> None:
+        async with Admin(address) as admin:
+            await admin.create_topics(topic, partitions=1)
+            await admin.create_topics(f"{topic}-counts", partitions=1, configs={"cleanup.policy": "compact"})
+        await send(address, topic, KEYS[0], KEYS[0])
+        async with Producer(address, transactional_id=topic) as before:
+            await before.init_transactions()
+            await before.begin_transaction()
+            await before.send(f"{topic}-counts", b"7", key=KEYS[0])
+            await before.flush()
+            async with made(address, topic, topic) as (consumer, table):
+                while not consumer.assignment():
+                    assert await consumer.poll(0.1) == []
+                assert await consumer.poll(1) == [] and not table.ready  # The changes may become committed yet.
+            await before.send_offsets_to_transaction({(topic, 0): 1}, topic)
+            async with made(address, topic, topic) as (consumer, table):
+                while not consumer.assignment():
+                    assert await consumer.poll(0.1) == []
+                assert await consumer.poll(1) == []  # Nor is it known where to begin.
+                await before.commit_transaction()
+                while not (records := await consumer.poll(0.2)):
+                    pass
+                assert [record.offset for record in records] == [1]
+                assert table.get(KEYS[0]) == b"7"
+
+    asyncio.run(run())
+
+
 def test_a_topic_that_cannot_be_the_changelog_is_refused_with_a_sentence(address: str, topic: str) -> None:
     async def run() -> None:
         async with Admin(address) as admin:
@@ -270,6 +309,33 @@ def test_shares_by_hand_each_with_the_entries_of_its_keys_and_its_progress(addre
     asyncio.run(run())
 
 
+def test_the_synchronous_table_is_used_from_the_threads_of_handlers(address: str, topic: str) -> None:
+    with plain.Admin(address) as admin:
+        admin.create_topics(topic, partitions=2)
+    asyncio.run(send(address, topic, *KEYS, *KEYS))
+    with plain.Consumer(address, group_id=topic, auto_offset_reset="earliest") as consumer:
+        table = plain.KeyedTable(consumer, f"{topic}-counts", topic)
+        consumer.subscribe(topic)
+        left = [2 * len(KEYS)]
+
+        def handle(record: Record) -> None:
+            assert record.key is not None
+            table.put(record.key, b"%d" % (int(table.get(record.key) or b"0") + 1))
+            if record.delivery_count == 1 and record.offset % 5 == 0:
+                raise RejectError
+            left[0] -= 1
+            if not left[0]:
+                consumer.stop()
+
+        consumer.run(handle, parallel=4)
+        assert dict(table.items()) == dict.fromkeys(KEYS, b"2")
+        table.flush()
+        assert table.inner.unflushed_size == 0
+        table.wait_ready(KEYS[0], 5)
+        assert table.owner_of(KEYS[0]).member is not None
+    assert asyncio.run(changelog_of(address, f"{topic}-counts")) == dict.fromkeys(KEYS, b"2")
+
+
 def test_mistakes_are_named(address: str, topic: str) -> None:
     async def run() -> None:
         async with Consumer(address) as consumer:
@@ -307,3 +373,35 @@ def test_mistakes_are_named(address: str, topic: str) -> None:
                 KeyedTable(consumer, "c", topic)
 
     asyncio.run(run())
+
+
+def test_the_example_of_the_document_adds_up(address: str) -> None:
+    example = next(each for each in python_examples("docs/cooperative.md", address) if "async def add" in each)
+    expected = {b"account-%d" % key: b"%d" % sum(number % 7 for number in range(key, 60, 5)) for key in range(5)}
+    with plain.Admin(address) as admin, plain.Producer(address) as producer:
+        admin.create_topics("bookings", partitions=2)
+        for number in range(60):
+            producer.send("bookings", b"%d" % (number % 7), key=b"account-%d" % (number % 5))
+    names: dict[str, Any] = {}
+
+    def stop_in_the_end() -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and ("totals" not in names or dict(names["totals"].items()) != expected):
+            time.sleep(0.05)
+        consumer = names["consumer"]
+        consumer.driver._loop.call_soon_threadsafe(consumer.stop)
+
+    watch = threading.Thread(target=stop_in_the_end)
+    watch.start()
+    exec(compile(example, "docs/cooperative.md", "exec"), names)
+    watch.join()
+    assert asyncio.run(changelog_of(address, "account-totals")) == expected
+
+
+def test_the_example_of_balances_ends_well(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}", "PYTHONWARNINGS": "ignore", "TMPDIR": str(tmp_path)}
+    command = [sys.executable, str(ROOT / "examples/balances.py"), "--quick"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the balances are right" in done.stdout
+    assert "At every moment" in done.stdout

@@ -85,7 +85,7 @@ class World:
         if end <= start:
             return
         table = member.table
-        table.advance(self.lineage, "t", {TopicPartition("t", each): at for each, at in member.positions.items()})
+        table.advance(self.lineage, {TopicPartition("t", each): at for each, at in member.positions.items()})
         if not table.admit(self.lineage, tp, start, end):
             for load in table.take_loads():
                 table.fill(load, self.changelog.items())

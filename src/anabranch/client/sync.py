@@ -29,6 +29,7 @@ from anabranch.client.consumer.record import COLUMNS, Record
 from anabranch.client.producer.delivery import ColumnsMetadata
 from anabranch.client.producer.rows import ColumnNames, Header, RecordMetadata
 from anabranch.client.settings import as_keywords
+from anabranch.client.table.synchronous import KeyedTable as KeyedTable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -353,6 +354,15 @@ class Consumer(_Synchronous[aio.Consumer]):
         inner = aio.Consumer(*args, **settings)
         inner.call_back_with(self._callbacks.invoke)
         self._start(inner)
+
+    @property
+    def inner(self) -> aio.Consumer:
+        """The asyncio consumer, for what is built on consumers."""
+        return self._inner
+
+    def wait_for(self, work: Coroutine[Any, Any, R]) -> R:
+        """Run work of what is built on this consumer on its loop, and wait for it."""
+        return self._thread.run(work)
 
     assign = _called(aio.Consumer.assign)
     subscribe = _called(aio.Consumer.subscribe)

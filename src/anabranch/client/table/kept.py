@@ -17,6 +17,8 @@ from anabranch.client.settings import ConsumerSettings
 from anabranch.client.table.changelog import Changelog, is_final
 from anabranch.machines.clients.fetching import Deliverable
 from anabranch.machines.clients.table import Load, Table, Write
+from anabranch.machines.keyspace import Interval
+from anabranch.machines.lineage import Lineage
 
 LOADS_MAX = 4
 """Loads that run at a time."""
@@ -54,6 +56,8 @@ class Kept:
         self._sweeping = False
         self._in_memory: set[TopicPartition] = set()
         """The partitions that have all entries in memory."""
+        self._shares: dict[TopicPartition, Sequence[Interval]] = {}
+        self._lineage: Lineage | None = None
 
     # -- before records are handed out --------------------------------------------------------------------------------
 
@@ -74,13 +78,17 @@ class Kept:
             raise ApiError(ErrorCode.INVALID_PARTITIONS, f"{text}: keys moved without order; build the table anew")
         with self.lock:
             machine = self.machine
-            machine.advance(lineage, self.source, processed)
+            self._in_memory -= machine.advance(lineage, processed)
+            if lineage is not self._lineage:
+                self._lineage = lineage
+                self._in_memory.clear()
             refused = ours if machine.unflushed_size > self._unflushed_size_max else set()
-            self._in_memory.clear()
             for tp in fetcher.assignment:
-                if tp.topic != self.source:
-                    continue
                 share = fetcher.share_of(tp)
+                if tp.topic != self.source or (tp in self._in_memory and self._shares.get(tp) == share):
+                    continue
+                self._in_memory.discard(tp)
+                self._shares[tp] = share
                 machine.keep_to(tp, share)
                 position = fetcher.open_at(tp)
                 # Also where there is no record: the entries may be asked for.
@@ -184,6 +192,8 @@ class Kept:
         self._in_memory.difference_update(partitions)
         with self.lock:
             self.machine.release(tp for tp in partitions if tp.topic == self.source)
+        for tp in partitions:
+            self._shares.pop(tp, None)
 
     @property
     def is_ready(self) -> bool:

@@ -54,7 +54,10 @@ class Table:
         """The bytes of the keys and values of changes that are not flushed."""
         self.flush_wanted = False
         """Whether an interval can be loaded only after a flush."""
-        self._pieces: list[Piece] = []
+        self._families: dict[int, list[Piece]] = {}
+        """The pieces, by family."""
+        self._behind: list[Piece] = []
+        """Pieces with entries that have not been looked through."""
         self._loads: list[Load] = []
         self._changes: dict[TopicPartition, dict[bytes, Changes]] = {}
         self._sending: list[Write] = []
@@ -62,23 +65,33 @@ class Table:
 
     # -- what is owned ------------------------------------------------------------------------------------------------
 
-    @property
-    def pieces(self) -> Sequence[Piece]:
-        """The pieces; for reading."""
-        return self._pieces
+    def advance(self, lineage: Lineage, processed: Mapping[TopicPartition, int]) -> set[TopicPartition]:
+        """Drop the keys that partitions have left behind: all records before these offsets are processed.
 
-    def advance(self, lineage: Lineage, topic: str, processed: Mapping[TopicPartition, int]) -> None:
-        """Drop the keys that partitions have left behind: all records before these offsets are processed."""
+        Return the partitions that have passed into another layout.
+        """
         self.initial = lineage.initial
         self.flush_wanted = False
-        for piece in tuple(self._pieces):
-            tp = piece.partition
-            if tp.topic != topic or tp not in processed:
-                continue
-            now = lineage.layout_at(tp.partition, processed[tp])
-            for layout in range(piece.layout + 1, now + 1):
-                self._narrow(piece, held(lineage, tp.partition, layout))
-            piece.layout = max(piece.layout, now)
+        passed: set[TopicPartition] = set()
+        for pieces in tuple(self._families.values()):
+            for piece in tuple(pieces):
+                tp = piece.partition
+                if tp not in processed:
+                    continue
+                now = lineage.layout_at(tp.partition, processed[tp])
+                if now > piece.layout:
+                    for layout in range(piece.layout + 1, now + 1):
+                        self._narrow(piece, held(lineage, tp.partition, layout))
+                    piece.layout = now
+                    passed.add(tp)
+        return passed
+
+    def _relatives(self, partition: int) -> list[Piece]:
+        """The pieces of the family of a partition."""
+        return self._families.get(partition % self.initial, []) if self.initial else []
+
+    def _of(self, tp: TopicPartition) -> list[Piece]:
+        return [piece for piece in self._relatives(tp.partition) if piece.partition == tp]
 
     def admit(self, lineage: Lineage, tp: TopicPartition, start: int, end: int, share: Sequence[Interval] = ()) -> bool:
         """Return whether records at offsets `start` to `end`, `end` exclusive, may be handed out now.
@@ -87,7 +100,7 @@ class Table:
         once these are carried out. `share`: the keys that this member reads of the partition; empty for all.
         """
         self.initial = lineage.initial
-        own = [piece for piece in self._pieces if piece.partition == tp]
+        own = self._of(tp)
         admitted = True
         for segment in lineage.segments(tp.partition, start):
             if segment.start >= end:
@@ -105,33 +118,28 @@ class Table:
 
     def _begin(self, tp: TopicPartition, keys: Interval, layout: int) -> Piece:
         """Begin to load keys; another partition of this member that had them before has them no more."""
-        for piece in tuple(self._pieces):
-            if piece.partition != tp and self._is_family(piece, tp.partition):
+        for piece in tuple(self._relatives(tp.partition)):
+            if piece.partition != tp:
                 self._cut_out(piece, keys)
         piece = Piece(tp, keys, layout)
-        self._pieces.append(piece)
+        self._families.setdefault(tp.partition % self.initial, []).append(piece)
         self._loads.append(Load(tp.partition % self.initial, piece))
         return piece
 
     def keep_to(self, tp: TopicPartition, share: Sequence[Interval]) -> None:
         """Drop the keys of a partition outside of a share, which was another one before; empty for all keys."""
         outside = without((SPACE,), share) if share else []
-        for piece in tuple(self._pieces):
-            if piece.partition == tp:
-                for gap in outside:
-                    self._cut_out(piece, gap)
+        for gap in outside:
+            for piece in self._of(tp):
+                self._cut_out(piece, gap)
 
     def release(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop the keys of partitions that were revoked or lost, and changes of them that are not flushed."""
         for tp in partitions:
-            for piece in tuple(self._pieces):
-                if piece.partition == tp:
-                    self._drop(piece)
+            for piece in self._of(tp):
+                self._drop(piece)
             for key, changes in self._changes.pop(tp, {}).items():
                 self._forget(key, changes.all)
-
-    def _is_family(self, piece: Piece, partition: int) -> bool:
-        return piece.partition.partition % self.initial == partition % self.initial
 
     def _is_unflushed(self, family: int, keys: Interval) -> bool:
         """Whether changes of some of these keys are not flushed."""
@@ -155,10 +163,11 @@ class Table:
             if piece.behind:
                 self._garbage.append(piece.behind)
             piece.behind, piece.values = piece.values, {}
+            self._behind.append(piece)
 
     def _cut_out(self, piece: Piece, keys: Interval) -> None:
         """Drop some keys of a piece; what lies above them becomes a piece of its own."""
-        if piece not in self._pieces or piece.interval.overlap(keys) is None:
+        if piece.interval.overlap(keys) is None:
             return
         above = Interval(keys.end + 1, piece.interval.end)
         below = Interval(piece.interval.start, keys.start - 1)
@@ -169,15 +178,17 @@ class Table:
                     if above.start <= place_of(key, self.initial)[1] <= above.end:
                         upper.values[key] = value
                         self._count(key, value, 1)
-                self._pieces.append(upper)
+                self._relatives(piece.partition.partition).append(upper)
             self._narrow(piece, below)
         else:
             self._narrow(piece, above if above.size > 0 else below if below.size > 0 else None)
 
     def _drop(self, piece: Piece) -> None:
-        if piece in self._pieces:
-            self._pieces.remove(piece)
+        pieces = self._relatives(piece.partition.partition)
+        if piece in pieces:
+            pieces.remove(piece)
             self._garbage += [piece.values, piece.behind]
+            piece.values, piece.behind = {}, {}
             self._loads = [load for load in self._loads if load.piece is not piece]
 
     def sweep(self, most: int = AT_A_TIME) -> bool:
@@ -190,7 +201,8 @@ class Table:
                 most -= 1
             if not last:
                 self._garbage.pop()
-        for piece in self._pieces:
+        while self._behind and most > 0:
+            piece = self._behind[-1]
             while piece.behind and most > 0:
                 key, value = piece.behind.popitem()
                 most -= 1
@@ -198,7 +210,9 @@ class Table:
                     self._count(key, value, -1)
                 else:
                     piece.values[key] = value
-        return bool(self._garbage) or any(piece.behind for piece in self._pieces)
+            if not piece.behind:
+                self._behind.pop()
+        return bool(self._garbage or self._behind)
 
     def _count(self, key: bytes, value: bytes, by: int) -> None:
         self.entries += by
@@ -213,7 +227,7 @@ class Table:
 
     def wants(self, load: Load) -> bool:
         """Whether a load is still wanted."""
-        return load.piece in self._pieces
+        return load.piece in self._relatives(load.family)
 
     def restart(self, load: Load) -> None:
         """Forget what a load has brought: it begins again."""
@@ -223,7 +237,7 @@ class Table:
     def fill(self, load: Load, entries: Iterable[tuple[bytes, bytes | None]]) -> bool:
         """Take records of the changelog, in their order; return whether the load is still wanted."""
         piece = load.piece
-        if piece not in self._pieces:
+        if not self.wants(load):
             return False
         for key, value in entries:
             if not self._holds(piece, key):
@@ -261,9 +275,9 @@ class Table:
         loading = False
         if self.initial:
             family, place = place_of(key, self.initial)
-            for piece in self._pieces:
+            for piece in self._families.get(family, ()):
                 start, end = piece.interval
-                if start <= place <= end and piece.partition.partition % self.initial == family:
+                if start <= place <= end:
                     if piece.ready:
                         return piece
                     loading = True
@@ -305,14 +319,15 @@ class Table:
     def items(self) -> list[tuple[bytes, bytes]]:
         """Return all owned entries that are loaded, with all changes, in no order."""
         found: dict[bytes, bytes] = {}
-        for piece in self._pieces:
-            if piece.ready:
-                found.update((key, value) for key, value in piece.behind.items() if self._holds(piece, key))
-                found.update(piece.values)
-        for changes_of in self._changes.values():
+        for pieces in self._families.values():
+            for piece in pieces:
+                if piece.ready:
+                    found.update((key, value) for key, value in piece.behind.items() if self._holds(piece, key))
+                    found.update(piece.values)
+        for tp, changes_of in self._changes.items():
             for key, changes in changes_of.items():
                 value = changes.all[-1].value
-                if any(piece.ready and self._holds(piece, key) for piece in self._pieces):
+                if any(piece.ready and self._holds(piece, key) for piece in self._of(tp)):
                     if value is None:
                         found.pop(key, None)
                     else:
@@ -353,8 +368,8 @@ class Table:
                 del changes.all[: changes.sending]
                 if not changes.all:
                     del self._changes[tp][key]
-                for piece in self._pieces:
-                    if piece.partition == tp and piece.ready and self._holds(piece, key):
+                for piece in self._of(tp):
+                    if piece.ready and self._holds(piece, key):
                         self._store(piece, key, value)
             changes.sending = 0
             if number % AT_A_TIME == 0:

@@ -110,9 +110,9 @@ def test_nothing_is_owned_before_and_after() -> None:
 
 def test_growth_takes_the_upper_keys_once_the_parents_segment_is_processed() -> None:
     table = owning(dict.fromkeys(KEYS, b"1"), GROWN)
-    table.advance(GROWN, "t", {PARENT: 9})
+    table.advance(GROWN, {PARENT: 9})
     assert table.get(UPPER[0]) == b"1"
-    table.advance(GROWN, "t", {PARENT: 10})
+    table.advance(GROWN, {PARENT: 10})
     assert table.get(LOWER[0]) == b"1"
     for key in UPPER:
         with pytest.raises(KeyNotOwnedError):
@@ -123,6 +123,16 @@ def test_growth_takes_the_upper_keys_once_the_parents_segment_is_processed() -> 
         pass
     assert table.entries == len(LOWER)
     assert sorted(key for key, _ in table.items()) == sorted(LOWER)
+
+
+def test_what_is_in_memory_is_counted_through_all_of_it() -> None:
+    table = owning(dict.fromkeys(KEYS, b"1"), GROWN)
+    table.advance(GROWN, {PARENT: 10})
+    table.sweep(20)
+    table.release([PARENT])
+    while table.sweep(7):
+        pass
+    assert (table.entries, table.size) == (0, 0)
 
 
 def test_the_child_loads_its_keys_even_where_the_parent_has_them_in_memory() -> None:
@@ -140,7 +150,7 @@ def test_changes_of_the_parent_are_flushed_before_the_child_loads_their_keys() -
     assert not table.admit(GROWN, CHILD, 0, 1)
     assert table.flush_wanted and table.take_loads() == []
     assert flush(table, parent=10) == {UPPER[0]: b"1"}
-    table.advance(GROWN, "t", {PARENT: 10})
+    table.advance(GROWN, {PARENT: 10})
     assert not table.flush_wanted and not table.admit(GROWN, CHILD, 0, 1)
     assert load(table, {UPPER[0]: b"1"}) == [interval(1, 2, 1)]
 
@@ -153,7 +163,7 @@ def test_shrinking_loads_what_comes_back_and_keeps_the_rest() -> None:
     assert not table.admit(SHRUNK, PARENT, 15, 25)
     assert load(table, dict.fromkeys(KEYS, b"2")) == [interval(1, 2, 1)]
     assert table.admit(SHRUNK, PARENT, 15, 25)
-    table.advance(SHRUNK, "t", {PARENT: 22})
+    table.advance(SHRUNK, {PARENT: 22})
     assert table.admit(SHRUNK, PARENT, 22, 25)
     assert {table.get(key) for key in LOWER} == {b"1"}
     assert {table.get(key) for key in UPPER} == {b"2"}
@@ -161,7 +171,7 @@ def test_shrinking_loads_what_comes_back_and_keeps_the_rest() -> None:
 
 def test_keys_that_went_and_came_back_are_loaded_again_although_no_record_lies_between() -> None:
     table = owning(dict.fromkeys(KEYS, b"1"), EMPTY_BETWEEN)
-    table.advance(EMPTY_BETWEEN, "t", {PARENT: 10})
+    table.advance(EMPTY_BETWEEN, {PARENT: 10})
     assert not table.admit(EMPTY_BETWEEN, PARENT, 10, 12)
     assert load(table, dict.fromkeys(KEYS, b"2")) == [interval(1, 2, 1)]
     assert {table.get(key) for key in UPPER} == {b"2"}
@@ -173,7 +183,7 @@ def test_keys_of_the_first_segment_alone_go_with_it_where_records_of_two_were_ad
     assert not table.admit(GROWN, PARENT, 5, 15)
     assert load(table, dict.fromkeys(KEYS, b"1")) == [SPACE]
     assert table.admit(GROWN, PARENT, 5, 15)
-    table.advance(GROWN, "t", {PARENT: 15})
+    table.advance(GROWN, {PARENT: 15})
     assert table.get(LOWER[0]) == b"1"
     with pytest.raises(KeyNotOwnedError):
         table.get(UPPER[0])
@@ -184,7 +194,7 @@ def test_a_partition_that_retires_keeps_no_keys() -> None:
     table.admit(SHRUNK, CHILD, 0, 5)
     load(table, dict.fromkeys(KEYS, b"1"))
     assert table.get(UPPER[0]) == b"1"
-    table.advance(SHRUNK, "t", {CHILD: 5})
+    table.advance(SHRUNK, {CHILD: 5})
     with pytest.raises(KeyNotOwnedError):
         table.get(UPPER[0])
 
@@ -192,7 +202,7 @@ def test_a_partition_that_retires_keeps_no_keys() -> None:
 def test_a_layout_that_is_forgotten_is_no_proof_of_ownership() -> None:
     table = owning(dict.fromkeys(KEYS, b"1"))
     later = Lineage.of_ends(1, (2, 1), [{0: 30, 1: 5}], first=3)
-    table.advance(later, "t", {PARENT: 30})
+    table.advance(later, {PARENT: 30})
     assert not table.admit(later, PARENT, 30, 31)
     assert load(table, {}) == [SPACE]
 
@@ -291,7 +301,7 @@ def test_the_change_of_a_record_that_failed_is_undone() -> None:
 def test_changes_of_keys_that_were_left_behind_are_still_flushed() -> None:
     table = owning(lineage=GROWN)
     table.put(UPPER[0], b"1", 10)
-    table.advance(GROWN, "t", {PARENT: 10})
+    table.advance(GROWN, {PARENT: 10})
     assert flush(table, parent=10) == {UPPER[0]: b"1"}
     assert table.entries == 0
 

@@ -1,0 +1,73 @@
+"""Mutations of the rules of tables by key (docs/adr/0052): loads, flushes, fences."""
+
+from __future__ import annotations
+
+from tests.support.mutations import Edit, Mutation
+
+TABLE = "machines/clients/table/table.py"
+KEEPER = "client/table/keeper.py"
+KEPT = "client/table/kept.py"
+CHANGELOG = "client/table/changelog.py"
+CONTEXT = "client/consumer/group_context.py"
+
+BY_RULE = "tests/end_to_end/test_keyed_tables_by_rule.py"
+CRASHES = "tests/end_to_end/test_keyed_tables.py"
+WRITE = "                await self._write(producer, {tp: _upto(at) for tp, at in offsets.items()})\n"
+COMMIT = "                await producer.commit_transaction()\n"
+OFFSETS = "                await producer.send_offsets_to_transaction(offsets, group)\n"
+
+
+def _seen(name: str, test: str, *edits: Edit) -> Mutation:
+    return Mutation(name, edits, (), test)
+
+
+TABLES = (
+    _seen(
+        "changes are flushed after the commit of their offsets",
+        f"{BY_RULE}::test_offsets_are_not_committed_without_the_changes_before_them",
+        Edit(
+            KEEPER,
+            WRITE + OFFSETS + COMMIT,
+            OFFSETS + COMMIT + "                await producer.begin_transaction()\n" + WRITE + COMMIT,
+        ),
+    ),
+    _seen(
+        "a writer with an old epoch is accepted",
+        f"{BY_RULE}::test_a_member_of_an_old_epoch_writes_nothing_to_the_changelog",
+        Edit(KEEPER, OFFSETS, OFFSETS.replace(", group)", ", group.group_id)")),
+    ),
+    _seen(
+        "keys that arrive are not loaded",
+        f"{BY_RULE}::test_a_table_is_there_again_after_a_restart_and_what_was_not_committed_is_not",
+        Edit(
+            TABLE,
+            "        self._loads.append(Load(tp.partition % self.initial, piece))\n",
+            "        piece.ready = True\n",
+        ),
+    ),
+    _seen(
+        "keys outside of the intervals of a member are kept",
+        CRASHES,
+        Edit(TABLE, "        elif kept != piece.interval:\n", "        elif not kept:\n"),
+    ),
+    _seen(
+        "a load does not wait for open transactions",
+        f"{BY_RULE}::test_a_member_waits_for_the_open_transaction_of_the_one_before",
+        Edit(CHANGELOG, "offsets({tp: LATEST}))", "offsets({tp: LATEST}, read_committed=True))"),
+    ),
+    _seen(
+        "a member begins at an offset that an open transaction may move",
+        f"{BY_RULE}::test_a_member_waits_for_the_open_transaction_of_the_one_before",
+        Edit(CONTEXT, "self.settings.read_committed or self.host.state is not None", "self.settings.read_committed"),
+    ),
+    _seen(
+        "a commit takes along changes of records behind its offset",
+        f"{BY_RULE}::test_mistakes_are_named",
+        Edit(TABLE, "sum(change.mark <= offset for change in changes.all)", "len(changes.all)"),
+    ),
+    _seen(
+        "the changes of a record that failed are kept",
+        f"{BY_RULE}::test_the_synchronous_table_is_used_from_the_threads_of_handlers",
+        Edit(KEPT, "        if record.key is not None and record.topic", "        if not record.key and record.topic"),
+    ),
+)
