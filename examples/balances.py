@@ -88,8 +88,12 @@ class Bank:
 
     async def show(self, admin: Admin, what: str) -> None:
         """Draw who owns which interval of the key space."""
-        lineage = await admin.lineage(TOPIC)
-        group = (await admin.describe_groups(GROUP))[GROUP]
+        for _ in range(40):  # A new partition has no owner until the earlier records of its keys are processed.
+            lineage = await admin.lineage(TOPIC)
+            group = (await admin.describe_groups(GROUP))[GROUP]
+            if sum(len(one.assigned) for one in group.members) >= lineage.count:
+                break
+            await asyncio.sleep(0.2)
         print(f"\n{what}: {lineage.count} partitions, {len(group.members)} members")
         for family in range(lineage.initial):
             line = ["."] * WIDTH
