@@ -309,6 +309,28 @@ def test_shares_by_hand_each_with_the_entries_of_its_keys_and_its_progress(addre
     asyncio.run(run())
 
 
+def test_a_second_consumer_of_the_same_name_takes_the_place_of_the_first(address: str, topic: str) -> None:
+    async def run() -> None:
+        async with Admin(address) as admin:
+            await admin.create_topics(topic, partitions=1)
+        await send(address, topic, *KEYS)
+        async with made(address, topic, progress=topic, name=topic) as (first, late):
+            first.assign(topic)
+            await count_some(first, late, 30)
+            async with made(address, topic, progress=topic, name=topic) as (second, table):
+                second.assign(topic)
+                await count_some(second, table, 30)
+                await table.flush()
+            for _ in range(2):
+                with pytest.raises(ApiError, match=r"belongs to another producer|has another user"):
+                    await late.flush()
+            with pytest.raises(ApiError, match="has another user"):
+                await first.poll(0.1)
+        assert await changelog_of(address, f"{topic}-counts") == dict.fromkeys(KEYS, b"1")
+
+    asyncio.run(run())
+
+
 def test_the_synchronous_table_is_used_from_the_threads_of_handlers(address: str, topic: str) -> None:
     with plain.Admin(address) as admin:
         admin.create_topics(topic, partitions=2)

@@ -569,7 +569,7 @@ class Consumer:
                 self._records.finish_handed()
             if self._group is not None and self._driver.started:
                 await self._group.close(leave=leave, timeout_ms=int(timeout_s * 1000))
-            elif self._driver.state is not None and self._driver.started:
+            elif self._driver.state is not None and self._driver.started and self._settings.enable_auto_commit:
                 await self._driver.state.flush()
         finally:
             if self._driver.state is not None:

@@ -121,14 +121,15 @@ class Changelog:
             began = warned = time.monotonic()
             while wanted() and await reader.position(*tp) < end:
                 rows = await reader.poll_arrow(WAIT_S, columns=("key", "value"), key_range=keys)
-                found, values = rows.column("key").to_pylist(), rows.column("value").to_pylist()
-                if None in found:
-                    text = f"{tp} holds a record without a key, which is not a table's"
-                    raise ApiError(ErrorCode.INVALID_RECORD, f"{text}: choose another topic")
-                for first in range(0, len(found), AT_A_TIME):
-                    yield list(zip(found[first : first + AT_A_TIME], values[first : first + AT_A_TIME], strict=True))
+                for first in range(0, rows.num_rows, AT_A_TIME):
+                    some = rows.slice(first, AT_A_TIME)
+                    found = some.column("key").to_pylist()
+                    if None in found:
+                        text = f"{tp} holds a record without a key, which is not a table's"
+                        raise ApiError(ErrorCode.INVALID_RECORD, f"{text}: choose another topic")
+                    yield list(zip(found, some.column("value").to_pylist(), strict=True))
                     await asyncio.sleep(0)
-                if not found and time.monotonic() - warned > SLOW_S:
+                if not rows.num_rows and time.monotonic() - warned > SLOW_S:
                     warned = time.monotonic()
                     _log.warning("%s: loading waits for open transactions since %d s", tp, warned - began)
 

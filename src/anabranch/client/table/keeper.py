@@ -2,11 +2,12 @@
 
 A transaction writes the changes to the changelogs, then commits the offsets as the group's member with its epoch. The
 coordinator refuses an old epoch, and then nothing of the transaction counts. After any other failure the changes stay,
-and the next commit writes them again, by a new producer: it takes over the transactional id, so that no open
-transaction of the old one is left. Writing twice does no harm, since nobody else can have changed these keys.
+and the next commit writes them again; if the end of the transaction is not known, by a new producer that takes over the
+transactional id. Writing twice does no harm, since nobody else can have changed these keys.
 
 A consumer without a group commits its ranges of keys to the offsets of `progress`, where nobody is a member: it is
-fenced by its transactional id alone, which its successor takes over.
+fenced by its transactional id alone, which its successor takes over before it reads anything, and which it never takes
+back: where the end of a transaction is not known, it stops.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from uuid import uuid4
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.client.consumer.consumer import Consumer
-from anabranch.client.consumer.group_context import EPOCH_STALE, OUT_OF_GROUP
 from anabranch.client.consumer.listeners import GroupMetadata
 from anabranch.client.consumer.offsets import OffsetAndMetadata
 from anabranch.client.consumer.record import Record
+from anabranch.client.producer.delivery import DeliveryError
 from anabranch.client.producer.producer import Producer
 from anabranch.client.producer.transactions import group_of
 from anabranch.client.table.changelog import connection_of
@@ -55,6 +56,7 @@ class Keeper:
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._error: AnabranchError | None = None
+        self._fenced: ApiError | None = None
         self._due_ms = consumer.driver.now_ms() + consumer.settings.auto_commit_interval_ms
 
     @property
@@ -84,6 +86,8 @@ class Keeper:
 
     def admit(self, parts: list[Deliverable]) -> list[Deliverable]:
         """Return the parts whose keys' state is in memory, and begin to load that of others. Raises its errors."""
+        if self._fenced is not None:
+            raise self._fenced
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -91,7 +95,7 @@ class Keeper:
         if self.transactional_id is None and (group is None or group.subscription is None):
             text = "nothing but a transactional_id keeps an old owner from writing where there is no group to join"
             raise ApiError(ErrorCode.INVALID_REQUEST, f"{text}: give the table one, or subscribe the consumer")
-        if self._standalone is not None and not self._standalone.is_known(self.run):
+        if self._standalone is not None and not self._standalone.is_known(self.run, self._take_over):
             return []
         processed = self.driver.consumed()
         refused: set[TopicPartition] = set()
@@ -147,6 +151,8 @@ class Keeper:
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: GroupMetadata) -> None:
         """Commit offsets with the changes of the records before them, in one transaction; raise if it was refused."""
         async with self._lock:
+            if self._fenced is not None:
+                raise self._fenced
             producer = await self._ready()
             flushed = False
             try:
@@ -155,6 +161,10 @@ class Keeper:
                 await producer.send_offsets_to_transaction(offsets, group)
                 await producer.commit_transaction()
                 flushed = True
+            except DeliveryError as error:
+                await self._give_up(producer, error)
+                text = f"changes cannot be written to the changelog: {error}"
+                raise ApiError(ErrorCode.OPERATION_NOT_ATTEMPTED, text) from error
             except BaseException as error:
                 await self._give_up(producer, error)
                 raise
@@ -171,6 +181,11 @@ class Keeper:
                 for write in writes:
                     await producer.send(table.changelog, write.value, key=write.key)
                 await asyncio.sleep(0)
+
+    async def _take_over(self) -> None:
+        """Put out an older user of the transactional id, before anything is read that it could still change."""
+        async with self._lock:
+            await self._ready()
 
     async def _ready(self) -> Producer:
         if self._producer is None:
@@ -190,15 +205,18 @@ class Keeper:
         return self._producer
 
     async def _give_up(self, producer: Producer, error: BaseException) -> None:
-        """Abort a transaction. Keep the producer only if that is known to be done, or nothing was in doubt."""
-        refused = isinstance(error, ApiError) and (error.code in OUT_OF_GROUP or error.code in EPOCH_STALE)
-        if refused and producer.abortable:
+        """Abort a transaction. Keep the producer only if that is known to be done."""
+        if producer.abortable:
             with suppress(AnabranchError, OSError, TimeoutError):
                 async with asyncio.timeout(ABORT_S):
                     await producer.abort_transaction()
                 return
-        if self._standalone is not None and isinstance(error, ApiError) and error.code in FENCED:
-            self._error = error  # Another one reads these ranges now.
+        if self._standalone is not None:
+            # Another producer of this transactional id would put out one that has taken this one's place.
+            text = f"how the last commit of transactional id '{self.transactional_id}' ended is not known"
+            if isinstance(error, ApiError) and error.code in FENCED:
+                text = f"transactional id '{self.transactional_id}' has another user, who reads these ranges now"
+            self._fenced = ApiError(ErrorCode.PRODUCER_FENCED, f"{text}; start this consumer again, or leave it")
         self._producer = None
         with suppress(AnabranchError, OSError, TimeoutError):
             await producer.close(ABORT_S)

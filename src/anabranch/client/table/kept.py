@@ -22,6 +22,8 @@ from anabranch.machines.lineage import Lineage
 
 LOADS_MAX = 4
 """Loads that run at a time."""
+FLUSH_INTERVAL_MS = 50
+"""The least time between commits that a load waits for."""
 RETRY_S = 0.5
 RETRIES_MAX = 60
 
@@ -54,6 +56,9 @@ class Kept:
         self._topic: Changelog | None = None
         self._loading = asyncio.Semaphore(LOADS_MAX)
         self._sweeping = False
+        self._left_size = 0
+        """The bytes of changes that the last commit could not take along."""
+        self._flushed_ms = 0
         self._in_memory: set[TopicPartition] = set()
         """The partitions that have all entries in memory."""
         self._shares: dict[TopicPartition, Sequence[Interval]] = {}
@@ -206,7 +211,9 @@ class Kept:
     @property
     def is_due(self) -> bool:
         """Whether the table waits for a commit."""
-        return self.machine.flush_wanted or self.machine.unflushed_size > self._unflushed_size_max // 2
+        if self.machine.flush_wanted:
+            return self._driver.now_ms() >= self._flushed_ms + FLUSH_INTERVAL_MS
+        return self.machine.unflushed_size - self._left_size > self._unflushed_size_max // 2
 
     def unflushed(self) -> set[TopicPartition]:
         """Return the partitions with changes that are not flushed."""
@@ -230,6 +237,8 @@ class Kept:
         while True:
             with self.lock:
                 if next(slices, self) is self:
+                    self._left_size = self.machine.unflushed_size
+                    self._flushed_ms = self._driver.now_ms()
                     return
             await asyncio.sleep(0)
 

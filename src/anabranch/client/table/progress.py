@@ -6,7 +6,7 @@ and its keys do not stand at one offset, it says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
@@ -30,18 +30,21 @@ class Progress:
         self._committed: dict[TopicPartition, int] = {}
         self._asking = False
 
-    def is_known(self, run: Callable[[Coroutine[Any, Any, None]], None]) -> bool:
-        """Whether the consumer stands where its keys do; if not, begin to find out."""
+    def is_known(
+        self, run: Callable[[Coroutine[Any, Any, None]], None], take_over: Callable[[], Awaitable[None]]
+    ) -> bool:
+        """Whether the consumer stands where its keys do; if not, begin to find out, after `take_over`."""
         wanted = {tp: self._driver.fetcher.share_of(tp) for tp in self._driver.fetcher.assignment}
         self._known = {tp: share for tp, share in self._known.items() if wanted.get(tp) == share}
         missing = {tp: share for tp, share in wanted.items() if tp not in self._known}
         if missing and not self._asking:
             self._asking = True
-            run(self._find(missing))
+            run(self._find(missing, take_over))
         return not missing
 
-    async def _find(self, missing: Shares) -> None:
+    async def _find(self, missing: Shares, take_over: Callable[[], Awaitable[None]]) -> None:
         try:
+            await take_over()
             found = await self._offsets.fetch(missing, {}, stable=True)
         except (AnabranchError, OSError) as error:
             if isinstance(error, ApiError) and not error.retriable:
