@@ -49,5 +49,6 @@ class Owners:
             if left and (at is None or (stay.end is not None and at.offset < stay.end)):
                 tp = held
                 break
-        owner = next((member for member in group.members if tp in member.assigned), None)
-        return Owner(tp, owner)
+        place = history.spread
+        owners = (one for one in group.members if any(start <= place <= end for start, end in one.keys(tp)))
+        return Owner(tp, next(owners, None))
