@@ -360,6 +360,13 @@ def test_mistakes_are_named(address: str, topic: str) -> None:
                 KeyedTable(consumer, "c", topic)
             with pytest.raises(ApiError, match="transactional_id"):
                 KeyedTable(consumer, "c", topic, progress="p")
+        async with Consumer(address, group_id=topic, share="any") as consumer:
+            with pytest.raises(ApiError, match="several members"):
+                KeyedTable(consumer, "c", topic)
+        async with Consumer(address, group_id=topic) as consumer:
+            KeyedTable(consumer, "c", topic)
+            with pytest.raises(ApiError, match="several members"):
+                consumer.assign([topic], share="any")
         async with Admin(address) as admin:
             await admin.create_topics(topic, partitions=1)
         await send(address, topic, None, KEYS[0])

@@ -82,6 +82,9 @@ class Consumer:
             self._share_any()
 
     def _share_any(self) -> CooperativeGroup:
+        if self._driver.state is not None:
+            text = "this consumer has a table by key: share 'any' gives records of a key to several members"
+            raise ApiError(ErrorCode.INVALID_REQUEST, text)
         """Consume without keys from now on."""
         if self._cooperative is None:
             if self._settings.group_id is None:

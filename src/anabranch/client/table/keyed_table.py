@@ -52,6 +52,9 @@ class KeyedTable:
         driver = consumer.driver
         if driver.started:
             raise ApiError(ErrorCode.INVALID_REQUEST, "this consumer has read already: make its tables before it polls")
+        if consumer.settings.share == "any":
+            text = "share 'any' gives records of a key to several members: a table by key needs a consumer without it"
+            raise ApiError(ErrorCode.INVALID_REQUEST, text)
         if (progress is None) == (consumer.settings.group_id is None):
             text = "offsets are committed to the consumer's group_id, or to the group that `progress` names: give one"
             raise ApiError(ErrorCode.INVALID_GROUP_ID, text)
