@@ -63,7 +63,7 @@ TABLES = (
     _seen(
         "a commit takes along changes of records behind its offset",
         f"{BY_RULE}::test_mistakes_are_named",
-        Edit(TABLE, "sum(change.mark <= offset for change in changes.all)", "len(changes.all)"),
+        Edit(TABLE, "sum(change.mark <= upto for change in changes.all)", "len(changes.all)"),
     ),
     _seen(
         "the changes of a record that failed are kept",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from uuid import uuid4
@@ -175,7 +175,9 @@ class Keeper:
             for table in self._tables:
                 await table.flushed()
 
-    async def _write(self, producer: Producer, offsets: Mapping[TopicPartition, int]) -> None:
+    async def _write(
+        self, producer: Producer, offsets: Mapping[TopicPartition, int | Sequence[tuple[int, int, int]]]
+    ) -> None:
         for table in self._tables:
             for writes in table.writes(offsets):
                 for write in writes:
@@ -225,5 +227,5 @@ class Keeper:
 FENCED = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH})
 
 
-def _upto(at: OffsetAndMetadata) -> int:
-    return min((offset for _, _, offset in at.shares), default=at.offset)
+def _upto(at: OffsetAndMetadata) -> int | Sequence[tuple[int, int, int]]:
+    return at.shares or at.offset

@@ -220,7 +220,7 @@ class Kept:
         with self.lock:
             return self.machine.unflushed()
 
-    def writes(self, offsets: Mapping[TopicPartition, int]) -> Iterator[list[Write]]:
+    def writes(self, offsets: Mapping[TopicPartition, int | Sequence[tuple[int, int, int]]]) -> Iterator[list[Write]]:
         """Yield the changes that a commit of these offsets takes along."""
         ours = {tp: offset for tp, offset in offsets.items() if tp.topic == self.source}
         slices = self.machine.writes(ours)

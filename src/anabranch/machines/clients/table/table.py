@@ -21,6 +21,8 @@ from anabranch.machines.keyspace import SPACE, Interval, spread
 from anabranch.machines.lineage import Lineage
 from anabranch.records.hashing import PLACEMENT_HASH_MAX, murmur2
 
+Step = tuple[int, int, int]
+"""The offset up to which the records of keys between two places are processed: (start, end, offset)."""
 AT_A_TIME = 500
 """Entries of one slice of a flush: a step of a loop stays short."""
 KNOWN_PLACES = 65_536
@@ -340,9 +342,10 @@ class Table:
         """Return the partitions with changes that are not flushed."""
         return {tp for tp, changes in self._changes.items() if changes}
 
-    def writes(self, offsets: Mapping[TopicPartition, int]) -> Iterator[list[Write]]:
+    def writes(self, offsets: Mapping[TopicPartition, int | Sequence[Step]]) -> Iterator[list[Write]]:
         """Yield, in slices, the changes that a commit of these offsets takes along; `flushed` or `not_flushed` end it.
 
+        Steps commit an offset of the keys between two places each, both inclusive, and nothing of other keys.
         One flush at a time; changes may be made between the slices.
         """
         assert not self._sending
@@ -353,11 +356,16 @@ class Table:
                 for key, changes in some:
                     if self._changes.get(tp, {}).get(key) is not changes:
                         continue
-                    changes.sending = sum(change.mark <= offset for change in changes.all)
+                    upto = offset if isinstance(offset, int) else self._upto(key, offset)
+                    changes.sending = sum(change.mark <= upto for change in changes.all)
                     if changes.sending:
                         writes.append(Write(tp, key, changes.all[changes.sending - 1].value, changes))
                 self._sending += writes
                 yield writes
+
+    def _upto(self, key: bytes, steps: Sequence[Step]) -> int:
+        place = place_of(key, self.initial)[1]
+        return next((offset for start, end, offset in steps if start <= place <= end), -1)
 
     def flushed(self) -> Iterator[None]:
         """Take over, in slices, what was written: it is durable together with the offsets."""

@@ -255,6 +255,20 @@ def test_a_commit_takes_along_no_change_of_a_record_behind_its_offset() -> None:
     assert flush(table, parent=6) == {KEYS[0]: b"2", KEYS[1]: b"1"}
 
 
+def test_a_commit_of_offsets_by_key_takes_along_what_the_offset_of_each_key_covers() -> None:
+    table = owning()
+    lower, upper = interval(0, 2, 1), interval(1, 2, 1)
+    for key in (LOWER[0], UPPER[0]):
+        table.put(key, b"1", 3)
+        table.put(key, b"2", 7)
+    wrote = [(write.key, write.value) for some in table.writes({PARENT: [(*lower, 5), (*upper, 7)]}) for write in some]
+    list(table.flushed())
+    assert sorted(wrote) == sorted([(LOWER[0], b"1"), (UPPER[0], b"2")])
+    assert [write for some in table.writes({PARENT: [(*upper, 9)]}) for write in some] == []
+    table.not_flushed()
+    assert flush(table, parent=7) == {LOWER[0]: b"2"}
+
+
 def test_what_is_put_during_a_flush_is_kept_for_the_next() -> None:
     table = owning()
     table.put(KEYS[0], b"1", 3)
