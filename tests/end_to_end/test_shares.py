@@ -252,9 +252,6 @@ async def test_ranges_that_are_none_are_refused(broker: BrokerProcess) -> None:
         for ranges in ([(5, 4)], [(-1, 4)], [(0, SPACE_END + 1)], [(0, 10), (10, 20)]):
             with pytest.raises(ValueError, match="do not overlap"):
                 consumer.assign({"t": ranges})
-    async with Consumer(broker.address, group_id="g") as member:
-        with pytest.raises(ApiError, match="whole partitions"):
-            member.assign({"t": [(0, 5)]})
 
 
 @in_loop

@@ -17,6 +17,7 @@ from anabranch.client.cluster.metadata import ClusterInfo, Node, OffsetAndTimest
 from anabranch.client.consumer.consumer import Consumer
 from anabranch.client.consumer.listeners import (
     GroupMetadata,
+    KeyRange,
     PartitionKeyRebalanceListener,
     RebalanceListener,
     SubscriptionPattern,
@@ -66,6 +67,7 @@ __all__ = [
     "KeyHistory",
     "KeyLoadingError",
     "KeyNotOwnedError",
+    "KeyRange",
     "KeyedTable",
     "MemberAssignment",
     "MemberDescription",

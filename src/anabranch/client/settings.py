@@ -184,6 +184,9 @@ class ConsumerSettings(RefreshingSettings, CallSettings):
     allow_individual_commit: bool = setting(
         True, "Commit ranges of offsets above the stable offset, for work that is finished out of order."
     )
+    allow_key_share: bool = setting(
+        False, "Share partitions with other members of the group, by ranges of keys (topics with accept.range.fetch)."
+    )
     max_num_ranges_to_commit: int = setting(10_000, "Commit as soon as there are so many ranges.")
     max_unfinished_records: int = setting(
         10_000,
@@ -209,6 +212,8 @@ class ConsumerSettings(RefreshingSettings, CallSettings):
                 raise ValueError(f"{name.replace('_', '.')} must be at least 1")
         if not 1 <= self.max_offsets_ahead <= OFFSETS_AHEAD_MAX:
             raise ValueError(f"max.offsets.ahead must be 1 to {OFFSETS_AHEAD_MAX}: every other offset may be a range")
+        if self.allow_key_share and self.group_protocol != "consumer":
+            raise ValueError("allow.key.share needs group.protocol 'consumer': others assign whole partitions")
         object.__setattr__(self, "partition_assignment_strategy", strategies_of(self.partition_assignment_strategy))
         object.__setattr__(self, "group_local_assignors", tuple(self.group_local_assignors))
         if self.group_local_assignors and (self.group_remote_assignor is not None or self.group_protocol != "consumer"):

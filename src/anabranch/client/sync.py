@@ -376,6 +376,7 @@ class Consumer(_Synchronous[aio.Consumer]):
     committed = _awaited(aio.Consumer.committed)
     group_metadata = _called(aio.Consumer.group_metadata)
     assignment = _called(aio.Consumer.assignment)
+    key_ranges = _called(aio.Consumer.key_ranges)
     seek = _awaited(aio.Consumer.seek)
     seek_to_beginning = _awaited(aio.Consumer.seek_to_beginning)
     seek_to_end = _awaited(aio.Consumer.seek_to_end)

@@ -7,13 +7,16 @@ Where work is finished out of order, a commit has the stable offset, and the ran
 coordinator that knows ranges says so in its answer to the first commit; of any other only the stable offset is asked.
 In a partition with ranges the stable offset is moved by a range, too: a plain offset from a consumer that is no member
 of the group would have its coordinator forget the ranges above.
+
+Of a shared partition the offsets of this member's ranges of keys are committed, and never a plain one: that would say
+of other members' keys, too, that they are processed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
@@ -29,6 +32,7 @@ from anabranch.client.consumer.group_context import (
 )
 from anabranch.client.consumer.listeners import GroupMetadata
 from anabranch.client.consumer.offsets import MemberIdentity, OffsetAndMetadata
+from anabranch.machines.clients.key_ranges import Piece
 from anabranch.machines.clients.processing import Ranges
 
 TOPIC_GONE_TIMEOUT_MS = 2_000
@@ -41,6 +45,8 @@ class Processed(NamedTuple):
 
     offsets: Mapping[TopicPartition, int]
     ranges: Mapping[TopicPartition, Ranges]
+    shares: Mapping[TopicPartition, Sequence[Piece]] = {}
+    """Of shared partitions, the offsets of this member's ranges of keys."""
 
 
 class Commits:
@@ -94,10 +100,23 @@ class Commits:
             await self.commit_all(self.processed(), timeout_ms)
             return
         deadline = self._deadline(timeout_ms)
+        mine = {tp: self._of_mine(tp, at) for tp, at in (offsets or {}).items()}
         async with self._in_turn:
-            await self._commit(dict(offsets or {}), deadline)
+            await self._commit(mine, deadline)
             if ranges:
                 await self._commit_ranges(ranges, deadline)
+
+    def _of_mine(self, tp: TopicPartition, at: OffsetAndMetadata) -> OffsetAndMetadata:
+        """What an application's offset says of a shared partition: that of its own keys."""
+        return at if at.shares else self._with_shares(tp, at, self._context.fetcher.to_commit(tp, at.offset))
+
+    def _with_shares(self, tp: TopicPartition, at: OffsetAndMetadata, steps: Sequence[Piece]) -> OffsetAndMetadata:
+        """Commit an offset for ranges of keys; a group that has committed nothing begins where this member began."""
+        if not steps:
+            return at
+        base = self._context.committed.get(tp)
+        first = self._context.fetcher.first_position(tp) if base is None else base
+        return at._replace(offset=first, shares=steps)
 
     def _deadline(self, timeout_ms: int | None) -> int:
         return self._context.now_ms() + (self._settings.default_api_timeout_ms if timeout_ms is None else timeout_ms)
@@ -106,9 +125,12 @@ class Commits:
         """Return what is processed, of these partitions or of all, to be committed or given back."""
         consumed = self._context.host.consumed()
         wanted = consumed if partitions is None else {tp: consumed[tp] for tp in partitions if tp in consumed}
+        to_commit = self._context.fetcher.to_commit
+        shares = {tp: steps for tp, offset in wanted.items() if (steps := to_commit(tp, offset))}
         if not self._commits_ranges:
-            return Processed(wanted, {})
-        return Processed(wanted, self._context.host.take_fresh(tp for tp in wanted if tp.topic not in self._refused))
+            return Processed(wanted, {}, shares)
+        fresh = self._context.host.take_fresh(tp for tp in wanted if tp.topic not in self._refused)
+        return Processed(wanted, fresh, shares)
 
     @property
     def _commits_ranges(self) -> bool:
@@ -121,12 +143,18 @@ class Commits:
         deadline = self._deadline(timeout_ms)
         try:
             async with self._in_turn:
-                ranged = {tp for tp in offsets if self._is_ranged(tp, left)}
-                plain = {tp: OffsetAndMetadata(offset) for tp, offset in offsets.items() if tp not in ranged}
+                shares = processed.shares
+                ranged = {tp for tp in offsets if tp not in shares and self._is_ranged(tp, left)}
+                plain = {
+                    tp: self._with_shares(tp, OffsetAndMetadata(offset), shares.get(tp, ()))
+                    for tp, offset in offsets.items()
+                    if tp not in ranged
+                }
                 await self._commit(plain, deadline)
                 later = [tp for tp in offsets if tp in ranged or self._is_ranged(tp, left)]
                 for tp in later:
-                    moved = self._up_to(tp, offsets[tp], left.get(tp, ()))
+                    fresh = left.get(tp, ())
+                    moved = self._above(tp, fresh) if tp in shares else self._up_to(tp, offsets[tp], fresh)
                     if moved:
                         await self._commit_or_refuse(tp, offsets[tp], moved, deadline)
                     if tp.topic not in self._refused:
@@ -146,6 +174,11 @@ class Commits:
         committed = self._context.committed[tp]
         return [(committed, stable - 1), *ranges] if committed < stable else ranges
 
+    def _above(self, tp: TopicPartition, ranges: Ranges) -> Ranges:
+        """Leave out of ranges what lies below the stable offset."""
+        stable = self._context.committed[tp]
+        return [(max(first, stable), last) for first, last in ranges if last >= stable]
+
     async def _commit_or_refuse(self, tp: TopicPartition, stable: int, ranges: Ranges, deadline: int) -> None:
         try:
             await self._commit_ranges({tp: ranges}, deadline)
@@ -154,7 +187,8 @@ class Commits:
                 raise
             _log.warning("group '%s': %s; it is committed without ranges", self._context.group_id, error)
             self._refused.add(tp.topic)
-            await self._commit({tp: OffsetAndMetadata(stable)}, deadline)
+            if not self._context.fetcher.share(tp):
+                await self._commit({tp: OffsetAndMetadata(stable)}, deadline)
 
     async def _commit_ranges(self, ranges: Mapping[TopicPartition, Ranges], deadline: int) -> None:
         """Commit ranges on top of the committed offsets."""
@@ -193,8 +227,7 @@ class Commits:
                     if tp not in pending:
                         continue  # Not requested.
                     if code is ErrorCode.NONE:
-                        at = pending.pop(tp)
-                        self._context.note_committed(tp, self._context.offsets.stable[tp] if at.ranges else at.offset)
+                        self._note(tp, pending.pop(tp))
                         continue
                     if code is ErrorCode.INDIVIDUAL_COMMIT_TOO_OLD:
                         self._adjust(pending, tp)
@@ -229,10 +262,28 @@ class Commits:
             raise
         return dict.fromkeys(pending, ErrorCode.NONE)
 
+    def _note(self, tp: TopicPartition, at: OffsetAndMetadata) -> None:
+        """Note a commit that counts."""
+        context, stable = self._context, self._context.offsets.stable.get(tp, -1)
+        if at.shares:
+            context.committed_shares[tp] = at.shares
+            context.note_committed_by_key(tp, max(stable, 0), at.shares)
+        elif at.ranges and context.fetcher.share(tp):
+            context.committed[tp] = stable
+        else:
+            context.note_committed(tp, stable if at.ranges else at.offset)
+
     def _adjust(self, pending: dict[TopicPartition, OffsetAndMetadata], tp: TopicPartition) -> None:
         """Leave out of a commit what lies below the stable offset that its answer told: all of that is done."""
         at, stable = pending.pop(tp), self._context.offsets.stable[tp]
-        self._context.note_committed(tp, stable)
+        if at.shares:
+            steps = [(start, end, max(offset, stable)) for start, end, offset in at.shares]
+            pending[tp] = at._replace(offset=stable, shares=steps)
+            return
+        if self._context.fetcher.share(tp):
+            self._context.committed[tp] = stable
+        else:
+            self._context.note_committed(tp, stable)
         ranges = [(max(first, stable), last) for first, last in at.ranges if last >= stable]
         if ranges:
             pending[tp] = OffsetAndMetadata(stable, ranges=ranges)
@@ -266,14 +317,21 @@ class Commits:
         changed = {
             tp: offset
             for tp, offset in processed.offsets.items()
-            if self._context.committed.get(tp) != offset or tp in ahead
+            if self._is_news(tp, offset, processed) or tp in ahead
         }
         if not changed:
             return
+        shares = {tp: steps for tp, steps in processed.shares.items() if tp in changed}
         try:
-            await self.commit_all(Processed(changed, processed.ranges), timeout_ms)
+            await self.commit_all(Processed(changed, processed.ranges, shares), timeout_ms)
         except (AnabranchError, OSError) as error:
             _log.warning("group '%s': positions were not committed: %s", self._context.group_id, error)
+
+    def _is_news(self, tp: TopicPartition, offset: int, processed: Processed) -> bool:
+        steps = processed.shares.get(tp)
+        if steps is None:
+            return self._context.committed.get(tp) != offset or tp in processed.ranges
+        return self._context.committed_shares.get(tp) != steps or tp in processed.ranges
 
 
 def _parts(ranges: Mapping[TopicPartition, Ranges]) -> Iterator[dict[TopicPartition, Ranges]]:

@@ -18,7 +18,7 @@ from anabranch.client.cluster.metadata import Cluster, OffsetAndTimestamp
 from anabranch.client.consumer.cooperative import CooperativeGroup, SliceRecords
 from anabranch.client.consumer.driver import FetchingDriver
 from anabranch.client.consumer.group import CLOSE_TIMEOUT_MS, Group
-from anabranch.client.consumer.listeners import GroupMetadata, Invoke, SubscriptionPattern, listener_of
+from anabranch.client.consumer.listeners import GroupMetadata, Invoke, Shares, SubscriptionPattern, listener_of
 from anabranch.client.consumer.offsets import (
     OffsetAndMetadata,
     OffsetsByPartition,
@@ -132,9 +132,9 @@ class Consumer:
         consumer has a `group_id`, and otherwise as `auto_offset_reset` defines.
 
         A mapping assigns shares: of a topic or a partition those records whose keys lie in some ranges of the key space
-        (both ends inclusive, see docs/cooperative.md), all records where the list is empty. It is for consumers without
-        a group, and for topics with `accept.range.fetch`. ValueError for a range that ends before it starts, or ranges
-        that overlap.
+        (both ends inclusive, see docs/cooperative.md), all records where the list is empty. It is for topics with
+        `accept.range.fetch`; with a `group_id`, offsets are committed for these keys alone. ValueError for a range that
+        ends before it starts, or ranges that overlap.
 
         With `share="any"` (or the setting) this consumer is a member of its group that gets whatever of these
         partitions no other member has, in no order; see docs/cooperative.md.
@@ -147,8 +147,6 @@ class Consumer:
         if self._group is not None and self._group.subscription is not None:
             raise ApiError(ErrorCode.INVALID_REQUEST, "this consumer is subscribed; unsubscribe before assigning")
         shares = shares_of(assignment) if isinstance(assignment, Mapping) else {}
-        if self._group is not None and any(shares.values()):
-            raise ApiError(ErrorCode.INVALID_REQUEST, "a consumer with a group_id commits offsets of whole partitions")
         parts = [assignment] if isinstance(assignment, str) else list(assignment)
         topics = [part for part in parts if isinstance(part, str)]
         pairs = [TopicPartition(*part) for part in parts if not isinstance(part, str)]
@@ -230,6 +228,10 @@ class Consumer:
     def assignment(self) -> tuple[TopicPartition, ...]:
         """Return the assigned partitions; with `share="any"` all that this member claims slices of."""
         return self._fetcher.assignment if self._cooperative is None else self._cooperative.fetches.partitions
+
+    def key_ranges(self) -> Shares:
+        """Return the assigned partitions with their ranges of keys; none: the whole partition (docs/cooperative.md)."""
+        return {tp: self._fetcher.granted_share(tp) for tp in self._fetcher.assignment}
 
     async def seek(self, topic: str, partition: int, offset: int) -> None:
         """Set the position of an assigned partition to `offset`."""

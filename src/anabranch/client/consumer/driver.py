@@ -23,6 +23,8 @@ from anabranch.client.consumer.state import KeptState
 from anabranch.client.consumer.unfinished import Unfinished
 from anabranch.client.settings import ConsumerSettings, taken
 from anabranch.machines.clients.fetching import Deliverable, Fetch, Fetcher, FetcherSettings, FetchResult, Lookup
+from anabranch.machines.clients.fetching.assigning import NO_RANGES
+from anabranch.machines.clients.key_ranges import KeyRanges
 from anabranch.machines.clients.processing import Ranges
 from anabranch.machines.partition.sharing import Asked
 from anabranch.protocol.messages.fetch import (
@@ -131,10 +133,26 @@ class FetchingDriver:
             self.unfinished = Unfinished(self._settings, self.fetcher, self.handout, self.now_ms, self.deliverable)
         return self.unfinished
 
-    async def settle(self, partitions: Sequence[TopicPartition]) -> None:
-        """Have the running work on partitions finished, before they are revoked."""
-        if self.unfinished is not None and self.unfinished.owner is not None:
-            await self.unfinished.owner.settle(partitions)
+    def narrowed(self, tp: TopicPartition) -> None:
+        """Drop the records of ranges of a partition that went to others, after `settle`; go on with the others."""
+        if self.unfinished is not None:
+            self.unfinished.narrowed(tp)
+
+    def stands(self, tp: TopicPartition) -> None:
+        """Go on at another position of a partition: ranges of keys were added."""
+        if self.unfinished is not None:
+            self.unfinished.stands(tp)
+
+    async def settle(
+        self, partitions: Sequence[TopicPartition], shares: Mapping[TopicPartition, KeyRanges] = NO_RANGES
+    ) -> None:
+        """Have the running work on partitions, or on these ranges of their keys, finished before they are revoked."""
+        if self.unfinished is None:
+            return
+        for tp, keys in shares.items():
+            await self.unfinished.part(tp, keys)
+        if self.unfinished.owner is not None:
+            await self.unfinished.owner.settle(partitions, shares)
 
     @property
     def fresh(self) -> int:

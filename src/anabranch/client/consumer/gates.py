@@ -85,6 +85,8 @@ class Gates:
         positions: dict[TopicPartition, int] = {}
         for tp in partitions:
             standing = self._fetcher.standing(tp)
+            if standing is None and self._settings.allow_key_share and (at := self._fetcher.unflushed(tp)) is not None:
+                positions[tp] = at
             if standing is None or standing.position is None:
                 continue
             if tp in ranged or not standing.is_flushed:

@@ -19,12 +19,13 @@ from anabranch.client.cluster.metadata import Cluster
 from anabranch.client.consumer.commits import Commits, Processed
 from anabranch.client.consumer.gates import Gates
 from anabranch.client.consumer.group_context import GroupContext, Host
-from anabranch.client.consumer.listeners import GroupMetadata, Invoke, in_callback, invoke_here
+from anabranch.client.consumer.listeners import GroupMetadata, Invoke, Shares, in_callback, invoke_here
 from anabranch.client.consumer.member_driver import MemberDriver
 from anabranch.client.consumer.offsets import OffsetAndMetadata
 from anabranch.client.consumer.positions import Positions
 from anabranch.client.settings import ConsumerSettings
 from anabranch.machines.clients.fetching import Fetcher
+from anabranch.machines.clients.key_ranges import KeyRanges, minus, places
 from anabranch.machines.clients.membership.steps import (
     Assign,
     Event,
@@ -62,7 +63,7 @@ class Group:
         self._driver = MemberDriver(self._context)
         self._positions = Positions(self._context, self._driver)
         self._commits = Commits(self._context)
-        self._gates = Gates(self._context, self._commits, self._call_key_listener)
+        self._gates = Gates(self._context, self._commits, self._flush_or_announce)
         self._listener: Any = None
         self._key_listener: Any = None
         self._carrying: asyncio.Task[None] | None = None
@@ -141,6 +142,7 @@ class Group:
         if self._context.error is not None:
             error, self._context.error = self._context.error, None
             raise error
+        self._positions.apply()
         self.look_for_positions()
         if self._gates.is_due():
             await self._carried(self._gates.attend)
@@ -152,7 +154,7 @@ class Group:
 
     def look_for_positions(self) -> None:
         """Look up the missing starting positions of granted partitions."""
-        if self._context.fetcher.awaiting():
+        if self._positions.wanted():
             self._context.job("positions", self._positions.find)
 
     def next_attendance_ms(self) -> int | None:
@@ -196,17 +198,23 @@ class Group:
         try:
             match event:
                 case Revoke(partitions):
-                    await self._revoke(_names(partitions))
+                    await self._revoke(_units(partitions))
                 case Lost(partitions):
-                    names = _names(partitions)
-                    self._drop(names)
-                    await self._call_listener("on_partitions_lost", names)
+                    units = _units(partitions)
+                    self._drop(tuple(units), {})
+                    await self._call_listener("on_partitions_lost", units)
                 case Assign(partitions):
+                    units = _units(partitions)
                     self._context.fetcher.grant(
-                        (owned.name, owned.topic_id if owned.topic_id != NO_TOPIC_ID else None)
-                        for owned in sorted(partitions)
+                        (
+                            (owned.name, owned.topic_id if owned.topic_id != NO_TOPIC_ID else None)
+                            for owned in sorted(partitions)
+                        ),
+                        {tp: keys for tp, keys in units.items() if keys},
                     )
-                    await self._call_listener("on_partitions_assigned", _names(partitions))
+                    await self._call_listener("on_partitions_assigned", units)
+                    if self._settings.allow_key_share:
+                        await self._call_key_listener("on_partition_key_assigned", units)
                 case Explain(error, assignment, member_epoch):
                     for assignor in self._settings.local_assignors:
                         await self.invoke(assignor.on_assignment, (error, assignment, member_epoch))
@@ -216,15 +224,19 @@ class Group:
             self._member.done(event, self._context.now_ms())
             self._context.changed.set()
 
-    async def _revoke(self, names: tuple[TopicPartition, ...]) -> None:
+    async def _revoke(self, units: Shares) -> None:
+        names, fetcher = tuple(units), self._context.fetcher
+        partly = {
+            tp: keys for tp, keys in units.items() if keys and minus(places(fetcher.granted_share(tp)), places(keys))
+        }
         try:
-            await self._context.host.settle(names)
+            await self._context.host.settle(names, partly)
             await self._commit_processed(names)
-            await self._call_listener("on_partitions_revoked", names)
+            await self._call_listener("on_partitions_revoked", units)
             if self._settings.acknowledgement_mode == "explicit":  # The listener may have finished some records.
                 await self._commit_processed(names)
         finally:
-            self._drop(names)
+            self._drop(names, partly)
 
     async def _commit_processed(self, names: tuple[TopicPartition, ...]) -> None:
         if self._settings.enable_auto_commit:
@@ -232,25 +244,36 @@ class Group:
             await self._gates.flush(names, processed.ranges)
             await self._commits.commit_processed(processed, self._settings.default_api_timeout_ms)
 
-    def _drop(self, names: tuple[TopicPartition, ...]) -> None:
-        self._context.fetcher.withdraw(names)
-        self._context.host.dropped(names)
-        self._gates.dropped(names)
+    def _drop(self, names: tuple[TopicPartition, ...], partly: Mapping[TopicPartition, KeyRanges]) -> None:
+        """Drop partitions, and of those in `partly` some ranges only."""
+        context = self._context
+        context.fetcher.withdraw(names, partly)
+        whole = tuple(name for name in names if name not in partly)
+        context.host.dropped(whole)
+        self._gates.dropped(whole)
         for name in names:
-            self._context.committed.pop(name, None)
-            self._context.ranged.discard(name)
+            context.committed_shares.pop(name, None)
+            self._positions.forget(name)
+        for name in partly:
+            context.host.narrowed(name)
+        for name in whole:
+            context.committed.pop(name, None)
+            context.ranged.discard(name)
 
-    async def _call_listener(self, method: str, names: tuple[TopicPartition, ...]) -> None:
+    async def _call_listener(self, method: str, units: Shares) -> None:
         function = getattr(self._listener, method, None)
         if function is None and method == "on_partitions_lost":
             function = getattr(self._listener, "on_partitions_revoked", None)
-        if function is not None and names:
-            await self.invoke(function, (names,))
+        if function is not None and units:
+            await self.invoke(function, (units if self._settings.allow_key_share else tuple(units),))
 
-    async def _call_key_listener(self, method: str, names: tuple[TopicPartition, ...]) -> None:
+    async def _flush_or_announce(self, method: str, names: tuple[TopicPartition, ...]) -> None:
+        await self._call_key_listener(method, {tp: self._context.fetcher.granted_share(tp) for tp in names})
+
+    async def _call_key_listener(self, method: str, units: Shares) -> None:
         function = getattr(self._key_listener, method, None)
-        if function is not None and names:
-            await self.invoke(function, (names,))
+        if function is not None and units:
+            await self.invoke(function, (units if self._settings.allow_key_share else tuple(units),))
 
     # -- offsets ------------------------------------------------------------------------------------------------------
 
@@ -283,5 +306,5 @@ class Group:
             await self._commits.commit_processed(processed, timeout)
 
 
-def _names(partitions: Iterable[Owned]) -> tuple[TopicPartition, ...]:
-    return tuple(owned.name for owned in sorted(partitions))
+def _units(partitions: Iterable[Owned]) -> Shares:
+    return {owned.name: owned.keys for owned in sorted(partitions)}

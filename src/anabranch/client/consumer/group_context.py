@@ -15,6 +15,8 @@ from anabranch.client.consumer.offsets import MemberIdentity, Offsets
 from anabranch.client.consumer.state import KeptState
 from anabranch.client.settings import ConsumerSettings, taken
 from anabranch.machines.clients.fetching import Fetcher
+from anabranch.machines.clients.fetching.assigning import NO_RANGES
+from anabranch.machines.clients.key_ranges import KeyRanges, Piece
 from anabranch.machines.clients.membership.classic import ClassicMember
 from anabranch.machines.clients.membership.consumer import ConsumerMember
 from anabranch.machines.clients.membership.steps import Member, MemberSettings, Subscription
@@ -43,11 +45,19 @@ class Host(Protocol):
     def dropped(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop the decoded records of these partitions."""
 
+    def narrowed(self, tp: TopicPartition) -> None:
+        """Drop the records of ranges of a partition that went to others, after `settle`; go on with the others."""
+
+    def stands(self, tp: TopicPartition) -> None:
+        """Go on at another position of a partition: ranges of keys were added."""
+
     def consumed(self) -> Mapping[TopicPartition, int]:
         """Return the offset before which all records are processed, for every partition with a position."""
 
-    async def settle(self, partitions: Sequence[TopicPartition]) -> None:
-        """Have the running work on partitions finished, before they are revoked."""
+    async def settle(
+        self, partitions: Sequence[TopicPartition], shares: Mapping[TopicPartition, KeyRanges] = NO_RANGES
+    ) -> None:
+        """Have the running work on partitions, or on these ranges of their keys, finished before they are revoked."""
 
     @property
     def fresh(self) -> int:
@@ -94,6 +104,8 @@ class GroupContext:
         """Set whenever the member machine may have a step or an event."""
         self.committed: dict[TopicPartition, int] = {}
         """The offsets this member last read or wrote; equal offsets are not committed again."""
+        self.committed_shares: dict[TopicPartition, Sequence[Piece]] = {}
+        """The same of the ranges of shared partitions."""
         self.ranged: set[TopicPartition] = set()
         """The partitions in which the group has committed ranges above that offset."""
         self.jobs: dict[str, asyncio.Task[None]] = {}
@@ -108,6 +120,14 @@ class GroupContext:
         self.committed[tp] = offset
         self.fetcher.committed(tp, offset)
         self.host.forget_skips(tp, offset)
+
+    def note_committed_by_key(
+        self, tp: TopicPartition, stable: int, steps: Sequence[Piece], *, everything: bool = False
+    ) -> None:
+        """Note the committed offsets of a shared partition: of some ranges of keys, or of all keys."""
+        self.committed[tp] = stable
+        self.fetcher.committed_by_key(tp, steps, stable if everything else None)
+        self.host.forget_skips(tp, stable)
 
     @property
     def reads_stable(self) -> bool:

@@ -80,7 +80,8 @@ class Handout:
             self._decoded[tp] = left
             return None
         end = self._pass(part, left, rows)
-        tracker.take(tp, records_of(part, rows, leases), end, self._skipped(tp, part.start, end))
+        exact = self._fetcher.is_read_by_key(tp)
+        tracker.take(tp, records_of(part, rows, leases), end, self._skipped(tp, part.start, end), exact=exact)
         self._fetcher.finished(tp, tracker.stable(tp, end))
         return int(rows.num_rows)
 
@@ -110,6 +111,16 @@ class Handout:
         self._skips.pop(tp, None)
         if ranges:
             self._skips[tp] = sorted(ranges)
+
+    def skip_too(self, tp: TopicPartition, ranges: Ranges) -> None:
+        """Leave out the records in these ranges of offsets, too."""
+        joined: list[tuple[int, int]] = []
+        for first, last in sorted((*self._skips.get(tp, ()), *ranges)):
+            if joined and first <= joined[-1][1] + 1:
+                joined[-1] = joined[-1][0], max(last, joined[-1][1])
+            else:
+                joined.append((first, last))
+        self.skip(tp, joined)
 
     def forget_skips(self, tp: TopicPartition, stable: int) -> None:
         """Forget the skipped ranges below the group's stable offset."""
@@ -162,7 +173,7 @@ class Handout:
         for tp, offset in unyielded.items():
             if tp in self._fetcher.assignment:
                 self._decoded.pop(tp, None)
-                self._fetcher.seek(tp, offset)
+                self._fetcher.restart(tp, offset)
 
     def forget_decoded(self, tp: TopicPartition) -> None:
         """Drop the decoded records of a partition, and what is skipped of it: the application seeks, and wants all."""

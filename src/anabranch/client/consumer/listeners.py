@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from anabranch.base.ids import TopicPartition
+from anabranch.machines.keyspace import Interval
 
 
 class SubscriptionPattern(NamedTuple):
@@ -26,8 +27,18 @@ class GroupMetadata(NamedTuple):
     group_instance_id: str | None
 
 
+KeyRange = Interval
+"""Places of the key space, `start` to `end`, both inclusive (docs/hashing.md)."""
+Shares = dict[TopicPartition, tuple[KeyRange, ...]]
+"""What listeners are given with `allow_key_share`: partitions with their ranges of keys; none: the whole partition."""
+
+
 class RebalanceListener:
-    """Called in `poll` on assignment, revocation and loss of partitions. Methods are optional, plain or `async`."""
+    """Called in `poll` on assignment, revocation and loss of partitions. Methods are optional, plain or `async`.
+
+    With `allow_key_share` the partitions are `Shares`: those of which ranges are assigned, revoked or lost, and which.
+    A partition of which other ranges stay assigned is among them, too.
+    """
 
     def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> Awaitable[None] | None:
         """Handle newly assigned partitions; `seek` may set where they begin."""
@@ -46,6 +57,9 @@ class PartitionKeyRebalanceListener:
     For applications with state by key: what one member flushes before its records of a key are committed, another
     member, or the same one, loads before it is given the key's next records from another partition. Called for topics
     with `enable.ordered.delivery` only.
+
+    With `allow_key_share`, ranges of keys move between members, too. The partitions are then `Shares`, of all topics:
+    what arrives is announced after every assignment, and flushes are asked for before every automatic commit.
     """
 
     def on_partition_key_maybe_revoked(self, partitions: Collection[TopicPartition]) -> Awaitable[None] | None:

@@ -15,6 +15,7 @@ from anabranch.base.ids import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
 from anabranch.client.cluster.coordinator import MOVED, Coordinator
 from anabranch.machines.clients.processing import Ranges
 from anabranch.protocol.messages.offset_commit import (
+    KeyRangeOffset,
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
@@ -40,7 +41,8 @@ class OffsetAndMetadata(NamedTuple):
     `ranges`: offsets above it that are done, too; disjoint, ascending, both bounds inclusive. To be committed, they may
     begin at the offset, which is then the committed one: they move it.
     `shares`: as read, the next offset to read of the keys between two places of the key space (docs/hashing.md), both
-    inclusive, where it is not the same for all keys; `offset` is the lowest.
+    inclusive, where it is not the same for all keys; `offset` is the lowest. To be committed: the offsets of these
+    keys, and of no others; `offset` counts for the others only where nothing is committed yet.
     """
 
     offset: int
@@ -206,6 +208,10 @@ class Offsets:
                             offset_ranges=[
                                 OffsetRange(start=start, end=end)
                                 for start, end in offsets[TopicPartition(name, number)].ranges
+                            ],
+                            key_range_offsets=[
+                                KeyRangeOffset(start=start, end=end, offset=offset)
+                                for start, end, offset in offsets[TopicPartition(name, number)].shares
                             ],
                         )
                         for number in sorted(numbers)

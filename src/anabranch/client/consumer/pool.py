@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
@@ -162,7 +162,7 @@ class Pool:
     async def _end(self, *, cancelled: bool) -> None:
         """Let what runs end, unless the run was cancelled; commit what is done; leave the rest to later polls."""
         if not cancelled or self._threads is not None:
-            await self._drain(None)
+            await self._drain(self._tracker.running)
         for worker in self._workers:
             worker.cancel()
         if self._workers:
@@ -270,26 +270,32 @@ class Pool:
 
     # -- the end of partitions ----------------------------------------------------------------------------------------
 
-    async def settle(self, partitions: Sequence[TopicPartition]) -> None:
-        """Finish the running records of partitions that are revoked, within the time; start no others of them."""
-        for tp in partitions:
+    async def settle(self, partitions: Sequence[TopicPartition], partly: Container[TopicPartition] = ()) -> None:
+        """Finish the running records of partitions that are revoked, within the time; start no others of them.
+
+        Of those in `partly` only the records that leave (`Unfinished.part`): the others go on.
+        """
+        whole = [tp for tp in partitions if tp not in partly]
+        parted = [tp for tp in partitions if tp in partly]
+        for tp in whole:
             self._tracker.hold(tp)
-        await self._drain(partitions)
+        tracker = self._tracker
+        await self._drain(lambda: tracker.running(whole) + tracker.running(parted, leaving=True))
         self._unfinished.note_progress()
 
-    async def _drain(self, partitions: Sequence[TopicPartition] | None) -> None:
-        """Wait until the records of partitions, or all, have ended; cancel async handlers at the timeout."""
-        if await self._ends(partitions, self._drain_timeout_s) or self._threads is not None:
+    async def _drain(self, running: Callable[[], Sequence[Entry]]) -> None:
+        """Wait until some records have ended; cancel async handlers at the timeout."""
+        if await self._ends(running, self._drain_timeout_s) or self._threads is not None:
             return
-        late = self._tracker.running(partitions)
+        late = running()
         _log.warning("%d handlers did not end within %g s, and are cancelled", len(late), self._drain_timeout_s)
         self._cancel(late)
-        await self._ends(partitions, CANCELLED_S)
+        await self._ends(running, CANCELLED_S)
 
-    async def _ends(self, partitions: Sequence[TopicPartition] | None, timeout_s: float) -> bool:
+    async def _ends(self, running: Callable[[], Sequence[Entry]], timeout_s: float) -> bool:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        while self._tracker.running(partitions):
+        while running():
             self._ended.clear()
             left = deadline - loop.time()
             if left <= 0 or not await self._ended.wait(left):

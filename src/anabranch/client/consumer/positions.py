@@ -2,6 +2,8 @@
 
 Positions come from committed offsets. A failed read is retried, and never taken for a missing offset. A read is dropped
 if the member's epoch has changed meanwhile: a partition may have been lost, read by others, and assigned again.
+
+Ranges of keys that are added to a partition which is read already begin inside `poll`, when no record is on its way.
 """
 
 from __future__ import annotations
@@ -24,6 +26,47 @@ class Positions:
         self._context = context
         self._settings = context.settings
         self._driver = driver
+        self._arrived: dict[TopicPartition, tuple[int, OffsetAndMetadata | None]] = {}
+        """Where the group is in ranges of partitions that are read already, and the grant that it was asked for."""
+
+    def wanted(self) -> tuple[TopicPartition, ...]:
+        """Return the partitions of which committed offsets are to be read."""
+        fetcher = self._context.fetcher
+        return tuple(
+            tp for tp in fetcher.awaiting() if tp not in self._arrived or self._arrived[tp][0] != fetcher.arrivals(tp)
+        )
+
+    def forget(self, tp: TopicPartition) -> None:
+        """Forget what was read of ranges that are to be added: some were taken away."""
+        self._arrived.pop(tp, None)
+
+    def apply(self) -> None:
+        """Begin to read ranges that were added to partitions. Not while the application is given records."""
+        context = self._context
+        arrived, self._arrived = self._arrived, {}
+        for tp, (grant, at) in arrived.items():
+            if context.fetcher.arrivals(tp) != grant or not context.fetcher.arriving(tp):
+                continue
+            processed = context.host.consumed().get(tp, 0)
+            if at is None:
+                context.fetcher.arrive(tp, None, (), processed)
+            else:
+                self._note(tp, at)
+                context.fetcher.arrive(tp, at.offset, at.shares, processed)
+                self._skip(tp, at)
+            context.host.stands(tp)
+
+    def _note(self, tp: TopicPartition, at: OffsetAndMetadata) -> None:
+        """Note committed offsets that were read."""
+        if at.shares or self._context.fetcher.share(tp):
+            self._context.note_committed_by_key(tp, at.offset, at.shares, everything=True)
+        else:
+            self._context.note_committed(tp, at.offset)
+
+    def _skip(self, tp: TopicPartition, at: OffsetAndMetadata) -> None:
+        if at.ranges:
+            self._context.ranged.add(tp)
+            self._context.host.skip(tp, at.ranges)
 
     async def _committed(
         self, partitions: Sequence[TopicPartition], identity: MemberIdentity
@@ -34,26 +77,31 @@ class Positions:
 
     async def find(self) -> None:
         """Set the starting position of every partition that waits for one."""
-        while awaiting := self._context.fetcher.awaiting():
+        fetcher = self._context.fetcher
+        while awaiting := self.wanted():
             identity = self._context.identity()
+            grants = {tp: fetcher.arrivals(tp) for tp in awaiting}
             again = False
             try:
                 found = await self._committed(awaiting, identity)
                 if self._context.identity() != identity:
                     continue
                 without: list[TopicPartition] = []
-                awaited = set(self._context.fetcher.awaiting())
+                awaited = set(fetcher.awaiting())
                 for tp, result in found.items():
                     if isinstance(result, ErrorCode):
                         if not result.retriable:
                             raise ApiError(result, f"the committed offset of {tp} cannot be read")
                         again = True
+                    elif fetcher.arrivals(tp) != grants.get(tp, -1):
+                        continue  # More was granted, or all was taken away: this may be older.
+                    elif fetcher.arriving(tp):
+                        self._arrived[tp] = grants[tp], result if result.offset >= 0 else None
                     elif result.offset >= 0:
-                        self._context.note_committed(tp, result.offset)
-                        self._context.fetcher.begin(tp, offset=result.offset)
-                        if result.ranges and tp in awaited:
-                            self._context.ranged.add(tp)
-                            self._context.host.skip(tp, result.ranges)
+                        self._note(tp, result)
+                        fetcher.begin(tp, offset=result.offset, steps=result.shares)
+                        if tp in awaited:
+                            self._skip(tp, result)
                     else:
                         without.append(tp)
                 if without:
@@ -65,7 +113,7 @@ class Positions:
                     return
                 again = True
             self._context.host.happened()
-            if again or self._context.fetcher.awaiting() == awaiting:
+            if again or self.wanted() == awaiting:
                 await self._context.epoch_or_pause(identity)
 
     async def _begin_without(self, partitions: list[TopicPartition], identity: MemberIdentity) -> None:

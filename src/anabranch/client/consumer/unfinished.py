@@ -7,8 +7,9 @@ all earlier records of its key in its partition are done, so all that is handed 
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from typing import Protocol
 
 from anabranch.base.ids import TopicPartition
@@ -16,8 +17,11 @@ from anabranch.client.consumer.handout import Handout
 from anabranch.client.consumer.record import Record
 from anabranch.client.settings import ConsumerSettings, taken
 from anabranch.machines.clients.fetching import Deliverable, Fetcher
+from anabranch.machines.clients.key_ranges import KeyRanges, has
 from anabranch.machines.clients.processing import Entry, Ranges, Tracker, TrackerSettings
 
+PLACED_MAX = 500
+"""Keys that are hashed at a time."""
 TAKEN_MAX = 500
 """Records taken at a time: a step of the loop stays short."""
 
@@ -25,8 +29,8 @@ TAKEN_MAX = 500
 class Owner(Protocol):
     """What carries out the work, if not the application by itself."""
 
-    async def settle(self, partitions: Sequence[TopicPartition]) -> None:
-        """Finish the records of partitions that run, within a time; start no others."""
+    async def settle(self, partitions: Sequence[TopicPartition], partly: Container[TopicPartition] = ()) -> None:
+        """Finish the records of partitions that run, within a time; start no others. `partly`: those that leave."""
 
     def lost(self, entries: Sequence[Entry]) -> None:
         """End the work on records that nobody counts any more."""
@@ -54,7 +58,9 @@ class Unfinished:
     async def fill(self, records_max: int = TAKEN_MAX) -> bool:
         """Take at most `records_max` fetched records, as far as there is room; return whether there may be more."""
         self.retain(self._fetcher.assignment)
-        for part in self._deliverable():
+        parts = self._deliverable()
+        self._follow()
+        for part in parts:
             if not self._fetcher.is_next(part):
                 continue
             if records_max <= 0:
@@ -75,9 +81,16 @@ class Unfinished:
 
     def note_progress(self) -> None:
         """Tell the fetcher how far partitions are processed: gates and commits depend on it."""
+        self._follow()
         for tp in self.tracker.moved():
             if tp in self._fetcher.assignment and (position := self._fetcher.position(tp)) is not None:
                 self._fetcher.finished(tp, self.tracker.stable(tp, position))
+
+    def _follow(self) -> None:
+        """Follow positions that were moved over fetches in which nothing was wanted."""
+        for tp in self.tracker.partitions:
+            if self._fetcher.asks_for_some(tp) and (position := self._fetcher.position(tp)) is not None:
+                self.tracker.stands(tp, position)
 
     def consumed(self) -> dict[TopicPartition, int]:
         """Return the stable offset of every partition with a position: all records before are done."""
@@ -96,15 +109,38 @@ class Unfinished:
             if self.owner is not None and running:
                 self.owner.lost(running)
 
+    async def part(self, tp: TopicPartition, keys: KeyRanges) -> None:
+        """Let no record run any more whose key lies in ranges that go to others."""
+        leaving: list[Entry] = []
+        for number, entry in enumerate(self.tracker.open(tp), 1):
+            if number % PLACED_MAX == 0:
+                await asyncio.sleep(0)
+            place = self._fetcher.place(tp, entry.key, entry.offset)
+            if place is None or has(keys, place):
+                leaving.append(entry)
+        self.tracker.part(tp, leaving)
+
+    def narrowed(self, tp: TopicPartition) -> None:
+        """Forget the records of keys that went to others."""
+        running = self.tracker.part_with(tp)
+        if self.owner is not None and running:
+            self.owner.lost(running)
+        self.stands(tp)
+
+    def stands(self, tp: TopicPartition) -> None:
+        """Follow the position of a shared partition, without forgetting what was taken of it."""
+        if tp in self._fetcher.assignment and (position := self._fetcher.position(tp)) is not None:
+            self.tracker.stands(tp, position)
+            self._fetcher.finished(tp, self.tracker.stable(tp, position))
+
     def wind_up(self) -> None:
         """Leave the partitions as they are without acknowledgements: what is not done is handed out again."""
         for tp, position in self._fetcher.positions().items():
             ranges: Ranges = self.tracker.finished(tp, position)
             stable = self.tracker.stable(tp, position)
             if stable != position:
-                self._handout.forget_decoded(tp)
-                self._handout.skip(tp, ranges)
-                self._fetcher.seek(tp, stable)
+                self._handout.skip_too(tp, ranges)
+                self._fetcher.restart(tp, stable)
         self.forget(list(self.tracker.partitions))
 
 

@@ -3,7 +3,8 @@
 A closed gate of a member waits on partitions. Of those of other members the member asks the coordinator, and keeps the
 question open. A partition is claimed if the coordinator wants its position, or a gate of this member waits on it. The
 rule: only a committed position is reported, and before it is, the application flushes its state of the partition, so
-that a member with an open gate loads all of it. Reports are due
+that a member with an open gate loads all of it. Of a shared partition nothing is reported: commits say how far each
+of its members is. Reports are due
 
     (a) once since the member started, or since its connection to the coordinator was made;
     (b) when the position grew, and equals the high watermark;
@@ -134,7 +135,8 @@ class PositionReports:
             standing = standing_of(tp)
             # An own partition is asked for when the application has all of it, and commits by hand: a transaction may
             # have committed, or nothing that can be read may follow the commit, or the gate may open by time.
-            if standing is None or (not self._auto_commit and (standing.position or 0) >= need):
+            # Of a shared one others may have the keys that are needed.
+            if standing is None or standing.is_shared or (not self._auto_commit and (standing.position or 0) >= need):
                 known = None if self._begins else known_of(tp)
                 asks[tp] = NOTHING if known is None else known
         reports: dict[TopicPartition, int] = {}
@@ -150,7 +152,7 @@ class PositionReports:
 
     def _report(self, tp: TopicPartition, standing: Standing) -> int:
         progress = standing.progress
-        if progress is None or not self._is_report_due(tp, standing, progress):
+        if standing.is_shared or progress is None or not self._is_report_due(tp, standing, progress):
             return NOTHING
         unflushed = standing.position is not None and standing.flushed < min(progress, standing.position)
         return NOTHING if unflushed else progress

@@ -7,14 +7,16 @@ from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
+from anabranch.machines.clients.fetching import sharing
 from anabranch.machines.clients.fetching.gating import progress
 from anabranch.machines.clients.fetching.state import FetchingState, Partition, Topic
 from anabranch.machines.clients.fetching.values import EARLIEST, TopicView
-from anabranch.machines.keyspace import Interval
+from anabranch.machines.clients.key_ranges import KeyRanges
 
-Shares = Mapping[TopicPartition | str, tuple[Interval, ...]]
+Shares = Mapping[TopicPartition | str, KeyRanges]
 """By partition, or by topic for all its partitions, the places of the key space that are read."""
 NO_SHARES: Shares = {}
+NO_RANGES: Mapping[TopicPartition, KeyRanges] = {}
 FAILURES_UNTIL_MISSING = 4
 """Failed refreshes of a missing topic before an error is raised: a new topic may take a moment to appear."""
 
@@ -58,36 +60,53 @@ def assign(
         topic.limits = None
 
 
-def _give_share(state: FetchingState, partition: Partition, share: tuple[Interval, ...]) -> None:
+def _give_share(state: FetchingState, partition: Partition, share: KeyRanges) -> None:
     if share != partition.share:
         partition.topic.limits = None
     partition.share = share
     partition.ask(state.filter)
 
 
-def grant(state: FetchingState, partitions: Iterable[tuple[TopicPartition, UUID | None]]) -> None:
-    """Add granted partitions; each is fetched once its starting position is known."""
+def grant(
+    state: FetchingState,
+    partitions: Iterable[tuple[TopicPartition, UUID | None]],
+    shares: Mapping[TopicPartition, KeyRanges] = NO_RANGES,
+) -> None:
+    """Add granted partitions, or ranges; each is fetched once its starting position is known."""
     for tp, topic_id in partitions:
         topic = state.topics.setdefault(tp.topic, Topic(tp.topic, follow=False, granted=True))
         assert topic.granted
-        if tp.partition not in topic.partitions:
-            granted = Partition(topic, tp.partition, awaiting=True, topic_id=topic_id)
+        keys = shares.get(tp, ())
+        partition = topic.partitions.get(tp.partition)
+        if partition is None:
+            granted = Partition(topic, tp.partition, awaiting=True, topic_id=topic_id, share=keys)
+            granted.arrivals = state.new_id()
             granted.ask(state.filter)
             topic.partitions[tp.partition] = granted
+        elif keys:
+            sharing.add(state, partition, keys)
         topic.limits = None
 
 
-def withdraw(state: FetchingState, partitions: Iterable[TopicPartition]) -> None:
-    """Remove partitions from the assignment, and drop their fetched records."""
+def withdraw(
+    state: FetchingState,
+    partitions: Iterable[TopicPartition],
+    shares: Mapping[TopicPartition, KeyRanges] = NO_RANGES,
+) -> None:
+    """Remove partitions, or ranges of them, from the assignment, and drop their fetched records."""
     for tp in partitions:
         topic = state.topics.get(tp.topic)
         if topic is not None:
-            partition = topic.partitions.pop(tp.partition, None)
+            partition = topic.partitions.get(tp.partition)
+            topic.limits = None
+            if partition is not None and tp in shares and sharing.take(state, partition, shares[tp]):
+                continue
+            if partition is not None:
+                del topic.partitions[tp.partition]
             if partition is not None and partition.committed is not None:
-                read = progress(partition)
+                read = sharing.of_all_keys(partition) if partition.share else progress(partition)
                 assert read is not None
                 topic.elsewhere[tp.partition] = max(read, topic.elsewhere.get(tp.partition, read))
-            topic.limits = None
             if not topic.partitions:
                 del state.topics[tp.topic]
 
@@ -117,6 +136,7 @@ def _begin_recreated(topic: Topic) -> None:
             partition.forget()
             partition.position, partition.wanted_timestamp = None, EARLIEST
             partition.committed = partition.told = partition.start = None
+            partition.floor = partition.done = partition.committed_by_key = None
             partition.handed_end, partition.log_start, partition.high_watermark = 0, -1, -1
 
 

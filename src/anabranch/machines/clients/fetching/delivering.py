@@ -65,7 +65,12 @@ def _parts(partition: Partition, limit: int | None) -> list[Deliverable]:
 def is_next(state: FetchingState, part: Deliverable) -> bool:
     """Whether `part` begins at the position of its partition."""
     partition = state.find(TopicPartition(part.topic, part.partition))
-    return partition is not None and partition.position == part.start
+    return partition is not None and partition.position == part.start and _is_held(partition, part)
+
+
+def _is_held(partition: Partition, part: Deliverable) -> bool:
+    """Whether the fetched batches are still those of the partition: other keys may be wanted of it by now."""
+    return any(part.fetched is each for each in partition.held)
 
 
 def all_handed_out(state: FetchingState, parts: Sequence[Deliverable]) -> bool:
@@ -74,6 +79,8 @@ def all_handed_out(state: FetchingState, parts: Sequence[Deliverable]) -> bool:
     for part in parts:
         name = (part.topic, part.partition)
         if part.start != reached[name] if name in reached else not is_next(state, part):
+            return False
+        if name in reached and not _is_held(state.partition(TopicPartition(*name)), part):
             return False
         reached[name] = part.end
     for part in parts:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
-from anabranch.machines.clients.fetching import assigning, delivering, gating, receiving, requesting
+from anabranch.machines.clients.fetching import assigning, delivering, gating, receiving, requesting, sharing
 from anabranch.machines.clients.fetching.state import FetchingState
 from anabranch.machines.clients.fetching.values import (
     LATEST,
@@ -18,7 +18,9 @@ from anabranch.machines.clients.fetching.values import (
     RecordFilter,
     TopicView,
 )
-from anabranch.machines.keyspace import Interval
+from anabranch.machines.clients.key_ranges import KeyRanges, Piece, places, share, union
+from anabranch.machines.keyspace import Interval, keyless_spread, spread
+from anabranch.records.hashing import murmur2
 
 
 class Fetcher:
@@ -51,28 +53,118 @@ class Fetcher:
             for partition in self._state.partitions():
                 partition.ask(wanted)
 
-    def grant(self, partitions: Iterable[tuple[TopicPartition, UUID | None]]) -> None:
-        """Add granted partitions, as a member of a group; each begins after a call of `begin`."""
-        assigning.grant(self._state, partitions)
+    def grant(
+        self,
+        partitions: Iterable[tuple[TopicPartition, UUID | None]],
+        shares: Mapping[TopicPartition, KeyRanges] = assigning.NO_RANGES,
+    ) -> None:
+        """Add granted partitions, as a member of a group; each begins after a call of `begin`.
 
-    def withdraw(self, partitions: Iterable[TopicPartition]) -> None:
-        """Remove partitions from the assignment, and drop their fetched records."""
-        assigning.withdraw(self._state, partitions)
+        `shares`: the ranges that are granted of those that are shared. Ranges of a partition that has begun begin after
+        a call of `arrive`; its others are read on.
+        """
+        assigning.grant(self._state, partitions, shares)
+
+    def withdraw(
+        self, partitions: Iterable[TopicPartition], shares: Mapping[TopicPartition, KeyRanges] = assigning.NO_RANGES
+    ) -> None:
+        """Remove partitions from the assignment, or ranges of those in `shares`, and drop their fetched records."""
+        assigning.withdraw(self._state, partitions, shares)
 
     def awaiting(self) -> tuple[TopicPartition, ...]:
-        """Return the partitions that wait for `begin`."""
+        """Return the partitions that wait for `begin`, or for `arrive`."""
         topics = self._state.topics.values()
-        return tuple([part.name for topic in topics for part in topic.partitions.values() if part.awaiting])
+        parts = (part for topic in topics for part in topic.partitions.values())
+        return tuple([part.name for part in parts if part.awaiting or part.arriving])
 
-    def begin(self, tp: TopicPartition, *, offset: int | None = None, timestamp: int = LATEST) -> None:
-        """Set the starting position of a waiting partition, unless the application has called `seek` meanwhile."""
+    def arriving(self, tp: TopicPartition) -> KeyRanges:
+        """Return the ranges of a partition that wait for `arrive`."""
+        partition = self._state.find(tp)
+        return () if partition is None else partition.arriving
+
+    def arrivals(self, tp: TopicPartition) -> int:
+        """Return a number that changes when ranges of a partition are granted: what was asked before is outdated."""
+        partition = self._state.find(tp)
+        return -1 if partition is None else partition.arrivals
+
+    def begin(
+        self,
+        tp: TopicPartition,
+        *,
+        offset: int | None = None,
+        timestamp: int = LATEST,
+        steps: Sequence[Piece] = (),
+    ) -> None:
+        """Set the starting position of a waiting partition, unless the application has called `seek` meanwhile.
+
+        `steps`: by key the offset at which to begin, where it is not the same for all; `offset` is the lowest.
+        """
         partition = self._state.find(tp)
         if partition is None or not partition.awaiting:
             return
         if offset is None:
             self.seek_to_timestamp(tp, timestamp)
         else:
-            self.seek(tp, offset)
+            partition.forget()
+            partition.stand(sharing.begin(partition, steps, offset))
+
+    def arrive(self, tp: TopicPartition, offset: int | None, steps: Sequence[Piece], processed: int) -> None:
+        """Begin to read granted ranges of a partition that is read: at `offset`, or by key where there are `steps`.
+
+        None: the group has committed nothing. `processed`: the offset below which the other keys are processed.
+        """
+        partition = self._state.find(tp)
+        if partition is not None and partition.arriving:
+            sharing.arrive(self._state, partition, offset, steps, processed)
+
+    def share(self, tp: TopicPartition) -> KeyRanges:
+        """Return the ranges of an assigned partition that are read, none if it is whole; without those that arrive."""
+        partition = self._state.find(tp)
+        return () if partition is None else partition.share
+
+    def is_read_by_key(self, tp: TopicPartition) -> bool:
+        """Whether a partition is shared, or was: some of its keys may have been read further than others."""
+        partition = self._state.find(tp)
+        return partition is not None and (bool(partition.share) or partition.floor is not None)
+
+    def asks_for_some(self, tp: TopicPartition) -> bool:
+        """Whether only some records of an assigned partition are wanted, or others were read before."""
+        partition = self._state.find(tp)
+        return partition is not None and (partition.wanted is not None or partition.floor is not None)
+
+    def granted_share(self, tp: TopicPartition) -> KeyRanges:
+        """Return the ranges of an assigned partition, none if it is whole; with those that arrive."""
+        partition = self._state.find(tp)
+        if partition is None or not partition.arriving:
+            return () if partition is None else partition.share
+        return share(union(places(partition.share), partition.arriving))
+
+    def to_commit(self, tp: TopicPartition, offset: int) -> list[Piece]:
+        """Return the next offsets by key of a partition of which all is processed below `offset`.
+
+        None of a whole partition: a plain offset says it.
+        """
+        partition = self._state.find(tp)
+        return [] if partition is None else sharing.processed(partition, offset)
+
+    def first_position(self, tp: TopicPartition) -> int:
+        """Return where this member began in a partition, 0 if it has not."""
+        partition = self._state.find(tp)
+        return 0 if partition is None or partition.start is None else partition.start
+
+    def restart(self, tp: TopicPartition, offset: int) -> None:
+        """Go back to `offset`, below which all is processed; of a share, what is processed above is not read again."""
+        sharing.restart(self._state.partition(tp), offset)
+
+    def place(self, tp: TopicPartition, key: bytes | None, offset: int) -> int | None:
+        """Return where a record counts in the key space; None while the topic is not known."""
+        partition = self._state.find(tp)
+        if partition is None or partition.topic.view is None:
+            return None
+        lineage = partition.topic.view.lineage
+        if key is None:
+            return keyless_spread(offset, lineage.held(tp.partition, lineage.layout_at(tp.partition, offset)))
+        return spread(murmur2(key), lineage.initial)
 
     # -- gates of a group's member ------------------------------------------------------------------------------------
 
@@ -82,6 +174,12 @@ class Fetcher:
         if partition is not None:
             partition.committed = offset
             partition.topic.limits = None
+
+    def committed_by_key(self, tp: TopicPartition, steps: Iterable[Piece], outside: int | None = None) -> None:
+        """Note the group's committed offsets by key; `outside`: that of all other keys, None: as before."""
+        partition = self._state.find(tp)
+        if partition is not None:
+            sharing.committed(partition, steps, outside)
 
     def told(self, tp: TopicPartition, offset: int) -> None:
         """Note the group's progress in a partition of a granted topic, as told by the coordinator."""
@@ -140,8 +238,20 @@ class Fetcher:
             return None
         ends = gating.ends_of(view.lineage, tp.partition)
         return gating.Standing(
-            partition.processed, gating.progress(partition), partition.flushed, partition.high_watermark, ends
+            partition.processed,
+            gating.progress(partition),
+            partition.flushed,
+            partition.high_watermark,
+            ends,
+            is_shared=bool(partition.share),
         )
+
+    def unflushed(self, tp: TopicPartition) -> int | None:
+        """Return the position of a partition if the application has not flushed its state up to there, else None."""
+        partition = self._state.find(tp)
+        if partition is None or partition.processed is None or partition.processed <= partition.flushed:
+            return None
+        return partition.processed
 
     def flushed(self, tp: TopicPartition, position: int) -> None:
         """Note that the application has flushed its state of the records before `position`."""
@@ -198,12 +308,14 @@ class Fetcher:
         """Set the position to `offset`."""
         partition = self._state.partition(tp)
         partition.forget()
+        partition.floor = partition.done = None
         partition.stand(offset)
 
     def seek_to_timestamp(self, tp: TopicPartition, timestamp: int) -> None:
         """Set the position to the first record at or after a timestamp in ms, or to `EARLIEST` or `LATEST`."""
         partition = self._state.partition(tp)
         partition.forget()
+        partition.floor = partition.done = None
         partition.position = None
         partition.wanted_timestamp = timestamp
 

@@ -4,7 +4,8 @@ What counts as read decides (ordering.md, section 6). In a group that is the com
 of this member: the committed offset, and what follows without a record for the application (control records, gaps). Of
 other members' partitions the coordinator tells. Where nothing is committed, the first position of the owner counts.
 Without a group, records count as read when the application asks for the next ones, and unassigned partitions are read.
-So are the keys outside of a share: gates are those of the share's keys alone (keyspace.md, section 4).
+So are the keys outside of a share: gates are those of the share's keys alone (keyspace.md, section 4). In a group, keys
+outside of a member's share count as read as far as is known to be committed.
 
 A gate whose segment has committed records was open once, and is not closed again; records below the log start do not
 count, since a member that finds them deleted begins behind them, and commits that; nor do records below the place where
@@ -22,8 +23,9 @@ from dataclasses import dataclass
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.clients.fetching.state import FetchingState, Partition, Topic
 from anabranch.machines.clients.fetching.values import TopicView
+from anabranch.machines.clients.key_ranges import NOWHERE, at_least, frontier_of, pieces, set_to
 from anabranch.machines.keyspace import SPACE, Interval, interval
-from anabranch.machines.lineage import BEYOND, NO_CUTS, Frontier, Gates, Lineage, Position
+from anabranch.machines.lineage import BEYOND, NO_CUTS, Frontier, Gates, GateWait, Lineage, Position
 from anabranch.machines.progress import progress as read_up_to
 
 
@@ -40,6 +42,9 @@ class Standing:
     high_watermark: int
     ends: Sequence[int]
     """Where the ended segments end, ascending."""
+
+    is_shared: bool = False
+    """Whether other members have other keys of the partition: only what is committed says how far the group is."""
 
     @property
     def is_flushed(self) -> bool:
@@ -61,6 +66,13 @@ def progress(partition: Partition) -> int | None:
     base = partition.start if partition.committed is None else partition.committed
     if base is None:
         return partition.told
+    if partition.share and partition.committed_by_key is not None:
+        return min(_counts(partition, at) for _, _, at in pieces(partition.committed_by_key, partition.share))
+    return _counts(partition, base)
+
+
+def _counts(partition: Partition, base: int) -> int:
+    """Up to where keys count as read that are committed, or were begun, at `base`."""
     committed = base if partition.told is None else max(base, partition.told)
 
     def next_record(offset: int) -> int | None:
@@ -68,6 +80,16 @@ def progress(partition: Partition) -> int | None:
         return partition.position if offset >= partition.handed_end else None
 
     return read_up_to(committed, partition.log_start, next_record)
+
+
+def _by_key(partition: Partition) -> Frontier:
+    """Up to where a shared partition counts as read, by key: others' keys as far as they are known to be committed."""
+    known = partition.committed_by_key
+    if known is None:
+        own = progress(partition) or 0
+        return frontier_of(((start, end, own) for start, end in partition.share), partition.told or 0)
+    mine = [(start, end, _counts(partition, at)) for start, end, at in pieces(known, partition.share)]
+    return set_to(at_least(known, partition.told or 0), partition.share, mine)
 
 
 def limits(topic: Topic) -> dict[int, int | None]:
@@ -91,7 +113,7 @@ def _evaluate(topic: Topic) -> tuple[dict[int, int | None], dict[int, int]]:
         found[number] = _limit(topic, gates, number)
         for each in (gates, waiting) if topic.lifted else (gates,):
             if topic.granted and _limit(topic, each, number) is not None:
-                for wait in each.waits(number):
+                for wait in _waits(topic.partitions[number], each):
                     needs[wait.partition] = max(wait.offset, needs.get(wait.partition, 0))
     for number in topic.lifted.keys() - needs.keys():
         del topic.lifted[number]
@@ -99,16 +121,38 @@ def _evaluate(topic: Topic) -> tuple[dict[int, int | None], dict[int, int]]:
     return found, needs
 
 
+def _waits(partition: Partition, gates: Gates) -> Iterator[GateWait]:
+    for keys in partition.share or (None,):
+        yield from gates.waits(partition.number, keys)
+
+
 def _limit(topic: Topic, gates: Gates, number: int) -> int | None:
     partition = topic.partitions[number]
-    if partition.share and not topic.granted:
-        found = [at for keys in partition.share if (at := gates.limit(number, keys)) is not None]
+    if partition.share:
+        steps = _steps(partition) if topic.granted else [(keys, 0) for keys in partition.share]
+        found = [
+            at for keys, committed in steps if (at := _limit_of(topic, gates, partition, keys, committed)) is not None
+        ]
         return min(found, default=None)
     limit = gates.limit(number)
     if limit is None or not partition.committed or partition.committed <= max(partition.log_start, partition.reset_at):
         return limit
     assert topic.view is not None
     return _begun(topic.view.lineage, number, partition.committed, limit)
+
+
+def _steps(partition: Partition) -> list[tuple[Interval, int]]:
+    """The ranges of a share with their committed offsets, 0 where none is known."""
+    known = partition.committed_by_key or NOWHERE
+    return [(Interval(start, end), at) for start, end, at in pieces(known, partition.share)]
+
+
+def _limit_of(topic: Topic, gates: Gates, partition: Partition, keys: Interval, committed: int) -> int | None:
+    limit = gates.limit(partition.number, keys)
+    if limit is None or committed <= max(0, partition.log_start, partition.reset_at):
+        return limit
+    assert topic.view is not None
+    return _begun(topic.view.lineage, partition.number, committed, limit)
 
 
 def _positions(topic: Topic, view: TopicView) -> dict[int, Position]:
@@ -124,6 +168,9 @@ def _positions(topic: Topic, view: TopicView) -> dict[int, Position]:
     positions = dict(topic.elsewhere)
     for number, partition in topic.partitions.items():
         positions.pop(number, None)
+        if partition.share:
+            positions[number] = _by_key(partition)
+            continue
         read = progress(partition)
         if read is not None:
             positions[number] = read
@@ -131,7 +178,7 @@ def _positions(topic: Topic, view: TopicView) -> dict[int, Position]:
 
 
 def _lifted(position: Position | None, offset: int) -> Position:
-    return position if isinstance(position, Frontier) else max(offset, position or 0)
+    return at_least(position, offset) if isinstance(position, Frontier) else max(offset, position or 0)
 
 
 def _frontier(share: Sequence[Interval], position: int) -> Frontier:

@@ -97,6 +97,8 @@ def _hold_some(state: FetchingState, partition: Partition, origin: FetchFrom, re
     if later:
         partition.topic.stale = True
         next_offset = behind
+    if partition.asked_until is not None:  # Of keys that are to be read from there on, nothing was asked.
+        next_offset = min(next_offset, partition.asked_until)
     if next_offset <= partition.fetch_offset:
         return
     if not size and partition.held and not len(partition.held[-1].data):
@@ -104,10 +106,18 @@ def _hold_some(state: FetchingState, partition: Partition, origin: FetchFrom, re
     partition.held.append(Fetched(data[:size], next_offset, tuple(result.aborted)))
     partition.held_size += size
     partition.fetch_offset = next_offset
+    partition.ask_from_here()
 
 
 def _refused(state: FetchingState, partition: Partition, remedy: str) -> None:
-    """Stop reading a partition of which the broker gives no part of the records."""
+    """Stop reading a partition of which the broker gives no part of the records.
+
+    Where all of it is wanted, and some keys were read before, these are read again.
+    """
+    if partition.wanted is None:
+        partition.floor = None
+        partition.ask_from_here()
+        return
     text = f"{partition.name} gives no records by key or size to this consumer. {remedy}, or read whole partitions."
     state.errors.append(ApiError(ErrorCode.TOPIC_RANGE_FETCH_NOT_ALLOWED, text))
     partition.paused = partition.refused = True

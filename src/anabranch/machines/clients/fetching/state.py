@@ -22,7 +22,9 @@ from anabranch.machines.clients.fetching.values import (
     RecordFilter,
     TopicView,
 )
-from anabranch.machines.keyspace import SPACE, Interval
+from anabranch.machines.clients.key_ranges import KeyRanges, pieces, places, union
+from anabranch.machines.keyspace import Interval
+from anabranch.machines.lineage import Frontier
 from anabranch.machines.partition.sharing import Asked
 
 
@@ -69,10 +71,24 @@ class Partition:
     """The application was told of all segments with a gate that begin at this offset or before."""
     origin: FetchFrom | None = None
     """What was last to be fetched."""
-    share: tuple[Interval, ...] = ()
+    share: KeyRanges = ()
     """The places of the key space of which this consumer reads the records; all without any."""
+    arriving: KeyRanges = ()
+    """Granted ranges beside the share, of which is not known yet where the group is in them."""
+    arrivals: int = 0
+    """Names the last grant: what was asked before says nothing about it."""
+    floor: Frontier | None = None
+    """By key, the offset below which the records are not read (again); None where the position says it."""
+    done: Frontier | None = None
+    """By key, the offset below which all is processed, where that is more than the position says."""
+    committed_by_key: Frontier | None = None
+    """The group's committed offsets by key, as far as this member of those that share the partition knows."""
+    wanted: Asked | None = None
+    """What is wanted: the share, and the filter of the consumer; None for all records."""
     asked: Asked | None = None
-    """What is asked for: the share, and the filter of the consumer; None for all records."""
+    """What is asked for now: of what is wanted, the keys that are not read at the fetch offset."""
+    asked_until: int | None = None
+    """The offset from which on more keys are asked for."""
     name: TopicPartition = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,6 +106,7 @@ class Partition:
         self.finished = None
         self.announced = offset - 1
         self.topic.limits = None
+        self.ask_from_here()
 
     @property
     def processed(self) -> int | None:
@@ -98,18 +115,33 @@ class Partition:
 
     def ask(self, filter: RecordFilter | None) -> None:
         """Ask for the records of the share that pass a filter, from the position on."""
-        asked = None
+        wanted = None
         if self.share or filter is not None:
-            wanted = filter or RecordFilter()
-            asked = Asked(self.share or (SPACE,), wanted.keys, wanted.keys_refused, wanted.size_min, wanted.size_max)
-        if asked != self.asked:
+            few = filter or RecordFilter()
+            wanted = Asked(places(self.share), few.keys, few.keys_refused, few.size_min, few.size_max)
+        if wanted != self.wanted:
             self.paused = self.paused and not self.refused
             self.refused = False
-            self.asked = asked
+            self.wanted = wanted
             self.held.clear()
             self.held_size = 0
             if self.position is not None:
                 self.fetch_offset = self.position
+        self.ask_from_here()
+
+    def ask_from_here(self) -> None:
+        """Ask for the keys that are not read at the fetch offset, up to where one more is not."""
+        asked, self.asked_until = self.wanted, None
+        if self.floor is not None:
+            steps = pieces(self.floor, places(self.share))
+            self.asked_until = min((at for _, _, at in steps if at > self.fetch_offset), default=None)
+            if self.asked_until is not None:
+                here = union((), (Interval(start, end) for start, end, at in steps if at <= self.fetch_offset))
+                asked = (
+                    Asked(here or places(self.share)) if asked is None else asked._replace(ranges=here or asked.ranges)
+                )
+        if asked != self.asked:
+            self.asked = asked
 
     def forget(self) -> None:
         """Drop the fetched records, and ignore responses in flight."""

@@ -8,6 +8,10 @@ Epoch 0 joins. The first heartbeat, and the first after a failed one, describes 
 changes. The coordinator returns the target assignment. Owned partitions beyond the target are revoked, and a heartbeat
 acknowledges this at once; missing ones are assigned as soon as the name of their topic's id is known. A member that was
 fenced joins again with the same id when the application has released all partitions.
+
+With `allow_key_share` a target may have ranges of a partition's keys (cooperative.md, section 3). Ranges move as
+partitions do: of a partition with another share in the target, ranges beyond it are revoked and missing ones assigned,
+and what stays is not touched. A member that was given ranges without having allowed it refuses: it leaves, and fails.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from typing import Any
 from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.machines.clients.key_ranges import WHOLE
 from anabranch.machines.clients.membership.assignment_job import AssignmentJob
 from anabranch.machines.clients.membership.assignors import (
     AssignorMetadata,
@@ -28,6 +33,16 @@ from anabranch.machines.clients.membership.assignors import (
     offer,
 )
 from anabranch.machines.clients.membership.polled import PolledMember
+from anabranch.machines.clients.membership.sharing import (
+    Shares,
+    added,
+    beyond,
+    id_of,
+    on_wire,
+    shares_in,
+    with_ranges,
+    without_ranges,
+)
 from anabranch.machines.clients.membership.steps import (
     UNRELATED_TO_MEMBER,
     Assign,
@@ -44,7 +59,6 @@ from anabranch.machines.clients.membership.steps import (
     TopicFacts,
     WaitUntil,
     backoff_ms,
-    by_topic,
 )
 from anabranch.protocol.messages.consumer_group_heartbeat import (
     Assignment,
@@ -103,9 +117,11 @@ class ConsumerMember(PolledMember[Phase]):
         self._subscription = Subscription()
         self._epoch = JOIN
         self._target: frozenset[TopicIdPartition] | None = None
+        self._shares: Shares = {}
+        """The ranges of those partitions of the target that are shared."""
         self._names: dict[UUID, str] = {}
         self._nameable: tuple[frozenset[TopicIdPartition], frozenset[Owned]] | None = None
-        """A target, and its partitions whose topics' names are known; None after other names."""
+        """A target, and its partitions whose topics' names are known; None after other names, or other shares."""
         self._excess: tuple[frozenset[TopicIdPartition], frozenset[Owned], frozenset[Owned]] | None = None
         """A target, owned partitions, and those of them that are not in the target."""
         self._taken: Event | None = None
@@ -235,10 +251,10 @@ class ConsumerMember(PolledMember[Phase]):
         self._taken = None
         match event:
             case Revoke(partitions) | Lost(partitions):
-                self._owned -= partitions
+                self._owned = without_ranges(self._owned, partitions)
                 self._urgent = True
             case Assign(partitions):
-                self._owned |= partitions
+                self._owned = with_ranges(self._owned, partitions)
                 self._urgent = True
             case Explain():
                 self._explain = None if self._explain is event else self._explain
@@ -266,8 +282,8 @@ class ConsumerMember(PolledMember[Phase]):
             return Revoke(excess)
         if self._explain is not None:
             return self._explain
-        if not self._unsure and (added := self._known_of(self._target) - self._owned):
-            return Assign(added)
+        if not self._unsure and (missing := self._known_of(self._target) - self._owned):
+            return Assign(added(missing, self._owned))
         return None
 
     def take(self) -> Event | None:
@@ -323,7 +339,7 @@ class ConsumerMember(PolledMember[Phase]):
         self._phase = phase
         self._epoch = JOIN
         self._confirmed = self._describing = None
-        self._target = None
+        self._target, self._shares = None, {}
         self._explain = None
         self._unsure = self._pattern_sent = False
         self._flight = 0
@@ -356,6 +372,8 @@ class ConsumerMember(PolledMember[Phase]):
         if self._nameable is None or self._nameable[0] is not target:
             names = self._names
             known = [Owned(names[tp.topic_id], tp.partition, tp.topic_id) for tp in target if tp.topic_id in names]
+            if self._shares:
+                known = [owned._replace(keys=self._shares.get(id_of(owned), WHOLE)) for owned in known]
             self._nameable = target, frozenset(known)
         return self._nameable[1]
 
@@ -363,8 +381,7 @@ class ConsumerMember(PolledMember[Phase]):
         """The owned partitions that are not in the target; computed once per target and owned partitions."""
         last = self._excess
         if last is None or last[0] is not target or last[1] is not self._owned:
-            excess = frozenset([owned for owned in self._owned if _id_of(owned) not in target])
-            last = self._excess = target, self._owned, excess
+            last = self._excess = target, self._owned, beyond(self._owned, target, self._shares)
         return last[2]
 
     def _send_leave(self) -> Send:
@@ -403,12 +420,10 @@ class ConsumerMember(PolledMember[Phase]):
             request.server_assignor = self._server_assignor
         if offered and (confirmed is None or confirmed.offered != offered):
             request.client_assignors = list(offered)
-        owned = self._owned | self._taken.partitions if isinstance(self._taken, Assign) else self._owned
+        request.allow_key_share = self._settings.allow_key_share
+        owned = with_ranges(self._owned, self._taken.partitions) if isinstance(self._taken, Assign) else self._owned
         if confirmed is None or confirmed.owned != owned or self._report:
-            request.topic_partitions = [
-                TopicPartitions(topic_id=topic_id, partitions=numbers)
-                for (_, topic_id), numbers in by_topic(owned).items()
-            ]
+            request.topic_partitions = on_wire(owned)
             self._unsure = True
         self._describing = _Description(wanted, owned, self._server_assignor, offered)
         self._flight = self._ticket()
@@ -455,8 +470,21 @@ class ConsumerMember(PolledMember[Phase]):
 
     def _targeted(self, assignment: Assignment, new_epoch: bool) -> None:
         target = _ids_in(assignment.topic_partitions)
-        if target != self._target:
-            self._target = target
+        try:
+            shares = shares_in(assignment.topic_partitions)
+        except ValueError as error:
+            self._refuse(ErrorCode.INVALID_ASSIGNMENT, f"was given what it cannot read: {error}")
+            return
+        if shares and not self._settings.allow_key_share:
+            names = ", ".join(str(each.partition) for each in sorted(shares))
+            why = f"was given ranges of the keys of partition {names}, and reads whole partitions only"
+            self._refuse(
+                ErrorCode.CONSUMER_RANGE_FETCH_NOT_ACCEPTED, f"{why}: set allow.key.share, or none in the group"
+            )
+            return
+        if target != self._target or shares != self._shares:
+            self._target, self._shares = target, shares
+            self._nameable = self._excess = None
             reconciled = self.event() is None
             self._report = self._report or reconciled
             self._urgent = self._urgent or reconciled
@@ -464,6 +492,12 @@ class ConsumerMember(PolledMember[Phase]):
             metadata = AssignorMetadata(assignment.metadata_version, bytes(assignment.metadata_bytes))
             whole = target | _ids_in(assignment.pending_topic_partitions)
             self._explain = Explain(assignment.error, MemberAssignment(whole, metadata), self._epoch)
+
+    def _refuse(self, code: ErrorCode, why: str) -> None:
+        """Leave the group for good: its assignment is of no use to this member."""
+        self._drop_out(Phase.FAILED)
+        self._leave_epoch = LEAVE
+        self._error = ApiError(code, f"this member of group '{self._settings.group_id}' {why}")
 
     def _heartbeat_failed(self, now_ms: int) -> None:
         """Describe the member in full again, a little later: the coordinator may have accepted the heartbeat or not."""
@@ -483,10 +517,6 @@ class ConsumerMember(PolledMember[Phase]):
         self._epoch = JOIN
         self._known = False
         self._confirmed = None
-
-
-def _id_of(owned: Owned) -> TopicIdPartition:
-    return TopicIdPartition(owned.topic_id, owned.partition)
 
 
 def _ids_in(topics: Iterable[TopicPartitions]) -> frozenset[TopicIdPartition]:

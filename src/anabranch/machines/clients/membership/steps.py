@@ -9,6 +9,7 @@ from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
+from anabranch.machines.clients.key_ranges import WHOLE, KeyRanges
 from anabranch.machines.clients.membership.assignors import MemberAssignment
 
 UNRELATED_TO_MEMBER = frozenset(
@@ -25,11 +26,12 @@ UNRELATED_TO_MEMBER = frozenset(
 
 
 class Owned(NamedTuple):
-    """One partition of one topic, by name and by id; the classic protocol has no ids."""
+    """One partition of one topic, or ranges of its keys, by name and by id; the classic protocol has no ids."""
 
     topic: str
     partition: int
     topic_id: UUID = NO_TOPIC_ID
+    keys: KeyRanges = WHOLE
 
     @property
     def name(self) -> TopicPartition:
@@ -72,14 +74,14 @@ class WaitUntil:
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """Finish work on these partitions, commit, and release them."""
+    """Finish work on these partitions, or on these ranges of their keys, commit, and release them."""
 
     partitions: frozenset[Owned]
 
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Start to read these partitions."""
+    """Start to read these partitions, or these further ranges of their keys."""
 
     partitions: frozenset[Owned]
 
@@ -131,6 +133,7 @@ class MemberSettings:
     max_poll_interval_ms: int = 300_000
     retry_backoff_ms: int = 100
     retry_backoff_max_ms: int = 1_000
+    allow_key_share: bool = False
 
 
 class Member(Protocol):

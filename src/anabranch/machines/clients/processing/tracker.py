@@ -15,6 +15,10 @@ Bounds: unfinished records and their bytes, for all partitions and for each its 
 ahead of its stable offset, in offsets and in bytes: what may be delivered again after a crash, and, because ranges lie
 between unfinished records, how many ranges exist. A record is taken while the bytes before it are below the bound.
 
+Of a shared partition the member has some of the keys (`exact`): other members finish the records between, so a range is
+of its own records alone. Where ranges of keys are added (`stands`), the position may go back: records of added keys are
+taken behind others of the partition, and come before those. Where some are taken away, their records leave (`part`).
+
 A forgotten partition (revoked, lost, or its position was moved) takes its records along. Those that run may be left as
 orphans (`orphaning`): until an orphan ends, records of its key wait if the partition comes back, and its end counts for
 nothing.
@@ -58,7 +62,7 @@ class _Tracked:
 
     @property
     def stable(self) -> int:
-        return self.order[0].offset if self.order else self.position
+        return min(self.order[0].offset, self.position) if self.order else self.position
 
     def add(self, first: int, last: int) -> int:
         """Add a fresh range, merged with its neighbors; return by how many the number of ranges grew."""
@@ -137,12 +141,16 @@ class Tracker:
         """Begin to track a partition at a position, whatever room there is."""
         self._begin(tp, position)
 
-    def take(self, tp: TopicPartition, records: Sequence[Item], end: int, skipped: Ranges = ()) -> None:
+    def take(
+        self, tp: TopicPartition, records: Sequence[Item], end: int, skipped: Ranges = (), *, exact: bool = False
+    ) -> None:
         """Take the next records of a partition, in order; `end` is the position behind them.
 
-        `skipped`: the ranges between them that were done before, ascending; they are not committed again.
+        `skipped`: the ranges between them that were done before, ascending; they are not committed again. With `exact`
+        nothing between them is: others have those records.
         """
         tracked = self._partitions[tp]
+        behind = bool(records) and bool(tracked.order) and records[0].offset < tracked.order[-1].offset
         position, taken = tracked.position, tracked.taken
         skips = iter(skipped)
         skip = next(skips, None)
@@ -151,7 +159,7 @@ class Tracker:
                 position = max(position, skip[1] + 1)
                 skip = next(skips, None)
             size = len(record.key or b"") + len(record.value or b"")
-            entry = Entry(tp, record, position, taken, size)
+            entry = Entry(tp, record, record.offset if exact else position, taken, size)
             taken += size
             position = entry.offset + 1
             tracked.order.append(entry)
@@ -170,10 +178,21 @@ class Tracker:
         self.size += taken - tracked.taken
         tracked.size += taken - tracked.taken
         tracked.position, tracked.taken = end, taken
-        self._moved.add(tp)
+        if behind:
+            tracked.order = deque(sorted(tracked.order, key=lambda entry: entry.offset))
+        self._advance(tracked)
+
+    def stands(self, tp: TopicPartition, position: int) -> None:
+        """Go on at another position of a shared partition, without forgetting what was taken of it."""
+        tracked = self._partitions.get(tp)
+        if tracked is not None and tracked.position != position:
+            tracked.position = position
+            self._advance(tracked)
 
     def _make_ready(self, tracked: _Tracked, entry: Entry) -> None:
         entry.stage = Stage.READY
+        if entry.leaving:
+            return
         if tracked.held:
             tracked.parked.append(entry)
         else:
@@ -261,7 +280,7 @@ class Tracker:
         self.size -= entry.size
         tracked.unfinished -= 1
         tracked.size -= entry.size
-        if entry is tracked.order[0]:
+        if entry is tracked.order[0] and entry.offset < tracked.position:
             self._advance(tracked)
         else:
             self.fresh += tracked.add(entry.first, entry.offset)
@@ -270,12 +289,15 @@ class Tracker:
 
     def _advance(self, tracked: _Tracked) -> None:
         """Move the stable offset behind all finished records at the front: the plain offset covers their ranges."""
-        order = tracked.order
-        while order and order[0].stage is Stage.FINISHED:
-            last = tracked.starts.pop(order.popleft().first, None)
-            if last is not None:
+        order, last = tracked.order, None
+        while order and order[0].stage is Stage.FINISHED and order[0].offset < tracked.position:
+            ended = tracked.starts.pop(order.popleft().first, None)
+            if ended is not None:
+                last = ended
                 del tracked.ends[last]
                 self.fresh -= 1
+        if last is not None and order and order[0].first <= last:  # The position is in the middle of a range.
+            self.fresh += tracked.add(order[0].first, last)
         self._moved.add(tracked.name)
 
     def _end_of_turn(self, tracked: _Tracked, entry: Entry) -> None:
@@ -367,13 +389,66 @@ class Tracker:
 
     # -- the end of a partition ---------------------------------------------------------------------------------------
 
-    def running(self, partitions: Iterable[TopicPartition] | None = None) -> list[Entry]:
-        """Return the records that the application has, of these partitions or of all; without orphans."""
+    def open(self, tp: TopicPartition) -> list[Entry]:
+        """Return the records of a partition that are not finished, in order."""
+        tracked = self._partitions.get(tp)
+        return [] if tracked is None else [entry for entry in tracked.order if entry.stage is not Stage.FINISHED]
+
+    def part(self, tp: TopicPartition, leaving: Iterable[Entry]) -> None:
+        """Let open records of a partition run no more, whose keys go to others. What runs goes on; then `part_with`."""
+        tracked = self._partitions.get(tp)
+        if tracked is None:
+            return
+        for entry in leaving:
+            entry.leaving = True
+        self._ready = [each for each in self._ready if not each[1].leaving]
+        heapq.heapify(self._ready)
+        tracked.parked = [entry for entry in tracked.parked if not entry.leaving]
+
+    def part_with(self, tp: TopicPartition) -> list[Entry]:
+        """Drop the records that leave a partition (`part`); return those that run."""
+        tracked = self._partitions.get(tp)
+        if tracked is None:
+            return []
+        running: list[Entry] = []
+        kept: deque[Entry] = deque()
+        for entry in tracked.order:
+            if not entry.leaving or entry.stage is Stage.FINISHED:
+                kept.append(entry)
+                continue
+            self.unfinished -= 1
+            tracked.unfinished -= 1
+            self.size -= entry.size
+            tracked.size -= entry.size
+            if entry.stage is Stage.RUNNING:
+                running.append(entry)
+            elif entry.key is not None and tracked.keys.get(entry.key) is entry:
+                del tracked.keys[entry.key]
+            entry.stage = Stage.DROPPED
+            entry.following = None
+        for entry in running:
+            if not self.orphaning:
+                del self._running[entry.lease]
+                if entry.key is not None:
+                    tracked.keys.pop(entry.key, None)
+            elif entry.key is not None:
+                self._orphans.setdefault(tp, {})[entry.key] = tracked.keys[entry.key] = entry
+        tracked.order = kept
+        self._advance(tracked)
+        return running
+
+    def running(self, partitions: Iterable[TopicPartition] | None = None, *, leaving: bool = False) -> list[Entry]:
+        """Return the records that the application has, of these partitions or of all; without orphans.
+
+        With `leaving` only those whose keys go to others, of partitions that stay.
+        """
         wanted = None if partitions is None else set(partitions)
         return [
             entry
             for entry in self._running.values()
-            if entry.stage is Stage.RUNNING and (wanted is None or entry.partition in wanted)
+            if entry.stage is Stage.RUNNING
+            and (wanted is None or entry.partition in wanted)
+            and (entry.leaving or not leaving)
         ]
 
     @property

@@ -60,6 +60,7 @@ class Entry:
         "following",
         "key",
         "lease",
+        "leaving",
         "offset",
         "partition",
         "record",
@@ -79,6 +80,8 @@ class Entry:
         """The bytes that were taken of the partition before this record."""
         self.size = size
         self.stage = Stage.READY
+        self.leaving = False
+        """Its key goes to another member: it does not run any more."""
         self.deliveries = 0
         self.started_ms = 0
         self.following: Entry | None = None

@@ -1,0 +1,133 @@
+"""Shares of a group's member: ranges of a partition that come and go while the others are read on (cooperative.md, 3).
+
+A partition has one position, also where the group is further with some of the member's keys than with others, as after
+a hand-over: the position is then the lowest, and a *floor* says by key where to go on. Below their floor, keys are not
+asked for; a fetch ends where one more key is to be asked for. So
+
+- a range that is taken away is asked for no longer, and what was fetched is fetched again without it;
+- a range that is added begins where the group is in it. If that lies behind, the position goes back, and the other
+  keys go on at their floor, which is the position that they had;
+- of each key, records are handed out once, and in order.
+
+`done` says the same of what is processed, for commits: each range is committed at the position, or at its `done`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from anabranch.machines.clients.fetching.state import FetchingState, Partition
+from anabranch.machines.clients.key_ranges import (
+    NOWHERE,
+    KeyRanges,
+    Piece,
+    frontier_of,
+    lowest,
+    minus,
+    pieces,
+    places,
+    raised,
+    set_to,
+    share,
+    union,
+)
+from anabranch.machines.keyspace import SPACE, Interval
+
+
+def add(state: FetchingState, partition: Partition, keys: KeyRanges) -> None:
+    """Add ranges to a granted partition. They are read once it is known where the group is in them."""
+    partition.arrivals = state.new_id()
+    if partition.awaiting:
+        partition.share = share(union(partition.share, keys))
+        partition.ask(state.filter)
+    else:
+        partition.arriving = union(partition.arriving, keys)
+
+
+def take(state: FetchingState, partition: Partition, keys: KeyRanges) -> bool:
+    """Take ranges away; return False if nothing is left."""
+    partition.arriving = minus(partition.arriving, keys)
+    rest = minus(places(partition.share), keys)
+    if not rest:
+        if not partition.arriving:
+            return False
+        partition.forget()
+        partition.position, partition.floor, partition.done = None, None, None
+        partition.awaiting, partition.share, partition.arriving = True, share(partition.arriving), ()
+        partition.ask(state.filter)
+        return True
+    partition.share = share(rest)
+    _go_to_floor(partition, rest)
+    partition.ask(state.filter)
+    return True
+
+
+def _go_to_floor(partition: Partition, keys: KeyRanges) -> None:
+    """Pass over what none of the keys is read in."""
+    if partition.position is not None and partition.floor is not None:
+        first = lowest(partition.floor, keys)
+        if first > partition.position:
+            partition.held.clear()
+            partition.held_size = 0
+            partition.stand(first)
+
+
+def begin(partition: Partition, steps: Sequence[Piece], offset: int) -> int:
+    """Set the floor of a partition that begins; return the position. `steps`: where the group is, by key, or none."""
+    partition.floor = partition.done = frontier_of(steps) if steps else None
+    return offset if partition.floor is None else lowest(partition.floor, places(partition.share))
+
+
+def arrive(
+    state: FetchingState, partition: Partition, offset: int | None, steps: Iterable[Piece], processed: int
+) -> None:
+    """Read the ranges that were added. `processed`: the offset below which all of the other keys is processed.
+
+    `offset`, and by key `steps`: where the group is; None where it has committed nothing, and the member's first
+    position counts.
+    """
+    keys, partition.arriving = partition.arriving, ()
+    had, position = places(partition.share), partition.position
+    partition.share = share(union(had, keys))
+    start = partition.start if offset is None else offset
+    if position is not None and start is not None:
+        found = pieces(frontier_of(steps, outside=start), keys)
+        partition.floor = set_to(raised(partition.floor or NOWHERE, had, position), keys, found)
+        partition.done = set_to(raised(partition.done or NOWHERE, had, processed), keys, found)
+        partition.held.clear()
+        partition.held_size = 0
+        partition.stand(lowest(partition.floor, places(partition.share)))
+    partition.ask(state.filter)
+    partition.topic.limits = None
+
+
+def restart(partition: Partition, offset: int) -> None:
+    """Go back to an offset below which all is processed; what is processed above it is not read again."""
+    partition.floor = partition.done
+    partition.forget()
+    partition.stand(offset)
+
+
+def committed(partition: Partition, steps: Iterable[Piece], outside: int | None) -> None:
+    """Note committed offsets by key. `outside`: the offset of all other keys; None: as before."""
+    found = list(steps)
+    if outside is None:
+        ranges = union((), (Interval(start, end) for start, end, _ in found))
+        partition.committed_by_key = set_to(partition.committed_by_key or NOWHERE, ranges, found)
+    else:
+        partition.committed_by_key = frontier_of(found, outside)
+    partition.committed = lowest(partition.committed_by_key, (SPACE,))
+    partition.topic.limits = None
+
+
+def processed(partition: Partition, offset: int) -> list[Piece]:
+    """The next offsets to commit, by key, when everything is processed below `offset`; none of a whole partition."""
+    ranges = places(partition.share)
+    found = pieces(raised(partition.done or NOWHERE, ranges, offset), ranges)
+    return found if partition.share or len(found) > 1 else []
+
+
+def of_all_keys(partition: Partition) -> int:
+    """The group's progress in all keys of a partition, as far as it is known."""
+    known = lowest(partition.committed_by_key or NOWHERE, (SPACE,))
+    return max(known, partition.told or 0)

@@ -1,0 +1,290 @@
+"""Members of a group that share partitions: real brokers, real member processes, from the applications' edge.
+
+Every record carries its number among the records of its key. What each member was handed is in a file of its own, one
+line for each record, written before the record counts as processed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from anabranch.client import Admin, Consumer, Producer, TopicPartition
+from anabranch.machines.keyspace import SPACE, cuts
+from tests.support.broker import BrokerProcess, running
+from tests.support.thorough import THOROUGH
+
+QUICK = {
+    "group.consumer.session.timeout.ms": 8_000,
+    "group.consumer.min.session.timeout.ms": 1_000,
+    "group.consumer.heartbeat.interval.ms": 300,
+    "group.consumer.min.heartbeat.interval.ms": 100,
+}
+ACCEPTS = {"accept.range.fetch": "true"}
+KEYS = 200
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with running(tmp_path_factory.mktemp("data"), **QUICK) as process:
+        yield process
+
+
+@pytest.fixture
+def address(broker: BrokerProcess) -> str:
+    return f"127.0.0.1:{broker.port}"
+
+
+class Sender:
+    """Numbered records of unequal keys: of low keys there are many more."""
+
+    def __init__(self, address: str, topic: str, seed: int = 1) -> None:
+        self.address, self.topic = address, topic
+        self.sent: dict[bytes, int] = defaultdict(int)
+        self._chance = random.Random(seed)
+
+    async def send(self, count: int, producer: Producer) -> None:
+        for _ in range(count):
+            key = b"k%d" % int(KEYS * self._chance.random() ** 3)
+            await producer.send(self.topic, b"%d" % self.sent[key], key=key)
+            self.sent[key] += 1
+
+    @asynccontextmanager
+    async def flowing(self) -> AsyncIterator[None]:
+        """Send some records at once, and 200 a second all the time."""
+
+        async def flow() -> None:
+            async with Producer(self.address, linger_ms=2) as producer:
+                await self.send(1_000, producer)
+                while not ends.is_set():
+                    await self.send(20, producer)
+                    await asyncio.sleep(0.1)
+
+        ends = asyncio.Event()
+        sending = asyncio.create_task(flow())
+        try:
+            yield
+        finally:
+            ends.set()
+            await sending
+
+    @property
+    def total(self) -> int:
+        return sum(self.sent.values())
+
+
+async def create(address: str, topic: str, partitions: int, **configs: str) -> None:
+    async with Admin(address) as admin:
+        await admin.create_topics(topic, partitions=partitions, configs={**ACCEPTS, **configs})
+
+
+async def read_some(consumer: Consumer, count: int, timeout_s: float = 20.0) -> list[Any]:
+    found: list[Any] = []
+    deadline = time.monotonic() + timeout_s
+    while len(found) < count and time.monotonic() < deadline:
+        found += await consumer.poll(0.2, max_records=count - len(found))
+    return found
+
+
+# -- by hand: a group_id, and shares that the application assigns ------------------------------------------------------
+
+
+def test_a_share_that_is_assigned_by_hand_goes_on_where_its_keys_were_committed(address: str) -> None:
+    asyncio.run(_by_hand(address))
+
+
+async def _by_hand(address: str) -> None:
+    await create(address, "by-hand", 1)
+    sender = Sender(address, "by-hand")
+    async with Producer(address) as producer:
+        await sender.send(400, producer)
+    low, high = cuts(SPACE, 2)
+    settings: dict[str, Any] = {"group_id": "by-hand", "auto_offset_reset": "earliest", "enable_auto_commit": False}
+    seen: dict[tuple[int, bytes], int] = defaultdict(int)
+
+    def note(records: list[Any]) -> None:
+        for record in records:
+            seen[record.offset, record.key] += 1
+
+    async with Consumer(address, **settings) as one, Consumer(address, **settings) as two:
+        one.assign({("by-hand", 0): [low]})
+        two.assign({("by-hand", 0): [high]})
+        note(await read_some(one, 50))
+        note(await read_some(two, 20))
+        await one.commit()
+        await two.commit()
+        committed = (await one.committed())[TopicPartition("by-hand", 0)]
+        assert committed is not None
+        assert [share[:2] for share in committed.shares] == [low, high]
+        assert committed.offset == min(share[2] for share in committed.shares)
+        assert committed.shares[0][2] != committed.shares[1][2]
+    async with Consumer(address, **settings) as other:  # The shares of both, and the whole again.
+        middle = (low.start + low.size // 2, high.start + high.size // 2)
+        other.assign({("by-hand", 0): [middle]})
+        found = await read_some(other, 60)
+        note(found)
+        await other.commit()
+    async with Consumer(address, **settings) as whole:
+        whole.assign([("by-hand", 0)])
+        note(await read_some(whole, 400, 5.0))
+        await whole.commit()
+        committed = (await whole.committed())[TopicPartition("by-hand", 0)]
+        assert committed is not None and committed.offset == 400 and not committed.shares
+    assert len(seen) == 400
+    assert set(seen.values()) == {1}, "a record was handed out twice, although its offset was committed"
+
+
+# -- in a group: real processes ----------------------------------------------------------------------------------------
+
+
+class Line(NamedTuple):
+    """A record that was processed."""
+
+    time_ns: int
+    member: str
+    partition: int
+    offset: int
+    key: str
+    number: int
+
+    def of(self, process: str) -> bool:
+        """Whether a member of a process has processed it."""
+        return self.member.startswith(process)
+
+
+class Processes:
+    """The processes of a group's members, and what they have processed."""
+
+    def __init__(self, address: str, topic: str, path: Path) -> None:
+        self._address, self._topic, self._path = address, topic, path
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self.killed: set[str] = set()
+
+    def start(self, *modes: str) -> str:
+        name = f"p{len(self._running)}"
+        command = [sys.executable, "-m", "tests.support.share_worker", self._address, self._topic, self._topic]
+        self._running[name] = subprocess.Popen([*command, str(self._path / name), *modes])
+        return name
+
+    def kill(self, name: str) -> None:
+        self._running[name].send_signal(signal.SIGKILL)
+        self._running[name].wait()
+        self.killed.add(name)
+
+    def stop(self, name: str) -> None:
+        self._running[name].terminate()
+        assert self._running[name].wait(60) == 0
+
+    def end(self) -> None:
+        for process in self._running.values():
+            process.kill()
+            process.wait()
+
+    def lines(self) -> list[Line]:
+        found: list[Line] = []
+        for file in sorted(self._path.iterdir()):
+            text = file.read_bytes()
+            found += [Line(*json.loads(line)) for line in text[: text.rfind(b"\n") + 1].splitlines()]
+        return sorted(found)
+
+    async def until(self, holds: Callable[[list[Line]], bool], timeout_s: float = 90.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not holds(self.lines()):
+            for name, process in self._running.items():
+                assert name in self.killed or process.poll() in (None, 0), f"{name} has failed"
+            assert time.monotonic() < deadline, f"{len(self.lines())} records"
+            await asyncio.sleep(0.3)
+
+
+def check(lines: list[Line], sent: dict[bytes, int], killed: set[str]) -> None:
+    """Every record was processed, each key in order, and twice only what a member had that was killed or fenced."""
+    of_key: dict[str, list[Line]] = defaultdict(list)
+    fenced: dict[str, int] = {}
+    for line in lines:
+        if line.partition < 0:
+            fenced[line.member] = line.time_ns
+        else:
+            of_key[line.key].append(line)
+    assert of_key.keys() == {key.decode() for key in sent}
+    for key, all_of_it in of_key.items():
+        last: dict[int, Line] = {}
+        for line in all_of_it:
+            before = last.get(line.number)
+            if before is None:
+                assert line.number == len(last), f"{key}: {line} after {len(last) - 1}"
+            else:
+                assert any(map(before.of, killed)), f"{before} came again: {line}"
+            last[line.number] = line
+        assert len(last) == sent[key.encode()]
+
+
+def everything(sender: Sender) -> Callable[[list[Line]], bool]:
+    return lambda lines: len({line[2:4] for line in lines if line.partition >= 0}) >= sender.total
+
+
+def test_four_members_share_one_partition(address: str, tmp_path: Path) -> None:
+    """Some join later, some are killed, some leave: each record is processed, each key in order."""
+    asyncio.run(_four(address, Processes(address, "four", tmp_path)))
+
+
+async def _four(address: str, processes: Processes) -> None:
+    await create(address, "four", 1)
+    sender = Sender(address, "four")
+    try:
+        async with sender.flowing():
+            first = processes.start("poll", "run")
+            await processes.until(lambda lines: len(lines) > 300)
+            second = processes.start("arrow", "run")
+            await processes.until(lambda lines: sum(line.of(second) for line in lines) > 300)
+            processes.kill(first)
+            third = processes.start("poll", "arrow")
+            await processes.until(lambda lines: sum(line.of(third) for line in lines) > 300)
+            processes.stop(second)
+            await processes.until(lambda lines: sum(line.of(third) for line in lines) > 600)
+        await processes.until(everything(sender))
+        processes.stop(third)
+    finally:
+        processes.end()
+    check(processes.lines(), sender.sent, processes.killed)
+
+
+@pytest.mark.skipif(not THOROUGH, reason="fifteen members in five processes take a minute: make simulate")
+def test_twelve_members_share_three_partitions_through_kills_and_resizes(address: str, tmp_path: Path) -> None:
+    asyncio.run(_twelve(address, Processes(address, "twelve", tmp_path)))
+
+
+async def _twelve(address: str, processes: Processes) -> None:
+    await create(address, "twelve", 3, **{"enable.ordered.delivery": "true"})
+    sender = Sender(address, "twelve")
+    modes = ("poll", "run", "arrow")
+    try:
+        async with sender.flowing(), Admin(address) as admin:
+            names = [processes.start(*modes) for _ in range(4)]
+            await processes.until(lambda lines: len({line.member for line in lines}) == 12)
+            await admin.resize("twelve", 5)
+            await processes.until(lambda lines: {line.partition for line in lines} >= set(range(5)))
+            processes.kill(names[0])
+            names.append(processes.start(*modes))
+            await processes.until(lambda lines: sum(line.of(names[4]) for line in lines) > 100)
+            await admin.resize("twelve", 4)
+            processes.kill(names[1])
+            count = len(processes.lines())
+            await processes.until(lambda lines: len(lines) > count + 500)
+        await processes.until(everything(sender))
+        for name in names[2:]:
+            processes.stop(name)
+    finally:
+        processes.end()
+    check(processes.lines(), sender.sent, processes.killed)
