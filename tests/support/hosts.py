@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from anabranch.base.ids import TopicPartition
 from anabranch.client.consumer.state import KeptState
+from anabranch.machines.clients.fetching.assigning import NO_RANGES
+from anabranch.machines.clients.key_ranges import KeyRanges
 from anabranch.machines.clients.processing import Ranges
 
 
@@ -15,7 +17,15 @@ class InOrder:
     fresh = 0
     state: KeptState | None = None
 
-    async def settle(self, partitions: Sequence[TopicPartition]) -> None:
+    def narrowed(self, tp: TopicPartition) -> None:
+        """Nothing runs."""
+
+    def stands(self, tp: TopicPartition) -> None:
+        """Nothing is tracked."""
+
+    async def settle(
+        self, partitions: Sequence[TopicPartition], shares: Mapping[TopicPartition, KeyRanges] = NO_RANGES
+    ) -> None:
         """Nothing runs."""
 
     def take_fresh(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Ranges]:

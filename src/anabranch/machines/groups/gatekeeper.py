@@ -11,6 +11,7 @@ the decision of a timer, so that it sees what the decision that rang for it has 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import reduce
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
@@ -28,6 +29,7 @@ from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.standing import At, Standing
 from anabranch.machines.groups.starts import Starts
+from anabranch.machines.key_ranges import WHOLE, union
 from anabranch.machines.lineage import Frontier
 from anabranch.machines.outcome import Draft, Outcome
 
@@ -189,7 +191,7 @@ class Gatekeeper:
                 if at not in gates.waited:
                     gates.waited[at] = made.topic.log_end(number), now_ms
             else:
-                freed = freed or at not in holders
+                freed = freed or at not in holders or has_free_keys(group, at)
         gates.freed += freed
 
     def _stand_in(self, group: Group, gates: GroupGates, topic: TopicImage, now_ms: int) -> Callable[[int], Stand]:
@@ -424,7 +426,7 @@ class Gatekeeper:
                     layout = lineage.layout_at(number, verdict.ahead)
                     if number in held_here and was_reopened(lineage, number, layout, verdict.ahead):
                         inner[topic_id, number] = None
-                elif verdict.is_reopened or number not in held_here:
+                elif verdict.is_reopened or number not in held_here or has_free_keys(group, (topic_id, number)):
                     gates.taking |= verdict.is_reopened
                     for wait in verdict.waits:
                         if wait.offset > on.get(wait.partition, -1):
@@ -531,6 +533,12 @@ class Gatekeeper:
         gates.asked[at] = watch.position, now_ms
         gates.asking[at] = None
         asks.setdefault(at[0], {})[at[1]] = watch.position
+
+
+def has_free_keys(group: Group, at: At) -> bool:
+    """Whether some members hold a part of a partition, and nobody the rest of it."""
+    sharers = group.sharers.get(at) if isinstance(group, ConsumerGroup) else None
+    return sharers is not None and reduce(union, sharers.values()) != WHOLE
 
 
 def changes(group: Group) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.image import Image, TopicImage
-from anabranch.machines.keyspace import SPACE_END
+from anabranch.machines.keyspace import SPACE_END, Interval
 from anabranch.machines.lineage import Lineage
 from anabranch.protocol.messages.consumer_group_position import (
     ConsumerGroupPositionRequest,
@@ -175,3 +176,31 @@ def test_what_the_owner_of_a_partition_has_told_does_not_count_when_others_have_
         assert world.members[name].commit(5) == [ErrorCode.NONE]
     beat(world)
     assert set(world.owners()) == {0, 1}
+
+
+def test_keys_that_a_member_left_behind_are_handed_out_when_their_gate_opens() -> None:
+    """Partition 1 went back into partition 0, of which the others hold the rest: the gate is of the free keys, too."""
+    lineage = Lineage.of_ends(1, (1, 2, 1), ({0: 5}, {0: 10, 1: 8}))
+    foo = GROWN.by_name["foo"]
+    topic = replace(foo, lineage=lineage, accepts_ranges=True, highest_count=2, partitions=(0,), retiring=(1,))
+    world = SharingWorld(Image(2, {"foo": topic}))
+    for name in "ABC":
+        world.members[name] = Sharer(world, name)
+    beat(world)
+    for member in world.members.values():
+        assert set(member.commit(10)) == {ErrorCode.NONE}
+    beat(world)
+    assert set(world.owners()) == {0, 1}
+    gone = world.members.pop("C")
+    world.beat_owning("C", -1, [])
+    beat(world)
+    assert size(key for held in world.owners()[0].values() for key in held) < SPACE_END, gone.owned
+    for member in world.members.values():
+        keys = {at: ranges for at, ranges in member.owned.items() if at[1] == 1}
+        assert set(member.commit(8, keys)) <= {ErrorCode.NONE}
+    beat(world)
+    assert size(key for held in world.owners()[0].values() for key in held) == SPACE_END + 1
+
+
+def size(keys: Iterable[Interval]) -> int:
+    return sum(key.size for key in keys)
