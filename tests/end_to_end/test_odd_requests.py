@@ -57,7 +57,7 @@ def test_a_marker_of_no_producer_is_refused(wire: WireClient, producer_id: int, 
     wire.resize("marked", 3)
     topic = WritableTxnMarkerTopic(name="marked", partition_indexes=[0, 2])
     marker = WritableTxnMarker(
-        producer_id=producer_id, producer_epoch=epoch, transaction_result=True, topics=[topic], coordinator_epoch=1
+        producer_id=producer_id, producer_epoch=epoch, transaction_result=True, topics=[topic], coordinator_epoch=-1
     )
     [result] = wire.call(WriteTxnMarkersRequest(markers=[marker]), 1).markers
     assert [it.error_code for it in result.topics[0].partitions] == [error] * 2

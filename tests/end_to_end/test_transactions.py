@@ -387,6 +387,25 @@ def test_an_operator_ends_a_transaction_by_hand(client: WireClient, producer: Tr
     assert committed(client, "t") == [b"plain"]
 
 
+def test_nobody_fences_a_coordinator_by_hand(client: WireClient, producer: TransactionalProducer) -> None:
+    """A marker of the greatest epoch was written, and the coordinator's own markers were refused from then on."""
+    client.create("t")
+    producer.send("t", 0, b"sent")
+    marker = WritableTxnMarker(
+        producer_id=producer.producer_id,
+        producer_epoch=0,
+        transaction_result=False,
+        topics=[WritableTxnMarkerTopic(name="t", partition_indexes=[0])],
+        coordinator_epoch=2**31 - 1,
+    )
+    answer = client.call(WriteTxnMarkersRequest(markers=[marker]), 1)
+    assert answer.markers[0].topics[0].partitions[0].error_code == ErrorCode.INVALID_REQUEST
+    assert producer.end(commit=True) is OK
+    producer.send("t", 0, b"sent too")
+    assert producer.end(commit=True) is OK
+    assert committed(client, "t") == [b"sent", b"sent too"]
+
+
 # Offsets of groups.
 
 

@@ -39,7 +39,14 @@ from anabranch.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
 )
-from anabranch.protocol.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from anabranch.protocol.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerPartitionResult,
+    WritableTxnMarkerResult,
+    WritableTxnMarkerTopicResult,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
 from anabranch.runtime.events import EventLogger
 from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
 from anabranch.server.coordinators.transactions import TransactionFilter
@@ -213,6 +220,8 @@ def handle_txn_offset_commit(
     return in_ranges(broker, request, commit, refuse)
 
 
+NO_EPOCH = -1
+
 _OF_OFFSETS = {
     ErrorCode.PRODUCER_FENCED: ErrorCode.INVALID_PRODUCER_EPOCH,
     ErrorCode.CONCURRENT_TRANSACTIONS: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -223,9 +232,36 @@ _OF_OFFSETS = {
 async def handle_write_txn_markers(
     broker: BrokerContext, request: WriteTxnMarkersRequest, call: RequestContext
 ) -> WriteTxnMarkersResponse:
-    """End transactions in partitions, for operators: their coordinators may have lost them."""
+    """End transactions in partitions, for operators: their coordinators may have lost them.
+
+    A marker of an epoch that no coordinator has reached is refused: it would fence the coordinator for good.
+    """
     events.warning("markers written for a client", peer=call.peer, markers=len(request.markers))
-    return await broker.markers.write_markers(request)
+    newest = max((shard.partition.leader_epoch for shard in broker.transactions), default=NO_EPOCH)
+    allowed = [marker for marker in request.markers if marker.coordinator_epoch <= newest]
+    written = iter((await broker.markers.write_markers(WriteTxnMarkersRequest(markers=allowed))).markers)
+    return WriteTxnMarkersResponse(
+        markers=[
+            next(written) if marker.coordinator_epoch <= newest else _refused_marker(marker)
+            for marker in request.markers
+        ]
+    )
+
+
+def _refused_marker(marker: WritableTxnMarker) -> WritableTxnMarkerResult:
+    return WritableTxnMarkerResult(
+        producer_id=marker.producer_id,
+        topics=[
+            WritableTxnMarkerTopicResult(
+                name=topic.name,
+                partitions=[
+                    WritableTxnMarkerPartitionResult(partition_index=number, error_code=ErrorCode.INVALID_REQUEST)
+                    for number in topic.partition_indexes
+                ],
+            )
+            for topic in marker.topics
+        ],
+    )
 
 
 async def handle_describe_transactions(
