@@ -226,8 +226,8 @@ ORDER = (
         (
             Edit(
                 POSITIONS,
-                "        progress = standing.progress\n        if progress is None or not self._is_report_due",
-                "        progress = standing.position\n        if progress is None or not self._is_report_due",
+                "        progress = standing.progress\n        if standing.is_shared or progress is None",
+                "        progress = standing.position\n        if standing.is_shared or progress is None",
             ),
         ),
         groups(32),

@@ -60,7 +60,7 @@ COOPERATIVE = (
             Edit(
                 CLAIMS,
                 "broker.memberships.check_member(group_id, member_id, request.generation_id_or_member_epoch)",
-                "pass",
+                "repr(member_id)",
             ),
             Edit(SLICES, "if known is not None and by.epoch < known.epoch:", "if False:"),
         ),
