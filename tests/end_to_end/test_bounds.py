@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -277,3 +279,27 @@ def test_groups_and_members_without_metadata_hold_bounded_memory(tmp_path: Path)
         held = broker.metrics()["kafka_server_group_coordinator_metrics_member_metadata_bytes"]
         assert 80_000 < held <= 100_000
         assert broker.said("warning", "member refused")
+
+
+def test_large_requests_of_many_connections_are_decoded_within_bounded_memory(tmp_path: Path) -> None:
+    """Twelve connections with 90,000 names each held 460 MB: only their frames were counted."""
+    topics = [MetadataRequestTopic(name=f"unknown-topic-{it}") for it in range(40_000)]
+    request = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
+    with running(tmp_path, **{"queued.max.decoded.bytes": "1048576"}) as broker, ExitStack() as clients:
+        wires = [clients.enter_context(WireClient(broker.port)) for _ in range(9)]
+        wires[0].call(request, 12)
+        before = highest = broker.resident_bytes()
+        gone, *staying = wires
+        gone.send(request, 12)
+        sent = [(wire, wire.send(request, 12)) for wire in staying]
+        gone.close()  # What a client that has hung up waited for is free again.
+        with ThreadPoolExecutor(8) as readers:
+            answers = [readers.submit(wire.receive, which) for wire, which in sent]
+            while not all(each.done() for each in answers):
+                highest = max(highest, broker.resident_bytes())
+                time.sleep(0.01)
+        assert {topic.error_code for each in answers for topic in each.result().topics} == {
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        }
+        assert highest - before < 60 << 20
+        assert broker.metrics()["kafka_server_socketservermetrics_decoded_bytes"] == 0

@@ -10,6 +10,8 @@ QUEUED_REQUEST_SIZE_MAX = 256 * 1024 * 1024
 """Default of `queued.max.request.bytes`: requests held by the whole broker."""
 QUEUED_RESPONSE_SIZE_MAX = 256 * 1024 * 1024
 """Default of `queued.max.response.bytes`: answers held by the whole broker that clients have not read."""
+QUEUED_DECODED_SIZE_MAX = 256 * 1024 * 1024
+"""Default of `queued.max.decoded.bytes`: large requests that the whole broker has decoded and handles."""
 CONNECTIONS_MAX = 10_000
 """Default of `max.connections`."""
 OPEN_FILES_MAX = 10_000

@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import Any
 
 from anabranch.base.errors import DecodeError, ErrorCode
-from anabranch.base.limits import QUEUED_RESPONSE_SIZE_MAX
+from anabranch.base.limits import QUEUED_DECODED_SIZE_MAX, QUEUED_RESPONSE_SIZE_MAX
 from anabranch.codec import TooManyElementsError
 from anabranch.protocol.frames import (
     RequestHeader,
@@ -38,7 +38,7 @@ from anabranch.runtime.net.transport import Transport
 from anabranch.server.context import ANONYMOUS, Apart, BrokerContext, CloseConnectionError, Large, RequestContext
 from anabranch.server.handlers import Endpoint
 from anabranch.server.handlers.api_versions import supported
-from anabranch.server.network.admission import Activity, AnswerMemory, Verdict, may_begin
+from anabranch.server.network.admission import Activity, AnswerMemory, DecodedMemory, Verdict, may_begin
 
 events = EventLogger("listener")
 PRODUCE, API_VERSIONS = 0, 18
@@ -48,6 +48,12 @@ LARGE_REQUEST_SIZE = 32 * 1024
 """Bytes of a request from which on it is decoded in a thread: 1,000 partitions of a fetch, which take 2 ms."""
 LOOP_ELEMENTS_MAX = 1_000
 """Elements of a request above which it is decoded in a thread, too: of Produce, whose size says little."""
+DECODED_FACTOR = 32
+"""What a decoded request takes at most, in its bytes: 29 were measured of names of topics."""
+WAITING = frozenset((1, 11, 14, 28, 68, 10001))
+"""Requests that may wait for records, members or commits: Fetch, JoinGroup, SyncGroup, TxnOffsetCommit,
+ConsumerGroupHeartbeat, ConsumerGroupPosition. They take no part of the memory for decoded requests, since others that
+they wait for might wait for them."""
 REFUSED = {
     **dict.fromkeys((4, 5, 6), (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "is for brokers among themselves")),
     **dict.fromkeys((17, 36), (ErrorCode.ILLEGAL_SASL_STATE, "has no use on a listener without authentication")),
@@ -68,6 +74,7 @@ class Service:
     pool: BufferPool
     frame_size_max: int
     answers: AnswerMemory = field(default_factory=lambda: AnswerMemory(QUEUED_RESPONSE_SIZE_MAX))
+    decoded: DecodedMemory = field(default_factory=lambda: DecodedMemory(QUEUED_DECODED_SIZE_MAX))
     steps: LoopSteps = field(default_factory=LoopSteps)
     landing: Landing = field(default_factory=Landing)
     said: EventLimit = field(default_factory=lambda: EventLimit(SAID_INTERVAL_S, SAID_MAX))
@@ -187,10 +194,14 @@ class Connection:
         buffer, kept = self.channel.keep_frame(frame)
         self._apart = True
         self._hold_back()
+        decoded = self._service.decoded
+        size = 0 if request_key(kept) in WAITING else DECODED_FACTOR * len(kept)
+        room: asyncio.Future[None] = self._loop.create_future()
 
         async def decode() -> None:
             requests: list[Any] = []
             try:
+                await room
                 header, request = await self._loop.run_in_executor(None, decode_request, kept)
                 requests.append(request)
                 del request
@@ -204,11 +215,23 @@ class Connection:
                 self._go_on()
                 # So many objects take long to be freed, too. Views of the buffer are among them.
                 freed = self._loop.run_in_executor(None, requests.clear)
-                freed.add_done_callback(lambda _: self._service.pool.give(buffer))
+                held = 0 if room.cancelled() else size
+                freed.add_done_callback(lambda _: give_back(held))
+
+        def give_back(held: int) -> None:
+            self._service.pool.give(buffer)
+            decoded.give(held)
+
+        def begin() -> None:
+            if room.cancelled():
+                decoded.give(size)
+            else:
+                room.set_result(None)
 
         task = self._loop.create_task(self._service.steps.named("large request", decode()))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        decoded.take(size, begin)
 
     def _handle(self, header: RequestHeader, request: Any, frame: memoryview, began: float) -> None:
         endpoint = self._service.endpoints.get(header.api_key)

@@ -12,7 +12,7 @@ from anabranch.runtime.net.pool import BufferPool
 from anabranch.runtime.net.transport import PlainTransport
 from anabranch.server.context import BrokerContext
 from anabranch.server.handlers import ENDPOINTS
-from anabranch.server.network.admission import Admission, AnswerMemory, Verdict
+from anabranch.server.network.admission import Admission, AnswerMemory, DecodedMemory, Verdict
 from anabranch.server.network.connection import Connection, Service
 
 events = EventLogger("listener")
@@ -45,6 +45,7 @@ class Listener:
             pool,
             frame_size_max=settings.socket_request_max_bytes,
             answers=AnswerMemory(settings.queued_max_response_bytes),
+            decoded=DecodedMemory(settings.queued_max_decoded_bytes),
             steps=steps,
         )
         self._admission = Admission(
@@ -65,6 +66,9 @@ class Listener:
         metrics.gauge(f"{name}memorypoolwaiting", "Connections waiting for request memory.", lambda: pool.waiting)
         answers = self._service.answers
         metrics.gauge(f"{name}unsent_bytes", "Memory for answers that clients have not read.", lambda: answers.held)
+        decoded = self._service.decoded
+        metrics.gauge(f"{name}decoded_bytes", "Memory for large requests that are handled.", lambda: decoded.held)
+        metrics.gauge(f"{name}decoded_waiting", "Large requests that wait for it.", lambda: decoded.waiting)
         self._accepted = metrics.counter(f"{name}connectioncreation_total", "Connections accepted.")
         self._too_many = metrics.counter(f"{name}connectionrefused_total", "Connections above max.connections.")
         self._idle_closed = metrics.counter(f"{name}expiredconnectionskilled_total", "Idle connections closed.")

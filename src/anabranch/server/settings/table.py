@@ -447,6 +447,13 @@ class Settings:
         "Memory for answers that clients have not read, over all connections. Above it, those that have held more than "
         "a share for stalled.request.timeout.ms are closed; above twice that, those with most at once.",
     )
+    queued_max_decoded_bytes: int = setting(
+        "queued.max.decoded.bytes",
+        Between(1 << 20, INT64_MAX),
+        limits.QUEUED_DECODED_SIZE_MAX,
+        "Memory for large requests that are decoded, over all connections, at 32 times their bytes. Further ones wait; "
+        "one alone always has room.",
+    )
     max_connections: int = setting(
         "max.connections", Between(1, 1_000_000), limits.CONNECTIONS_MAX, "Connections served at a time."
     )
