@@ -20,6 +20,7 @@ from anabranch.client import (
     ApiError,
     Consumer,
     ErrorCode,
+    GroupMetadata,
     KeyedTable,
     KeyNotOwnedError,
     OffsetAndMetadata,
@@ -186,6 +187,53 @@ def test_a_member_of_an_old_epoch_writes_nothing_to_the_changelog(address: str, 
             assert set((await changelog_of(address, f"{topic}-counts")).values()) == {b"1"}
             await state.commit(offsets, consumer.group_metadata())
             assert (await changelog_of(address, f"{topic}-counts"))[key] == b"late"
+
+    asyncio.run(run())
+
+
+def test_a_commit_of_a_member_that_was_out_of_its_group_meanwhile_does_not_set_the_group_back(
+    address: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is back with the same id: its old epoch is stale, and under the new one it would commit what it was at."""
+
+    async def run() -> None:
+        async with Admin(address) as admin:
+            await admin.create_topics(topic, partitions=1)
+        await send(address, topic, *KEYS)
+        tp = TopicPartition(topic, 0)
+        async with made(address, topic, topic, max_poll_interval_ms=1_000) as (consumer, table):
+            await count_some(consumer, table, 30)
+            state = consumer.driver.state
+            assert state is not None
+            begun, go_on, commit_now = asyncio.Event(), asyncio.Event(), state.commit
+
+            async def commit_late(offsets: Any, group: GroupMetadata) -> None:
+                begun.set()
+                await go_on.wait()
+                await commit_now(offsets, group)
+
+            monkeypatch.setattr(state, "commit", commit_late)
+            old = consumer.group_metadata()
+            late = asyncio.create_task(consumer.commit())
+            await begun.wait()
+            async with made(address, topic, topic) as (other, table_of_other):
+                await count_some(other, table_of_other, 30)  # The member does not poll, and is put out.
+                await send(address, topic, *KEYS)
+                await count_some(other, table_of_other, 30)
+                await table_of_other.flush()
+                async with asyncio.timeout(30):
+                    while consumer.group_metadata().generation_id <= old.generation_id:
+                        await asyncio.gather(consumer.poll(0.05), other.poll(0.05))
+                assert consumer.group_metadata().member_id == old.member_id
+                go_on.set()
+                (outcome,) = await asyncio.gather(late, return_exceptions=True)
+                at = (await other.committed((topic, 0)))[tp]
+                assert at is not None and at.offset == 60
+                assert isinstance(outcome, ApiError) and outcome.code is ErrorCode.STALE_MEMBER_EPOCH
+            await send(address, topic, *KEYS)
+            await count_some(consumer, table, 30)
+            await table.flush()
+        assert await changelog_of(address, f"{topic}-counts") == dict.fromkeys(KEYS, b"3")
 
     asyncio.run(run())
 

@@ -10,6 +10,10 @@ of the group would have its coordinator forget the ranges above.
 
 Of a shared partition the offsets of this member's ranges of keys are committed, and never a plain one: that would say
 of other members' keys, too, that they are processed.
+
+A commit is tried again under a new epoch only while the member has held its partitions all the time. A member that was
+put out of its group joins again with the same id: its epoch is new, and others may have been further since. What it had
+processed before would set the group back, and records would count twice whose state is committed already.
 """
 
 from __future__ import annotations
@@ -47,6 +51,8 @@ class Processed(NamedTuple):
     ranges: Mapping[TopicPartition, Ranges]
     shares: Mapping[TopicPartition, Sequence[Piece]] = {}
     """Of shared partitions, the offsets of this member's ranges of keys."""
+    drops: int = 0
+    """`GroupContext.drops` when this was true."""
 
 
 class Commits:
@@ -99,12 +105,12 @@ class Commits:
         if offsets is None and ranges is None:
             await self.commit_all(self.processed(), timeout_ms)
             return
-        deadline = self._deadline(timeout_ms)
+        deadline, drops = self._deadline(timeout_ms), self._context.drops
         mine = {tp: self._of_mine(tp, at) for tp, at in (offsets or {}).items()}
         async with self._in_turn:
-            await self._commit(mine, deadline)
+            await self._commit(mine, deadline, drops)
             if ranges:
-                await self._commit_ranges(ranges, deadline)
+                await self._commit_ranges(ranges, deadline, drops)
 
     def _of_mine(self, tp: TopicPartition, at: OffsetAndMetadata) -> OffsetAndMetadata:
         """What an application's offset says of a shared partition: that of its own keys."""
@@ -128,9 +134,9 @@ class Commits:
         to_commit = self._context.fetcher.to_commit
         shares = {tp: steps for tp, offset in wanted.items() if (steps := to_commit(tp, offset))}
         if not self._commits_ranges:
-            return Processed(wanted, {}, shares)
+            return Processed(wanted, {}, shares, self._context.drops)
         fresh = self._context.host.take_fresh(tp for tp in wanted if tp.topic not in self._refused)
-        return Processed(wanted, fresh, shares)
+        return Processed(wanted, fresh, shares, self._context.drops)
 
     @property
     def _commits_ranges(self) -> bool:
@@ -139,7 +145,7 @@ class Commits:
 
     async def commit_all(self, processed: Processed, timeout_ms: int | None = None) -> None:
         """Commit what is processed; ranges that this coordinator, or a topic, does not take are given back."""
-        offsets, left = processed.offsets, dict(processed.ranges)
+        offsets, left, drops = processed.offsets, dict(processed.ranges), processed.drops
         deadline = self._deadline(timeout_ms)
         try:
             async with self._in_turn:
@@ -150,13 +156,13 @@ class Commits:
                     for tp, offset in offsets.items()
                     if tp not in ranged
                 }
-                await self._commit(plain, deadline)
+                await self._commit(plain, deadline, drops)
                 later = [tp for tp in offsets if tp in ranged or self._is_ranged(tp, left)]
                 for tp in later:
                     fresh = left.get(tp, ())
                     moved = self._above(tp, fresh) if tp in shares else self._up_to(tp, offsets[tp], fresh)
                     if moved:
-                        await self._commit_or_refuse(tp, offsets[tp], moved, deadline)
+                        await self._commit_or_refuse(tp, offsets[tp], moved, deadline, drops)
                     if tp.topic not in self._refused:
                         left.pop(tp, None)
         finally:
@@ -179,18 +185,20 @@ class Commits:
         stable = self._context.committed[tp]
         return [(max(first, stable), last) for first, last in ranges if last >= stable]
 
-    async def _commit_or_refuse(self, tp: TopicPartition, stable: int, ranges: Ranges, deadline: int) -> None:
+    async def _commit_or_refuse(
+        self, tp: TopicPartition, stable: int, ranges: Ranges, deadline: int, drops: int
+    ) -> None:
         try:
-            await self._commit_ranges({tp: ranges}, deadline)
+            await self._commit_ranges({tp: ranges}, deadline, drops)
         except ApiError as error:
             if error.code is not ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED:
                 raise
             _log.warning("group '%s': %s; it is committed without ranges", self._context.group_id, error)
             self._refused.add(tp.topic)
             if not self._context.fetcher.share(tp):
-                await self._commit({tp: OffsetAndMetadata(stable)}, deadline)
+                await self._commit({tp: OffsetAndMetadata(stable)}, deadline, drops)
 
-    async def _commit_ranges(self, ranges: Mapping[TopicPartition, Ranges], deadline: int) -> None:
+    async def _commit_ranges(self, ranges: Mapping[TopicPartition, Ranges], deadline: int, drops: int) -> None:
         """Commit ranges on top of the committed offsets."""
         context = self._context
         missing = [tp for tp in ranges if tp not in context.committed]
@@ -198,19 +206,25 @@ class Commits:
             text = f"ranges of {', '.join(map(str, missing))} cannot be committed before an offset is"
             raise ApiError(ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED, f"{text}: commit the offset that they are above")
         if context.offsets.takes_ranges is None:  # The answer to any commit tells.
-            await self._commit({tp: OffsetAndMetadata(context.committed[tp]) for tp in ranges}, deadline)
+            await self._commit({tp: OffsetAndMetadata(context.committed[tp]) for tp in ranges}, deadline, drops)
         if not context.offsets.takes_ranges:
             text = f"the coordinator of group '{context.group_id}' does not take ranges of offsets"
             raise ApiError(ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED, f"{text}; commit offsets only")
         for part in _parts(ranges):
             context.ranged.update(part)
             await self._commit(
-                {tp: OffsetAndMetadata(context.committed[tp], ranges=some) for tp, some in part.items()}, deadline
+                {tp: OffsetAndMetadata(context.committed[tp], ranges=some) for tp, some in part.items()},
+                deadline,
+                drops,
             )
 
-    async def _commit(self, pending: dict[TopicPartition, OffsetAndMetadata], deadline: int) -> None:
+    async def _commit(self, pending: dict[TopicPartition, OffsetAndMetadata], deadline: int, drops: int) -> None:
+        """Commit what was processed when so many `drops` had been; raise if a partition was dropped since then."""
         began = self._context.now_ms()
         while pending:
+            dropped = [tp for tp in pending if self._context.dropped_since(tp, drops)]
+            if dropped:
+                raise _given_up(dropped, self._context.group_id)
             identity = self._context.identity()
             failure: AnabranchError | OSError
             if self._context.subscription is not None and not self._member.is_member:
@@ -323,7 +337,7 @@ class Commits:
             return
         shares = {tp: steps for tp, steps in processed.shares.items() if tp in changed}
         try:
-            await self.commit_all(Processed(changed, processed.ranges, shares), timeout_ms)
+            await self.commit_all(processed._replace(offsets=changed, shares=shares), timeout_ms)
         except (AnabranchError, OSError) as error:
             _log.warning("group '%s': positions were not committed: %s", self._context.group_id, error)
 
@@ -354,6 +368,11 @@ def _parts(ranges: Mapping[TopicPartition, Ranges]) -> Iterator[dict[TopicPartit
 def _unanswered(partitions: Iterable[TopicPartition]) -> ApiError:
     text = f"the coordinator's response has no result for {', '.join(map(str, partitions))}"
     return ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, text)
+
+
+def _given_up(partitions: Iterable[TopicPartition], group_id: str) -> ApiError:
+    text = f"offsets of {', '.join(map(str, partitions))} were not committed: this member of group '{group_id}' gave"
+    return ApiError(ErrorCode.STALE_MEMBER_EPOCH, f"{text} up the partitions meanwhile, and others may be further.")
 
 
 def _not_committed(code: ErrorCode, group_id: str) -> ApiError:

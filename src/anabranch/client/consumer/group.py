@@ -247,6 +247,7 @@ class Group:
     def _drop(self, names: tuple[TopicPartition, ...], partly: Mapping[TopicPartition, KeyRanges]) -> None:
         """Drop partitions, and of those in `partly` some ranges only."""
         context = self._context
+        context.note_drop(names)
         context.fetcher.withdraw(names, partly)
         whole = tuple(name for name in names if name not in partly)
         context.host.dropped(whole)

@@ -108,6 +108,10 @@ class GroupContext:
         """The same of the ranges of shared partitions."""
         self.ranged: set[TopicPartition] = set()
         """The partitions in which the group has committed ranges above that offset."""
+        self.drops = 0
+        """How often partitions, or ranges of them, were dropped: revoked or lost."""
+        self._dropped: dict[TopicPartition, int] = {}
+        """The number of each partition's last drop."""
         self.jobs: dict[str, asyncio.Task[None]] = {}
         """Jobs by name; at most one of each name runs at a time."""
         self.error: AnabranchError | None = None
@@ -128,6 +132,15 @@ class GroupContext:
         self.committed[tp] = stable
         self.fetcher.committed_by_key(tp, steps, stable if everything else None)
         self.host.forget_skips(tp, stable)
+
+    def note_drop(self, partitions: Iterable[TopicPartition]) -> None:
+        """Note that partitions, or ranges of them, are no longer this member's: others may go on with them."""
+        self.drops += 1
+        self._dropped.update(dict.fromkeys(partitions, self.drops))
+
+    def dropped_since(self, tp: TopicPartition, drops: int) -> bool:
+        """Whether a partition was dropped after so many drops, even if this member holds it again."""
+        return self._dropped.get(tp, 0) > drops
 
     @property
     def reads_stable(self) -> bool:

@@ -51,8 +51,11 @@ class Coordinator:
         self.ranges: list[dict[TopicPartition, Any]] = []
         self.takes_ranges: bool | None = None
         self.stable: dict[TopicPartition, int] = {}
+        self.before: Callable[[], None] = lambda: None
+        """What happens before it answers."""
 
     def _next(self) -> Any:
+        self.before()
         result = self.results.pop(0)
         if isinstance(result, Exception):
             raise result
@@ -106,6 +109,14 @@ class World:
         self.positions = Positions(self.context, self.driver)
 
 
+def member(*results: Result) -> World:
+    """A world whose consumer is a member of its group."""
+    world = World(*results)
+    world.context.subscription = Subscription(frozenset({"t"}))
+    world.context.member._epoch = 7  # type: ignore[union-attr]
+    return world
+
+
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(scenario())
 
@@ -138,6 +149,41 @@ def test_a_commit_of_no_member_any_more_is_refused_with_what_to_do(code: ErrorCo
         with pytest.raises(ApiError, match=r"no member of group 'g' any more.*Poll more often") as refused:
             await World(codes(code)).commits.commit(None)
         assert refused.value.code is code
+
+    run(scenario)
+
+
+def test_what_was_processed_before_a_partition_was_dropped_is_not_committed_afterwards(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Others may be further since: also where this member holds it again, with an epoch that is accepted."""
+
+    async def scenario() -> None:
+        for result in (codes(ErrorCode.STALE_MEMBER_EPOCH), ConnectionError()):
+            for offsets in (None, {P0: OffsetAndMetadata(5), P1: OffsetAndMetadata(7)}):
+                world = member(result, codes(ErrorCode.NONE))
+                world.coordinator.before = lambda world=world: world.context.note_drop([P0])  # type: ignore[misc]
+                with pytest.raises(ApiError, match=r"t-0 were not committed: this member of group 'g' gave up") as late:
+                    await world.commits.commit(offsets)
+                assert late.value.code is ErrorCode.STALE_MEMBER_EPOCH
+                assert len(world.coordinator.asked) == 1
+        waiting = member(codes(ErrorCode.NONE))
+        processed = waiting.commits.processed()
+        waiting.context.note_drop([P1])
+        await waiting.commits.commit_processed(processed, 1_000)  # Its turn came late.
+        assert waiting.coordinator.asked == [] and "positions were not committed" in caplog.text
+        await waiting.commits.commit(None)  # What it has processed since counts.
+        assert waiting.coordinator.asked == [{P0: 5, P1: 7}]
+
+    run(scenario)
+
+
+def test_a_commit_is_tried_again_under_a_new_epoch_where_nothing_was_dropped() -> None:
+    async def scenario() -> None:
+        world = member(codes(ErrorCode.STALE_MEMBER_EPOCH), {P0: ErrorCode.NONE})
+        world.context.note_drop([P0])
+        await world.commits.commit(None)
+        assert world.coordinator.asked == [{P0: 5, P1: 7}, {P0: 5}]
 
     run(scenario)
 
