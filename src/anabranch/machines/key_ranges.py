@@ -16,6 +16,8 @@ NONE: Ranges = ()
 WHOLE: Ranges = (SPACE,)
 RANGES_MAX = 1_000
 """Ranges of one partition that a member or an assignor can name."""
+RANGES_IN_ALL_MAX = 1_000
+"""Ranges of all partitions that are named of one member, those of whole partitions left out."""
 
 
 class WrongKeyRangesError(ValueError):
@@ -53,8 +55,17 @@ def common(one: Ranges, other: Ranges) -> Ranges:
     """The places of both."""
     if one == other or other == WHOLE:
         return one
-    found = (mine.overlap(theirs) for mine in one for theirs in other)
-    return tuple(sorted(it for it in found if it is not None))
+    found: list[Interval] = []
+    mine, theirs = 0, 0
+    while mine < len(one) and theirs < len(other):
+        both = one[mine].overlap(other[theirs])
+        if both is not None:
+            found.append(both)
+        if one[mine].end < other[theirs].end:
+            mine += 1
+        else:
+            theirs += 1
+    return tuple(found)
 
 
 def without(one: Ranges, other: Ranges) -> Ranges:

@@ -12,8 +12,17 @@ from uuid import UUID
 
 from anabranch.machines.groups.assignors.model import Assignment
 from anabranch.machines.groups.records import SharedPartition
-from anabranch.machines.key_ranges import NONE, WHOLE, Ranges, common, ranges_of, without
-from anabranch.machines.keyspace import Interval
+from anabranch.machines.key_ranges import (
+    NONE,
+    RANGES_IN_ALL_MAX,
+    WHOLE,
+    Ranges,
+    WrongKeyRangesError,
+    common,
+    ranges_of,
+    without,
+)
+from anabranch.machines.keyspace import SPACE, Interval
 from anabranch.protocol.messages.consumer_group_heartbeat import KeyRange, PartitionKeyRanges
 
 At: TypeAlias = tuple[UUID, int]
@@ -97,12 +106,21 @@ def shared_partitions(shares: Shares) -> Sequence[SharedPartition]:
 
 
 def shares_named(topics: Iterable[TopicKeyRanges]) -> Shares:
-    """Read shares from a message. WrongKeyRangesError where the ranges of a partition are no set of keys."""
+    """Read shares from a message. WrongKeyRangesError where ranges of a partition are no set of keys, or too many."""
     held: dict[At, Ranges] = {}
+    count = 0
     for topic in topics:
+        partitions = set(topic.partitions) if topic.key_ranges else ()
         for it in topic.key_ranges:
-            if it.partition in topic.partitions:
-                held[topic.topic_id, it.partition] = ranges_of((part.start, part.end) for part in it.ranges)
+            if it.partition not in partitions:
+                continue
+            if len(it.ranges) == 1 and it.ranges[0].start == SPACE.start and it.ranges[0].end == SPACE.end:
+                held.pop((topic.topic_id, it.partition), None)
+                continue
+            count += len(it.ranges)
+            if count > RANGES_IN_ALL_MAX:
+                raise WrongKeyRangesError(f"more than {RANGES_IN_ALL_MAX} ranges of keys are named in all")
+            held[topic.topic_id, it.partition] = ranges_of((part.start, part.end) for part in it.ranges)
     return shares_of(held) if held else NO_SHARES
 
 
