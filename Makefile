@@ -71,8 +71,9 @@ fuzz: $(READY) kernels  ## a million hostile batches and frames, 2,000 damaged d
 	$(BIN)/python -m tests.fuzz.storage 2000
 	$(BIN)/python -m tests.end_to_end.test_many_connections 1000 5000 300
 
-conformance: $(READY) java  ## groups with every kind of member, where `make test` takes one of each library
+conformance: $(READY) java  ## groups with every kind of member, where `make test` takes one of each library; the long end-to-end tests
 	ANABRANCH_ALL_KINDS=1 $(BIN)/pytest $(PYTEST) tests/conformance
+	ANABRANCH_THOROUGH=1 $(BIN)/pytest $(PYTEST) $$(grep -l THOROUGH tests/end_to_end/*.py)
 
 lock:  ## pin the dependencies of pyproject.toml, with hashes
 	$(BIN)/uv pip compile pyproject.toml --extra dev --generate-hashes --no-emit-index-url --no-emit-find-links \

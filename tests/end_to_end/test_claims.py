@@ -20,6 +20,7 @@ from anabranch.protocol.messages.offset_commit import (
 )
 from tests.support.broker import BrokerProcess, running
 from tests.support.group_client import GroupClient
+from tests.support.thorough import THOROUGH
 from tests.support.wire import batch, values_of
 
 QUICK = {
@@ -197,6 +198,7 @@ def test_a_member_that_leaves_or_ends_its_session_gives_back_at_once(process: Br
         assert time.monotonic() - asked < 4, "without waiting for anything"
 
 
+@pytest.mark.skipif(not THOROUGH, reason="a broker of its own; tests/properties/test_slices.py has the rule")
 def test_a_slice_that_is_held_for_too_long_is_offered_again(tmp_path: Path) -> None:
     with running(tmp_path / "data", **{**QUICK, "cooperative.fetch.hold.ms": 2_000}) as broker:
         first, second = two(broker, "slow", 10)
@@ -258,16 +260,15 @@ def _claim_of(member: Sharer, sequence: int, begin: int = 0) -> FetchRequest:
     )
 
 
-def test_where_a_group_begins_is_decided_once(tmp_path: Path) -> None:
-    with running(tmp_path / "data", **QUICK) as broker:
-        first, second = two(broker, "at-once", 200)
-        with first, second:
-            sent = [each.send(_claim_of(each, 0, begin), 12) for each, begin in ((first, 50), (second, 100))]
-            answers = [
-                each.receive(one).responses[0].partitions[0] for each, one in zip((first, second), sent, strict=True)
-            ]
-            starts = sorted(answer.slice.start for answer in answers)
-            assert starts in ([50, 60], [100, 110]), "one beginning, though both were asked before there was one"
+def test_where_a_group_begins_is_decided_once(process: BrokerProcess) -> None:
+    first, second = two(process, "at-once", 200)
+    with first, second:
+        sent = [each.send(_claim_of(each, 0, begin), 12) for each, begin in ((first, 50), (second, 100))]
+        answers = [
+            each.receive(one).responses[0].partitions[0] for each, one in zip((first, second), sent, strict=True)
+        ]
+        starts = sorted(answer.slice.start for answer in answers)
+        assert starts in ([50, 60], [100, 110]), "one beginning, though both were asked before there was one"
 
 
 def test_a_group_that_has_begun_goes_on(process: BrokerProcess) -> None:
@@ -280,30 +281,27 @@ def test_a_group_that_has_begun_goes_on(process: BrokerProcess) -> None:
         assert first.progress() == (50, [])
 
 
-def test_after_a_fail_over_an_old_claim_counts_until_others_have_the_records(tmp_path: Path) -> None:
-    slow = {**QUICK, "group.consumer.session.timeout.ms": 20_000, "group.consumer.min.session.timeout.ms": 20_000}
-    with running(tmp_path / "data", **slow) as broker:
-        first, second = two(broker, "over")
-        with first, second:
-            assert (first.slice(0), first.slice(1), second.slice(0)) == ((0, 9), (10, 19), (20, 29))
-            epochs = first.epoch, second.epoch
-            broker.kill()
-            broker.start()
-        first, second = Sharer(broker, "over", "first"), Sharer(broker, "over", "second")
-        with first, second:
-            first.epoch, second.epoch = epochs
-            first.ready("over")
-            assert first.commit_slice((0, 9)) is ErrorCode.NONE, "nobody else has them"
-            lost = second.claim(1)
-            assert (
-                lost.error_code == ErrorCode.SHARE_SESSION_NOT_FOUND and "Begin another session" in lost.error_message
-            )
-            assert second.slice(0, session=2) == (10, 19), "what was out is offered again"
-            assert first.commit_slice((10, 19)) is ErrorCode.INVALID_RECORD_STATE
-            assert second.commit_slice((10, 19)) is ErrorCode.NONE
-            assert first.progress() == (20, [])
+def test_after_a_fail_over_an_old_claim_counts_until_others_have_the_records(process: BrokerProcess) -> None:
+    first, second = two(process, "over")
+    with first, second:
+        assert (first.slice(0), first.slice(1), second.slice(0)) == ((0, 9), (10, 19), (20, 29))
+        epochs = first.epoch, second.epoch
+        process.kill()
+        process.start()
+    first, second = Sharer(process, "over", "first"), Sharer(process, "over", "second")
+    with first, second:
+        first.epoch, second.epoch = epochs
+        first.ready("over")
+        assert first.commit_slice((0, 9)) is ErrorCode.NONE, "nobody else has them"
+        lost = second.claim(1)
+        assert lost.error_code == ErrorCode.SHARE_SESSION_NOT_FOUND and "Begin another session" in lost.error_message
+        assert second.slice(0, session=2) == (10, 19), "what was out is offered again"
+        assert first.commit_slice((10, 19)) is ErrorCode.INVALID_RECORD_STATE
+        assert second.commit_slice((10, 19)) is ErrorCode.NONE
+        assert first.progress() == (20, [])
 
 
+@pytest.mark.skipif(not THOROUGH, reason="a broker of its own; test_commits_by_range.py has such a refusal")
 def test_a_broker_without_individual_commits_says_so(tmp_path: Path) -> None:
     with running(tmp_path / "data", accept_individual_commit="false") as broker, Sharer(broker, "no", "a", 10) as first:
         first.join()

@@ -24,6 +24,7 @@ from anabranch.client import Admin, ApiError, Consumer, ErrorCode, Producer, Rej
 from anabranch.client import sync as plain
 from tests.support import commands
 from tests.support.broker import BrokerProcess, running
+from tests.support.thorough import THOROUGH
 from tests.support.worker_process import WorkerProcess
 
 QUICK = {
@@ -146,6 +147,7 @@ async def _committed(address: str, group: str) -> dict[TopicPartition, Any]:
         return dict(await admin.list_group_offsets(group))
 
 
+@pytest.mark.skipif(not THOROUGH, reason="six members and a broker that starts twice take long: make conformance")
 def test_six_members_one_killed_one_stopped_for_too_long_and_a_broker_that_is_killed(tmp_path: Path) -> None:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -199,6 +201,24 @@ def test_six_members_one_killed_one_stopped_for_too_long_and_a_broker_that_is_ki
     assert several < count / 4, "what was in hand comes again, and no more"
     zombie = [each for each in told if each.member == 1 and each.event in ("refused", "failed")]
     assert zombie, "the commit of the stopped member does not count"
+
+
+def test_what_a_killed_member_had_comes_again(address: str) -> None:
+    create(address, "lives")
+    produce(address, "lives", 500)
+    told: list[Told] = []
+    members = [Member(number, told, address, "lives", record_s=0.01) for number in range(2)]
+    try:
+        wait_for("the one to be killed has begun", lambda: in_hand(told, 0, time.monotonic_ns()))
+        wait_for("the other one has begun", lambda: in_hand(told, 1, time.monotonic_ns()))
+        killed_ns = members[0].kill()
+        wait_for("all is committed", lambda: asyncio.run(_stable(address, "lives")) == 500)
+        members[1].stop()
+    finally:
+        for member in members:
+            member.kill()
+    assert offsets_in(told, "got") == {(0, offset) for offset in range(500)}, "every record was handed out"
+    assert check(told, {0: [(killed_ns, 1 << 62)]}) <= 40, "what was in hand comes again, and no more"
 
 
 def in_hand(told: list[Told], member: int, at_ns: int) -> set[At]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import runpy
+import signal
 import subprocess
 import sys
 import threading
@@ -35,7 +37,9 @@ from anabranch.records.hashing import murmur2
 from tests.end_to_end.test_keyed_tables import QUICK, changelog_of
 from tests.support.broker import ROOT, BrokerProcess, running
 from tests.support.examples import python_examples
+from tests.support.thorough import THOROUGH
 
+BALANCES = ROOT / "examples/balances.py"
 KEYS = [b"key-%d" % number for number in range(30)]
 count = 0
 
@@ -470,10 +474,42 @@ def test_the_example_of_the_document_adds_up(address: str) -> None:
     assert asyncio.run(changelog_of(address, "account-totals")) == expected
 
 
+@pytest.mark.skipif(not THOROUGH, reason="a broker and four members of its own: make conformance")
 def test_the_example_of_balances_ends_well(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}", "PYTHONWARNINGS": "ignore", "TMPDIR": str(tmp_path)}
-    command = [sys.executable, str(ROOT / "examples/balances.py"), "--quick"]
+    command = [sys.executable, str(BALANCES), "--quick"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the balances are right" in done.stdout
     assert "At every moment" in done.stdout
+
+
+def test_a_member_of_the_example_of_balances_keeps_them_and_finds_a_booking_that_is_missing(
+    address: str, topic: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = runpy.run_path(str(BALANCES))
+    member, bank = names["member"], object.__new__(names["Bank"])
+    member.__globals__.update(TOPIC=topic, CHANGELOG=f"{topic}-balances", GROUP=topic)
+    bank.address, bank.expected = address, {account: {"bookings": 0, "sum": 0} for account in names["ACCOUNTS"]}
+    said = ""
+
+    async def run() -> None:
+        nonlocal said
+        async with Admin(address) as admin:
+            await admin.create_topics(topic, partitions=2)
+        ann = asyncio.create_task(member(address, "ann"))
+        await bank.book(0.1)
+        async with asyncio.timeout(60):
+            while await bank.balances() != bank.expected:
+                await asyncio.sleep(0.1)
+            assert "WRONG" not in capsys.readouterr().out
+            bank.expected[names["ACCOUNTS"][3]]["bookings"] += 1
+            await bank.book(0.05)
+            while "WRONG" not in said:
+                said += capsys.readouterr().out
+                await asyncio.sleep(0.05)
+            signal.raise_signal(signal.SIGTERM)
+            await ann
+
+    asyncio.run(run())
+    assert f"WRONG: booking 3 of b'{names['ACCOUNTS'][3]}'" in said

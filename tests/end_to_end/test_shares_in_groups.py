@@ -260,7 +260,7 @@ async def _four(address: str, processes: Processes) -> None:
     check(processes.lines(), sender.sent, processes.killed)
 
 
-@pytest.mark.skipif(not THOROUGH, reason="fifteen members in five processes take a minute: make simulate")
+@pytest.mark.skipif(not THOROUGH, reason="fifteen members in five processes take a minute: make conformance")
 def test_twelve_members_share_three_partitions_through_kills_and_resizes(address: str, tmp_path: Path) -> None:
     asyncio.run(_twelve(address, Processes(address, "twelve", tmp_path)))
 

@@ -1,4 +1,7 @@
-"""How much of a search is run: all of it in `make simulate`, a part where every test must be done in minutes."""
+"""How much is run where every test must be done in minutes: a part of a search, the short form of a long test.
+
+All of it: searches in `make simulate`, end-to-end tests in `make conformance`.
+"""
 
 from __future__ import annotations
 
