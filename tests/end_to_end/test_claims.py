@@ -18,8 +18,10 @@ from anabranch.protocol.messages.offset_commit import (
     OffsetCommitRequestTopic,
     OffsetRange,
 )
+from anabranch.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tests.support.broker import BrokerProcess, running
 from tests.support.group_client import GroupClient
+from tests.support.steps import in_short_steps
 from tests.support.thorough import THOROUGH
 from tests.support.wire import batch, values_of
 
@@ -330,3 +332,49 @@ def test_a_group_that_shares_by_key_is_refused(process: BrokerProcess) -> None:
         refused = first.claim(0, session=2)
         assert refused.error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         assert "reset its offsets" in refused.error_message
+
+
+def test_claims_of_a_thousand_partitions_take_short_steps(process: BrokerProcess) -> None:
+    count = 1_000
+    with Sharer(process, "wide", "first") as first:
+        first.create("wide", count, **{"accept.range.fetch": "true"})
+        first.ready("wide")
+        first.join()
+        sessions = iter(range(1, 100))
+
+        def claimed() -> Any:
+            first.stay()
+            session = next(sessions)
+            parts = [
+                FetchPartition(
+                    partition=number,
+                    fetch_offset=0,
+                    partition_max_bytes=1_000,
+                    claim=Claim(session=session, sequence=0, records_max=10),
+                )
+                for number in range(count)
+            ]
+            request = FetchRequest(
+                max_wait_ms=0,
+                min_bytes=1,
+                max_bytes=1 << 24,
+                session_id=0,
+                session_epoch=-1,
+                topics=[FetchTopic(topic="wide", partitions=parts)],
+                forgotten_topics_data=[],
+                group_id="wide",
+                member_id="first",
+                generation_id_or_member_epoch=first.epoch,
+            )
+            return first.call(request, 12).responses[0].partitions
+
+        answers = in_short_steps(process, claimed)
+        assert not any(it.error_code or it.slice for it in answers), "where there are no records"
+        records = bytes(batch([b"v"] * 10))
+        data = [PartitionProduceData(index=number, records=records) for number in range(count)]
+        first.call(
+            ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[TopicProduceData(name="wide", partition_data=data)]),
+            12,
+        )
+        answers = in_short_steps(process, claimed)
+        assert all((it.slice.start, it.slice.end) == (0, 9) for it in answers)

@@ -37,6 +37,8 @@ from anabranch.server.partitions.partition import Partition
 READ_COMMITTED = 1
 CLAIMS_MAX = 1_000
 """Partitions of one fetch."""
+AT_A_TIME = 50
+"""Partitions that are claimed, or read, before other work has its turn: 3 ms."""
 RECHECK_S = 0.25
 """A waiting fetch looks so often whether members with slices are gone."""
 END_SESSION = -1
@@ -95,7 +97,9 @@ class _Attempt:
         """Reserve, read, and keep of each slice what was read."""
         claimed: dict[tuple[int, int], _Claimed] = {}
         try:
-            for at, topic, part in self._parts():
+            for count, (at, topic, part) in enumerate(self._parts(), 1):
+                if count % AT_A_TIME == 0:
+                    await asyncio.sleep(0)
                 try:
                     found = await self._claim(topic, part)
                 except ApiError as error:
@@ -202,7 +206,9 @@ class _Attempt:
         """
         request, fetches = self._request, self._broker.fetches
         room = min(request.max_bytes, fetches.size_max)
-        for at, each in list(claimed.items()):
+        for count, (at, each) in enumerate(list(claimed.items()), 1):
+            if count % AT_A_TIME == 0:
+                await asyncio.sleep(0)
             if each.target.offset > each.found.end:  # All of its records were deleted.
                 self._take(at, claimed.pop(at), None)
                 continue
