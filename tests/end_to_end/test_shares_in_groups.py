@@ -6,24 +6,31 @@ line for each record, written before the record counts as processed.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import Any, NamedTuple
 
 import pytest
 
 from anabranch.client import Admin, Consumer, Producer, TopicPartition
-from anabranch.machines.keyspace import SPACE, cuts
+from anabranch.client import sync as plain
+from anabranch.machines.keyspace import SPACE, cuts, spread
+from anabranch.records.hashing import murmur2
 from tests.support.broker import BrokerProcess, running
+from tests.support.examples import python_examples
 from tests.support.thorough import THOROUGH
 
 QUICK = {
@@ -144,6 +151,110 @@ async def _by_hand(address: str) -> None:
         assert committed is not None and committed.offset == 400 and not committed.shares
     assert len(seen) == 400
     assert set(seen.values()) == {1}, "a record was handed out twice, although its offset was committed"
+
+
+# -- the examples of the document -------------------------------------------------------------------------------------
+
+
+class EnoughError(Exception):
+    """Ends an example that would go on for ever."""
+
+
+def example(address: str, part: str) -> CodeType:
+    (found,) = (each for each in python_examples("docs/cooperative.md", address) if part in each)
+    return compile(found, "docs/cooperative.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+async def create_orders(address: str) -> None:
+    async with Admin(address) as admin:
+        there = "orders" in await admin.list_topics()
+    if not there:
+        await create(address, "orders", 2)
+
+
+def test_the_example_of_shares_in_a_group_tells_its_keys_and_prints_records(address: str) -> None:
+    asyncio.run(create_orders(address))
+    told: list[str] = []
+
+    def send() -> None:
+        with plain.Producer(address) as producer:
+            producer.send("orders", b"9", key=b"shoes")
+
+    def note(*words: Any) -> None:
+        told.append(" ".join(map(str, words)))
+        if "assigned:" in words:
+            senders.append(threading.Thread(target=send))
+            senders[-1].start()
+        elif "revoked:" not in words:
+            raise EnoughError
+
+    senders: list[threading.Thread] = []
+    with pytest.raises(EnoughError):
+        exec(example(address, "class Told"), {"print": note})
+    for sender in senders:
+        sender.join()
+    assert any("assigned: all keys" in line for line in told)
+    assert "b'shoes' b'9'" in told
+
+
+def test_the_example_of_a_share_by_hand_reads_its_third(address: str) -> None:
+    async def run() -> None:
+        await create_orders(address)
+        names: dict[str, Any] = {}
+        reading = asyncio.ensure_future(eval(example(address, "cuts(SPACE, 3)"), names))
+        async with Producer(address) as producer, asyncio.timeout(60):
+            await producer.send("orders", b"1", key=b"some key")
+            while "record" not in names and not reading.done():
+                await producer.send("orders", b"1", key=b"%d" % random.randrange(1000))
+                await asyncio.sleep(0.02)
+        reading.cancel()
+        await asyncio.wait([reading])
+        assert reading.cancelled(), reading.exception()
+        assert names["first"].start <= spread(murmur2(names["record"].key), 2) <= names["first"].end
+
+    asyncio.run(run())
+
+
+def test_the_examples_of_a_filter_and_of_records_by_hand(address: str) -> None:
+    async def run() -> None:
+        await create(address, "mails", 1)
+        sent: list[bytes] = []
+
+        async def send(record: Any) -> bool:
+            sent.append(record.key)
+            if len(sent) == 3:
+                raise EnoughError
+            return True
+
+        async with Producer(address) as producer, Consumer(address, auto_offset_reset="earliest") as consumer:
+            consumer.assign("mails")
+            names = {"consumer": consumer, "Consumer": partial(Consumer, auto_offset_reset="earliest"), "sent": send}
+            for key in (b"k0", b"k1", b"k2"):
+                await producer.send("mails", b"1", key=key)
+            await producer.flush()
+            await eval(example(address, "import RecordFilter"), names)
+            assert [record.key for record in names["records"]] == [b"k1", b"k2"]
+        with pytest.raises(EnoughError):
+            await eval(example(address, "acknowledgement_mode"), names)
+        assert sent == [b"k0", b"k1", b"k2"]
+
+    asyncio.run(run())
+
+
+def test_the_example_of_cooperative_fetch_makes_its_thumbnails(address: str) -> None:
+    asyncio.run(create(address, "images", 1))
+    with plain.Producer(address) as producer:
+        for number in range(20):
+            producer.send("images", b"%d" % number)
+    made: set[int] = set()
+
+    async def make_thumbnail(record: Any) -> None:
+        made.add(record.offset)
+        if len(made) == 20:
+            raise EnoughError
+
+    with pytest.raises(EnoughError):
+        exec(example(address, "make_thumbnail"), {"make_thumbnail": make_thumbnail})
 
 
 # -- in a group: real processes ----------------------------------------------------------------------------------------
