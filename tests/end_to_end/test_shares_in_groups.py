@@ -399,3 +399,45 @@ async def _twelve(address: str, processes: Processes) -> None:
     finally:
         processes.end()
     check(processes.lines(), sender.sent, processes.killed)
+
+
+def test_a_topic_that_is_not_to_be_shared_any_more_goes_to_whole_owners_and_kills_nobody(address: str) -> None:
+    """Members with a part raised TOPIC_RANGE_FETCH_NOT_ALLOWED before they heard of their new assignment."""
+    asyncio.run(switched_off(address, "switched-off"))
+
+
+async def switched_off(address: str, topic: str) -> None:
+    await create(address, topic, 1)
+    sender = Sender(address, topic)
+    settings: dict[str, Any] = {"group_id": topic, "allow_key_share": True, "auto_offset_reset": "earliest"}
+    async with (
+        Admin(address) as admin,
+        Producer(address) as producer,
+        Consumer(address, **settings) as first,
+        Consumer(address, **settings) as second,
+    ):
+        seen: dict[bytes, list[int]] = defaultdict(list)
+
+        async def read_until(true: Callable[[], bool]) -> None:
+            deadline = time.monotonic() + 30
+            while not true():
+                assert time.monotonic() < deadline, (first.key_ranges(), second.key_ranges(), len(seen))
+                for consumer in (first, second):
+                    for record in await consumer.poll(0.05):
+                        assert record.key is not None and record.value is not None
+                        seen[record.key].append(int(record.value))
+
+        def total() -> int:
+            return sum(len(set(numbers)) for numbers in seen.values())
+
+        for consumer in (first, second):
+            consumer.subscribe(topic)
+        await sender.send(300, producer)
+        await read_until(lambda: all(len(it.key_ranges().get((topic, 0), ())) == 1 for it in (first, second)))
+        await admin.alter_configs("topic", topic, {"accept.range.fetch": "false"})
+        await sender.send(300, producer)
+        await read_until(lambda: total() == sender.total)
+        await read_until(lambda: [it.key_ranges() for it in (first, second)].count({}) == 1)
+        for numbers in seen.values():
+            firsts = list(dict.fromkeys(numbers))
+            assert firsts == sorted(firsts)

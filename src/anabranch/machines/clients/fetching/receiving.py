@@ -57,6 +57,10 @@ def take(state: FetchingState, partition: Partition, origin: FetchFrom, result: 
         partition.stand(result.log_start_offset)  # Nothing is left out, whatever `auto.offset.reset` says.
     elif code is ErrorCode.OFFSET_OUT_OF_RANGE:
         _reset(state, partition)
+    elif code is ErrorCode.TOPIC_RANGE_FETCH_NOT_ALLOWED and origin.asked is not None and _is_given(partition):
+        # The coordinator takes the share back, as soon as it has heard that the topic is not to be shared any more.
+        partition.failures += 1
+        partition.retry_at_ms = now_ms + state.backoff_ms(partition.failures)
     elif code is ErrorCode.TOPIC_RANGE_FETCH_NOT_ALLOWED and origin.asked is not None:
         _refused(state, partition, f"Set {ACCEPTS}=true on topic {partition.topic.name} to allow that")
     elif code in STALE:
@@ -107,6 +111,11 @@ def _hold_some(state: FetchingState, partition: Partition, origin: FetchFrom, re
     partition.held_size += size
     partition.fetch_offset = next_offset
     partition.ask_from_here()
+
+
+def _is_given(partition: Partition) -> bool:
+    """Whether the coordinator of the group gave a share of the partition, and no filter is asked for."""
+    return partition.topic.granted and partition.wanted is not None and bool(partition.share)
 
 
 def _refused(state: FetchingState, partition: Partition, remedy: str) -> None:
