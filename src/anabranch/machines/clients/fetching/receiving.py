@@ -10,6 +10,7 @@ from struct import Struct
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, TopicPartition
+from anabranch.machines.clients.fetching import sharing
 from anabranch.machines.clients.fetching.state import FetchingState, Partition
 from anabranch.machines.clients.fetching.values import LATEST, Fetched, FetchFrom, FetchResult
 
@@ -56,7 +57,7 @@ def take(state: FetchingState, partition: Partition, origin: FetchFrom, result: 
         partition.forget()
         partition.stand(result.log_start_offset)  # Nothing is left out, whatever `auto.offset.reset` says.
     elif code is ErrorCode.OFFSET_OUT_OF_RANGE:
-        _reset(state, partition)
+        _reset(state, partition, result.log_start_offset)
     elif code is ErrorCode.TOPIC_RANGE_FETCH_NOT_ALLOWED and origin.asked is not None and _is_given(partition):
         # The coordinator takes the share back, as soon as it has heard that the topic is not to be shared any more.
         partition.failures += 1
@@ -132,12 +133,11 @@ def _refused(state: FetchingState, partition: Partition, remedy: str) -> None:
     partition.paused = partition.refused = True
 
 
-def _reset(state: FetchingState, partition: Partition) -> None:
+def _reset(state: FetchingState, partition: Partition, log_start: int) -> None:
     """Handle a nonexistent offset: begin again as `auto.offset.reset` defines (all kept batches have been returned)."""
     if state.settings.auto_offset_reset in ("earliest", "latest"):
-        partition.forget()
+        sharing.reset(partition, log_start)
         partition.wanted_timestamp = state.reset_timestamp
-        partition.position = None
         return
     text = (
         f"offset {partition.fetch_offset} of {partition.name} is not in its log, and auto.offset.reset is "
@@ -161,7 +161,7 @@ def take_found(
         partition.looking_up = 0
         error, offset = results.get(tp, (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1))
         if error is ErrorCode.NONE and offset >= 0:
-            partition.stand(offset)
+            partition.stand(sharing.found(partition, offset))
             if partition.committed is None:
                 partition.reset_at = offset
             partition.failures = 0

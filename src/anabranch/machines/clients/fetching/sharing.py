@@ -10,6 +10,9 @@ asked for; a fetch ends where one more key is to be asked for. So
 - of each key, records are handed out once, and in order.
 
 `done` says the same of what is processed, for commits: each range is committed at the position, or at its `done`.
+
+Where the log does not begin before some keys' next offset any more, or ends before it, `auto.offset.reset` is for these
+keys (`sought`) alone: the others go on where they are.
 """
 
 from __future__ import annotations
@@ -90,15 +93,48 @@ def arrive(
     had, position = places(partition.share), partition.position
     partition.share = share(union(had, keys))
     start = partition.start if offset is None else offset
-    if position is not None and start is not None:
-        found = pieces(frontier_of(steps, outside=start), keys)
-        partition.floor = set_to(raised(partition.floor or NOWHERE, had, position), keys, found)
-        partition.done = set_to(raised(partition.done or NOWHERE, had, processed), keys, found)
+    if position is None and start is not None:  # Where the others begin is being looked up.
+        steps = pieces(frontier_of(steps, outside=start), keys)
+        partition.sought = minus(partition.sought or had, keys)
+        partition.floor = set_to(partition.floor or NOWHERE, keys, steps)
+        partition.done = set_to(partition.done or NOWHERE, keys, steps)
+    elif position is not None and start is not None:
+        steps = pieces(frontier_of(steps, outside=start), keys)
+        partition.floor = set_to(raised(partition.floor or NOWHERE, had, position), keys, steps)
+        partition.done = set_to(raised(partition.done or NOWHERE, had, processed), keys, steps)
         partition.held.clear()
         partition.held_size = 0
         partition.stand(lowest(partition.floor, places(partition.share)))
     partition.ask(state.filter)
     partition.topic.limits = None
+
+
+def reset(partition: Partition, log_start: int) -> None:
+    """Have a partition's position looked up, for the keys whose next offset is not in the log.
+
+    `log_start`: where the log begins; -1 if unknown.
+    """
+    position, floor, done = partition.position, partition.floor, partition.done
+    partition.forget()
+    partition.position, partition.sought = None, ()
+    if floor is None or position is None or position >= log_start >= 0:
+        partition.floor = partition.done = None
+        return
+    ranges = places(partition.share)
+    kept = [Interval(start, end) for start, end, at in pieces(floor, ranges) if at >= max(position + 1, log_start)]
+    partition.sought = minus(ranges, union((), kept))
+    partition.floor, partition.done = floor, raised(done or NOWHERE, ranges, position)
+
+
+def found(partition: Partition, offset: int) -> int:
+    """Take an offset that was looked up for the keys that are sought; return the position."""
+    keys, partition.sought = partition.sought, ()
+    if not keys:
+        return offset
+    step = [(start, end, offset) for start, end in keys]
+    partition.floor = set_to(partition.floor or NOWHERE, keys, step)
+    partition.done = set_to(partition.done or NOWHERE, keys, step)
+    return lowest(partition.floor, places(partition.share))
 
 
 def restart(partition: Partition, offset: int) -> None:

@@ -71,6 +71,8 @@ class Partition:
     """The application was told of all segments with a gate that begin at this offset or before."""
     origin: FetchFrom | None = None
     """What was last to be fetched."""
+    sought: KeyRanges = ()
+    """The places of the key space for which the position is being looked up; all of the share without any."""
     share: KeyRanges = ()
     """The places of the key space of which this consumer reads the records; all without any."""
     arriving: KeyRanges = ()
@@ -148,6 +150,7 @@ class Partition:
         self.held.clear()
         self.held_size = 0
         self.looking_up = 0
+        self.sought = ()
         self.retry_at_ms = 0
         self.awaiting = False
         self.topic.limits = None

@@ -95,3 +95,72 @@ def test_a_filter_without_a_share_is_of_all_keys() -> None:
     found.filter(RecordFilter(size_min=5))
     (fetch,) = found.drain(0).fetches
     assert fetch.partitions[TP].asked == Asked((SPACE,), size_min=5)
+
+
+# -- records that are not there any more ------------------------------------------------------------------------------
+
+
+def member(reset: str, *share: Interval, steps: tuple[tuple[int, int, int], ...]) -> Fetcher:
+    """A member whose group is at `steps` in its share."""
+    found = Fetcher(FetcherSettings(auto_offset_reset=reset))
+    found.grant([(TP, UUID(int=1))], {TP: share} if share else {})
+    found.topic_known(TopicView("t", UUID(int=1), Lineage.flat(1), {0: 1}, {0: 0}, elastic=True), 0)
+    found.begin(TP, offset=min(at for _, _, at in steps), steps=steps)
+    return found
+
+
+def out_of_range(found: Fetcher, log_start: int) -> None:
+    (fetch,) = found.drain(0).fetches
+    result = FetchResult(ErrorCode.OFFSET_OUT_OF_RANGE, None, 100, 100, log_start)
+    found.answered(fetch.request_id, ErrorCode.NONE, 0, {TP: result}, 0)
+
+
+def look_up(found: Fetcher, offset: int) -> None:
+    (lookup,) = found.drain(1_000).lookups
+    found.found(lookup.request_id, {TP: (ErrorCode.NONE, offset)}, 1_000)
+
+
+MID = Interval(100, 199)
+STEPS = ((0, 99, 10), (100, 199, 30), (200, SPACE_END, 60))
+
+
+@pytest.mark.parametrize("share", [(), (LOW, Interval(150, 250))])
+def test_only_keys_whose_records_are_gone_begin_at_the_log_end(share: tuple[Interval, ...]) -> None:
+    found = member("latest", *share, steps=STEPS)
+    out_of_range(found, 40)
+    assert found.position(TP) is None
+    look_up(found, 90)
+    assert found.position(TP) == 60
+    (fetch,) = found.drain(1_000).fetches
+    high = Interval(200, share[1].end if share else SPACE_END)
+    assert fetch.partitions[TP].asked == Asked((high,))
+    gone = [(0, 99, 90), (150, 199, 90)] if share else [(0, 199, 90)]
+    assert found.to_commit(TP, 60) == [*gone, (high.start, high.end, 60)]
+
+
+def test_keys_whose_records_are_gone_begin_at_the_log_start() -> None:
+    found = member("earliest", steps=STEPS)
+    out_of_range(found, 40)
+    look_up(found, 40)
+    assert found.position(TP) == 40
+    (fetch,) = found.drain(1_000).fetches
+    assert fetch.partitions[TP].asked == Asked((Interval(0, 199),))
+
+
+def test_all_keys_begin_anew_where_the_log_ends_before_them() -> None:
+    found = member("latest", steps=((0, 99, 50), (100, SPACE_END, 60)))
+    out_of_range(found, 0)
+    look_up(found, 40)
+    assert found.position(TP) == 40 and not found.to_commit(TP, 40)
+
+
+def test_ranges_that_come_during_the_lookup_begin_where_the_group_is_in_them() -> None:
+    found = member("latest", LOW, steps=((0, 99, 10),))
+    out_of_range(found, 40)
+    found.grant([(TP, UUID(int=1))], {TP: (MID,)})
+    found.arrive(TP, 50, (), 0)
+    look_up(found, 90)
+    assert found.position(TP) == 50
+    (fetch,) = found.drain(1_000).fetches
+    assert fetch.partitions[TP].asked == Asked((MID,))
+    assert found.to_commit(TP, 50) == [(0, 99, 90), (100, 199, 50)]
