@@ -483,7 +483,9 @@ class Gatekeeper:
         was = self.offsets.current(group.group_id, topic.name, number)
         timed = member_id if self._has_learned(group, standing, member_id, at) else ""
         begins = was is None and timed and at not in standing.tenures and at not in standing.reports
-        if begins and not self.starts.reads_from_beginning(group.group_id, topic.topic_id):
+        if is_ours(group, gates, member_id):
+            standing.tenures.pop(at, None)
+        elif begins and not self.starts.reads_from_beginning(group.group_id, topic.topic_id):
             standing.begin_tenure(topic, number, member_id, timeout_ms, now_ms)
         raw = standing.raw(topic, number, None if was is None else was.offset, owner, now_ms)
         position = standing.progress(topic, number, raw)
@@ -533,6 +535,11 @@ class Gatekeeper:
         gates.asked[at] = watch.position, now_ms
         gates.asking[at] = None
         asks.setdefault(at[0], {})[at[1]] = watch.position
+
+
+def is_ours(group: Group, gates: GroupGates, member_id: str) -> bool:
+    """Whether a member of a classic group is one of ours: it says where it stands, and nothing is guessed of it."""
+    return isinstance(group, ClassicGroup) and gates.questions.has_asked(member_id)
 
 
 def has_free_keys(group: Group, at: At) -> bool:

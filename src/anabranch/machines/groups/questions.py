@@ -90,6 +90,10 @@ class Questions:
         for at in question.known:
             self.askers.setdefault(at, set()).add(question.member_id)
 
+    def has_asked(self, member_id: str) -> bool:
+        """Whether a member has asked, as no stock consumer does."""
+        return member_id in self.parked or member_id in self.replied
+
     def end(self, member_id: str) -> Question | None:
         """Take a member's question out."""
         question = self.parked.pop(member_id, None)

@@ -50,7 +50,7 @@ def _announced(partition: Partition, limit: int | None) -> int | None:
 
 def _parts(partition: Partition, limit: int | None) -> list[Deliverable]:
     found: list[Deliverable] = []
-    if partition.paused or partition.position is None:
+    if partition.paused or partition.position is None or partition.is_of_another_topic:
         return found
     start = partition.position
     for fetched in partition.held:
@@ -69,8 +69,8 @@ def is_next(state: FetchingState, part: Deliverable) -> bool:
 
 
 def _is_held(partition: Partition, part: Deliverable) -> bool:
-    """Whether the fetched batches are still those of the partition: other keys may be wanted of it by now."""
-    return any(part.fetched is each for each in partition.held)
+    """Whether the fetched batches are still those of the partition: other keys, or topics, may be wanted by now."""
+    return not partition.is_of_another_topic and any(part.fetched is each for each in partition.held)
 
 
 def all_handed_out(state: FetchingState, parts: Sequence[Deliverable]) -> bool:

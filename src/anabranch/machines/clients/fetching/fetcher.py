@@ -200,7 +200,7 @@ class Fetcher:
         None also where the coordinator would keep silent about a gate that opens by time.
         """
         topic = self._state.topics.get(tp.topic)
-        if topic is None or tp.partition in topic.unsure:
+        if topic is None or tp.partition in topic.unsure or gating.is_lifted_too_little(topic, tp.partition):
             return None
         partition = topic.partitions.get(tp.partition)
         return topic.elsewhere.get(tp.partition) if partition is None else partition.told
@@ -208,19 +208,23 @@ class Fetcher:
     def lift(self, tp: TopicPartition, offset: int | None) -> None:
         """Count a partition as read up to an offset, because a gate opens by time; None takes that back."""
         topic = self._state.topics.get(tp.topic)
-        if topic is not None and topic.lifted.get(tp.partition) != offset:
+        if topic is None:
+            return
+        before = topic.lifted.pop(tp.partition, None)
+        if offset is not None:
+            topic.lifted[tp.partition] = max(offset, before or 0)
+        if topic.lifted.get(tp.partition) != before:
             topic.limits = None
-            topic.lifted.pop(tp.partition, None)
-            if offset is not None:
-                topic.lifted[tp.partition] = offset
 
     def needs(self) -> dict[TopicPartition, int]:
-        """Return what the closed gates of this member wait on: the offset up to which the group must have read."""
+        """Return what the closed gates of this member wait on: the offset up to which the group must read next."""
         found: dict[TopicPartition, int] = {}
         for topic in self._state.topics.values():
             if topic.granted and gating.is_layered(topic):
                 gating.limits(topic)
-                found.update((TopicPartition(topic.name, number), offset) for number, offset in topic.needs.items())
+                for number in topic.needs:
+                    if (offset := gating.need(topic, number)) is not None:
+                        found[TopicPartition(topic.name, number)] = offset
         return found
 
     @property

@@ -9,15 +9,16 @@ outside of a member's share count as read as far as is known to be committed.
 
 A gate whose segment has committed records was open once, and is not closed again; records below the log start do not
 count, since a member that finds them deleted begins behind them, and commits that; nor do records below the place where
-this member's reset made it begin. A gate that opens by time counts
-what it waits on as read up to the offset it needs, and no further: a later gate waits again. What such a gate waits on
-is still needed: as soon as that position moves, the coordinator takes its word back, and the gate is closed.
+this member's reset made it begin. A gate that opens by time counts what it waits on as read up to the offset it needs,
+and no further: a later gate waits again. What such a gate waits on is still needed: as soon as that position moves, the
+coordinator takes its word back, and the gate is closed. Where several closed gates wait on one partition, the next of
+them is what is needed: what the last one waits for may be behind the others.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from anabranch.base.ids import TopicPartition
@@ -99,7 +100,7 @@ def limits(topic: Topic) -> dict[int, int | None]:
     return topic.limits
 
 
-def _evaluate(topic: Topic) -> tuple[dict[int, int | None], dict[int, int]]:
+def _evaluate(topic: Topic) -> tuple[dict[int, int | None], dict[int, list[int]]]:
     assert topic.view is not None
     lineage = topic.view.lineage
     positions = _positions(topic, topic.view)
@@ -107,23 +108,54 @@ def _evaluate(topic: Topic) -> tuple[dict[int, int | None], dict[int, int]]:
     if topic.lifted:
         lifted = {number: _lifted(positions.get(number), offset) for number, offset in topic.lifted.items()}
         gates = lineage.gates({**positions, **lifted})
-    found: dict[int, int | None] = {}
-    needs: dict[int, int] = {}
-    for number in topic.partitions.keys() & positions.keys():
-        found[number] = _limit(topic, gates, number)
-        for each in (gates, waiting) if topic.lifted else (gates,):
-            if topic.granted and _limit(topic, each, number) is not None:
-                for wait in _waits(topic.partitions[number], each):
-                    needs[wait.partition] = max(wait.offset, needs.get(wait.partition, 0))
+    numbers = topic.partitions.keys() & positions.keys()
+    found = {number: _limit(topic, gates, number) for number in numbers}
+    needs = _needs(_waits(topic, gates, numbers), _waits(topic, waiting, numbers) if topic.lifted else ())
     for number in topic.lifted.keys() - needs.keys():
         del topic.lifted[number]
         topic.unsure.add(number)
     return found, needs
 
 
-def _waits(partition: Partition, gates: Gates) -> Iterator[GateWait]:
-    for keys in partition.share or (None,):
-        yield from gates.waits(partition.number, keys)
+def need(topic: Topic, number: int) -> int | None:
+    """Return up to where the group must read a partition next; None if nothing waits on it.
+
+    Of an own partition that is what has been handed out already, if anything: its next segment may wait on others.
+    """
+    offsets = topic.needs.get(number)
+    if not offsets:
+        return None
+    partition = topic.partitions.get(number)
+    position = None if partition is None else partition.position
+    return max((offset for offset in offsets if position is not None and offset <= position), default=offsets[0])
+
+
+def is_lifted_too_little(topic: Topic, number: int) -> bool:
+    """Whether a partition counts as read because gates open by time, and not as far as another gate needs."""
+    lifted = topic.lifted.get(number)
+    return lifted is not None and lifted < (need(topic, number) or 0)
+
+
+def _needs(closed: Iterable[GateWait], by_time: Iterable[GateWait]) -> dict[int, list[int]]:
+    """By partition, what gates wait for, the next first. `by_time`: those that are closed, or open by time."""
+    needs: dict[int, list[int]] = {}
+    for wait in sorted(closed, key=_offset):
+        needs.setdefault(wait.partition, []).append(wait.offset)
+    for wait in sorted(by_time, key=_offset, reverse=True):
+        needs.setdefault(wait.partition, []).append(wait.offset)
+    return needs
+
+
+def _offset(wait: GateWait) -> int:
+    return wait.offset
+
+
+def _waits(topic: Topic, gates: Gates, numbers: Iterable[int]) -> Iterator[GateWait]:
+    """What the closed gates of a member wait on; a gate behind others is among them."""
+    for number in numbers if topic.granted else ():
+        if _limit(topic, gates, number) is not None:
+            for keys in topic.partitions[number].share or (None,):
+                yield from gates.waits(number, keys)
 
 
 def _limit(topic: Topic, gates: Gates, number: int) -> int | None:
@@ -168,6 +200,8 @@ def _positions(topic: Topic, view: TopicView) -> dict[int, Position]:
     positions = dict(topic.elsewhere)
     for number, partition in topic.partitions.items():
         positions.pop(number, None)
+        if partition.is_of_another_topic:
+            continue
         if partition.share:
             positions[number] = _by_key(partition)
             continue

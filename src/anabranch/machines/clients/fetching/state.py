@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
-from anabranch.base.ids import TopicPartition
+from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.machines.clients.fetching.values import (
     EARLIEST,
     LATEST,
@@ -111,6 +111,14 @@ class Partition:
         self.ask_from_here()
 
     @property
+    def is_of_another_topic(self) -> bool:
+        """Whether the topic was deleted and created again since the partition was granted: its records are gone."""
+        if self.topic_id is None or self.topic.view is None:
+            return False
+        ids = (self.topic_id, self.topic.view.topic_id)
+        return NO_TOPIC_ID not in ids and ids[0] != ids[1]
+
+    @property
     def processed(self) -> int | None:
         """The offset before which the application has processed all records."""
         return self.position if self.finished is None else self.finished
@@ -181,8 +189,8 @@ class Topic:
     """For a granted topic, by partition the offset up to which it counts as read because gates open by time."""
     unsure: set[int] = field(default_factory=set)
     """Partitions that were in `lifted` until no gate needed them: the coordinator takes it that they still are."""
-    needs: dict[int, int] = field(default_factory=dict)
-    """What the closed gates at `limits` wait on: partition to the offset that the group must have read up to."""
+    needs: dict[int, list[int]] = field(default_factory=dict)
+    """What gates wait on at `limits`: by partition the offsets that the group must have read up to (`gating.need`)."""
     share: tuple[Interval, ...] = ()
     """The share of every partition of a topic that is followed."""
     gated: dict[int, tuple[int, ...]] = field(default_factory=dict)

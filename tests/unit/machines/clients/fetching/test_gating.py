@@ -251,3 +251,38 @@ def test_a_segment_that_the_group_has_begun_is_not_announced_again() -> None:
 def test_partitions_without_moved_keys_are_never_announced(announcing: bool) -> None:
     fetcher = member(Lineage.of_ends(2, (2, 3), ({0: 10, 1: 10},)), announcing=announcing, p1=0)
     assert spans(fetcher) == {1: (0, 30)} and fetcher.openings() == ()
+
+
+BACK_AND_FORTH = Lineage.of_ends(1, (1, 2, 1, 2), ({0: 10}, {0: 10, 1: 5}, {0: 15}))
+"""Partition 0 holds ten records, partition 1 five, partition 0 five more, and then both."""
+
+
+def test_of_several_gates_the_first_is_what_is_needed_now() -> None:
+    fetcher = member(BACK_AND_FORTH, p0=0, p1=0)
+    hand_out(fetcher, P0, 10)
+    assert fetcher.needs() == {P0: 10, P1: 5}, "partition 0 is not read to 15 before partition 1 is read to 5"
+    fetcher.lift(P0, 10)
+    hand_out(fetcher, P1, 5)
+    assert fetcher.needs() == {P0: 10, P1: 5}
+    fetcher.lift(P1, 5)
+    hand_out(fetcher, P0, 15)
+    assert fetcher.needs() == {P0: 15, P1: 5}
+    assert fetcher.known(P0) is None, "the coordinator has said that gates that wait on it are open by time"
+    fetcher.lift(P0, 15)
+    assert spans(fetcher) == {0: (15, 30), 1: (5, 30)}
+    assert fetcher.needs() == {P0: 10, P1: 5}, "what they wait on is still needed"
+    fetcher.lift(P0, 10)
+    assert spans(fetcher) == {0: (15, 30), 1: (5, 30)}, "they stay open as long as nothing moves"
+
+
+def test_records_of_a_topic_that_was_made_again_meanwhile_are_not_delivered_behind_its_gates() -> None:
+    fetcher = member(GREW, p0=0)
+    state = fetcher._state.partition(P0)
+    state.topic_id = UUID(int=1)
+    (first, *_) = fetcher.deliverable()
+    fetcher.topic_known(replace(view(GREW), topic_id=UUID(int=2)), 0)
+    assert spans(fetcher) == {} and not fetcher.is_next(first) and not fetcher.all_handed_out([first])
+    fetcher.grant([(P1, UUID(int=2))])
+    fetcher.begin(P1, offset=0)
+    fetcher.committed(P0, 10)
+    assert fetcher.needs() == {P0: 10}, "what was read of the topic before says nothing about this one"
