@@ -46,7 +46,7 @@ from anabranch.machines.clients.membership.steps import (
 )
 from anabranch.protocol.messages.find_coordinator import Coordinator as FoundCoordinator
 from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
-from anabranch.protocol.messages.join_group import JoinGroupRequest
+from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from anabranch.protocol.messages.offset_commit import OffsetCommitRequest
 from anabranch.protocol.messages.offset_fetch import OffsetFetchRequest
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
@@ -650,6 +650,7 @@ class Client(InOrder):
             self.world.rules.after_assign(self)
 
     def _heard(self, on_response: Any, ticket: int, reply: Any, note: Any, now_ms: int) -> None:
+        before = self.standing
         if note is not None:
             self.standing, self.given, ids = note
             if isinstance(reply, SyncGroupResponse):
@@ -658,6 +659,8 @@ class Client(InOrder):
             self.given = None
         awaited = ticket == self.machine._flight  # type: ignore[attr-defined]
         on_response(ticket, reply, now_ms)
+        if isinstance(reply, JoinGroupResponse) and not self.machine.is_member:
+            self.standing = before  # It has learned that a generation went on without it: what it has is lost.
         if awaited and self.is_classic and isinstance(reply, SyncGroupResponse):
             # A partition that stays assigned is, by its name, now one of whatever topic has that name. A member that
             # began to leave ignores the answer: its partitions are still those of the earlier assignment.

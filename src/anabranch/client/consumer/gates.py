@@ -195,4 +195,6 @@ class Gates:
             self._fetcher.told(tp, position)
         for tp, offset in news.lifted.items():
             self._fetcher.lift(tp, offset)
+        for tp in news.missing:
+            self._fetcher.refresh(tp.topic)
         return news.is_new

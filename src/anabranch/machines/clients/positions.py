@@ -75,6 +75,8 @@ class News:
     """The group's progress."""
     lifted: Mapping[TopicPartition, int | None]
     """Up to where a partition counts as read because its gates open by time; None where they do not."""
+    missing: frozenset[TopicPartition]
+    """Partitions that the coordinator does not know: emptied and removed since this member's metadata is of."""
     is_new: bool
     """Whether the answer, or the reports that it confirms, is news: the next question may follow at once."""
 
@@ -183,4 +185,5 @@ class PositionReports:
                     told[tp] = position
         grew = any(position != question.asks[tp] for tp, position in told.items())
         news = bool(reported) or grew or any(offset is not None for offset in lifted.values())
-        return News(told, lifted, news or not self._wanted <= wanted)
+        missing = frozenset(tp for tp in question.asks.keys() - told.keys() if tp in lifted)
+        return News(told, lifted, missing, news or not self._wanted <= wanted)

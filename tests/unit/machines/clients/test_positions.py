@@ -222,3 +222,12 @@ def test_revoked_partitions_are_forgotten() -> None:
     assert member.question() == Question()
     member.hear(WANTED)
     assert member.question().reports == {P0: 4}, "another life of the partition: it was not reported yet"
+
+
+def test_a_partition_that_the_coordinator_does_not_know_calls_for_new_metadata() -> None:
+    member = Member()
+    member.needs = {P0: 10, P1: 10}
+    member.hear(Answer(P0, need_position=False, position=3), Answer(P1, need_position=False))
+    assert member.news.missing == {P1} and member.news.told == {P0: 3}
+    member.hear(WANTED)
+    assert not member.news.missing

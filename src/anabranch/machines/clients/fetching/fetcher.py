@@ -421,6 +421,12 @@ class Fetcher:
         """
         delivering.handed_out(self._state, part, offset, records_end)
 
+    def refresh(self, topic: str) -> None:
+        """Have a topic's metadata asked for again: it names a partition that is not there."""
+        known = self._state.topics.get(topic)
+        if known is not None:
+            known.stale = True
+
     def refresh_all(self) -> None:
         """Refresh the metadata of every topic, stale or not, to find new partitions."""
         for topic in self._state.topics.values():

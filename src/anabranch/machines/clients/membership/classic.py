@@ -460,6 +460,11 @@ class ClassicMember(PolledMember[Phase]):
             self._again(now_ms)
         elif code is not ErrorCode.NONE:
             self._fail(self._refusal(code))
+        elif self._was_left_behind(response.generation_id):
+            self._member_id, self._generation = response.member_id, NO_GENERATION
+            self._lose()
+            self._target = None
+            self._phase, self._due_ms = Phase.UNJOINED, 0
         else:
             self._failures = 0
             self._member_id, self._generation = response.member_id, response.generation_id
@@ -469,6 +474,11 @@ class ClassicMember(PolledMember[Phase]):
             self._leads = response.leader == response.member_id
             if self._leads:
                 self._lead(response, now_ms)
+
+    def _was_left_behind(self, generation: int) -> bool:
+        """Whether a generation went on without this static member, which may have given its partitions to others."""
+        static = self._settings.group_instance_id is not None
+        return static and bool(self._owned) and NO_GENERATION < self._generation < generation - 1
 
     def _lead(self, response: JoinGroupResponse, now_ms: int) -> None:
         try:

@@ -211,6 +211,19 @@ def test_who_is_not_known_has_lost_all_and_begins_anew(code: ErrorCode, strategi
     assert not subscriber_of("m", None, strategies[0], request.protocols[0].metadata).owned
 
 
+def test_a_static_member_that_a_generation_went_on_without_has_lost_what_it_had_of_the_one_before() -> None:
+    world = World(*COOPERATIVE, group_instance_id="i1").stable(0, 1)
+    world.beats(ErrorCode.REBALANCE_IN_PROGRESS)
+    world.joins(3)
+    assert not world.member.is_member and world.quiet() is None
+    world.carry_out(Lost(owned(0, 1)))
+    request = world.joins(4)
+    assert request.member_id == "m1"
+    assert not subscriber_of("m1", None, "cooperative-sticky", request.protocols[0].metadata).owned
+    world.syncs(1)
+    world.carry_out(Assign(owned(1)))
+
+
 def test_a_sync_that_a_new_rebalance_overtook_joins_again() -> None:
     world = World()
     world.joins(1)
