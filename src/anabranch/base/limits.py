@@ -51,7 +51,7 @@ LAYOUT_NUMBER_MAX = LATE_LAYOUT + (1 << 62 - LATE_OFFSET_BITS) - 1
 
 FETCH_SESSIONS_MAX = 1_000
 FETCH_SESSIONS_SIZE_MAX = 128 * 1024 * 1024
-"""Default of `max.incremental.fetch.session.cache.bytes`: 400,000 partitions."""
+"""Default of `max.incremental.fetch.session.cache.bytes`: 750,000 partitions."""
 PRODUCER_BATCHES_REMEMBERED = 5
 """Batches per producer whose repetition is recognized: the in-flight limit of idempotent Kafka producers."""
 PRODUCERS_PER_PARTITION_MAX = 100_000

@@ -12,6 +12,7 @@ import contextlib
 from base64 import urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from typing import Any
 
 from anabranch.base.errors import AnabranchError
 from anabranch.machines.partition.sharing import Stretch, stretch_of
@@ -59,6 +60,8 @@ from anabranch.storage.metadata.embedded import EmbeddedMetadataStore
 events = EventLogger("broker")
 NEVER_MS = 1 << 62
 FIRST_SCRUB_MS = 60_000
+CLEARED_APART_MIN = 10_000
+"""Entries of a dict that are freed in a thread: a millisecond."""
 SETTING_READ_AGAIN_MS = 1_000
 """How long background work does not notice that its interval was changed."""
 
@@ -217,7 +220,7 @@ class Broker:
             commands=commands,
             fetches=Fetches(
                 replicas,
-                FetchSessions(settings.fetch_sessions_max, chance.below, settings.fetch_sessions_size_max),
+                FetchSessions(settings.fetch_sessions_max, chance.below, settings.fetch_sessions_size_max, _clear),
                 view.name_of,
                 Filters(
                     lambda: checks.scatter,
@@ -416,6 +419,14 @@ class Broker:
         gauges("kafka_log_log_size_bytes", "Bytes of a partition's log.", lambda: per_partition("size"))
         gauges("kafka_log_log_logstartoffset", "Where a log starts.", lambda: per_partition("log_start"))
         gauges("kafka_log_log_logendoffset", "Where a log ends.", lambda: per_partition("end"))
+
+
+def _clear(held: dict[Any, Any]) -> None:
+    """Free what a dict holds, in a thread if it is much."""
+    if len(held) < CLEARED_APART_MIN:
+        held.clear()
+    else:
+        asyncio.get_running_loop().run_in_executor(None, held.clear)
 
 
 def _share_descriptors(settings: Settings) -> Shares:

@@ -130,6 +130,10 @@ class OffsetRequests:
         group = self.groups.get(asked.group_id)
         return self.offsets.fetch(group, asked, require_stable=require_stable, version=version)
 
+    def committed(self, group_id: str) -> list[tuple[str, int]]:
+        """Topic and partition of everything that a group has committed."""
+        return [at for at, _ in self.offsets.positions.entries(group_id)]
+
     def offset_delete(
         self, request: OffsetDeleteRequest, now_ms: int
     ) -> Outcome[OffsetDeleteResponse, CoordinatorRecord]:

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
-from anabranch.machines.groups import classic, ranged_commits, shares
+from anabranch.machines.groups import classic, ranged_commits
 from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.committers import STALE_EPOCH_SINCE, commit_error, fetch_error
 from anabranch.machines.groups.consumer.group import ConsumerGroup
@@ -25,14 +25,13 @@ from anabranch.machines.groups.individual_store import IndividualCommits, range_
 from anabranch.machines.groups.offset_room import OffsetRoom
 from anabranch.machines.groups.positions import NO_LAYOUT, Position, Positions, position_record
 from anabranch.machines.groups.ranged_commits import RangedCommit
-from anabranch.machines.groups.ranges_on_wire import Ranges, commit_of
+from anabranch.machines.groups.ranges_on_wire import KeyRanges, Ranges, commit_of
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.groups.shared_commits import refusal
 from anabranch.machines.groups.transaction_ranges import Change, TransactionRanges, fold, leaves_gap, tombstone
 from anabranch.machines.outcome import Draft, Outcome
 from anabranch.protocol.messages.offset_commit import (
-    KeyRangeOffset,
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitResponse,
@@ -494,10 +493,7 @@ class Offsets:
             held = self.individual.of(group_id, (topic, partition), position)
             found.committed_range_offsets = Ranges(held.copied())
         if position.frontier is not None:
-            found.key_range_offsets = [
-                KeyRangeOffset(start=start, end=end, offset=offset)
-                for start, end, offset in shares.shares(position.frontier)
-            ]
+            found.key_range_offsets = KeyRanges(position.frontier)
         return found
 
     def _unstable(self, group_id: str, topic: str, partition: int) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import overload
 
-from anabranch.machines.groups import ranged_commits
+from anabranch.machines.groups import ranged_commits, shares
 from anabranch.machines.groups.individual import Range
 from anabranch.machines.groups.ranged_commits import RangedCommit
-from anabranch.protocol.messages.offset_commit import OffsetCommitRequestPartition, OffsetRange
+from anabranch.machines.groups.shares import KeyRange
+from anabranch.machines.lineage import Frontier
+from anabranch.protocol.messages.offset_commit import KeyRangeOffset, OffsetCommitRequestPartition, OffsetRange
 from anabranch.protocol.messages.txn_offset_commit import TxnOffsetCommitRequestPartition
 
 
@@ -40,6 +42,39 @@ class Ranges(Sequence[OffsetRange]):
         return isinstance(other, Sequence) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+class KeyRanges(Sequence[KeyRangeOffset]):
+    """The next offset by key as an answer has it: objects are made where the answer is encoded."""
+
+    def __init__(self, frontier: Frontier) -> None:
+        self._frontier = frontier
+
+    def __len__(self) -> int:
+        return len(self._frontier.starts)
+
+    def __iter__(self) -> Iterator[KeyRangeOffset]:
+        return (_key_range(it) for it in shares.shares(self._frontier))
+
+    @overload
+    def __getitem__(self, at: int) -> KeyRangeOffset: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[KeyRangeOffset]: ...
+
+    def __getitem__(self, at: int | slice) -> KeyRangeOffset | list[KeyRangeOffset]:
+        found = shares.shares(self._frontier)[at]
+        return _key_range(found) if isinstance(found, tuple) else [_key_range(it) for it in found]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _key_range(found: KeyRange) -> KeyRangeOffset:
+    start, end, offset = found
+    return KeyRangeOffset(start=start, end=end, offset=offset)
 
 
 def commit_of(part: OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition, log_start: int) -> RangedCommit:

@@ -123,9 +123,9 @@ class Endpoint(NamedTuple):
             if getattr(request, name) > limit:
                 setattr(request, name, limit)
         if self.parts is not None:
-            self.parts.once(request)
             if self.parts.long(request):
                 return handle_in_parts(self.handler, self.parts, broker, request, call)
+            self.parts.once(request)
         return self.handler(broker, request, call)
 
 

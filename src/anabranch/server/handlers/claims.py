@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from anabranch.base.errors import ApiError, ErrorCode
@@ -49,10 +50,11 @@ OFFSET_MAX = (1 << 63) - 2
 
 
 def has_claims(request: FetchRequest) -> bool:
-    """Whether a fetch claims slices."""
-    return bool(request.member_id) and any(
-        part.claim is not None for topic in request.topics for part in topic.partitions
-    )
+    """Whether a fetch claims slices: one that has more partitions than it may have does so among the first."""
+    if not request.member_id or len(request.topics) > CLAIMS_MAX:
+        return False
+    parts = (part for topic in request.topics for part in topic.partitions)
+    return any(part.claim is not None for part in islice(parts, CLAIMS_MAX + 1))
 
 
 class _Claimed(NamedTuple):

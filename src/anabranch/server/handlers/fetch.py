@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Generator, Iterable, Sequence
+from typing import Any
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID
@@ -39,13 +40,9 @@ def handle_fetch(
     """Answer a fetch at once, or when enough records are found."""
     if (request.member_id or request.group_id) and has_claims(request):
         return handle_claims(broker, request)
-    named = sum(len(topic.partitions) for topic in request.topics)
-    named += len(request.topics) + len(request.forgotten_topics_data)
-    named += sum(len(topic.partitions) for topic in request.forgotten_topics_data)
-    named += sum(_effort(asked) - 1 for topic in request.topics for asked in topic.partitions)
-    if named + broker.fetches.sessions.size_of(request.session_id) >= PARTITIONS_AT_A_TIME:
+    if broker.fetches.sessions.size_of(request.session_id) + _effort_of(request) >= PARTITIONS_AT_A_TIME:
         return _handle_in_steps(broker, request, call)
-    context = ended(_begin(broker, request, call, _targets(request)))
+    context = ended(_begin(broker, request, call, _targets(request), _forgotten(request, call)))
     if isinstance(context, ErrorCode):
         return FetchResponse(error_code=context, session_id=0)
     fetch = _fetch(broker, request, context)
@@ -56,16 +53,15 @@ def handle_fetch(
 
 
 def _begin(
-    broker: BrokerContext, request: FetchRequest, call: RequestContext, targets: list[Target]
+    broker: BrokerContext, request: FetchRequest, call: RequestContext, targets: list[Target], forgotten: list[Key]
 ) -> Generator[None, None, FetchContext | ErrorCode]:
     """Take a fetch into its session, in steps."""
-    uses_ids = call.api_version >= TOPIC_IDS_SINCE
     return broker.fetches.sessions.begin_in_steps(
         request.session_id,
         request.session_epoch,
         targets,
-        _forgotten(request, uses_ids=uses_ids),
-        uses_topic_ids=uses_ids,
+        forgotten,
+        uses_topic_ids=call.api_version >= TOPIC_IDS_SINCE,
         now_ms=broker.clock.now_ms(),
     )
 
@@ -80,27 +76,55 @@ async def _in_steps(begun: Generator[None, None, FetchContext | ErrorCode]) -> F
         await asyncio.sleep(0)
 
 
-def _fetch(broker: BrokerContext, request: FetchRequest, context: FetchContext) -> Fetch:
+def _fetch(
+    broker: BrokerContext, request: FetchRequest, context: FetchContext, reads: list[PartitionRead] | None = None
+) -> Fetch:
     budget = FetchBudget(request.min_bytes, request.max_bytes, broker.fetches.size_max)
-    return Fetch(broker.fetches, context, budget, committed=request.isolation_level == READ_COMMITTED)
+    return Fetch(broker.fetches, context, budget, committed=request.isolation_level == READ_COMMITTED, reads=reads)
 
 
 async def _handle_in_steps(broker: BrokerContext, request: FetchRequest, call: RequestContext) -> FetchResponse | Large:
     """As `handle_fetch`, for so many partitions that other work must have its turn meanwhile."""
+    loop = asyncio.get_running_loop()
     targets: list[Target] = []
+    reads: list[PartitionRead] = []
+    try:
+        return await _handled_in_steps(broker, request, call, targets, reads)
+    finally:
+        # So many objects take long to be freed, too.
+        loop.run_in_executor(None, _clear, (targets, reads))
+
+
+def _clear(lists: Iterable[list[Any]]) -> None:
+    for each in lists:
+        each.clear()
+
+
+async def _handled_in_steps(
+    broker: BrokerContext,
+    request: FetchRequest,
+    call: RequestContext,
+    targets: list[Target],
+    reads: list[PartitionRead],
+) -> FetchResponse | Large:
+    """Put what is to be read into `targets`, and what is read into `reads`, which the caller frees."""
     effort = 0
     for topic in request.topics:
+        effort += 1
         for asked in topic.partitions:
             targets += _targets_of(topic, (asked,))
             effort += _effort(asked)
             if effort >= PARTITIONS_AT_A_TIME:
                 effort = 0
                 await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    context = await _in_steps(_begin(broker, request, call, targets))
+        if effort >= PARTITIONS_AT_A_TIME:
+            effort = 0
+            await asyncio.sleep(0)
+    forgotten = await asyncio.get_running_loop().run_in_executor(None, _forgotten, request, call)
+    context = await _in_steps(_begin(broker, request, call, targets, forgotten))
     if isinstance(context, ErrorCode):
         return FetchResponse(error_code=context, session_id=0)
-    fetch = _fetch(broker, request, context)
+    fetch = _fetch(broker, request, context, reads)
     await fetch.read_in_steps()
     if not fetch.complete and (request.max_wait_ms > 0 or fetch.coming):
         await fetch.wait(request.max_wait_ms)
@@ -140,6 +164,18 @@ def _targets_of(topic: FetchTopic, partitions: Sequence[FetchPartition]) -> list
     ]
 
 
+def _effort_of(request: FetchRequest) -> int:
+    """How many plain partitions take as long as this request; of a long one, no less than PARTITIONS_AT_A_TIME."""
+    topics, forgotten = request.topics, request.forgotten_topics_data
+    effort = len(topics) + len(forgotten)
+    if effort < PARTITIONS_AT_A_TIME:
+        effort += sum(len(topic.partitions) for topic in topics)
+        effort += sum(len(topic.partitions) for topic in forgotten)
+    if effort < PARTITIONS_AT_A_TIME:
+        effort += sum(_effort(asked) - 1 for topic in topics for asked in topic.partitions)
+    return effort
+
+
 def _effort(wanted: FetchPartition) -> int:
     """How many plain partitions take as long as this one."""
     elements = len(wanted.key_ranges)
@@ -163,12 +199,13 @@ def _asked(wanted: FetchPartition) -> Asked | ErrorCode:
     return asked_of(ranges, wanted_keys, refused_keys, wanted.filter.size_min, wanted.filter.size_max)
 
 
-def _forgotten(request: FetchRequest, *, uses_ids: bool) -> Iterator[Key]:
-    return (
+def _forgotten(request: FetchRequest, call: RequestContext) -> list[Key]:
+    uses_ids = call.api_version >= TOPIC_IDS_SINCE
+    return [
         (topic.topic_id if uses_ids else topic.topic, partition)
         for topic in request.forgotten_topics_data
         for partition in topic.partitions
-    )
+    ]
 
 
 def _response(fetch: Fetch, node_id: int) -> FetchResponse:

@@ -66,12 +66,23 @@ def handle_metadata(
         return _answered(broker, [topic for topic in topics if topic is not None], wanted)
     if len(request.topics) >= PARTITIONS_AT_A_TIME:
         return _asked_in_steps(broker, request.topics, wanted, create=_creates(broker, request, call))
-    asked = list({(topic.name, topic.topic_id): topic for topic in request.topics}.values())  # Each topic once.
+    asked = list({_identity(topic): topic for topic in request.topics}.values())  # Each topic once.
     if _creates(broker, request, call):
-        missing = [it.name for it in asked if it.name and broker.view.find(it.name) is None]
+        missing = [name for topic in asked if (name := _missing(broker, topic))]
         if missing:
             return _create_and_answer(broker, asked, missing, wanted)
     return _answered(broker, [_asked(broker, topic, wanted) for topic in asked], wanted)
+
+
+def _identity(topic: MetadataRequestTopic) -> str | UUID | None:
+    """Which topic a request names: where it has an id, its name says nothing."""
+    return topic.name if topic.topic_id == NO_TOPIC_ID else topic.topic_id
+
+
+def _missing(broker: BrokerContext, topic: MetadataRequestTopic) -> str:
+    """The name of a topic that is not there and may be created; empty of any other."""
+    name = _identity(topic)
+    return name if isinstance(name, str) and broker.view.find(name) is None else ""
 
 
 def _creates(broker: BrokerContext, request: MetadataRequest, call: RequestContext) -> bool:
@@ -82,13 +93,13 @@ async def _asked_in_steps(
     broker: BrokerContext, topics: Sequence[MetadataRequestTopic], wanted: _Wanted, *, create: bool
 ) -> Answer:
     """Describe so many topics that other work must have its turn meanwhile."""
-    asked: dict[tuple[str | None, UUID], MetadataRequestTopic] = {}
+    asked: dict[str | UUID | None, MetadataRequestTopic] = {}
     missing: dict[str, None] = {}
     for begin in range(0, len(topics), PARTITIONS_AT_A_TIME):
         for topic in topics[begin : begin + PARTITIONS_AT_A_TIME]:
-            asked.setdefault((topic.name, topic.topic_id), topic)
-            if create and topic.name and broker.view.find(topic.name) is None:
-                missing[topic.name] = None
+            asked.setdefault(_identity(topic), topic)
+            if create and (name := _missing(broker, topic)):
+                missing[name] = None
         await asyncio.sleep(0)
     refusals = await _create(broker, missing)
     found: list[TopicSnapshot | MetadataResponseTopic] = []

@@ -29,11 +29,15 @@ from anabranch.protocol.messages.offset_fetch import (
 from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
 from anabranch.server.handlers.claims import held_by_others
 from anabranch.server.handlers.groups import caller_of, submit
-from anabranch.server.handlers.in_parts import Parts
+from anabranch.server.handlers.in_parts import Parts, gather_in_steps
 from anabranch.server.handlers.in_ranges import in_ranges, ranges_of
 
 SEVERAL_GROUPS_SINCE = 8
 GROUP_ERROR_SINCE = 2
+NAMED_MAX = 20
+"""Groups, topics and partitions together that are looked up before other work has its turn: each partition may have
+100,000 ranges."""
+UNSTABLE = ErrorCode.UNSTABLE_OFFSET_COMMIT
 _TOPICS = Parts("topics", "topics", "partition_indexes", "partitions")
 """The topics of one group."""
 
@@ -109,22 +113,39 @@ def handle_offset_fetch(
     broker: BrokerContext, request: OffsetFetchRequest, call: RequestContext
 ) -> OffsetFetchResponse | Large | Awaitable[OffsetFetchResponse | Large]:
     """Answer the committed offsets of groups: of several from version 8, of one before."""
-    if call.api_version >= SEVERAL_GROUPS_SINCE:
-        groups = list(request.groups)
-    else:
-        topics = None
-        if request.topics is not None:
-            topics = [
-                OffsetFetchRequestTopics(name=it.name, partition_indexes=it.partition_indexes) for it in request.topics
-            ]
-        groups = [OffsetFetchRequestGroup(group_id=request.group_id, topics=topics)]
-    groups = list({group.group_id: group for group in groups}.values())  # Each group once.
-    if sum(1 + _named(group) for group in groups) >= PARTITIONS_AT_A_TIME:
-        return _fetched_in_steps(broker, groups, request, call)
+    if _is_long(request, call):
+        return _fetched_in_steps(broker, request, call)
+    groups = _groups(request, call)
     answers = [_fetched(broker, group, request, call) for group in groups]
     if any(isinstance(answer, asyncio.Future) for answer in answers):
         return _answered(groups, answers, call)
     return _maybe_large(answers, call)
+
+
+def _is_long(request: OffsetFetchRequest, call: RequestContext) -> bool:
+    """Whether many partitions are asked for, or all of a group; looks at no more of them than that takes."""
+    several = call.api_version >= SEVERAL_GROUPS_SINCE
+    count = 0
+    for topics in [group.topics for group in request.groups[: NAMED_MAX + 1]] if several else [request.topics]:
+        if topics is None:
+            return True
+        count += 1 + len(topics)
+        count += sum(len(topic.partition_indexes) for topic in topics[:NAMED_MAX])
+        if count > NAMED_MAX:
+            return True
+    return False
+
+
+def _groups(request: OffsetFetchRequest, call: RequestContext) -> list[OffsetFetchRequestGroup]:
+    """The groups of a request, each once."""
+    if call.api_version >= SEVERAL_GROUPS_SINCE:
+        return list({group.group_id: group for group in request.groups}.values())
+    topics = None
+    if request.topics is not None:
+        topics = [
+            OffsetFetchRequestTopics(name=it.name, partition_indexes=it.partition_indexes) for it in request.topics
+        ]
+    return [OffsetFetchRequestGroup(group_id=request.group_id, topics=topics)]
 
 
 async def _answered(
@@ -136,24 +157,28 @@ async def _answered(
 def _maybe_large(answers: list[OffsetFetchResponseGroup], call: RequestContext) -> OffsetFetchResponse | Large:
     """The response, which is encoded in a thread where it has many ranges."""
     parts = (part for group in answers for topic in group.topics for part in topic.partitions)
-    if sum(len(part.committed_range_offsets) for part in parts) < PARTITIONS_AT_A_TIME:
+    ranges = sum(len(part.committed_range_offsets) + len(part.key_range_offsets) for part in parts)
+    if ranges < PARTITIONS_AT_A_TIME:
         return _response(answers, call)
     return Large(lambda: _response(answers, call))
 
 
-def _named(group: OffsetFetchRequestGroup) -> int:
-    return sum(1 + len(topic.partition_indexes) for topic in group.topics or ())
-
-
-async def _fetched_in_steps(
-    broker: BrokerContext, groups: list[OffsetFetchRequestGroup], request: OffsetFetchRequest, call: RequestContext
-) -> Large:
+async def _fetched_in_steps(broker: BrokerContext, request: OffsetFetchRequest, call: RequestContext) -> Large:
     """As `handle_offset_fetch`, for so many partitions that other work must have its turn meanwhile."""
+    loop = asyncio.get_running_loop()
     answers: list[OffsetFetchResponseGroup] = []
-    for group in groups:
+    for asked in await loop.run_in_executor(None, _groups, request, call):
+        everything = asked.topics is None
+        try:
+            group = await _all_of(broker, asked) if everything else asked
+        except ApiError as error:
+            answers.append(_refused(asked, error))
+            continue
         found: OffsetFetchResponseGroup | None = None
-        for continued, part in _TOPICS.split(group) if group.topics else ((False, group),):
+        for continued, part in _TOPICS.split(group, NAMED_MAX) if group.topics else ((False, group),):
             response = await _when_durable([part], [_fetched(broker, part, request, call)])
+            if everything:
+                _drop_missing(response[0])
             if found is None or response[0].error_code:
                 found = response[0]
             else:
@@ -164,6 +189,34 @@ async def _fetched_in_steps(
         assert found is not None
         answers.append(found)
     return Large(lambda: _response(answers, call))
+
+
+async def _all_of(broker: BrokerContext, group: OffsetFetchRequestGroup) -> OffsetFetchRequestGroup:
+    """A question for all that a group has committed as one that names it."""
+    committed = broker.groups.shard_of(group.group_id).read(lambda groups, now_ms: groups.committed(group.group_id))
+    names = await committed if isinstance(committed, asyncio.Future) else committed
+
+    def by_topic() -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for topic, partition in sorted(names):
+            found.setdefault(topic, []).append(partition)
+        return found
+
+    topics = await asyncio.get_running_loop().run_in_executor(None, by_topic)
+    named = copy(group)
+    named.topics = await gather_in_steps(
+        OffsetFetchRequestTopics(name=name, topic_id=topic.topic_id, partition_indexes=partitions)
+        for name, partitions in topics.items()
+        if (topic := broker.view.find(name)) is not None
+    )
+    return named
+
+
+def _drop_missing(answer: OffsetFetchResponseGroup) -> None:
+    """Leave out what is not committed any more, or of a topic of before."""
+    for topic in answer.topics:
+        topic.partitions = [it for it in topic.partitions if it.committed_offset >= 0 or it.error_code == UNSTABLE]
+    answer.topics = [topic for topic in answer.topics if topic.partitions]
 
 
 def _fetched(

@@ -5,7 +5,10 @@ AlterReplicaLogDirs (34), ElectLeaders (43), AlterPartitionReassignments (45), L
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 from anabranch.base.errors import ErrorCode
 from anabranch.protocol.messages.alter_partition_reassignments import (
@@ -31,8 +34,12 @@ from anabranch.protocol.messages.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
 )
-from anabranch.server.context import BrokerContext, RequestContext
+from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
 
+PATH_LENGTH_MAX = 4096
+"""Characters of a path, as in Linux."""
+PARTITIONS_PER_PATH = 20
+"""Partitions that take as long as the longest path."""
 PREFERRED, UNCLEAN = 0, 1
 """Types of election; version 0 of ElectLeaders knows the preferred one only."""
 NOT_ELECTED = {
@@ -122,26 +129,46 @@ def handle_list_partition_reassignments(
     return ListPartitionReassignmentsResponse()
 
 
-def handle_alter_replica_log_dirs(
+async def handle_alter_replica_log_dirs(
     broker: BrokerContext, request: AlterReplicaLogDirsRequest, call: RequestContext
-) -> AlterReplicaLogDirsResponse:
+) -> Large:
     """Accept that replicas stay in the one data directory, and refuse every other one (KIP-113)."""
-    ours = os.path.abspath(broker.settings.log_dirs)
+    is_ours = _is_path(broker.settings.log_dirs)
     results: dict[str, list[AlterReplicaLogDirPartitionResult]] = {}
+    effort = 0
+
+    async def spend(cost: int) -> None:
+        nonlocal effort
+        effort += cost
+        if effort >= PARTITIONS_AT_A_TIME:
+            effort = 0
+            await asyncio.sleep(0)
+
     for directory in request.dirs:
-        is_ours = os.path.normpath(directory.path) == ours
+        here = is_ours(directory.path)
+        await spend(PARTITIONS_PER_PATH)
         for topic in directory.topics:
+            await spend(1)
             for partition in topic.partitions:
                 error = ErrorCode.NONE
                 if not _exists(broker, topic.name, partition):
                     error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                elif not is_ours:
+                elif not here:
                     error = ErrorCode.LOG_DIR_NOT_FOUND
                 result = AlterReplicaLogDirPartitionResult(partition_index=partition, error_code=error)
                 results.setdefault(topic.name, []).append(result)
-    return AlterReplicaLogDirsResponse(
-        results=[AlterReplicaLogDirTopicResult(topic_name=name, partitions=found) for name, found in results.items()]
+                await spend(1)
+    return Large(
+        lambda: AlterReplicaLogDirsResponse(
+            results=[AlterReplicaLogDirTopicResult(topic_name=it, partitions=found) for it, found in results.items()]
+        )
     )
+
+
+def _is_path(path: Path) -> Callable[[str], bool]:
+    """Return the test whether another path, which need not be normal, is this one."""
+    ours = os.path.abspath(path)
+    return lambda other: len(other) <= PATH_LENGTH_MAX and os.path.normpath(other) == ours
 
 
 def _exists(broker: BrokerContext, name: str, partition: int) -> bool:

@@ -231,20 +231,25 @@ _OF_OFFSETS = {
 
 async def handle_write_txn_markers(
     broker: BrokerContext, request: WriteTxnMarkersRequest, call: RequestContext
-) -> WriteTxnMarkersResponse:
+) -> Large:
     """End transactions in partitions, for operators: their coordinators may have lost them.
 
     A marker of an epoch that no coordinator has reached is refused: it would fence the coordinator for good.
     """
     events.warning("markers written for a client", peer=call.peer, markers=len(request.markers))
     newest = max((shard.partition.leader_epoch for shard in broker.transactions), default=NO_EPOCH)
-    allowed = [marker for marker in request.markers if marker.coordinator_epoch <= newest]
-    written = iter((await broker.markers.write_markers(WriteTxnMarkersRequest(markers=allowed))).markers)
-    return WriteTxnMarkersResponse(
-        markers=[
-            next(written) if marker.coordinator_epoch <= newest else _refused_marker(marker)
-            for marker in request.markers
-        ]
+    results: list[WritableTxnMarkerResult | WritableTxnMarker] = []
+    for place, marker in enumerate(request.markers, 1):
+        if marker.coordinator_epoch <= newest:
+            results += (await broker.markers.write_markers(WriteTxnMarkersRequest(markers=[marker]))).markers
+        else:
+            results.append(marker)
+        if place % PARTITIONS_AT_A_TIME == 0:
+            await asyncio.sleep(0)
+    return Large(
+        lambda: WriteTxnMarkersResponse(
+            markers=[_refused_marker(it) if isinstance(it, WritableTxnMarker) else it for it in results]
+        )
     )
 
 

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 from uuid import UUID
 
@@ -138,15 +139,26 @@ class Fetch:
 
     __slots__ = ("_budget", "_fetches", "_reads", "coming", "committed", "context")
 
-    def __init__(self, fetches: Fetches, context: FetchContext, budget: FetchBudget, *, committed: bool) -> None:
-        """Read nothing yet. `committed`: only records of committed transactions are wanted (READ_COMMITTED)."""
+    def __init__(
+        self,
+        fetches: Fetches,
+        context: FetchContext,
+        budget: FetchBudget,
+        *,
+        committed: bool,
+        reads: list[PartitionRead] | None = None,
+    ) -> None:
+        """Read nothing yet, but put into `reads` what is read, in steps.
+
+        `committed`: only records of committed transactions are wanted (READ_COMMITTED).
+        """
         self.context = context
         self.committed = committed
         self._fetches = fetches
         self._budget = budget
         self.coming: list[PartitionRead] = []
         """The reads that must be waited for, even by a fetch that is not to wait."""
-        self._reads: list[PartitionRead] = []
+        self._reads = [] if reads is None else reads
 
     def read(self) -> None:
         """Read every target."""
@@ -322,7 +334,7 @@ class Fetch:
                 return  # `wait` calls again when the reads have arrived.
             if done.done():
                 return
-            indexes = sorted(changed)[:READS_AT_A_TIME]
+            indexes = sorted(islice(changed, READS_AT_A_TIME))
             changed.difference_update(indexes)
             if changed:
                 loop.call_soon(read_again)
@@ -364,9 +376,11 @@ class Fetch:
         finally:
             self._fetches.waiting.discard(done)
             timer.cancel()
-            for place, (partition, watcher) in enumerate(watchers, 1):
-                partition.unwatch(watcher)
-                if place % (5 * READS_AT_A_TIME) == 0:
+            while watchers:  # Freed in steps, too.
+                for _ in range(min(len(watchers), 5 * READS_AT_A_TIME)):
+                    partition, watcher = watchers.pop()
+                    partition.unwatch(watcher)
+                if watchers:
                     await asyncio.sleep(0)
 
     def answer(self) -> Iterator[PartitionRead | None]:
@@ -377,6 +391,8 @@ class Fetch:
             changed = target.note_sent(
                 size=read.size, error=read.error, high_watermark=read.high_watermark, log_start=read.log_start
             )
+            if session is not None:
+                session.sent(target)
             moved = read.filtered_to > target.offset
             if incremental and not changed and not moved and not read.urgent:
                 yield None

@@ -1,0 +1,104 @@
+"""Long requests of some APIs take short steps; `python -m tests.fuzz.arrays` sends the longest ones of all APIs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+from uuid import UUID
+
+import pytest
+
+from anabranch.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from anabranch.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from anabranch.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
+from tests.fuzz.arrays import DEEP, DIFFERING, PARTITIONS, SAME, TIMEOUT_S, TOPIC, Place, begin, send
+from tests.support.broker import BrokerProcess, running
+from tests.support.steps import in_short_steps
+from tests.support.wire import WireClient, batch
+
+COUNT = 40_000
+
+
+class Rig(NamedTuple):
+    broker: BrokerProcess
+    topic_id: UUID
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with running(tmp_path_factory.mktemp("largest")) as broker:
+        yield Rig(broker, begin(broker))
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        (Place(1, 17, ("topics", "partitions")), DIFFERING),
+        (Place(9, 10, ("groups",)), DIFFERING),
+        (Place(9, 7, ("topics",)), DEEP),
+        (Place(27, 1, ("markers",)), SAME),
+        (Place(34, 2, ("dirs",)), DIFFERING),
+        (Place(34, 2, ("dirs", "topics", "partitions")), SAME),
+        (Place(61, 0, ("topics",)), DEEP),
+        (Place(61, 0, ("topics", "partition_indexes")), DIFFERING),
+    ],
+    ids=str,
+)
+def test_a_request_that_names_much_takes_short_steps(rig: Rig, place: Place, kind: str) -> None:
+    assert send(rig.broker, place, kind, COUNT, rig.topic_id) > 0
+
+
+def test_all_that_a_group_has_committed_is_answered_in_short_steps(rig: Rig) -> None:
+    parts = [OffsetCommitRequestPartition(partition_index=it, committed_offset=it) for it in range(PARTITIONS)]
+    with WireClient(rig.broker.port, TIMEOUT_S) as client:
+        topics = [f"many-{number}" for number in range(6)]
+        for name in topics:
+            client.create(name, PARTITIONS)
+            asked = OffsetCommitRequest(group_id="much", topics=[OffsetCommitRequestTopic(name=name, partitions=parts)])
+            assert {it.error_code for it in client.call(asked, 8).topics[0].partitions} == {0}
+        for version in (5, 10):
+            one, several = {"group_id": "much", "topics": None}, [OffsetFetchRequestGroup(group_id="much", topics=None)]
+            asked = OffsetFetchRequest(groups=several) if version >= 8 else OffsetFetchRequest(**one)
+            answer = in_short_steps(rig.broker, lambda: client.call(asked, version))  # noqa: B023
+            found = answer.groups[0].topics if version >= 8 else answer.topics
+            assert len(found) == len(topics)
+            for topic in found:
+                assert [it.committed_offset for it in topic.partitions] == [*range(PARTITIONS)]
+            if version < 10:
+                assert [topic.name for topic in found] == topics
+            else:
+                assert len({topic.topic_id for topic in found}) == len(topics)
+        client.delete(topics[3])
+        answer = client.call(OffsetFetchRequest(groups=several), 8).groups[0]
+        assert [topic.name for topic in answer.topics] == [*topics[:3], *topics[4:]]
+
+
+def test_a_topic_is_described_once_however_often_its_id_is_named(rig: Rig) -> None:
+    with WireClient(rig.broker.port, TIMEOUT_S) as client:
+        for count in (100, 3_000):
+            named = [MetadataRequestTopic(name=f"x{it}", topic_id=rig.topic_id) for it in range(count)]
+            answer = client.call(MetadataRequest(topics=named, allow_auto_topic_creation=True))
+            assert [(it.name, len(it.partitions)) for it in answer.topics] == [(TOPIC, PARTITIONS)]
+            assert client.metadata("x0").error_code != 0, "nothing is created by the name beside an id"
+
+
+def test_a_partition_that_a_fetch_names_often_wakes_it_once(rig: Rig) -> None:
+    with WireClient(rig.broker.port, TIMEOUT_S) as reader, WireClient(rig.broker.port, TIMEOUT_S) as producer:
+        name = "named-often"
+        topic_id = producer.create(name)
+        asked = reader.fetch_request(topic_id, {0: 0}, wait_ms=60_000)
+        asked.topics[0].partitions = asked.topics[0].partitions * COUNT
+
+        def woken() -> int:
+            sent = reader.send(asked, 17)
+            time.sleep(0.5)  # Until it waits.
+            producer.produce(name, 0, batch([b"x"]))
+            (topic,) = reader.receive(sent).responses
+            return len(topic.partitions)
+
+        assert in_short_steps(rig.broker, woken) == 1
