@@ -378,3 +378,16 @@ def test_claims_of_a_thousand_partitions_take_short_steps(process: BrokerProcess
         )
         answers = in_short_steps(process, claimed)
         assert all((it.slice.start, it.slice.end) == (0, 9) for it in answers)
+
+
+def test_slices_of_a_topic_that_is_deleted_are_forgotten(process: BrokerProcess) -> None:
+    def held() -> float:
+        return process.metrics()["anabranch_slices_held"]
+
+    before = held()
+    first, second = two(process, "deleted")
+    with first, second:
+        assert [first.slice(0), second.slice(0)] == [(0, 9), (10, 19)]
+        assert held() == before + 2
+        first.delete("deleted")
+        assert held() == before

@@ -26,11 +26,13 @@ from anabranch.client import (
 )
 from anabranch.client.cluster.connection import ConnectionSettings
 from anabranch.client.consumer.range_reader import RangeReader, RangeReaderSettings, decode_range
-from anabranch.machines.keyspace import SPACE, SPACE_END, cuts
+from anabranch.machines.keyspace import SPACE, SPACE_END, Interval, cuts
+from anabranch.protocol.messages.fetch import KeyRange
 from anabranch.records.shares import KeyShare
 from tests.conformance.clients.confluent import ConfluentKafka
 from tests.support import commands
 from tests.support.broker import BrokerProcess
+from tests.support.wire import WireClient, batch
 
 ACCEPTS = {"accept.range.fetch": "true"}
 KEYS = 300
@@ -151,6 +153,29 @@ async def test_one_pass_serves_those_who_share_and_what_is_kept_goes(broker: Bro
     }
     assert found["anabranch_filter_kept_answers_total"] >= 2 * found["anabranch_filter_passes_total"]
     assert broker.metrics()["anabranch_filter_kept_bytes"] == 0
+
+
+def test_what_is_kept_for_sharers_goes_with_the_topic(broker: BrokerProcess) -> None:
+    def kept() -> float:
+        return broker.metrics()["anabranch_filter_kept_bytes"]
+
+    def read(part: Interval, offset: int) -> Any:
+        request = client.fetch_request(topic, {0: offset})
+        request.topics[0].partitions[0].key_ranges = [KeyRange(start=part.start, end=part.end)]
+        return client.call(request, 17).responses[0].partitions[0]
+
+    with WireClient(broker.port) as client:
+        topic = client.create("gone", accept_range_fetch="true", reserve_message_value_range_fetch="true")
+        before = kept()
+        one, other = cuts(SPACE, 2)
+        for number in range(100):
+            client.produce(topic, 0, batch([b"v" * 100], key=b"k%d" % number))
+            if not number:
+                read(other, 0)
+        assert 0 < len(read(one, 1).records) < 100 * 200
+        assert kept() > before, "the half that the other reads is kept for it"
+        client.delete("gone")
+        assert kept() == before
 
 
 @in_loop

@@ -241,6 +241,8 @@ class Broker:
             markers=markers,
             coordinators={0: groups, 1: transactions},
         )
+        replicas.watch_removals(self.context.fetches.filters.forget)
+        replicas.watch_removals(self.context.slices.forget)
         self._compaction = Compaction(
             replicas, partial(_shape_of, view, peers), clock, metrics, emptied=commands.inspect_retiring
         )

@@ -161,7 +161,7 @@ def test_what_is_kept_is_bounded_and_the_oldest_goes() -> None:
     assert kept.take(LOG, ONE, 6) is not None
     kept.keep(LOG, ONE, Piece(0, 99, batches(*range(99))))
     assert kept.take(LOG, ONE, 0) is None, "too large"
-    kept.forget(LOG.topic_id, LOG.partition)
+    kept.forget(LOG.topic_id, {LOG.partition})
     assert kept.size == 0
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 from uuid import UUID
@@ -235,6 +235,7 @@ class KeptPieces:
         self._pieces: OrderedDict[tuple[Log, Asked, int], Piece] = OrderedDict()
         """By where they start; the oldest come first."""
         self._of: dict[tuple[Log, Asked], dict[int, Piece]] = {}
+        self._logs: dict[Log, set[Asked]] = {}
 
     def room_for(self, log: Log, asked: Asked) -> bool:
         """Whether more may be kept for someone."""
@@ -253,6 +254,7 @@ class KeptPieces:
             self.evictions += 1
         self._pieces[log, asked, piece.start] = piece
         self._of.setdefault((log, asked), {})[piece.start] = piece
+        self._logs.setdefault(log, set()).add(asked)
         self.size += cost
 
     def take(self, log: Log, asked: Asked, offset: int) -> Piece | None:
@@ -265,10 +267,12 @@ class KeptPieces:
             self._drop(log, asked, start)
         return found
 
-    def forget(self, topic_id: UUID, partition: int) -> None:
-        """Drop everything of a partition."""
-        for log, asked, start in [it for it in self._pieces if it[0][:2] == (topic_id, partition)]:
-            self._drop(log, asked, start)
+    def forget(self, topic_id: UUID, partitions: Collection[int]) -> None:
+        """Drop everything of some partitions of a topic."""
+        for log in [log for log in self._logs if log.topic_id == topic_id and log.partition in partitions]:
+            for asked in list(self._logs[log]):
+                for start in list(self._of[log, asked]):
+                    self._drop(log, asked, start)
 
     def _drop(self, log: Log, asked: Asked, start: int) -> None:
         piece = self._pieces.pop((log, asked, start), None)
@@ -278,3 +282,6 @@ class KeptPieces:
             del of[start]
             if not of:
                 del self._of[log, asked]
+                self._logs[log].discard(asked)
+                if not self._logs[log]:
+                    del self._logs[log]

@@ -9,7 +9,7 @@ work. Small blocks of records that are not compressed are filtered in the event 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import thread_time
@@ -121,11 +121,15 @@ class Filters:
         """Give up the work that waits for the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def forget(self, topic_id: UUID, partition: int) -> None:
-        """Drop what is known and kept of a partition that this broker leads no more."""
-        self.kept.forget(topic_id, partition)
-        for log in [log for log in self._books if log[:2] == (topic_id, partition)]:
+    def forget(self, topic_id: UUID, partitions: Collection[int]) -> None:
+        """Drop what is known and kept of partitions that were removed."""
+        self.kept.forget(topic_id, partitions)
+        for log in [log for log in self._books if log.topic_id == topic_id and log.partition in partitions]:
             del self._books[log]
+
+    def _keep(self, partition: Partition, log: Log, asked: Asked, piece: Piece) -> None:
+        if partition.leadership is not None:  # Of one that was removed meanwhile nobody asks again.
+            self.kept.keep(log, asked, piece)
 
     async def read(self, partition: Partition, asked: Asked, offset: int, limit: int, size_max: int) -> FilteredSlice:
         """Find what is asked for from `offset` on, below `limit`: about `size_max` bytes, or one batch if it is larger.
@@ -148,9 +152,9 @@ class Filters:
                         self._hits.add()
                 piece, rest = piece.part(at, limit, size_max - size)
                 if rest is not None:
-                    self.kept.keep(log, asked, rest)
+                    self._keep(partition, log, asked, rest)
                 if size and size + len(piece.data) > size_max:
-                    self.kept.keep(log, asked, piece)
+                    self._keep(partition, log, asked, piece)
                     break
                 if len(piece.data):
                     parts.append(piece.data)
@@ -164,11 +168,13 @@ class Filters:
     def give_back(self, partition: Partition, asked: Asked, offset: int, found: FilteredSlice) -> None:
         """Keep what there was no room for in an answer."""
         log, _ = self._book_of(partition)
-        self.kept.keep(log, asked, Piece(offset, found.filtered_to, found.view()))
+        self._keep(partition, log, asked, Piece(offset, found.filtered_to, found.view()))
 
     def _book_of(self, partition: Partition) -> tuple[Log, _Book]:
         log = Log(partition.topic_id, partition.name.partition, partition.leader_epoch)
         book = self._books.pop(log, None) or _Book()
+        if partition.leadership is None:
+            return log, book
         self._books[log] = book
         if len(self._books) > BOOKS_MAX:
             del self._books[next(iter(self._books))]
@@ -199,7 +205,7 @@ class Filters:
         for each, data in zip(everyone, scattered.data, strict=True):
             self._found.add(len(data))
             if each is not asked:
-                self.kept.keep(log, each, Piece(offset, scattered.next_offset, memoryview(data)))
+                self._keep(partition, log, each, Piece(offset, scattered.next_offset, memoryview(data)))
         return Piece(offset, scattered.next_offset, memoryview(scattered.data[0])), scattered.size
 
     async def _scatter(self, block: Slice, selection: Selection, spread: Spread) -> Scattered:

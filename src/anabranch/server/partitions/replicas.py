@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -48,6 +48,8 @@ DELETED_AT_A_TIME = 500
 """Logs that are deleted together: directories and checkpoints are synced once for all of them."""
 OPENED_AT_A_TIME = 32
 """Logs that a thread opens, and the loop takes over, in one go."""
+RemovalWatcher = Callable[[UUID, Collection[int]], None]
+"""Hears the id of a topic, and the numbers of its partitions that are removed."""
 T = TypeVar("T")
 SNAPSHOT_INTERVAL_RECORDS = 200_000
 """Records after which the producers of a partition are kept anew, so that a restart reads few batches."""
@@ -84,6 +86,7 @@ class Replicas:
         self.removed = RemovedPartitions(directory.path, disk)
         self._topics: dict[str, dict[int, Partition]] = {}
         self._count = 0
+        self._removal_watchers: list[RemovalWatcher] = []
         self.range_fetched: dict[TopicPartition, Partition] = {}
         """Those whose topic allows fetches of ranges of keys."""
         self.producers = ProducerBudget(self._producer_tables, clock, producers_size_max)
@@ -114,6 +117,10 @@ class Replicas:
         yield from self.removed.tables()
         for partition in self:
             yield partition.table
+
+    def watch_removals(self, watcher: RemovalWatcher) -> None:
+        """Call `watcher` with partitions that have been removed: what was kept for their readers may go."""
+        self._removal_watchers.append(watcher)
 
     def of_topic(self, topic: str) -> list[Partition]:
         """The partitions of a topic that live here."""
@@ -370,6 +377,7 @@ class Replicas:
         """Carry out a StopReplica: delete the logs, keep their producer tables; return an error code for each."""
         errors: dict[int, ErrorCode] = {}
         doomed: list[TopicPartition] = []
+        removed: dict[UUID, set[int]] = {}
         syncing: list[Partition] = []
         gone: list[PartitionLog] = []
         for place, (number, leader_epoch) in enumerate(order.partitions, 1):
@@ -390,9 +398,13 @@ class Replicas:
                 partition.leadership = None
                 partition.changed()
                 gone.append(partition.log)
+                removed.setdefault(partition.topic_id, set()).add(number)
                 if partition.log.flushed < partition.log.end or self.commits.is_busy(partition.log):
                     syncing.append(partition)
             doomed.append(name)
+        for topic_id, numbers in removed.items():
+            for watcher in self._removal_watchers:
+                watcher(topic_id, numbers)
         if syncing:  # A sync that ended later would note the log as one that is there.
             await asyncio.wait(await self._commit_all(syncing))
         if held := [self._held[name] for name in doomed if name in self._held]:

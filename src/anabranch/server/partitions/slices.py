@@ -8,7 +8,7 @@ claim, and of groups that claim no more, one book at a time whenever another is 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -63,7 +63,9 @@ class SliceBooks:
         self._sweep_some()
         found = self._books.get(key)
         if found is None:
-            found = self._books[key] = Slices(self._settings)
+            found = Slices(self._settings)
+            if partition.leadership is not None:  # A partition that was removed meanwhile is not kept in mind.
+                self._books[key] = found
         return found
 
     def _sweep_some(self) -> None:
@@ -96,10 +98,10 @@ class SliceBooks:
             return None
         return slices.holder_of(member_id, ranges, self._live(group_id), self.now_ms)
 
-    def forget(self, topic_id: UUID, partition: int) -> None:
-        """Drop what is known of a partition that this broker leads no more."""
-        for key in [key for key in self._books if key[1:3] == (topic_id, partition)]:
-            del self._books[key]
+    def forget(self, topic_id: UUID, partitions: Collection[int]) -> None:
+        """Drop what is known of partitions that were removed."""
+        for key in [key for key in self._books if key.topic_id == topic_id and key.partition in partitions]:
+            self._again_of_dropped += self._books.pop(key).offered_again
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
