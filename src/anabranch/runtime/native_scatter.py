@@ -11,6 +11,7 @@ import ctypes
 import mmap
 import threading
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from anabranch.records.batch import HEADER_SIZE, expanded, headers, parse_header, stamp_crc
@@ -21,7 +22,10 @@ from anabranch.runtime.lent_memory import Shelf
 
 # As in `records.kernels.scatter`, which needs Numba.
 _RECORDS_AT, _RECORDS_END = 2, 3
-_STOPPED_AT, _NEXT_OFFSET, _SHEET_SIZE = 24, 25, 26
+_STOPPED_AT, _NEXT_OFFSET, _SHEET_SIZE = 26, 27, 28
+_GUIDE_BITS, _NOBODYS, _MIXED = 10, 0xFE, 0xFF
+_PLACE_BITS = 63 - _GUIDE_BITS
+_BACKWARDS = itemgetter(*(int(f"{number:0{_GUIDE_BITS}b}"[::-1], 2) for number in range(1 << _GUIDE_BITS)))
 _CELLS_IN_GROUP_MAX = 8
 _TARGET_FIELDS = 5
 _DONE, _COMPRESSED, _FULL, _MALFORMED = 0, 1, 2, -1
@@ -43,6 +47,7 @@ class _Prepared(NamedTuple):
     cells: Any
     cell_groups: int
     cells_in_group: int
+    guide: Any
     wanted: tuple[Any, int]
     """The entries of a set of keys, and its mask."""
     refused: tuple[Any, int]
@@ -139,12 +144,13 @@ class _Pass:
         self._histogram = None if load is None else (_Number * (2 * LOAD_BUCKETS))()
         self._written = 0
         self._regions(len(batches) + HEADER_SIZE + _SLACK)
+        factor, shift = _divides_by(spread.initial)
         own.sheet[:] = [
             self.at,
             self.at + len(batches),
             0,
             0,
-            spread.initial,
+            factor,
             spread.held[0],
             spread.held[1] - spread.held[0],
             0 if tables is None else ctypes.addressof(tables),
@@ -162,6 +168,8 @@ class _Pass:
             0 if load is None else load.start,
             0 if load is None else load.shift,
             LOAD_BUCKETS - 1,
+            shift,
+            ctypes.addressof(prepared.guide),
             self.at,
             -1,
         ]
@@ -238,10 +246,32 @@ def _prepare(selection: Selection) -> _Prepared:
         (_Number * len(numbers))(*numbers),
         groups,
         group_size,
+        _guide(selection.cells),
         _key_set(selection.keys_wanted),
         _key_set(selection.keys_refused),
         (*selection.keys_wanted, *selection.keys_refused),
     )
+
+
+def _guide(cells: tuple[Cell, ...]) -> Any:
+    """The target of all places that begin with the same bits, by those bits backwards."""
+    guide = bytearray([_NOBODYS]) * (1 << _GUIDE_BITS)
+    for start, last, target in cells:
+        for bound in (start, last):
+            guide[bound >> _PLACE_BITS] = _MIXED
+        first, behind = -(-start >> _PLACE_BITS), last + 1 >> _PLACE_BITS
+        if first < behind:
+            guide[first:behind] = bytes([target]) * (behind - first)
+    return (ctypes.c_ubyte * len(guide))(*_BACKWARDS(guide))
+
+
+def _divides_by(divisor: int) -> tuple[int, int]:
+    """A factor and a shift, in place of a divisor of numbers of 31 bits: neither they nor the product are rounded.
+
+    The factor is too large by less than 2 to the (shift - 31) over the divisor, so that the quotient is right.
+    """
+    shift = 31 + (divisor - 1).bit_length()
+    return -(-(1 << shift) // divisor), shift
 
 
 def _key_set(keys: tuple[bytes, ...]) -> tuple[Any, int]:

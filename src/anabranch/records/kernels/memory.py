@@ -187,6 +187,13 @@ def _count_leading_zeros(_: Any, value: Any) -> Any:
     return types.int64(types.int64), generate
 
 
+def _count_trailing_zeros(_: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.int64), generate
+
+
 copy_32 = _mover(32)
 copy_64 = _mover(64)
 copy_bytes = cast(Callable[[int, int, int], None], intrinsic(_move_bytes))
@@ -199,6 +206,8 @@ count_ones = cast(Callable[[int], int], intrinsic(_count_ones))
 reverse_bits = cast(Callable[[int], int], intrinsic(_reverse_bits))
 """The bits of a number in the opposite order, the lowest one in the place of the sign."""
 leading_zeros = cast(Callable[[int], int], intrinsic(_count_leading_zeros))
+trailing_zeros = cast(Callable[[int], int], intrinsic(_count_trailing_zeros))
+"""64 of zero."""
 
 
 @inlined

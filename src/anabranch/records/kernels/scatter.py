@@ -17,6 +17,7 @@ from anabranch.records.kernels.crc32c import CHECKS_CRC, CRC_FROM, take_crc_by_s
 from anabranch.records.kernels.hashing import mixed, murmur2
 from anabranch.records.kernels.memory import (
     MASK_32,
+    NOWHERE,
     SLACK,
     be16,
     be32,
@@ -24,6 +25,7 @@ from anabranch.records.kernels.memory import (
     copy_32,
     copy_64,
     i64,
+    prefetch_to_read,
     put8,
     put32,
     put64,
@@ -31,6 +33,7 @@ from anabranch.records.kernels.memory import (
     put_be32,
     read_varint,
     reverse_bits,
+    trailing_zeros,
     u8,
     u32,
 )
@@ -40,14 +43,18 @@ CHECKSUMS = CHECKS_CRC
 # The only argument is the address of numbers of 64 bits. First the question: where the batches are; where the records
 # of the first one are, 0 for in their place; the topic's first partition count and the interval of keyless records;
 # the tables of checksums, 0 for none to be taken; the cells, in groups of one size; the targets; other filters, 0
-# for none; and the histogram, 0 for none, with its first place and the shift that makes a bucket of a distance.
-AT, END, RECORDS_AT, RECORDS_END, INITIAL, KEYLESS_START, KEYLESS_MASK, TABLES_AT = 0, 1, 2, 3, 4, 5, 6, 7
+# for none; and the histogram, 0 for none, with its first place and the shift that makes a bucket of a distance. The
+# count is given as what divides by it: the factor and the shift of a product. GUIDE_AT is for most keys in place of
+# the cells: by the low bits of a hash that is divided, which are the high bits of its place, backwards, the target of
+# all places that begin so, NOBODYS, or MIXED where the cells must be asked.
+AT, END, RECORDS_AT, RECORDS_END, FACTOR, KEYLESS_START, KEYLESS_MASK, TABLES_AT = 0, 1, 2, 3, 4, 5, 6, 7
 CELLS_AT, CELL_GROUPS, CELLS_IN_GROUP, TARGETS_AT, TARGET_COUNT = 8, 9, 10, 11, 12
 SIZES_ASKED, SIZE_MIN, SIZE_MAX, WANTED_AT, WANTED_MASK, REFUSED_AT, REFUSED_MASK = 13, 14, 15, 16, 17, 18, 19
 HISTOGRAM_AT, HISTOGRAM_START, HISTOGRAM_SHIFT, HISTOGRAM_LAST = 20, 21, 22, 23
+SHIFT, GUIDE_AT = 24, 25
 # Then the answer: the first batch that was not scattered, and the offset behind the last one that was.
-STOPPED_AT, NEXT_OFFSET = 24, 25
-SHEET_SIZE = 26
+STOPPED_AT, NEXT_OFFSET = 26, 27
+SHEET_SIZE = 28
 # A cell: the places from START to LAST, and the target of their records.
 CELL_START, CELL_LAST, CELL_TARGET, CELL_SIZE = 0, 8, 16, 24
 # A target: where it goes on, how far it may be written, what it holds, and what it was given of the current batch.
@@ -55,8 +62,15 @@ TARGET_AT, TARGET_END, TARGET_RECORDS, TARGET_WRITTEN_TO, TARGET_BATCH_RECORDS, 
 # An entry of a set of keys: the hash, the address and the size of a key; the size of an empty one is -1.
 ENTRY_HASH, ENTRY_AT, ENTRY_KEY_SIZE, ENTRY_SIZE = 0, 8, 16, 24
 DONE, COMPRESSED, FULL, MALFORMED = 0, 1, 2, -1
+GUIDE_BITS = 10
+NOBODYS, MIXED = 0xFE, 0xFF
 
 _LOW_31 = 0x7FFF_FFFF
+_ENDS = 0x8080_8080_8080_8000 - (1 << 64)
+"""The highest bits of eight bytes, but of the first one, which holds attributes."""
+_GUIDE_MASK = (1 << GUIDE_BITS) - 1
+_AHEAD = 2048
+"""Bytes that are brought near before they are read."""
 _LENGTH_AT, _CRC_AT, _ATTRIBUTES_AT, _LAST_DELTA_AT, _COUNT_AT = 8, 17, 21, 23, 57
 
 
@@ -72,6 +86,41 @@ def _number(at: int, end: int) -> tuple[int, int]:
             value = (first & 0x7F) | second << 7
             return (value >> 1) ^ -(value & 1), at + 2
     return read_varint(at, end)
+
+
+@inlined
+def _key_of(body: int, record_end: int, records_end: int) -> tuple[int, int]:
+    """Where the key of a record begins, and its size, negative for none; NOWHERE in a record that is not sound.
+
+    Of the usual record that is found in eight bytes without a branch: the last byte of a number has no highest bit.
+    """
+    if records_end - body >= 8:
+        word = i64(body)
+        ends = ~word & _ENDS
+        ends &= ends - 1
+        before = trailing_zeros(ends)
+        ends &= ends - 1
+        if trailing_zeros(ends) == before + 8:
+            field = body + (before >> 3) + 2
+            size = (word >> (before + 1)) & 0xFF
+            size = (size >> 1) ^ -(size & 1)
+            return (field if max(size, 0) <= record_end - field else NOWHERE), size
+    _, field = _number(body + 1, record_end)
+    if field <= record_end:
+        _, field = _number(field, record_end)
+    if field <= record_end:
+        size, field = _number(field, record_end)
+        if field <= record_end and size <= record_end - field:
+            return field, size
+    return NOWHERE, 0
+
+
+@inlined
+def _offset_delta(body: int, record_end: int) -> int:
+    """The distance of a sound record's offset from the first one."""
+    _, field = _number(body + 1, record_end)
+    delta, _ = _number(field, record_end)
+    return delta
 
 
 @inlined
@@ -155,14 +204,14 @@ def _begun(cells: int, count: int, step: int, place: int) -> int:
 
 @inlined
 def _target_of(cells: int, groups: int, group_size: int, place: int) -> int:
-    """The target of a place in the key space; -1 for none. The cells ascend."""
+    """The target of a place in the key space, or NOBODYS. The cells ascend."""
     if groups > 1:
         cells += max(_begun(cells, groups, group_size * CELL_SIZE, place) - 1, 0) * group_size * CELL_SIZE
     if group_size > 1:
         cells += max(_begun(cells, group_size, CELL_SIZE, place) - 1, 0) * CELL_SIZE
     if i64(cells) <= place <= i64(cells + CELL_LAST):
         return i64(cells + CELL_TARGET)
-    return -1
+    return NOBODYS
 
 
 @inlined
@@ -191,7 +240,9 @@ def scatter(sheet: int) -> int:
     at = i64(sheet + 8 * AT)
     end = i64(sheet + 8 * END)
     given_at = i64(sheet + 8 * RECORDS_AT)
-    initial = i64(sheet + 8 * INITIAL)
+    factor = i64(sheet + 8 * FACTOR)
+    shift = i64(sheet + 8 * SHIFT)
+    guide = i64(sheet + 8 * GUIDE_AT)
     keyless_start = i64(sheet + 8 * KEYLESS_START)
     keyless_mask = i64(sheet + 8 * KEYLESS_MASK)
     tables = i64(sheet + 8 * TABLES_AT)
@@ -246,44 +297,50 @@ def scatter(sheet: int) -> int:
                 put64(target + TARGET_BATCH_RECORDS, 0)
             target += TARGET_SIZE
         if not whole:
+            ahead = record
             for _ in range(count):
                 length, body = _number(record, records_end)
                 if body > records_end or length < 1 or length > records_end - body:
                     return MALFORMED
                 record_end = body + length
-                _, field = _number(body + 1, record_end)
+                while ahead < record_end:
+                    prefetch_to_read(ahead + _AHEAD)
+                    ahead += 64
+                field, key_size = _key_of(body, record_end, records_end)
                 if field > record_end:
                     return MALFORMED
-                offset_delta, field = _number(field, record_end)
-                if field > record_end:
-                    return MALFORMED
-                key_size, field = _number(field, record_end)
-                if field > record_end or key_size > record_end - field:
-                    return MALFORMED
-                murmur = 0
+                murmur, divided, chosen = 0, 0, MIXED
                 if key_size >= 0:
                     murmur = murmur2(field, key_size)
-                    place = reverse_bits((murmur & _LOW_31) // initial << 1) | (mixed(murmur) & MASK_32)
-                else:
-                    place = (mixed(base_offset + offset_delta) & keyless_mask) + keyless_start
-                if histogram != 0:
-                    bucket = histogram + 16 * min(max((place - histogram_start) >> histogram_shift, 0), histogram_last)
-                    put64(bucket, i64(bucket) + 1)
-                    put64(bucket + 8, i64(bucket + 8) + record_end - record)
-                chosen = _target_of(cells, cell_groups, cells_in_group, place)
-                if chosen >= 0 and wanted != 0 and not _holds(wanted, wanted_mask, murmur, field, key_size):
-                    chosen = -1
-                if chosen >= 0 and refused != 0 and _holds(refused, refused_mask, murmur, field, key_size):
-                    chosen = -1
-                if chosen >= 0 and sizes_asked != 0:
+                    divided = ((murmur & _LOW_31) * factor) >> shift
+                    chosen = u8(guide + (divided & _GUIDE_MASK))
+                if chosen == MIXED or histogram != 0:
+                    if key_size >= 0:
+                        place = reverse_bits(divided << 1) | (mixed(murmur) & MASK_32)
+                    else:
+                        offset = base_offset + _offset_delta(body, record_end)
+                        place = (mixed(offset) & keyless_mask) + keyless_start
+                    if histogram != 0:
+                        bucket = histogram + 16 * min(
+                            max((place - histogram_start) >> histogram_shift, 0), histogram_last
+                        )
+                        put64(bucket, i64(bucket) + 1)
+                        put64(bucket + 8, i64(bucket + 8) + record_end - record)
+                    if chosen == MIXED:
+                        chosen = _target_of(cells, cell_groups, cells_in_group, place)
+                if chosen < NOBODYS and wanted != 0 and not _holds(wanted, wanted_mask, murmur, field, key_size):
+                    chosen = NOBODYS
+                if chosen < NOBODYS and refused != 0 and _holds(refused, refused_mask, murmur, field, key_size):
+                    chosen = NOBODYS
+                if chosen < NOBODYS and sizes_asked != 0:
                     key_end = field + max(key_size, 0)
                     value_size, behind = _number(key_end, record_end)
                     if behind > record_end or value_size > record_end - behind:
                         return MALFORMED
                     content = max(key_size, 0) + max(value_size, 0)
                     if content < size_min or content > size_max:
-                        chosen = -1
-                if chosen >= 0:
+                        chosen = NOBODYS
+                if chosen < NOBODYS:
                     target = targets + chosen * TARGET_SIZE
                     to = i64(target + TARGET_WRITTEN_TO)
                     _move(to, record, record_end - record)
