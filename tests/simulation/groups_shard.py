@@ -233,6 +233,9 @@ class Groups:
     def ticket(self) -> int:
         return self._broker.world.next_ticket()
 
+    def to_be_matched(self, pattern: str) -> None:
+        """There are few topics: the machine finds those that a pattern matches."""
+
 
 class Broker:
     """One partition of `__consumer_offsets`, on a broker of its own, which can crash and come back."""

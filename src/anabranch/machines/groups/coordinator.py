@@ -27,7 +27,7 @@ from anabranch.machines.groups.consumer.group import (
     MemberState,
 )
 from anabranch.machines.groups.consumer.step import Live, Step
-from anabranch.machines.groups.consumer.target import subscriptions
+from anabranch.machines.groups.consumer.target import concerned, subscriptions
 from anabranch.machines.groups.expiry import Expiry
 from anabranch.machines.groups.gate import HEARTBEAT_ROOM, Gate
 from anabranch.machines.groups.gatekeeper import LOOK_ROOM, Gatekeeper
@@ -83,7 +83,8 @@ Reply = TypeVar("Reply")
 class Coordinator(AskedPositions, HeardResets, OffsetRequests):
     """A shard; see the module."""
 
-    def __init__(self, settings: GroupSettings, image: Image | None = None) -> None:
+    def __init__(self, settings: GroupSettings, image: Image | None = None, regexes: Regexes | None = None) -> None:
+        """`regexes`: those that several shards share."""
         self.settings = settings
         self.groups: dict[str, Group] = {}
         self.offsets = Offsets(settings, image or Image())
@@ -95,7 +96,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
             session_timeout_max_ms=settings.max_session_timeout_ms,
             size_max=settings.max_size,
         )
-        self._regexes = Regexes(settings.consumer_regex_length_max)
+        self._regexes = regexes or Regexes(settings.consumer_regex_length_max)
         self._lives: dict[str, Live] = {}
         self.starts = Starts()
         self.keeper = Gatekeeper(self.groups, self.offsets, self.starts, self._regexes)
@@ -218,8 +219,9 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
         draft: Draft[CoordinatorRecord] = Draft()
         draft.write(*self.offsets.of_topics_gone(before))
         self.settling.topics_changed(before, draft, now_ms)
+        differing = image.differences(before)
         for group in list(self.groups.values()):
-            if isinstance(group, ConsumerGroup) and group.members:
+            if isinstance(group, ConsumerGroup) and concerned(group, differing, self._regexes):
                 step = self._step(group, now_ms)
                 if step.look_at_topics():
                     step.assign()

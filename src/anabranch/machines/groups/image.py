@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
+from typing import NamedTuple
 from uuid import UUID
 
 from anabranch.machines.keyspace import Interval, interval
 from anabranch.machines.lineage import Lineage
+
+CHANGES_REMEMBERED_MAX = 20_000
+
+
+class Change(NamedTuple):
+    """What became of the image before it."""
+
+    version: int
+    names: frozenset[str]
+    """The topics that came, went or changed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,12 +95,51 @@ class TopicImage:
         return (self.topic_id, tuple(self.partitions), tuple(self.retiring))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Image:
     """All topics. Versions grow; equal versions are equal images."""
 
     version: int = 0
     by_name: Mapping[str, TopicImage] = field(default_factory=dict)
+    history: deque[Change] = field(
+        default_factory=lambda: deque(maxlen=CHANGES_REMEMBERED_MAX), compare=False, repr=False
+    )
+    """The latest changes, shared by all images that follow each other."""
+
+    def next(self, topics: Mapping[str, TopicImage | None]) -> Image:
+        """The image after a change of some topics; None for those that are gone. Copies, but compares nothing."""
+        by_name, by_id = dict(self.by_name), dict(self.by_id)
+        for name, topic in topics.items():
+            before = by_name.pop(name, None) if topic is None else by_name.get(name)
+            if before is not None:
+                del by_id[before.topic_id]
+            if topic is not None:
+                by_name[name] = by_id[topic.topic_id] = topic
+        self.history.append(Change(self.version + 1, frozenset(topics)))
+        after = Image(self.version + 1, by_name, self.history)
+        after.__dict__["by_id"] = by_id
+        return after
+
+    def since(self, version: int) -> frozenset[str] | None:
+        """The names of the topics that came, went or changed since an earlier version; None if that is not known."""
+        if version == self.version:
+            return frozenset()
+        if not self.history or not self.history[0].version <= version + 1 <= self.version <= self.history[-1].version:
+            return None
+        first = version + 1 - self.history[0].version
+        names = [change.names for change in islice(self.history, first, first + self.version - version)]
+        return names[0] if len(names) == 1 else frozenset().union(*names)
+
+    def differences(self, before: Image) -> frozenset[str]:
+        """The names of the topics that are not the same as in an earlier image."""
+        known = self.since(before.version) if before.history is self.history else None
+        if known is not None:
+            return known
+        return frozenset(
+            name
+            for name in self.by_name.keys() | before.by_name.keys()
+            if self.by_name.get(name) is not before.by_name.get(name)
+        )
 
     @cached_property
     def by_id(self) -> Mapping[UUID, TopicImage]:

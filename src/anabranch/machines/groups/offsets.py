@@ -550,7 +550,11 @@ class Offsets:
 
     def of_topics_gone(self, before: Image) -> Iterator[CoordinatorRecord]:
         """The tombstones of positions in topics of `before` that are deleted."""
-        gone = {name for name, topic in before.by_name.items() if id_of(self.image, name) != topic.topic_id}
+        gone = {
+            name
+            for name in self.image.differences(before)
+            if (was := before.by_name.get(name)) is not None and id_of(self.image, name) != was.topic_id
+        }
         if not gone:
             return
         for group_id in sorted(self.positions.groups()):

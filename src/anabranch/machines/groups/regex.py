@@ -1,12 +1,16 @@
 """Subscriptions by regular expression, with RE2: matching takes time in proportion to the text, whatever the pattern.
 
-A pattern is bounded in length and in the memory of its automaton, so that none runs long; its matches are computed
-once for each version of the metadata.
+A pattern is bounded in length and in the memory of its automaton. What it matches is remembered, and with the next
+image only the topics that differ are looked at. RE2 takes some microseconds for each name, so that the shell may have a
+new pattern matched in steps (`match_some`) before a coordinator asks. The names that are remembered are bounded over
+all patterns; those of the pattern that was used least recently are forgotten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from itertools import islice
+from typing import NamedTuple
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.patterns import compile_pattern
@@ -15,35 +19,93 @@ from anabranch.machines.groups.image import Image
 MEMORY_MAX = 1 << 20
 """Bytes for a pattern's automaton."""
 REMEMBERED_MAX = 1_000
+NAME_SIZE = 64
+"""Memory for a name in the set of those that a pattern matches; the names themselves are the image's."""
+NAMES_SIZE_MAX = 64 * 1024 * 1024
+
+
+class _Matches(NamedTuple):
+    """What a pattern matches in one version of the image."""
+
+    version: int
+    names: frozenset[str]
+
+
+class Matching:
+    """A pattern that is being matched in steps."""
+
+    def __init__(self, pattern: str, image: Image) -> None:
+        self.pattern = pattern
+        self.image = image
+        self.found: list[str] = []
+        self.left: Iterator[str] = iter(image.by_name)
 
 
 class Regexes:
     """Compiled patterns and their matches; a memo."""
 
-    def __init__(self, length_max: int) -> None:
+    def __init__(self, length_max: int, names_size_max: int = NAMES_SIZE_MAX) -> None:
+        """`names_size_max`: bytes for the names that all patterns match."""
+        self.names_size = 0
+        """Bytes for the names that are remembered."""
         self._length_max = length_max
+        self._names_size_max = names_size_max
         self._compiled: dict[str, Callable[[str], bool]] = {}
-        self._matches: dict[str, frozenset[str]] = {}
-        self._version = -1
+        self._matches: dict[str, _Matches] = {}
+        """Those that were used least recently come first."""
 
     def check(self, pattern: str) -> None:
         """Raise INVALID_REGULAR_EXPRESSION, with the engine's reason, for an invalid pattern."""
         self._compile(pattern)
 
+    def any_of(self, pattern: str, names: Collection[str]) -> bool:
+        """Whether a pattern matches any of these names."""
+        return bool(self._matched(pattern, names))
+
     def matches(self, pattern: str, image: Image) -> frozenset[str]:
         """The names that a pattern matches as a whole; internal topics, which begin with two underscores, never."""
-        if image.version != self._version:
-            self._matches.clear()
-            self._version = image.version
-        found = self._matches.get(pattern)
-        if found is None:
-            matches = self._compile(pattern)
-            found = self._matches[pattern] = frozenset(
-                name for name in image.by_name if not name.startswith("__") and matches(name)
-            )
-            if len(self._matches) > REMEMBERED_MAX:
-                del self._matches[next(iter(self._matches))]
-        return found
+        known = self._matches.pop(pattern, None)
+        if known is not None:
+            self.names_size -= NAME_SIZE * len(known.names)
+        differing = None if known is None else image.since(known.version)
+        if known is None or differing is None:
+            names = frozenset(self._matched(pattern, image.by_name))
+        elif not differing:
+            names = known.names
+        else:
+            fresh = self._matched(pattern, [name for name in differing if name in image.by_name])
+            same = known.names.issuperset(fresh) and len(fresh) == len(known.names & differing)
+            names = known.names if same else (known.names - differing).union(fresh)
+        return self._remember(pattern, image, names)
+
+    def begin(self, pattern: str, image: Image) -> Matching | None:
+        """Begin to match a pattern in steps; None where that is not needed. ApiError as `check`."""
+        self._compile(pattern)
+        return None if pattern in self._matches else Matching(pattern, image)
+
+    def match_some(self, matching: Matching, count: int) -> bool:
+        """Match some names; whether others are left. At the end the pattern's matches are remembered."""
+        names = list(islice(matching.left, count))
+        matching.found += self._matched(matching.pattern, names)
+        if names:
+            return True
+        if matching.pattern not in self._matches:
+            self._remember(matching.pattern, matching.image, frozenset(matching.found))
+        return False
+
+    def _matched(self, pattern: str, names: Collection[str]) -> list[str]:
+        matches = self._compile(pattern)
+        return [name for name in names if not name.startswith("__") and matches(name)]
+
+    def _remember(self, pattern: str, image: Image, names: frozenset[str]) -> frozenset[str]:
+        self._matches[pattern] = _Matches(image.version, names)
+        self.names_size += NAME_SIZE * len(names)
+        while len(self._matches) > REMEMBERED_MAX or (
+            self.names_size > self._names_size_max and len(self._matches) > 1
+        ):
+            oldest = next(iter(self._matches))
+            self.names_size -= NAME_SIZE * len(self._matches.pop(oldest).names)
+        return names
 
     def _compile(self, pattern: str) -> Callable[[str], bool]:
         compiled = self._compiled.get(pattern)

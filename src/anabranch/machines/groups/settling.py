@@ -82,12 +82,16 @@ class Settling:
     def topics_changed(self, before: Image, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
         """Begin to settle the groups of topics that were resized, and forget the beginnings in topics that are gone."""
         image = self._offsets.image
-        if any(topic_id not in image.by_id for topic_id in before.by_id):
+        differing = sorted(image.differences(before))
+        earlier = [before.by_name.get(name) for name in differing]
+        if any(topic is not None and topic.topic_id not in image.by_id for topic in earlier):
             draft.write(*self._starts.of_topics_gone(image.by_id))
         changed = [
-            topic.name
-            for name, topic in image.by_name.items()
-            if topic.was_resized and _partitions(before.by_name.get(name)) != _partitions(topic)
+            name
+            for name, was in zip(differing, earlier, strict=True)
+            if (topic := image.by_name.get(name)) is not None
+            and topic.was_resized
+            and _partitions(was) != _partitions(topic)
         ]
         if changed:
             self._topics.update(dict.fromkeys(changed))

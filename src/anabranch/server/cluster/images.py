@@ -1,13 +1,15 @@
 """The images of the cluster's topics for the group coordinators, made from this broker's view of the cluster.
 
-Half a layout is never shown, as in Metadata. An unchanged topic keeps its object, and an image without changed
-topics is the same image, so that the cost of a metadata change is proportional to the change. The ends of a log that
-cannot be opened are unknown, which keeps the gates of its children closed.
+Half a layout is never shown, as in Metadata. Only the topics that an update names are looked at, some at a time. An
+unchanged topic keeps its object, and an image without changed topics is the same image, so that the cost of a metadata
+change is proportional to the change. The ends of a log that cannot be opened are unknown, which keeps the gates of its
+children closed.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from itertools import islice
 
 from anabranch.machines.controller.configs import TOPIC_CONFIGS, effective
 from anabranch.machines.controller.nodes import Topic
@@ -15,7 +17,7 @@ from anabranch.machines.cuts import lineage_of
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.lineage import Cuts, Lineage
 from anabranch.server.cluster.peers import Peers
-from anabranch.server.cluster.view import ClusterView, TopicSnapshot
+from anabranch.server.cluster.view import ClusterUpdate, ClusterView, TopicSnapshot
 
 ORDERED_DELIVERY = TOPIC_CONFIGS["enable.ordered.delivery"]
 RANGE_FETCH = TOPIC_CONFIGS["accept.range.fetch"]
@@ -27,37 +29,62 @@ class Images:
     def __init__(self, view: ClusterView, peers: Peers) -> None:
         self._view = view
         self._peers = peers
-        self._image = Image()
+        self.latest = Image()
+        """The image that was made last."""
         self._made_of: dict[str, tuple[Topic, bool, bool]] = {}
         """By topic, the inputs of its part of the image: the topic node, whether delivery is ordered, and whether its
         records may be fetched by ranges of keys."""
-        self._version = -1
+        self._left = dict.fromkeys(topic.name for topic in view.topics())
+        """Topics that may have changed since the newest image."""
+        self._incomplete: set[str] = set()
+        """Topics with logs whose ends were not known: they are looked at after each update."""
+        self._looked_at: dict[str, TopicImage | None] = {}
+        """What has changed in those that were looked at."""
+        view.watch(self._on_update)
+
+    def _on_update(self, update: ClusterUpdate) -> None:
+        if update.broker_configs:  # Also the defaults of topics without a config of their own.
+            self._left.update(dict.fromkeys(self.latest.by_name))
+        self._left.update(dict.fromkeys(update.topics))
+        self._left.update(dict.fromkeys(update.configs))
+        self._left.update(dict.fromkeys(self._incomplete))
+
+    def look(self, count: int) -> bool:
+        """Look at some of the topics that may have changed; whether others are left."""
+        for name in list(islice(self._left, count)):
+            del self._left[name]
+            self._look_at(name)
+        return bool(self._left)
 
     def newest(self) -> Image:
         """The image of the view as it is now."""
-        view = self._view
-        if self._version == view.version:
-            return self._image
-        known = self._image.by_name
-        made_of: dict[str, tuple[Topic, bool, bool]] = {}
-        topics: dict[str, TopicImage] = {}
-        for topic in view.topics():
-            name = topic.name
-            configs = view.configs(name)
-            ordered = effective(ORDERED_DELIVERY, configs, view.broker_settings).value != "false"
-            ranges = effective(RANGE_FETCH, configs, view.broker_settings).value == "true"
-            before = self._made_of.get(name)
-            if before is not None and before[0] is topic.topic and before[1:] == (ordered, ranges):
-                topics[name] = known[name]
-                made_of[name] = before
-                continue
-            topics[name], complete = self._made(topic, ordered=ordered, ranges=ranges)
-            if complete:
-                made_of[name] = topic.topic, ordered, ranges
-        if len(topics) != len(known) or any(known.get(name) is not topic for name, topic in topics.items()):
-            self._image = Image(self._image.version + 1, topics)
-        self._made_of, self._version = made_of, view.version
-        return self._image
+        self.look(len(self._left))
+        known = self.latest.by_name
+        changed = {name: topic for name, topic in self._looked_at.items() if known.get(name) is not topic}
+        self._looked_at = {}
+        if changed:
+            self.latest = self.latest.next(changed)
+        return self.latest
+
+    def _look_at(self, name: str) -> None:
+        self._incomplete.discard(name)
+        topic = self._view.topic(name)
+        if topic is None:
+            self._made_of.pop(name, None)
+            self._looked_at[name] = None
+            return
+        configs, settings = self._view.configs(name), self._view.broker_settings
+        ordered = effective(ORDERED_DELIVERY, configs, settings).value != "false"
+        ranges = effective(RANGE_FETCH, configs, settings).value == "true"
+        before = self._made_of.pop(name, None)
+        if before is not None and before[0] is topic.topic and before[1:] == (ordered, ranges):
+            self._made_of[name] = before
+            return
+        self._looked_at[name], complete = self._made(topic, ordered=ordered, ranges=ranges)
+        if complete:
+            self._made_of[name] = topic.topic, ordered, ranges
+        else:
+            self._incomplete.add(name)
 
     def _made(self, topic: TopicSnapshot, *, ordered: bool, ranges: bool) -> tuple[TopicImage, bool]:
         """Return a topic's image, and whether the image is complete: the ends of all its logs are known."""

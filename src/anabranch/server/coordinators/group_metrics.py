@@ -34,6 +34,11 @@ def describe(groups: Groups, metrics: Metrics) -> None:
         lambda: groups.metadata.held,
     )
     metrics.gauge(f"{PREFIX}offset_bytes", "Memory for committed offsets.", groups.offsets_size)
+    metrics.gauge(
+        f"{PREFIX}regex_matches_bytes",
+        "Memory for the names of topics that patterns match.",
+        lambda: groups.matches_size,
+    )
 
 
 def _describe_gates(groups: Groups, metrics: Metrics) -> None:

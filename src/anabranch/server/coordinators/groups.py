@@ -30,7 +30,7 @@ from anabranch.server.cluster.peers import Peers
 from anabranch.server.cluster.view import ClusterUpdate
 from anabranch.server.coordinators.assignor_plug_ins import OURS, assignor_plug_ins, names_of, report_assignor
 from anabranch.server.coordinators.member_metadata import WARNING_INTERVAL_S, MetadataAdmission, held_by
-from anabranch.server.coordinators.shard import RecordCodec
+from anabranch.server.coordinators.shard import RecordCodec, Shard
 from anabranch.server.coordinators.shard_set import ShardServices, ShardSet, coordinator_partition
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.settings import Settings
@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # Imported when the first log is read, so that a broker witho
     from anabranch.machines.groups.coordinator import Coordinator
     from anabranch.machines.groups.gatekeeper import AskNextRecords
     from anabranch.machines.groups.records import CoordinatorRecord
+    from anabranch.machines.groups.regex import Matching, Regexes
     from anabranch.machines.groups.settings import GroupSettings
     from anabranch.machines.groups.unread import Unread
     from anabranch.protocol.messages.list_groups import ListedGroup
@@ -50,6 +51,11 @@ ASSIGNORS = "anabranch.machines.groups.assignors.planner"
 MINUTE_MS = 60_000
 SHARES_BOUND = 100
 POSITIONS_STEP = 100
+IMAGES = "anabranch.server.cluster.images"
+TOPICS_AT_A_TIME = 200
+"""Topics that are looked at before other work has its turn: 3 ms."""
+NAMES_AT_A_TIME = 200
+"""Names that a pattern is tried on before other work has its turn: 2 ms."""
 
 
 class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
@@ -76,7 +82,7 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
             modules=(
                 "anabranch.machines.groups.coordinator",
                 "anabranch.server.coordinators.assignor_plug_ins",
-                "anabranch.server.cluster.images",
+                IMAGES,
             ),
             services=services,
         )
@@ -85,7 +91,11 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
         self._broker_settings = settings
         self._group_settings: GroupSettings | None = None
         self._images: Images | None = None
-        self._refreshing = False
+        self._refreshing: asyncio.Task[None] | None = None
+        self._outdated = False
+        """Whether there was an update since the shards were told last."""
+        self._regexes: Regexes | None = None
+        self._matching = asyncio.Lock()
         self._warm = False
         self._tickets = 0
         self._asking: set[asyncio.Task[None]] = set()
@@ -194,11 +204,16 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
 
     def _make_coordinator(self, partition: int) -> Coordinator:
         from anabranch.machines.groups.coordinator import Coordinator
+        from anabranch.machines.groups.regex import Regexes
 
         if self._group_settings is None:
             self._group_settings = self._read_settings()
         self._former[partition] = self._connections.newest if partition in self._former else 0
-        return Coordinator(self._group_settings)
+        if self._regexes is None:
+            self._regexes = Regexes(
+                self._group_settings.consumer_regex_length_max, self._broker_settings.group_regex_matches_max_bytes
+            )
+        return Coordinator(self._group_settings, regexes=self._regexes)
 
     def _prepare(self, machine: Coordinator) -> None:
         machine.image = self._newest_images().newest()
@@ -330,6 +345,8 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
     def unload(self) -> None:
         """Decide nothing more, and wait for no leader."""
         super().unload()
+        if self._refreshing is not None:
+            self._refreshing.cancel()
         for task in self._asking:
             task.cancel()
 
@@ -343,17 +360,82 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
         return self._images
 
     def _on_update(self, update: ClusterUpdate) -> None:
-        """Refresh the image of every shard once, soon: updates often come several in a row."""
-        if not self._refreshing and self._images is not None:
-            self._refreshing = True
-            asyncio.get_running_loop().call_soon(self._refresh)
+        """Refresh the image of every shard, soon: updates often come several in a row."""
+        if self._images is None:
+            return
+        self._outdated = True
+        if self._refreshing is None:
+            self._begin_refresh()
 
-    def _refresh(self) -> None:
-        self._refreshing = False
-        image = self._newest_images().newest()
-        for shard in self:
-            if shard.active and shard.machine.image is not image:
-                shard.tell(lambda coordinator, now_ms: coordinator.topics_changed(image, now_ms))
+    def _begin_refresh(self) -> None:
+        self._refreshing = asyncio.get_running_loop().create_task(self._refresh(), name="refresh images")
+        self._refreshing.add_done_callback(self._refreshed)
+
+    async def _refresh(self) -> None:
+        """Look at some topics, and tell one shard, at a time: there may be thousands of topics, and of groups."""
+        while self._outdated:
+            self._outdated = False
+            await self._look_at_topics()
+            self._newest_images().newest()
+            for shard in list(self):
+                if self._tell(shard):
+                    await asyncio.sleep(0)
+
+    def _tell(self, shard: Shard[Coordinator, CoordinatorRecord]) -> bool:
+        """Tell a shard of changed topics, unless it knows of them; whether that was done."""
+        if self._images is None or not shard.active or shard.machine.image.version >= self._images.latest.version:
+            return False
+        image = self._images.latest
+        shard.tell(lambda coordinator, now_ms: coordinator.topics_changed(image, now_ms))
+        return True
+
+    def shard_of(self, key: str) -> Shard[Coordinator, CoordinatorRecord]:
+        """The shard that coordinates a group, told of all topics that Metadata shows. ApiError before it exists."""
+        shard = super().shard_of(key)
+        if self._refreshing is not None:
+            self._tell(shard)
+        return shard
+
+    def _refreshed(self, task: asyncio.Task[None]) -> None:
+        self._refreshing = None
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            events.error("coordinators not told of changed topics", exception=error)
+        if self._outdated:
+            self._begin_refresh()
+
+    async def _look_at_topics(self) -> None:
+        while self._newest_images().look(TOPICS_AT_A_TIME):
+            await asyncio.sleep(0)
+
+    async def _load_all(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, import_module, IMAGES)
+        await self._look_at_topics()
+        await super()._load_all()
+
+    # -- regular expressions -------------------------------------------------------------------------------------------
+
+    def to_be_matched(self, pattern: str) -> Matching | None:
+        """The work of finding the topics of a pattern; None where they are known, or the pattern is invalid."""
+        if self._regexes is None or self._images is None:
+            return None
+        try:
+            return self._regexes.begin(pattern, self._images.newest())
+        except ApiError:
+            return None
+
+    async def match(self, matching: Matching) -> None:
+        """Find the topics of a pattern: one pattern, and some topics, at a time."""
+        async with self._matching:
+            assert self._regexes is not None
+            while self._regexes.match_some(matching, NAMES_AT_A_TIME):
+                await asyncio.sleep(0)
+
+    @property
+    def matches_size(self) -> int:
+        """Bytes of memory that the names of the topics take that patterns match."""
+        return 0 if self._regexes is None else self._regexes.names_size
 
 
 def group_configs(settings: Settings) -> Mapping[str, GroupConfig]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.machines.groups.caller import Caller
@@ -34,8 +34,11 @@ from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatRes
 from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from anabranch.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
-from anabranch.server.context import BrokerContext, CloseConnectionError, RequestContext
+from anabranch.server.context import Apart, BrokerContext, CloseConnectionError, RequestContext
 from anabranch.server.coordinators.member_metadata import heartbeat_size, join_size, sync_size
+
+if TYPE_CHECKING:
+    from anabranch.machines.groups.regex import Matching
 
 Response = TypeVar("Response")
 Refuse = Callable[[ErrorCode, str], Response]
@@ -107,7 +110,7 @@ JOINING = 0
 
 def handle_consumer_group_heartbeat(
     broker: BrokerContext, request: ConsumerGroupHeartbeatRequest, call: RequestContext
-) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
+) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse] | Apart:
     """Join, stay, report, leave."""
     if not broker.groups.consumer_protocol:
         return _heartbeat_refused(ErrorCode.UNSUPPORTED_VERSION, NO_CONSUMER_PROTOCOL)
@@ -118,6 +121,24 @@ def handle_consumer_group_heartbeat(
         return _heartbeat_refused(ErrorCode.GROUP_MAX_SIZE_REACHED, refused)
     for assignor in request.client_assignors or ():
         assignor.metadata_bytes = bytes(assignor.metadata_bytes)
+    if request.subscribed_topic_regex:
+        matching = groups.to_be_matched(request.subscribed_topic_regex)
+        if matching is not None:
+            return Apart(lambda copy: _heartbeat_matched(broker, copy, call, matching))
+    return _heartbeat(broker, request, call)
+
+
+async def _heartbeat_matched(
+    broker: BrokerContext, request: ConsumerGroupHeartbeatRequest, call: RequestContext, matching: Matching
+) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
+    """Find the topics of a new pattern before the coordinator, which does not wait, asks for them."""
+    await broker.groups.match(matching)
+    return _heartbeat(broker, request, call)
+
+
+def _heartbeat(
+    broker: BrokerContext, request: ConsumerGroupHeartbeatRequest, call: RequestContext
+) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
     caller = caller_of(broker, call, request.member_id)
     answer = as_member(
         broker,

@@ -343,6 +343,12 @@ class Settings:
         128 << 20,
         "Memory for all groups, their members, and their metadata and assignments; more is refused.",
     )
+    group_regex_matches_max_bytes: int = setting(
+        "group.regex.matches.max.bytes",
+        Between(1024, INT64_MAX),
+        64 << 20,
+        "Memory for the names of topics that subscribed patterns match; those of patterns used least are found again.",
+    )
     offset_metadata_max_bytes: int = setting(
         "offset.metadata.max.bytes",
         Between(0, INT32_MAX),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
+from uuid import UUID
+
+import pytest
 
 from anabranch.machines.controller import configs
 from anabranch.machines.controller.configs import AlterConfigs, ConfigChange, ConfigOperation
@@ -115,3 +119,26 @@ def test_a_topic_without_ordered_delivery_has_no_lineage() -> None:
     change = ConfigChange("enable.ordered.delivery", ConfigOperation.SET, "false")
     cluster.submit(lambda state: configs.decide_alter_configs(state, AlterConfigs("t", [change])))
     assert images.newest().by_name["t"].lineage is None
+
+
+def test_only_the_topics_that_an_update_names_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Published(partitions=1)
+    images, _ = images_of(cluster)
+    before = images.newest()
+    like = cluster.view.find("t")
+    assert like is not None
+    looked_at: list[str] = []
+    find = cluster.view.topic
+    monkeypatch.setattr(cluster.view, "topic", lambda name: looked_at.append(name) or find(name))
+    for number in range(50):
+        name = f"other-{number}"
+        node = replace(like.topic, name=name, topic_id=UUID(int=1_000 + number))
+        cluster.view.update(ClusterUpdate(topics={name: replace(like, topic=node)}))
+    assert images.look(20), "thirty are left"
+    assert len(looked_at) == 20
+    assert set(images.newest().by_name) == {"t", *(f"other-{number}" for number in range(50))}
+    assert len(looked_at) == 50 and "t" not in looked_at
+    assert images.newest().by_name["t"] is before.by_name["t"]
+    cluster.view.update(ClusterUpdate(topics={"other-7": None}))
+    assert "other-7" not in images.newest().by_name
+    assert len(looked_at) == 51

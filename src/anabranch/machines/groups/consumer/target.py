@@ -254,3 +254,12 @@ class Computation:
     """The members that take partitions in part, at Prepare."""
     shares_max: Mapping[UUID, int] = field(default_factory=dict)
     """How many members may share a partition, at Prepare, of topics that are shared at all."""
+
+
+def concerned(group: ConsumerGroup, names: frozenset[str], regexes: Regexes) -> bool:
+    """Whether the members of a group subscribe to any of these topics, or would if there were such topics."""
+    distinct = {(id(said.topics), said.regex): said for said in map(_described, group.members.values())}
+    return any(
+        not names.isdisjoint(said.topics) or (said.regex is not None and regexes.any_of(said.regex, names))
+        for said in distinct.values()
+    )

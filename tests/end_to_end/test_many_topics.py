@@ -1,0 +1,57 @@
+"""A broker with many topics whose clients subscribe by patterns: everybody waits for short steps only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from anabranch.base.errors import ErrorCode
+from anabranch.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from tests.support.broker import BrokerProcess, running
+from tests.support.group_client import GroupClient
+from tests.support.steps import in_short_steps
+
+TOPICS = 1_500
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with running(tmp_path_factory.mktemp("many")) as process, GroupClient(process.port, 120) as client:
+        made = [
+            CreatableTopic(name=f"topic-{it:06d}-{'x' * 60}", num_partitions=1, replication_factor=1)
+            for it in range(TOPICS)
+        ]
+        answer = client.call(CreateTopicsRequest(topics=made, timeout_ms=100_000))
+        assert {it.error_code for it in answer.topics} == {ErrorCode.NONE}
+        client.ready("patterns")
+        yield process
+
+
+def test_a_pattern_that_is_slow_to_match_is_matched_in_short_steps(broker: BrokerProcess) -> None:
+    with GroupClient(broker.port, 60) as client:
+        tries = iter(range(100))
+
+        def join() -> None:
+            number = next(tries)
+            pattern = f"((a?){{100}}(a){{100}}){{5}}{number}|topic-0000{number:02d}-x*"
+            answer = client.beat(f"patterns-{number}", f"m{number}", 0, subscribed_topic_regex=pattern)
+            assert answer.error_code == ErrorCode.NONE, answer
+            assert client.described(f"patterns-{number}").members[0].subscribed_topic_regex == pattern
+            (assigned,) = answer.assignment.topic_partitions
+            assert len(assigned.partitions) == 1
+
+        in_short_steps(broker, join)
+
+
+def test_matches_of_many_patterns_hold_bounded_memory(tmp_path: Path) -> None:
+    with running(tmp_path, group_regex_matches_max_bytes=64 * 1024) as process, GroupClient(process.port, 60) as client:
+        made = [CreatableTopic(name=f"topic-{it:03d}", num_partitions=1, replication_factor=1) for it in range(100)]
+        client.call(CreateTopicsRequest(topics=made, timeout_ms=20_000))
+        client.ready("g")
+        for number in range(30):
+            answer = client.beat(f"g{number}", "m", 0, subscribed_topic_regex=f"topic-.*|{number}")
+            assert len(answer.assignment.topic_partitions) == 100
+            held = process.metrics()["kafka_server_group_coordinator_metrics_regex_matches_bytes"]
+            assert 0 < held <= 64 * 1024
