@@ -4,14 +4,19 @@
 
 The rule of `records.arrow.slabs`: only the finalizer of what all views refer to puts memory back, in any thread; there
 is no lock, each step on the shelf is one operation of a list. Here that is a ctypes array over the memory.
+
+Memory is made in stretches that huge pages fit into, of which pieces of one size are lent: what is kept for readers
+that come later is new each time, and 256 pages cost three times as much as the copy into them. What comes back to a
+full shelf gives its pages away at once, and its addresses with the last piece of the stretch.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+from contextlib import suppress
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 SIZE_MIN = 128 * 1024
 """Less is not lent: the allocator has it at hand, in less time than lending takes."""
@@ -20,26 +25,39 @@ PARTS_PER_DOUBLING = 4
 """Sizes that memory comes in: at most a quarter of it is not used."""
 SHELF_SIZE_MAX = 32 * 1024 * 1024
 """Bytes on a shelf when memory comes back; threads that put some back at the same time may add a piece each."""
+_HUGE_PAGES: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
+STRETCH_SIZE = 8 * 1024 * 1024
+"""Bytes of addresses that are made at a time."""
+HUGE_PAGE_SIZE = 2 * 1024 * 1024
+
+
+class Piece(NamedTuple):
+    """Memory of one size, within a stretch that stays for as long as this."""
+
+    stretch: mmap.mmap
+    offset: int
 
 
 class Shelf:
     """Memory that is not lent."""
 
     def __init__(self) -> None:
-        self._free: dict[int, list[mmap.mmap]] = {}
+        self._free: dict[int, list[Piece]] = {}
         """By size."""
+        self._empty: dict[int, list[Piece]] = {}
+        """Those that were never lent, by size."""
 
     def take(self, size: int) -> memoryview:
         """Lend `size` bytes of any content, writable."""
         if not SIZE_MIN <= size <= SIZE_MAX:
             return memoryview(bytearray(size))
         room = size_lent(size)
-        try:
-            memory = self._free.setdefault(room, []).pop()
-        except IndexError:
-            memory = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        lent = _lent_type(room).from_buffer(memory)
-        lent.shelf, lent.memory = self, memory
+        piece = _popped(self._free, room) or _popped(self._empty, room)
+        if piece is None:
+            piece, *others = _pieces(room)
+            self._empty.setdefault(room, []).extend(others)
+        lent = _lent_type(room).from_buffer(*piece)
+        lent.shelf, lent.piece = self, piece
         return memoryview(lent).cast("B")[:size]
 
     def copy(self, data: memoryview) -> bytes | memoryview:
@@ -50,15 +68,35 @@ class Shelf:
         lent[:] = data
         return lent
 
-    def put_back(self, memory: mmap.mmap) -> None:
+    def put_back(self, piece: Piece, room: int) -> None:
         """Take memory back; called by what was lent."""
         if self.size < SHELF_SIZE_MAX:
-            self._free[len(memory)].append(memory)
+            self._free.setdefault(room, []).append(piece)
+        else:
+            piece.stretch.madvise(mmap.MADV_DONTNEED, piece.offset, room)
 
     @property
     def size(self) -> int:
         """Bytes on the shelf."""
         return sum(room * len(free) for room, free in self._free.copy().items())
+
+
+def _popped(pieces: dict[int, list[Piece]], room: int) -> Piece | None:
+    try:
+        return pieces[room].pop()
+    except (KeyError, IndexError):
+        return None
+
+
+def _pieces(room: int) -> list[Piece]:
+    """Make the pieces of a new stretch, which begins where a huge page does."""
+    count = max(1, STRETCH_SIZE // room)
+    stretch = mmap.mmap(-1, count * room + HUGE_PAGE_SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if _HUGE_PAGES is not None:
+        with suppress(OSError):  # Where there are none.
+            stretch.madvise(_HUGE_PAGES)
+    first = -ctypes.addressof(ctypes.c_char.from_buffer(stretch)) % HUGE_PAGE_SIZE
+    return [Piece(stretch, first + number * room) for number in range(count)]
 
 
 def size_lent(size: int) -> int:
@@ -70,6 +108,6 @@ def size_lent(size: int) -> int:
 @lru_cache(maxsize=256)
 def _lent_type(size: int) -> Any:
     def put_back(self: Any) -> None:
-        self.shelf.put_back(self.memory)
+        self.shelf.put_back(self.piece, size)
 
     return type("Lent", (ctypes.c_char * size,), {"__del__": put_back})

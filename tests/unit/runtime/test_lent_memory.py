@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +55,40 @@ def test_a_shelf_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     lent.clear()
     assert 0 < shelf.size < SHELF_SIZE_MAX
     assert shelf.size <= 3 * SIZE + size_lent(SIZE)
+
+
+def test_what_comes_back_to_a_full_shelf_gives_its_pages_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lent_memory, "SHELF_SIZE_MAX", 0)
+    shelf = Shelf()
+    kept = []
+    before, addresses = _mapped()
+    for _ in range(20):
+        lent = [shelf.take(SIZE_MAX // 8) for _ in range(8)]  # A stretch.
+        for number, each in enumerate(lent):
+            each[:] = bytes([number]) * len(each)
+        kept.append(lent[3])
+        del lent, each
+    held, _ = _mapped()
+    assert held - before < 2 * 20 * SIZE_MAX // 8, "what is lent holds the pages of its neighbours"
+    assert all(each == bytes([3]) * len(each) for each in kept)
+    kept.clear()
+    _, left = _mapped()
+    assert left - addresses < 2 * SIZE_MAX
+
+
+def _mapped() -> tuple[int, int]:
+    """Bytes of this process that have pages, and of its addresses."""
+    addresses, resident, *_ = map(int, Path("/proc/self/statm").read_text().split())
+    return resident * mmap.PAGESIZE, addresses * mmap.PAGESIZE
+
+
+def test_pieces_do_not_overlap() -> None:
+    shelf = Shelf()
+    for size, count in ((SIZE_MIN, 100), (SIZE, 30), (SIZE_MAX, 2)):
+        lent = [shelf.take(size) for _ in range(count)]
+        for number, each in enumerate(lent):
+            each[:] = bytes([number]) * size
+        assert all(each == bytes([number]) * size for number, each in enumerate(lent))
 
 
 def test_at_most_a_quarter_of_what_is_lent_is_not_used() -> None:
