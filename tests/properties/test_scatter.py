@@ -170,6 +170,30 @@ def test_each_reader_is_given_the_records_of_its_keys(compiled: Scatter, seed: i
             assert records == sum(_takes(selection, row, _place(row, initial, held)) is not None for row in taken)
 
 
+def test_readers_are_given_more_or_less_than_before(compiled: Scatter) -> None:
+    """Room is made for what a reader had of the last run; the next one may be quite another."""
+    cells = (Cell(0, SPACE_END // 2, 0), Cell(SPACE_END // 2 + 1, SPACE_END, 1))
+    selection, held = Selection(cells, 2), SPACE
+    keys = [b"%d" % number for number in range(200)]
+    low = [key for key in keys if spread(murmur2(key), 1) <= SPACE_END // 2]
+    kept: list[tuple[list[bytes | memoryview], list[bytes]]] = []
+    for part in (1.0, 1.0, 0.5, 0.0, 1.0, 0.5, 0.5, 0.02, 0.9):
+        chance, offset, batches = Random(5), 0, []
+        for _ in range(100):
+            rows = []
+            for at in range(offset, offset + 15):
+                key = chance.choice(low if chance.random() < part else [key for key in keys if key not in low])
+                rows.append(model.Row(at, 5, key, chance.randbytes(1_000)))
+            batches.append(model.Batch(offset, tuple(rows), last_offset=offset + 14))
+            offset += 15
+        data = b"".join(map(model.encode, batches))
+        found = compiled(memoryview(data), selection, Spread(1, held), **LIMITS)
+        assert found.size == len(data)
+        kept.append((list(found.data), _expected(batches, selection, 1, held)))
+    for made, expected in kept:  # What is kept is not written again.
+        assert made == expected
+
+
 def test_load_is_counted_where_keys_lie(compiled: Scatter) -> None:
     held = interval(0, 4, 1)
     rows = tuple(model.Row(offset, 5, None, b"v" * 30) for offset in range(640))

@@ -1,8 +1,9 @@
 """`records.filtering.scatter`, compiled: memory for the targets, and the calls of the kernel.
 
-Targets are written into regions of one mapping, each as large as all of the input: pages that are not written take no
-memory. What a target was given is then copied out into memory that is lent, exactly as much as it is. Where the
-processor has no instruction for checksums, they are taken here.
+Targets are written into memory that is lent, with room for a little more than they were given of the run before. Where
+that is not enough, not known, or too little to be lent, they are written into regions of one mapping, each as large as
+all of the input: pages that are not written take no memory. What is there is then copied out, exactly as much as it is.
+Where the processor has no instruction for checksums, they are taken here.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from anabranch.records.batch import HEADER_SIZE, expanded, headers, parse_header, stamp_crc
+from anabranch.records.batch import HEADER_SIZE, LENGTH_END, expanded, headers, parse_header, stamp_crc
 from anabranch.records.checksum import crc32c
 from anabranch.records.filtering import LOAD_BUCKETS, Cell, Load, Scattered, Selection, Spread, malformed
 from anabranch.records.hashing import murmur2
-from anabranch.runtime.lent_memory import Shelf
+from anabranch.runtime.lent_memory import SIZE_MAX, SIZE_MIN, Shelf
 
 # As in `records.kernels.scatter`, which needs Numba.
 _RECORDS_AT, _RECORDS_END = 2, 3
@@ -36,6 +37,10 @@ _KEPT_SIZE = 16 * 1024 * 1024
 """Bytes written into a mapping up to which it is kept as it is."""
 _STAGGER = 1088
 """Bytes between the places in a page at which regions begin: alike places would drive each other from caches."""
+_MARGIN = 1.15
+"""How much more a target is given room for than it had of the last run, beside two batches."""
+_USED_MIN = 0.6
+"""The part of lent memory that must be used, or what is in it is copied into less."""
 _CRC_PIECES = 1024, 128
 
 _Number = ctypes.c_int64
@@ -53,6 +58,8 @@ class _Prepared(NamedTuple):
     refused: tuple[Any, int]
     kept: tuple[bytes, ...]
     """The keys whose addresses are in the entries."""
+    parts: list[float]
+    """What part of the last run each target was given; one, if it is not known."""
 
 
 class _Mapping:
@@ -138,12 +145,15 @@ class _Pass:
         self._count = selection.targets
         self._targets = (_Number * (_TARGET_FIELDS * max(1, self._count)))()
         self._parts: list[list[bytes | memoryview]] = [[] for _ in range(self._count)]
+        self._lent: list[memoryview] = []
         self._takes_checksums = tables is None
         self._plain: Any = None
         self._load = load
         self._histogram = None if load is None else (_Number * (2 * LOAD_BUCKETS))()
         self._written = 0
-        self._regions(len(batches) + HEADER_SIZE + _SLACK)
+        self._room = len(batches) + HEADER_SIZE + _SLACK
+        if self._takes_checksums or not self._lend():
+            self._regions(self._room)
         factor, shift = _divides_by(spread.initial)
         own.sheet[:] = [
             self.at,
@@ -174,6 +184,21 @@ class _Pass:
             -1,
         ]
 
+    def _lend(self) -> bool:
+        """Give each target memory that is lent, if that is likely to do."""
+        size = len(self._batches)
+        slack = 2 * (int.from_bytes(self._batches[8:LENGTH_END], "big") + LENGTH_END) + mmap.PAGESIZE
+        rooms = [int(part * size * _MARGIN) + slack for part in self._prepared.parts]
+        if not rooms or min(rooms) < max(SIZE_MIN, 2 * slack) or max(rooms) > SIZE_MAX:
+            return False
+        for target, room in enumerate(rooms):
+            lent = self._shelf.take(room)[target * _STAGGER % mmap.PAGESIZE :]
+            self._lent.append(lent)
+            start = ctypes.addressof(ctypes.c_char.from_buffer(lent))
+            self._targets[target * _TARGET_FIELDS] = start
+            self._targets[target * _TARGET_FIELDS + 1] = start + len(lent)
+        return True
+
     def _regions(self, room: int) -> None:
         """Give each target a region of `room` bytes, in place of the ones before."""
         room = -(-room // mmap.PAGESIZE) * mmap.PAGESIZE + _STAGGER
@@ -203,6 +228,13 @@ class _Pass:
         self._regions(max(needed, self._room))
 
     def _drain(self) -> None:
+        if self._lent:
+            for target, (lent, parts) in enumerate(zip(self._lent, self._parts, strict=True)):
+                size = len(lent) - self._targets[target * _TARGET_FIELDS + 1] + self._targets[target * _TARGET_FIELDS]
+                if size:
+                    parts.append(lent[:size] if size >= _USED_MIN * len(lent) else self._shelf.copy(lent[:size]))
+            self._lent = []
+            return
         for target, parts in enumerate(self._parts):
             start = target * self._room
             size = self._targets[target * _TARGET_FIELDS] - self._mapping.at - start
@@ -225,9 +257,21 @@ class _Pass:
             found = self._histogram[:]
             self._load.records = [a + b for a, b in zip(self._load.records, found[::2], strict=True)]
             self._load.bytes = [a + b for a, b in zip(self._load.bytes, found[1::2], strict=True)]
-        data = [parts[0] if len(parts) == 1 else b"".join(parts) for parts in self._parts]
+        data = [self._joined(parts) for parts in self._parts]
+        if position:
+            self._prepared.parts[:] = [min(1.0, len(each) / position) for each in data]
         records = [self._targets[target * _TARGET_FIELDS + 2] for target in range(self._count)]
         return Scattered(data, records, self._own.sheet[_NEXT_OFFSET], position, expanded_size)
+
+    def _joined(self, parts: list[bytes | memoryview]) -> bytes | memoryview:
+        if len(parts) < 2:
+            return parts[0] if parts else b""
+        joined = self._shelf.take(sum(map(len, parts)))
+        at = 0
+        for part in parts:
+            joined[at : at + len(part)] = part
+            at += len(part)
+        return joined
 
 
 def _set_fields(entries: tuple[Any, int]) -> tuple[int, int]:
@@ -250,6 +294,7 @@ def _prepare(selection: Selection) -> _Prepared:
         _key_set(selection.keys_wanted),
         _key_set(selection.keys_refused),
         (*selection.keys_wanted, *selection.keys_refused),
+        [1.0] * selection.targets,
     )
 
 
