@@ -53,6 +53,8 @@ class Processed(NamedTuple):
     """Of shared partitions, the offsets of this member's ranges of keys."""
     drops: int = 0
     """`GroupContext.drops` when this was true."""
+    returns: int = 0
+    """How often commits had given ranges back by then."""
 
 
 class Commits:
@@ -66,6 +68,8 @@ class Commits:
         self._milestone = False
         self._refused: set[str] = set()
         """Topics without individual commits."""
+        self._returns = 0
+        """How often commits have given ranges back."""
         self.due_ms = 0
         """The time of the next automatic commit."""
 
@@ -134,9 +138,9 @@ class Commits:
         to_commit = self._context.fetcher.to_commit
         shares = {tp: steps for tp, offset in wanted.items() if (steps := to_commit(tp, offset))}
         if not self._commits_ranges:
-            return Processed(wanted, {}, shares, self._context.drops)
+            return Processed(wanted, {}, shares, self._context.drops, self._returns)
         fresh = self._context.host.take_fresh(tp for tp in wanted if tp.topic not in self._refused)
-        return Processed(wanted, fresh, shares, self._context.drops)
+        return Processed(wanted, fresh, shares, self._context.drops, self._returns)
 
     @property
     def _commits_ranges(self) -> bool:
@@ -144,12 +148,20 @@ class Commits:
         return allowed and self._context.offsets.takes_ranges is not False
 
     async def commit_all(self, processed: Processed, timeout_ms: int | None = None) -> None:
-        """Commit what is processed; ranges that this coordinator, or a topic, does not take are given back."""
+        """Commit what is processed; ranges that this coordinator, or a topic, does not take are given back.
+
+        So are all where a commit before has given back some since these were taken: they go together the next time.
+        Otherwise a later record of a key would be committed and an earlier one not, and the earlier one alone be
+        delivered again.
+        """
         offsets, left, drops = processed.offsets, dict(processed.ranges), processed.drops
         deadline = self._deadline(timeout_ms)
         try:
             async with self._in_turn:
                 shares = processed.shares
+                if processed.returns != self._returns and left:
+                    self._give_back(left)
+                    left = {}
                 ranged = {tp for tp in offsets if tp not in shares and self._is_ranged(tp, left)}
                 plain = {
                     tp: self._with_shares(tp, OffsetAndMetadata(offset), shares.get(tp, ()))
@@ -167,7 +179,11 @@ class Commits:
                         left.pop(tp, None)
         finally:
             if left:
-                self._context.host.give_back(left)
+                self._give_back(left)
+
+    def _give_back(self, ranges: Mapping[TopicPartition, Ranges]) -> None:
+        self._returns += 1
+        self._context.host.give_back(ranges)
 
     def _is_ranged(self, tp: TopicPartition, fresh: Mapping[TopicPartition, Ranges]) -> bool:
         """Whether a partition's progress is committed as ranges."""

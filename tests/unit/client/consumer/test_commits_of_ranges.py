@@ -31,6 +31,8 @@ class Coordinator:
     def __init__(self, *, knows: bool = True, refuses: Iterable[str] = ()) -> None:
         self.knows = knows
         self.refuses = set(refuses)
+        self.refusals: list[ErrorCode] = []
+        """Of the next commits of ranges."""
         self.offsets: dict[TopicPartition, int] = {}
         self.above: dict[TopicPartition, set[int]] = {}
         self.asked: list[Asked] = []
@@ -52,6 +54,8 @@ class Coordinator:
             self.offsets[tp] = at.offset
             self.above[tp] = set()  # As for a commit by no member.
             return ErrorCode.NONE
+        if self.refusals:
+            return self.refusals.pop()
         if tp.topic in self.refuses:
             return ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED
         if at.ranges[0][0] < self.offsets[tp]:
@@ -85,7 +89,8 @@ class Host(InOrder):
         return {tp: self.ranges.pop(tp) for tp in list(partitions) if tp in self.ranges}
 
     def give_back(self, ranges: Mapping[TopicPartition, Ranges]) -> None:
-        self.returned.update(ranges)
+        for tp, given in ranges.items():
+            self.returned[tp] = [*self.returned.get(tp, ()), *given]
 
 
 class World:
@@ -126,6 +131,27 @@ def test_the_stable_offset_moves_by_a_range_so_that_those_above_stay() -> None:
     assert world.coordinator.above == {P0: {48, 49}}
 
 
+def test_ranges_wait_for_those_before_them_which_a_commit_before_gave_back() -> None:
+    coordinator = Coordinator()
+    world = World(coordinator)
+    world.commit(40)
+
+    async def two_commits() -> None:
+        world.host.ranges[P0] = [(43, 43)]
+        first = world.commits.processed()
+        world.host.ranges[P0] = [(45, 45)]
+        second = world.commits.processed()
+        coordinator.refusals = [ErrorCode.INVALID_REQUEST]
+        await asyncio.gather(*(world.commits.commit_processed(each, 0) for each in (first, second)))
+
+    asyncio.run(two_commits())
+    assert coordinator.above == {P0: set()}, "a record of a key counted before an earlier one"
+    assert world.host.returned == {P0: [(43, 43), (45, 45)]}
+    world.host.ranges = dict(world.host.returned)
+    world.commit(40)
+    assert coordinator.above == {P0: {43, 45}}
+
+
 @pytest.mark.parametrize("settings", [{}, {"allow_individual_commit": False}])
 def test_any_other_coordinator_and_a_consumer_that_must_not_get_the_stable_offset(settings: dict[str, Any]) -> None:
     world = World(Coordinator(knows=bool(settings)), **settings)
@@ -133,7 +159,7 @@ def test_any_other_coordinator_and_a_consumer_that_must_not_get_the_stable_offse
     world.commit(42, (48, 49))
     assert world.coordinator.offsets == {P0: 42}
     assert all(ranges == [] for _, _, ranges in world.coordinator.asked)
-    assert not world.host.returned or world.host.returned == {P0: ((43, 45),)}
+    assert not world.host.returned or world.host.returned == {P0: [(43, 45)]}
 
 
 def test_a_topic_without_individual_commits_gets_its_stable_offset(caplog: pytest.LogCaptureFixture) -> None:
@@ -169,7 +195,7 @@ def test_what_could_not_be_committed_is_given_back() -> None:
 
     cast(Any, world.coordinator).commit = refuse
     world.commit(41, (43, 45))
-    assert world.host.returned == {P0: ((43, 45),)}
+    assert world.host.returned == {P0: [(43, 45)]}
 
 
 def test_many_ranges_make_a_commit_due() -> None:
