@@ -20,9 +20,11 @@ from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.client.cluster.connection import ConnectError
 from anabranch.client.cluster.metadata import OffsetAndTimestamp, PartitionInfo, TopicInfo
 from anabranch.client.consumer.group import Group
+from anabranch.client.consumer.group_context import Host
 from anabranch.client.consumer.offsets import OffsetAndMetadata
 from anabranch.client.settings import ConsumerSettings
 from anabranch.machines.clients.fetching import EARLIEST, TopicView
+from anabranch.machines.clients.key_ranges import KeyRanges, places, union
 from anabranch.machines.clients.membership.assignors import (
     AssignmentSpec,
     AssignorMetadata,
@@ -263,6 +265,9 @@ class Listener:
 class Client(InOrder):
     """One process with one consumer; a process that comes back is another client."""
 
+    knows_stable_only = False
+    """Whether it knows committed offsets only, and neither ranges nor keys."""
+
     def __init__(
         self,
         world: World,
@@ -275,7 +280,9 @@ class Client(InOrder):
         strategies: tuple[str, ...] = ("range",),
         server_assignor: str | None = None,
         local_assignors: tuple[PartitionAssignor, ...] = (),
+        **more: Any,
     ) -> None:
+        """`more`: settings of the consumer."""
         self.world = world
         self.name = name
         self.group = group
@@ -336,19 +343,27 @@ class Client(InOrder):
             default_api_timeout_ms=2_000,
             metadata_max_age_ms=world.theme.metadata_age_ms,
             retry_backoff_ms=chance.choice((50, 200)),
+            **more,
         )
-        self.reader = Reader(self, self._settings)
+        self.reader = self._made_reader()
         self._driver = self._process.call(self._made)
         self.machine = self._driver._context.member
         self._watch(self.machine)
         self._task = self._process.create_task(self._live(), name=name)
+
+    def _made_reader(self) -> Reader:
+        return Reader(self, self._settings)
+
+    @property
+    def _host(self) -> Host:
+        return self
 
     def _made(self) -> Group:
         return Group(
             self._settings,
             self._cluster,  # type: ignore[arg-type]
             self.reader.fetcher,
-            self,
+            self._host,
             clock=WorldClock(self.world),
             chance=SimpleNamespace(uuid=self.world.fresh_id),  # type: ignore[arg-type]
         )
@@ -374,9 +389,22 @@ class Client(InOrder):
         )
 
     @property
-    def names(self) -> frozenset[tuple[str, int]]:
-        """The partitions of `holds`, by topic name."""
-        return frozenset((owned.topic, owned.partition) for owned in self.machine.owned | self.assigning)
+    def keys(self) -> dict[Partition, KeyRanges]:
+        """The same with the keys of each: none of them may another client have."""
+        found: dict[Partition, KeyRanges] = {}
+        for owned in self.machine.owned | self.assigning:
+            at = (owned.topic_id if owned.topic_id != NO_TOPIC_ID else self.stamps[owned], owned.partition)
+            found[at] = union(found.get(at, ()), places(owned.keys))
+        return found
+
+    @property
+    def names(self) -> dict[tuple[str, int], KeyRanges]:
+        """The partitions of `holds`, by topic name, with their keys."""
+        found: dict[tuple[str, int], KeyRanges] = {}
+        for owned in self.machine.owned | self.assigning:
+            at = owned.topic, owned.partition
+            found[at] = union(found.get(at, ()), places(owned.keys))
+        return found
 
     @property
     def is_void(self) -> bool:
@@ -489,13 +517,7 @@ class Client(InOrder):
                     self.world.failed(self)
                     await self._started_anew
             self.reader.pump()
-            parts = self.reader.fetcher.deliverable()
-            for error in self.reader.fetcher.errors():
-                self.world.say("%s: %s", self.name, error)
-            if parts:
-                ends = self.reader.hand_out(parts)
-                self._handed |= ends
-                self._handed_count += len(ends)
+            if await self._take():
                 self.reader.pump()
                 break
             if self.world.now_ms >= end_ms:
@@ -504,6 +526,20 @@ class Client(InOrder):
             ms = end_ms - self.world.now_ms
             await self._wait(ms if due_ms is None else min(ms, max(ATTEND_LEAST_MS, due_ms - self.world.now_ms)))
         self._driver.poll_ended()
+
+    async def _take(self) -> bool:
+        """Take what can be delivered; return whether there was any."""
+        parts = self.reader.fetcher.deliverable()
+        self._say_errors()
+        if parts:
+            ends = self.reader.hand_out(parts)
+            self._handed |= ends
+            self._handed_count += len(ends)
+        return bool(parts)
+
+    def _say_errors(self) -> None:
+        for error in self.reader.fetcher.errors():
+            self.world.say("%s: %s", self.name, error)
 
     async def _wait(self, ms: int) -> None:
         """Wait for the next change, up to a limit."""
@@ -531,8 +567,7 @@ class Client(InOrder):
 
     def handed(self, tp: TopicPartition, start: int, end: int) -> None:
         """Show the edge records that the application is handed; a member that was removed may break the order."""
-        view = self.reader.fetcher.view(tp.topic)
-        topic = None if view is None else self.world.topic_of(view.topic_id)
+        topic = self._topic_read(tp)
         self.world.say("%s is handed %s-%d from %d to %d", self.name, tp.topic, tp.partition, start, end)
         if topic is not None and self._counts_for(topic):
             edge = self.world.edges[self.group]
@@ -542,6 +577,11 @@ class Client(InOrder):
                 if not self.is_void:
                     self.world.failed_with(error)
                     raise
+
+    def _topic_read(self, tp: TopicPartition) -> Topic | None:
+        """Return the topic, in one of its lives, that a partition is of."""
+        view = self.reader.fetcher.view(tp.topic)
+        return None if view is None else self.world.topic_of(view.topic_id)
 
     def asks_leader(self, tp: TopicPartition, timestamp: int) -> None:
         """Have the coordinators hear of a question for a first offset, as leaders tell them."""

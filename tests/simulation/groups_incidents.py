@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from anabranch.protocol.messages.consumer_group_heartbeat import TopicPartitions as BeatPartitions
@@ -12,6 +13,7 @@ from anabranch.protocol.messages.delete_groups import DeleteGroupsRequest
 from anabranch.protocol.messages.heartbeat import HeartbeatRequest
 from anabranch.protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
 from anabranch.protocol.messages.offset_commit import (
+    KeyRangeOffset,
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
@@ -21,6 +23,7 @@ from anabranch.protocol.messages.offset_delete import (
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
 )
+from tests.simulation.groups_shared_topics import SharedTopic
 from tests.simulation.groups_theme import NAMES, PARTITIONS_MAX, Theme
 
 if TYPE_CHECKING:
@@ -241,6 +244,59 @@ def stranger(world: World) -> None:
     assert broker.log.end == end, request
 
 
+def switch(world: World) -> None:
+    """A topic is to be shared no longer, or again."""
+    topic = world.chance.choice(sorted(world.topics.values(), key=lambda topic: topic.name)) if world.topics else None
+    if isinstance(topic, SharedTopic):
+        topic.accept(world.now_ms)
+        world.say("%s %s fetches by ranges", topic.name, "accepts" if topic.accepts_ranges else "refuses")
+        world._put_topic(topic)
+
+
+def late_commit(world: World) -> None:
+    """A member's commit of before arrives when its keys are others': of theirs it moves nothing.
+
+    It names keys of another member, and is refused; or none, and counts for the keys that its sender has, which have
+    come as far already.
+    """
+    chance = world.chance
+    group_id = chance.choice(world.groups)
+    broker = world.broker_of(group_id)
+    group = None if broker.machine is None else broker.machine.groups.get(group_id)
+    if broker.machine is None or not isinstance(group, ConsumerGroup) or not group.sharers:
+        return
+    topic_id, number = at = chance.choice(sorted(group.sharers))
+    name = broker.machine.image.name_of(topic_id)
+    position = broker.machine.offsets.current(group_id, name, number)
+    if not name or position is None:
+        return
+    sharers = group.sharers[at]
+    sender, other = chance.choice(sorted(group.members)), chance.choice(sorted(sharers))
+    part = OffsetCommitRequestPartition(partition_index=number, committed_offset=position.offset)
+    is_refused = sender not in sharers or chance.random() < 0.5
+    if is_refused:
+        if sender == other:
+            return
+        highest = max(position.stands.offsets)
+        part.key_range_offsets = [KeyRangeOffset(start=it.start, end=it.end, offset=highest) for it in sharers[other]]
+    else:
+        part.committed_offset = min(position.stands.lowest(it) for it in sharers[sender])
+    request = OffsetCommitRequest(
+        group_id=group_id,
+        member_id=sender,
+        generation_id_or_member_epoch=group.members[sender].epoch,
+        topics=[OffsetCommitRequestTopic(name=name, topic_id=topic_id, partitions=[part])],
+    )
+    world.say("late: %s", request)
+
+    def answered(reply: Any) -> None:
+        world.say("  answer to what was late: %s", reply)
+        codes = [part.error_code for topic in reply.topics for part in topic.partitions]
+        assert not is_refused or ErrorCode.NONE not in codes, f"{request} was accepted"
+
+    broker.handle(request, 10, "late", 1 << 40, answered)
+
+
 INCIDENTS: tuple[tuple[Callable[[Theme], float], Callable[[World], object]], ...] = (
     (lambda theme: 10, join),
     (lambda theme: 4, leave),
@@ -259,4 +315,6 @@ INCIDENTS: tuple[tuple[Callable[[Theme], float], Callable[[World], object]], ...
     (lambda theme: 1, expel),
     (lambda theme: 1, forget_offsets),
     (lambda theme: 3, stranger),
+    (lambda theme: 3 * (theme.sharing > 0), switch),
+    (lambda theme: 6 * (theme.sharing > 0), late_commit),
 )

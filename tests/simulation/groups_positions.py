@@ -94,6 +94,8 @@ class PositionRules:
         for record in outcome.records:
             if type(record.key).__name__ == "OffsetCommitKey" and record.value is not None:
                 self._written(machine, record)
+                if cause.kind == "timer" and self._world.theme.sharing:
+                    self._moved_by_ranges(record)
             if type(record.key).__name__ == "OffsetCommitKey" and record.value is None:
                 key = (record.key.group, record.key.topic, record.key.partition)
                 topic_id, _ = self.committed[key]
@@ -125,6 +127,15 @@ class PositionRules:
                 self._world.edges[record.key.group].written(known, key[2], value.offset)
             self._rules.counts["begun"] += topic is not None and value.offset == topic.log_start(key[2])
 
+    def _moved_by_ranges(self, record: CoordinatorRecord) -> None:
+        """A position that ranges were found to touch when they were loaded."""
+        key, value = (record.key.group, record.key.topic, record.key.partition), record.value
+        assert value is not None
+        topic_id, offset = self.committed[key]
+        if topic_id == value.topic_id:
+            assert value.offset >= offset, (record, offset)
+            self._rules.change(self.committed, key, (topic_id, value.offset))
+
     def _read_by(self, machine: Coordinator, group_id: str) -> frozenset[str]:
         group = machine.groups.get(group_id)
         if isinstance(group, ConsumerGroup):
@@ -143,6 +154,10 @@ class PositionRules:
         topic_id = machine.image.by_name[name].topic_id
         by_id = by_id and not self._means_another(machine, request, topic_id, part.partition_index)
         before, committer = self.committed.get(key), (request.member_id, by_id)
+        offset = part.committed_offset
+        in_part = self._stable_of_part(machine, request, topic_id, part, key)
+        if in_part is not None:
+            offset, by_id = in_part, False
         if before is not None and before[0] == topic_id and by_id:
             last, last_by_id = self._committers[key]
             known = self._world.topic_of(topic_id)
@@ -151,18 +166,34 @@ class PositionRules:
             others = last_by_id and last != request.member_id and self._world.is_open(cause.caller.connection)
             if others and is_real:
                 assert part.committed_offset >= before[1], f"{key} goes back from {before} by {request}"
-        self._rules.change(self.committed, key, (topic_id, part.committed_offset))
+        self._rules.change(self.committed, key, (topic_id, offset))
         self._rules.change(self._committers, key, committer)
         topic = self._world.topic_of(topic_id)
         if topic is not None:
             place = topic.life, part.partition_index
-            offset = part.committed_offset
             highest = max(offset, self.highest.get((request.group_id, *place), 0))
             self._rules.change(self.highest, (request.group_id, *place), highest)
             if before is None or before != (topic_id, offset):
                 self._world.edges[request.group_id].progressed(place, self._world.now_ms)
-        self._rules.change(self._committed_ms, key, self._world.now_ms)
+        used_ms = self._world.now_ms
+        if in_part is not None:  # A commit that changes no position does not write it again, for an hour.
+            used_ms = machine.positions.get(*key).committed_at_ms  # type: ignore[union-attr]
+        self._rules.change(self._committed_ms, key, used_ms)
         self._rules.counts["commits"] += 1
+
+    def _stable_of_part(
+        self, machine: Coordinator, request: Any, topic_id: UUID, part: Any, key: tuple[str, str, int]
+    ) -> int | None:
+        """The committed offset after a commit by ranges, or one that may count for some keys; None after others."""
+        if not self._world.theme.sharing:
+            return None
+        position = machine.positions.get(*key)
+        assert position is not None, (request, key)
+        group = machine.groups.get(request.group_id)
+        shared = isinstance(group, ConsumerGroup) and (topic_id, part.partition_index) in group.sharers
+        if part.offset_ranges or part.key_range_offsets or shared or position.offset != part.committed_offset:
+            return position.offset
+        return None
 
     def _means_another(self, machine: Coordinator, request: Any, topic_id: UUID, number: int) -> bool:
         """Whether a classic member of a group of the other protocol commits in a topic that was made again.

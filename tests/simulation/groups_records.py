@@ -7,7 +7,7 @@ the time of its sending places the key. What may go wrong is reading, and `Group
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
@@ -19,6 +19,8 @@ from anabranch.records.batch import build
 from tests.support.application_edge import ApplicationEdge, Handed, Partition, Stream
 
 if TYPE_CHECKING:
+    from anabranch.machines.clients.membership.steps import Owned
+    from tests.simulation.groups_client import Client
     from tests.simulation.groups_world import World
 
 BROKER = 0
@@ -87,6 +89,10 @@ class Log:
 class Topic:
     """A topic in one of its lives."""
 
+    log_class = Log
+    accepts_ranges = False
+    """Whether its records may be fetched by ranges of keys."""
+
     def __init__(
         self,
         topic_id: UUID,
@@ -108,7 +114,7 @@ class Topic:
         self.layouts_ms = [0]
         """When each layout began."""
         self.ends: list[dict[int, int]] = []
-        self.logs = {number: Log() for number in range(count)}
+        self.logs = {number: self.log_class() for number in range(count)}
         self.removed: dict[int, int] = {}
         """Partition to the offset at which its log begins when it is made again."""
         self.sent: Counter[int] = Counter()
@@ -127,7 +133,15 @@ class Topic:
 
     def place_of(self, key: int) -> int:
         """Return the partition that holds a key now."""
-        return place(key * KEY_STEP & 0x7FFFFFFF, self.initial, self.count)
+        return place(self.hash_of(key), self.initial, self.count)
+
+    def hash_of(self, key: int) -> int:
+        """Return the placement hash of a key."""
+        return key * KEY_STEP & 0x7FFFFFFF
+
+    def loads(self, number: int) -> Sequence[float]:
+        """Return the load in parts of a partition's interval; none as long as nobody has measured any."""
+        return ()
 
     def send(self, key: int) -> None:
         """Append the next record of a key."""
@@ -150,7 +164,7 @@ class Topic:
         for number in range(count):
             if number not in self.logs:
                 start = self.removed.pop(number, 0)
-                self.logs[number] = Log(start=start, end=start)
+                self.logs[number] = self.log_class(start=start, end=start)
         for log in self.logs.values():
             log.epoch = len(self.counts) - 1
 
@@ -229,6 +243,13 @@ class GroupEdge(ApplicationEdge):
         """Note that a member begins; that no other one has the partition is checked by `groups_rules`."""
         self._owners.clear()
         super().assigned(member, partitions)
+
+    def granted(self, client: Client, topic: Topic, owned: Owned) -> None:
+        """Note that a member begins with a partition."""
+        self.assigned(client.name, [(topic.life, owned.partition)])
+
+    def done_by(self, topic: Topic, number: int, offsets: Iterable[int]) -> None:
+        """Note that an application has processed records."""
 
     def read_up_to(self, topic_id: UUID, number: int, *, is_committed: bool) -> int:
         """Return the highest commit of a partition, or without any the log end at which the group began; or 0."""

@@ -30,7 +30,8 @@ from anabranch.machines.groups.embedded import assigned_by_name
 from anabranch.machines.groups.gatekeeper import LOOK_MS
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.regex import Regexes
-from anabranch.machines.lineage import BEYOND
+from anabranch.machines.key_ranges import NONE, WHOLE, Ranges, common, union, without
+from anabranch.machines.lineage import BEYOND, Frontier
 from anabranch.machines.outcome import Outcome
 from anabranch.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
@@ -44,6 +45,8 @@ from anabranch.protocol.messages.leave_group import LeaveGroupRequest
 from anabranch.protocol.messages.offset_commit import OffsetCommitRequest, OffsetCommitResponse
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 from tests.simulation.groups_client import Client, Standing
+from tests.simulation.groups_done import DoneRules
+from tests.simulation.groups_keys import assigned_keys, keys_of, target_keys
 from tests.simulation.groups_positions import ABSENT, PositionRules
 from tests.simulation.groups_shard import Broker, Cause, Seen, see
 
@@ -111,6 +114,7 @@ class Rules:
         """Whether a group's target assignment was computed by a member."""
         self._subscribed: dict[str, dict[str, frozenset[str]]] = {}
         self.positions = PositionRules(self)
+        self.done = DoneRules(self) if world.theme.sharing else None
         self._held: dict[tuple[str, UUID, int], _Held] = {}
         self._waits_idly: dict[tuple[str, UUID, int], int] = {}
         """Free partitions that wait although everything before them is committed: since when."""
@@ -165,6 +169,8 @@ class Rules:
             self.check_owners(group_id)
         self._told_what_is(machine, cause, outcome)
         self.positions.after_step(machine, cause, outcome)
+        if self.done is not None:
+            self.done.after_step(machine, cause, outcome)
         if cause.key == ("expire",):
             self.positions.after_check(broker, machine)
         if self._changes and broker.log.end > broker.log.high_watermark:
@@ -219,6 +225,8 @@ class Rules:
             return None
         assert not decided.is_void, f"the log has lost what {reply} is based upon"
         assert decided.broker.log.high_watermark >= decided.end, f"{reply} is based upon what is not durable yet"
+        if self.done is not None:
+            self.done.told(reply)
         return decided.note
 
     def _refused(self, cause: Cause, outcome: Outcome[Any, Any]) -> None:
@@ -266,7 +274,8 @@ class Rules:
                 self._heard_ms[group_id, member_id] = now_ms
             if now.kind is ConsumerGroup and member.state is MemberState.UNREVOKED_PARTITIONS:
                 known = before.members.get(member_id)
-                if before.kind is not now.kind or known is None or known.revoking != member.revoking:
+                had = getattr(known, "revoking", None), getattr(known, "revoking_shares", None)
+                if before.kind is not now.kind or had != (member.revoking, member.revoking_shares):
                     self._revoking_ms[group_id, member_id] = now_ms
 
     def _forget(self, group_id: str, member_id: str, why: str) -> None:
@@ -348,29 +357,36 @@ class Rules:
 
     def _consistent(self, machine: Coordinator, group: ConsumerGroup) -> None:
         assert group.target_epoch <= group.epoch, group
-        held: dict[Partition, str] = {}
+        held: dict[Partition, dict[str, Ranges]] = {}
         for member_id, member in group.members.items():
             assert member.epoch <= group.target_epoch, member
             assert member.previous_epoch <= max(member.epoch, group.target_epoch), member
-            for partition in member.holds:
-                assert partition not in held, (partition, held[partition], member_id)
-                held[partition] = member_id
+            for partition, keys in keys_of(member).items():
+                of = held.setdefault(partition, {})
+                assert not any(common(keys, others) for others in of.values()), (partition, of, member_id, keys)
+                of[member_id] = keys
             assert bool(member.revoking) == (member.state is MemberState.UNREVOKED_PARTITIONS), member
+            assert member.described.allow_key_share or not member.shares, f"{member} takes no parts, and has some"
             if member.state is MemberState.STABLE and member.epoch == group.target_epoch:
                 assert sets_of(member.assigned) == sets_of(group.target(member_id)), (member, group.targets)
+                assert member.shares == group.target_shares.get(member_id, ()), (member, group.target_shares)
             instance = member.described.instance_id
             if instance is not None:
                 assert group.static_members[instance] == member_id, group
-        assert held == group.holders, (held, group.holders)
+        firsts = {partition: min(of, key=lambda one: of[one][0]) for partition, of in held.items()}
+        assert firsts == group.holders, (held, group.holders)
+        parts = {partition: of for partition, of in held.items() if any(keys != WHOLE for keys in of.values())}
+        assert parts == group.sharers, (held, group.sharers)
         assert all(member_id in group.members for member_id in group.static_members.values()), group
         assert group.targets.keys() <= group.members.keys(), group
-        targeted: set[Partition] = set()
-        for target in group.targets.values():
-            for partition in _each(target):
-                assert partition not in targeted, (partition, group.targets)
-                targeted.add(partition)
+        targeted: dict[Partition, Ranges] = {}
+        for member_id in group.targets:
+            for partition, keys in target_keys(group, member_id).items():
+                assert not common(targeted.get(partition, NONE), keys), (partition, group.targets, group.target_shares)
+                targeted[partition] = union(targeted.get(partition, NONE), keys)
         if group.members and group.target_epoch == group.epoch and not self._client_side.get(group.group_id):
-            self._whole(machine.image, group, targeted)
+            assert all(keys == WHOLE for keys in targeted.values()), (targeted, group.targets)
+            self._whole(machine.image, group, set(targeted))
 
     def _whole(self, image: Image, group: ConsumerGroup, targeted: set[Partition]) -> None:
         """Check that assigned partitions are subscribed and exist, and that all such partitions are assigned."""
@@ -394,8 +410,17 @@ class Rules:
             known = before.members.get(member_id)
             if known is member or known is None:
                 continue
-            for topic_id, number in set(member.holds) - set(known.holds):
-                assert number in sets_of(group.target(member_id)).get(topic_id, ()), (known, member)
+            had, target = keys_of(known), target_keys(group, member_id)
+            for at, keys in keys_of(member).items():
+                more = without(keys, had.get(at, NONE))
+                if not more:
+                    continue
+                topic_id, number = at
+                assert not without(more, target.get(at, NONE)), (known, member)
+                if keys != WHOLE:
+                    assert member.described.allow_key_share, member
+                    self.counts["parts"] += 1
+                    continue
                 topic = machine.image.by_id.get(topic_id)
                 assert topic is not None and topic.has(number), (known, member)
                 assert self._may_deliver(group, topic, number), ("a gate is closed", known, member, topic)
@@ -415,21 +440,26 @@ class Rules:
         lineage = topic.lineage
         if lineage is None:
             return True
-        positions, counted = {}, {}
+        positions: dict[int, Any] = {}
+        counted: dict[int, Any] = {}
         edge = self.world.edges[group.group_id]
         for number in (*topic.partitions, *topic.retiring):
             key = (group.group_id, topic.name, number)
             topic_id, offset = self.positions.committed.get(key, (None, 0))
             offset = offset if topic_id == topic.topic_id else 0
+            frontier = self._frontier(group.group_id, topic, number)
             if number != partition and not committed_only:
                 offset = max(offset, edge.read_up_to(topic.topic_id, number, is_committed=topic_id == topic.topic_id))
             positions[number] = self._next_record(topic, number, offset)
+            if frontier is not None:
+                steps = tuple(max(offset, self._next_record(topic, number, at)) for at in frontier.offsets)
+                positions[number] = Frontier(frontier.starts, steps)
             since_ms = self.positions.moved_ms.get(key, 0) if topic_id == topic.topic_id else 0
             still = number != partition and self._is_still(group, (topic.topic_id, number), since_ms)
             still = still and not committed_only
             counted[number] = BEYOND if still else positions[number]
         topic_id, offset = self.positions.committed.get((group.group_id, topic.name, partition), (None, 0))
-        own = {positions[partition]}
+        own = {self._next_record(topic, partition, offset if topic_id == topic.topic_id else 0)}
         if committed_only:
             own.add(max(offset if topic_id == topic.topic_id else 0, topic.log_start(partition)))
         for layout in {lineage.layout_at(partition, position) for position in own}:
@@ -440,6 +470,12 @@ class Rules:
             if not was_open and not lineage.may_deliver(partition, layout, counted):
                 return False
         return True
+
+    def _frontier(self, group_id: str, topic: TopicImage, number: int) -> Frontier | None:
+        """Where a group is by key, in a partition that members share or have shared."""
+        machine = self.world.broker_of(group_id).machine
+        position = None if machine is None else machine.positions.get(group_id, topic.name, number)
+        return position.frontier if position is not None and position.topic_id == topic.topic_id else None
 
     def _is_still(self, group: ConsumerGroup, partition: Partition, moved_ms: int) -> bool:
         """Whether the position of a partition, and its owner, have been the same for the rebalance timeout."""
@@ -503,7 +539,11 @@ class Rules:
                     (topic.topic_id, n) for topic in reply.assignment.pending_topic_partitions for n in topic.partitions
                 }
                 assert told == set(_each(member.assigned)), (reply, member)
-                assert not told & waits and waits <= set(_each(group.target(member.member_id))), (reply, member)
+                in_part = {at for at, _ in member.shares}
+                assert not (told & waits) - in_part and waits <= set(_each(group.target(member.member_id))), (
+                    reply,
+                    member,
+                )
                 self.counts["waits"] += len(waits)
             self._waits_rightly(machine, group, member)
         elif isinstance(reply, SyncGroupResponse) and isinstance(group, ClassicGroup):
@@ -511,7 +551,7 @@ class Rules:
 
     def _waits_rightly(self, machine: Coordinator, group: ConsumerGroup, member: Member) -> None:
         """Check that a heartbeat brings a free partition in time once everything before it is committed."""
-        if member.state is not MemberState.UNRELEASED_PARTITIONS:
+        if member.state is not MemberState.UNRELEASED_PARTITIONS or group.sharers or group.target_shares:
             return
         for topic_id, number in set(_each(group.target(member.member_id))) - set(member.holds):
             at, topic = (group.group_id, topic_id, number), machine.image.by_id.get(topic_id)
@@ -559,6 +599,8 @@ class Rules:
                 if member_id not in now.members:
                     self._forget(group_id, member_id, "lost")
         broker.lost = {}
+        if self.done is not None:
+            self.done.after_load(broker, machine)
         for group_id, group in machine.groups.items():
             for member_id, member in group.members.items():
                 self._heard_ms[group_id, member_id] = self.world.now_ms
@@ -602,7 +644,7 @@ class Rules:
         group = machine.groups.get(request.group_id)
         if isinstance(reply, ConsumerGroupHeartbeatResponse) and isinstance(group, ConsumerGroup):
             member = group.members.get(member_id)
-            return standing, None if member is None else frozenset(_each(member.assigned)), {}
+            return standing, None if member is None else frozenset(assigned_keys(member).items()), {}
         return standing, None, {topic.name: topic.topic_id for topic in machine.image.by_name.values()}
 
     def after_reply(self, client: Client, reply: Any) -> None:
@@ -614,7 +656,8 @@ class Rules:
             and target is not None
             and client.is_in
         ):
-            assert frozenset((one.topic_id, one.partition) for one in target) == client.given, (
+            shares = getattr(client.machine, "_shares", {})
+            assert frozenset(((*one,), shares.get(one, ())) for one in target) == client.given, (
                 client.name,
                 reply,
                 target,
@@ -644,20 +687,23 @@ class Rules:
             return
         self._owners_seen[group_id] = seen
         group = broker.fold.groups.get(group_id)
-        owners: dict[Partition, Client] = {}
+        owners: dict[Partition, list[tuple[Client, Ranges]]] = {}
         for client in clients:
-            holds = client.holds
+            holds = client.keys
             if not holds or client.is_void:
                 continue
-            for partition in holds:
-                assert partition not in owners, f"{partition} is owned by {owners[partition].name} and {client.name}"
-                owners[partition] = client
+            for partition, keys in holds.items():
+                for other, others in owners.setdefault(partition, []):
+                    both = common(keys, others)
+                    assert not both, f"{both} of {partition} are owned by {other.name} and {client.name}"
+                owners[partition].append((client, keys))
                 # For a classic client, a partition of a deleted topic has a name without a meaning.
                 exists = not client.is_classic or partition[0] in broker.fold.image.by_id
                 if isinstance(group, ConsumerGroup) and exists:
-                    holder = group.holders.get(partition)
-                    assert holder == client.standing.member_id, (
-                        f"{client.name} owns {partition}, which the coordinator has down for {holder}"
+                    member = group.members.get(client.standing.member_id)
+                    down = NONE if member is None else keys_of(member).get(partition, NONE)
+                    assert not without(keys, down), (
+                        f"{client.name} owns {keys} of {partition}, of which the coordinator has {down} down for it"
                     )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
-from anabranch.base.ids import TopicPartition
+from anabranch.base.ids import INDIVIDUAL_COMMITS_TOPIC, TopicPartition
 from anabranch.machines.controller.configs import NOT_SET
 from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.groups.caller import Caller
@@ -23,6 +23,7 @@ from anabranch.machines.groups.classic import ClassicGroup, ClassicState
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.coordinator import Coordinator
 from anabranch.machines.groups.gatekeeper import AskNextRecords
+from anabranch.machines.groups.individual_store import BuriedRanges
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.outcome import Outcome
 from anabranch.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponseGroup
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from tests.simulation.groups_world import World
 
 SETTINGS = topic_settings({"cleanup.policy": "compact"}, NOT_SET, "fsync")
-OFFSETS_TOPIC_ID = UUID(int=1)
+OFFSETS_TOPIC_ID, RANGES_TOPIC_ID = UUID(int=1), UUID(int=2)
 
 
 class Cause(NamedTuple):
@@ -215,6 +216,7 @@ class Groups:
     """The group coordinators of a broker, as the handlers see them: one shard."""
 
     consumer_protocol = True
+    takes_individual = True
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -244,6 +246,8 @@ class Broker:
         self.world = world
         self.number = number
         self.log = FalseLog(self._appended, self._cut)
+        self.ranges_log = FalseLog(lambda _: None, self._ranges_cut) if world.theme.sharing else None
+        """Of individual commits; None where nobody shares anything."""
         self.fold = Coordinator(world.settings, world.image)
         self.shard: WatchedShard | None = None
         """None while the broker is down."""
@@ -277,17 +281,10 @@ class Broker:
         """Run a process. Its shard waits a while for its turn to be loaded."""
         self.process = self.world.loop.process(str(self))
         self.former = -1
-        count = Counter()
-        partition = Partition(
-            TopicPartition(TOPIC, self.number),
-            OFFSETS_TOPIC_ID,
-            self.log,  # type: ignore[arg-type]
-            SETTINGS,
-            bytes_in=count,
-            bytes_out=count,
-            messages_in=count,
-        )
-        partition.leadership = Leadership(OFFSETS_TOPIC_ID, 0, 0, 0, 1, 1, retiring=False)
+        partition = self._partition(TOPIC, OFFSETS_TOPIC_ID, self.log)
+        ranges = None
+        if self.ranges_log is not None:
+            ranges = self._partition(INDIVIDUAL_COMMITS_TOPIC, RANGES_TOPIC_ID, self.ranges_log)
         self.shard = WatchedShard(
             partition,
             self._make,
@@ -296,9 +293,24 @@ class Broker:
             clock=WorldClock(self.world),
             prepare=self._prepare,
             perform=self._perform,
+            beside=lambda: ranges,
         )
         self.shard.broker = self
         self.world.after(load_in_ms, self._load, self.lives)
+
+    def _partition(self, topic: str, topic_id: UUID, log: FalseLog) -> Partition:
+        count = Counter()
+        partition = Partition(
+            TopicPartition(topic, self.number),
+            topic_id,
+            log,  # type: ignore[arg-type]
+            SETTINGS,
+            bytes_in=count,
+            bytes_out=count,
+            messages_in=count,
+        )
+        partition.leadership = Leadership(topic_id, 0, 0, 0, 1, 1, retiring=False)
+        return partition
 
     def _load(self, life: int) -> None:
         if life == self.lives and self.shard is not None:
@@ -316,6 +328,8 @@ class Broker:
         """Ask the leaders, which answer later, or not at all."""
         if isinstance(effect, AskNextRecords):
             self.world.after(self.world.delay_ms(), self._leaders_answer, effect, self.lives)
+        elif isinstance(effect, BuriedRanges) and self.shard is not None:
+            self.process.call(self.shard.tell, lambda machine, _: machine.ranged.decide_tombstones(effect))
 
     def _leaders_answer(self, ask: AskNextRecords, life: int) -> None:
         if life != self.lives or self.shard is None:
@@ -340,8 +354,9 @@ class Broker:
         self.lives += 1
         self.shard = None
         world.cut_off(self)
-        unsynced = [batch.end for batch in self.log.batches if batch.end > self.log.flushed]
-        self.log.lose_power(world.chance.choice([self.log.flushed, *unsynced, self.log.end]))
+        for log in filter(None, (self.log, self.ranges_log)):
+            unsynced = [batch.end for batch in log.batches if batch.end > log.flushed]
+            log.lose_power(world.chance.choice([log.flushed, *unsynced, log.end]))
         world.after(world.chance.randint(10, 5_000), self.start, world.chance.choice((0, 0, 200, 1_500)))
 
     def tell_topics(self) -> None:
@@ -393,23 +408,27 @@ class Broker:
         ms = world.chance.randint(0, 2)
         if world.chance.random() < world.slow_syncs:
             ms = world.chance.randint(20, 800)
-        world.after(ms, self._synced, partition, self.log.begin_sync(), future, self.lives)
+        world.after(ms, self._synced, partition, self._log_of(partition).begin_sync(), future, self.lives)
         return future
 
     def _synced(self, partition: Partition, begun: tuple[int, int], future: asyncio.Future[None], life: int) -> None:
         if life != self.lives:
             return
+        log = self._log_of(partition)
         if self.fails_sync:
             self.fails_sync = False
             self.world.say("%s: a sync fails", self)
-            self.log.failure = OSError(5, "the disk does not write")
-        if self.log.failure is not None:
-            self.process.call(future.set_exception, self.log.failure)
+            log.failure = OSError(5, "the disk does not write")
+        if log.failure is not None:
+            self.process.call(future.set_exception, log.failure)
             return
-        self.log.synced(begun)
+        log.synced(begun)
         self.world.rules.durable(self)
         self.process.call(partition.high_watermark_moved)
         self.process.call(future.set_result, None)
+
+    def _log_of(self, partition: Partition) -> FalseLog:
+        return self.log if self.ranges_log is None or partition.name.topic == TOPIC else self.ranges_log
 
     def _appended(self, batch: Batch) -> None:
         for entry in batch.entries:
@@ -420,11 +439,17 @@ class Broker:
         self.fold = self._folded(lambda offset, last: True)
         self.world.rules.cut(self, end)
 
+    def _ranges_cut(self, end: int) -> None:
+        self.world.say("%s: its log of ranges is cut to %d", self, end)
+        self.world.rules.counts["ranges cut"] += 1
+
     def compact(self) -> None:
         """Clean the log up to somewhere."""
         end = self.world.chance.randint(0, self.log.end)
         stay = self.log.compact(end)
         self.world.say("%s: compacts up to %d, %d records stay", self, end, stay)
+        if self.ranges_log is not None:
+            self.ranges_log.compact(self.world.chance.randint(0, self.ranges_log.end))
 
     # -- comparing -----------------------------------------------------------------------------------------------------
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 NAMES = ("a", "b", "ab", "c")
 PATTERNS = ("a.*", ".*b", "[a-c]", ".*")
 PARTITIONS_MAX = 8
+SHARERS_FROM = 2_000_000
+"""From this seed on, three of four lives have members that share partitions; lives before are what they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,16 @@ class Theme:
     """The largest age of the clients' metadata."""
     retention_ms: int
     """The retention of offsets of groups without members."""
+    sharing: float = 0.0
+    """The share of members of the consumer protocol that take parts of partitions."""
+    explicit: float = 0.0
+    """Of all members in such lives, those that finish records one by one, in any order."""
+    stock: float = 0.0
+    """Of members that take no parts, those that know committed offsets only, and neither ranges nor keys."""
+    by_load: float = 0.0
+    """The share of topics whose leaders tell their load."""
+    ranges_max: int = 100_000
+    """Ranges of offsets that are held of a group in a partition."""
 
     @property
     def makes_topics_again(self) -> bool:
@@ -64,6 +76,33 @@ class Theme:
         something is seen of classic groups in long lives, too, their topics stay where all members are classic.
         """
         return self.classic < 1.0
+
+    @classmethod
+    def of_seed(cls, seed: int, chance: random.Random) -> Theme:
+        """The theme of a seed; what concerns sharers is drawn apart, so that it changes nothing else."""
+        theme = cls.of(chance)
+        return theme.with_sharers(random.Random(f"sharers {seed}")) if seed >= SHARERS_FROM and seed % 4 < 3 else theme
+
+    def with_sharers(self, chance: random.Random) -> Theme:
+        """The theme with members that share partitions.
+
+        They are many, and all of them commit: what is left before a gate on a shared partition is not waited out.
+        """
+        return replace(
+            self,
+            sharing=chance.choice((1.0, 1.0, 0.7, 0.5)),
+            explicit=chance.choice((0.0, 0.5, 1.0)),
+            stock=chance.choice((0.0, 0.5)),
+            by_load=chance.choice((0.0, 0.5)),
+            ranges_max=chance.choice((100_000, 100_000, 3)),
+            groups=chance.choice((1, 1, 2)),
+            classic=chance.choice((0.0, 0.0, 0.0, 0.3, 0.5)),
+            local_assignors=chance.choice((0.0, 0.0, 0.0, 0.7)),
+            clients=chance.choice((3, 4, 6)),
+            keys=chance.choice((4, 12, 30)),
+            commits=chance.choice((("auto",), ("each",), ("auto", "each"))),
+            latest=0.0,
+        )
 
     @classmethod
     def of(cls, chance: random.Random) -> Theme:

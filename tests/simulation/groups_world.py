@@ -10,9 +10,9 @@ of ordering.md (`groups_records.GroupEdge`); after quiet time every group must c
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -21,13 +21,17 @@ from anabranch.machines.groups.classic import ClassicState
 from anabranch.machines.groups.consumer.group import ConsumerGroup, GroupState
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.settings import GroupSettings
+from anabranch.machines.key_ranges import NONE, WHOLE, Ranges, common, union
 from tests.simulation.groups_client import Client, SimAssignor
 from tests.simulation.groups_incidents import INCIDENTS
+from tests.simulation.groups_keys import keys_of
 from tests.simulation.groups_network import Connection
 from tests.simulation.groups_reader import LongPolls
 from tests.simulation.groups_records import GroupEdge, Topic
 from tests.simulation.groups_rules import ANSWERED_IN_MS, PACKET_MAX_MS, Rules
 from tests.simulation.groups_shard import Broker
+from tests.simulation.groups_shared_topics import SharedEdge, SharedTopic
+from tests.simulation.groups_sharers import SharingClient
 from tests.simulation.groups_theme import NAMES, PATTERNS, Theme
 from tests.simulation.groups_transcript import shown
 from tests.simulation.virtual_time import VirtualLoop
@@ -47,7 +51,7 @@ class World:
         """`changed` is of the theme."""
         self.seed = seed
         self.chance = random.Random(seed)
-        self.theme = replace(Theme.of(self.chance), **changed)
+        self.theme = replace(Theme.of_seed(seed, self.chance), **changed)
         self.loop = VirtualLoop(seed, steps_max=STEPS_MAX)
         self.transcript: list[str] | None = [] if show else None
         self._disturbed_until_ms = 0
@@ -79,9 +83,8 @@ class World:
         self.groups = [f"g{number}" for number in range(self.theme.groups)]
         self.latest = frozenset(group_id for group_id in self.groups if self.chance.random() < self.theme.latest)
         """The groups that begin at the end."""
-        self.edges = {
-            group_id: GroupEdge(self, group_id, reads_latest=group_id in self.latest) for group_id in self.groups
-        }
+        edge = SharedEdge if self.theme.sharing else GroupEdge
+        self.edges = {group_id: edge(self, group_id, reads_latest=group_id in self.latest) for group_id in self.groups}
         self._topic_ids = 0
         self.image = Image(1, {})
         self.images: list[Image] = [self.image]
@@ -95,6 +98,7 @@ class World:
             offsets_retention_ms=7 * 24 * 3_600_000 if self.latest else self.theme.retention_ms,
             offsets_retention_check_interval_ms=7_000,
             group_configs=lambda group_id: self.group_configs.get(group_id, {}),
+            ranges_per_partition_max=self.theme.ranges_max,
         )
         self.brokers = [Broker(self, number) for number in range(min(2, len(self.groups)))]
         self.run_until(self.now_ms)
@@ -192,8 +196,9 @@ class World:
         self._topic_ids += 1
         topic_id = UUID(int=self._topic_ids << 96 | ord(name[0]))
         ordered = self.chance.random() < self.theme.ordered
-        count, news = self.chance.randint(1, 5), self.long_polls.news
-        topic = Topic(topic_id, name, count, self.theme.keys, ordered=ordered, on_append=news)
+        count, news = self.chance.randint(1, 2 if self.theme.sharing else 5), self.long_polls.news
+        make = SharedTopic.by_chance(self.chance, self.theme) if self.theme.sharing else Topic
+        topic = make(topic_id, name, count, self.theme.keys, ordered=ordered, on_append=news)
         self.topics[name] = self.topics_by_life[topic.life] = self._topics_by_id[topic_id] = topic
         if any(other.name == name and other is not topic for other in self.topics_by_life.values()):
             self._made_again.add(topic_id)
@@ -250,7 +255,7 @@ class World:
         for owned in partitions:
             topic = self.topic_of(owned.topic_id) if owned.topic_id.int else self.topics.get(owned.topic)
             if topic is not None:
-                edge.assigned(client.name, [(topic.life, owned.partition)])
+                edge.granted(client, topic, owned)
 
     def _put_topic(self, topic: Topic) -> None:
         self._set_image({**self.image.by_name, topic.name: image_of(topic)})
@@ -299,7 +304,10 @@ class World:
             names = chance.choice((("mine",), ("mine",), ("mine", "yours"), ("yours", "mine")))
             local = tuple(SimAssignor(self, name) for name in names)
         self._names += 1
-        client = Client(
+        make: Callable[..., Client] = Client
+        if theme.sharing:
+            make = partial(SharingClient, shares=not classic and chance.random() < theme.sharing)
+        client = make(
             self,
             f"{'k' if classic else 'c'}{self._names}",
             group_id,
@@ -465,8 +473,8 @@ class World:
             for member_id, client in ids.items():
                 if client.machine.epoch != group.epoch:
                     return f"{client.name} is at epoch {client.machine.epoch} of {group.epoch}"
-                if not client.is_classic and client.holds != frozenset(group.members[member_id].holds):
-                    return f"{client.name} has {client.holds} of {group.members[member_id]}"
+                if not client.is_classic and client.keys != keys_of(group.members[member_id]):
+                    return f"{client.name} has {client.keys} of {group.members[member_id]}"
         elif group.state is not ClassicState.STABLE:
             return f"it is {group.state}"
         else:
@@ -493,20 +501,24 @@ class World:
     def _missing_partitions(self, clients: list[Client]) -> str | None:
         """By name: classic clients do not notice that a topic is another one if it has as many partitions."""
         wanted: set[tuple[str, int]] = set()
-        held: list[tuple[str, int]] = []
+        held: dict[tuple[str, int], Ranges] = {}
+        twice: set[tuple[str, int]] = set()
         for client in clients:
             topics = [topic for topic in self.image.by_name.values() if reads(client.reads, topic.name)]
             mine = {(topic.name, number) for topic in topics for number in (*topic.partitions, *topic.retiring)}
             wanted |= mine
-            held += client.names
-            if client.names - mine:
-                return f"{client.name} has {sorted(client.names - mine)}, to which it does not subscribe"
+            if client.names.keys() - mine:
+                return f"{client.name} has {sorted(client.names.keys() - mine)}, to which it does not subscribe"
+            for name, keys in client.names.items():
+                if common(held.get(name, NONE), keys):
+                    twice.add(name)
+                held[name] = union(held.get(name, NONE), keys)
         unread = self._unread(clients)
         if unread is not None:
             return unread
-        twice = [name for name, count in Counter(held).items() if count > 1]
-        if twice or set(held) != wanted:
-            return f"partitions {sorted(wanted - set(held))} are nobody's, {sorted(twice)} are two members'"
+        whole = {name for name, keys in held.items() if keys == WHOLE}
+        if twice or whole != wanted:
+            return f"partitions {sorted(wanted - whole)} are nobody's, {sorted(twice)} are two members'"
         return None
 
 
@@ -523,6 +535,8 @@ def image_of(topic: Topic) -> TopicImage:
         lambda number: logs[number].end if number in logs else 0,
         topic.initial if len(topic.counts) > 1 else 0,
         max(*topic.counts, max(topic.logs) + 1),
+        topic.accepts_ranges,
+        topic.loads,
     )
 
 
