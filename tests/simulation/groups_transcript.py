@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -32,7 +32,7 @@ def shown(value: Any) -> Any:
             return "{" + ", ".join(f"{shown(key)}: {shown(one)}" for key, one in value.items()) + "}"
         case Owned(topic, partition, topic_id):
             return f"{topic}-{partition}" + (f" ({shown(topic_id)})" if topic_id.int else "")
-        case list() | tuple():
+        case Sequence():
             return "[" + ", ".join(str(shown(one)) for one in value) + "]"
         case _ if is_declared(type(value)):
             names = [

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import pytest
 
 from tests.simulation.groups import live, story
 from tests.simulation.groups_theme import SHARERS_FROM, Theme
-from tests.simulation.groups_world import World
 
 LIVES = 12
 LIVES_PER_TEST = 3
@@ -22,14 +22,14 @@ def test_whatever_fails_every_key_has_one_owner_and_is_read_in_order(first: int)
     counts: Counter[str] = Counter()
     for seed in range(first, first + LIVES_PER_TEST):
         counts += live(seed).rules.counts
-    for name in ("parts", "commits by key", "commits by offset", "removed", "loads"):
-        assert counts[name] > 0, f"these lives were dull: {counts}"
+    for name, least in {"parts": 5, "commits by key": 20, "removed": 10}.items():
+        assert counts[name] >= least, f"these lives were dull: {counts}"
 
 
 def test_lives_before_and_every_fourth_one_have_no_sharers() -> None:
-    shared = [World(seed).theme.sharing > 0 for seed in (0, SHARERS_FROM - 1, *range(SHARERS_FROM, SHARERS_FROM + 4))]
+    seeds = 0, SHARERS_FROM - 1, *range(SHARERS_FROM, SHARERS_FROM + 4)
+    shared = [Theme.of_seed(seed, random.Random(seed)).sharing > 0 for seed in seeds]
     assert shared == [False, False, True, True, True, False]
-    assert Theme.sharing == 0.0
 
 
 def test_a_seed_reproduces_a_life_with_sharers_byte_for_byte() -> None:
