@@ -9,6 +9,7 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from anabranch.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from tests.support.broker import BrokerProcess, running
 from tests.support.group_client import GroupClient
 from tests.support.steps import in_short_steps
@@ -55,3 +56,16 @@ def test_matches_of_many_patterns_hold_bounded_memory(tmp_path: Path) -> None:
             assert len(answer.assignment.topic_partitions) == 100
             held = process.metrics()["kafka_server_group_coordinator_metrics_regex_matches_bytes"]
             assert 0 < held <= 64 * 1024
+
+
+@pytest.mark.parametrize("count", [199, 400])
+def test_the_configs_of_many_topics_are_described_in_short_steps(broker: BrokerProcess, count: int) -> None:
+    asked = [
+        DescribeConfigsResource(resource_type=2, resource_name=f"topic-{it:06d}-{'x' * 60}", configuration_keys=None)
+        for it in range(count)
+    ]
+    request = DescribeConfigsRequest(resources=asked, include_synonyms=True, include_documentation=True)
+    with GroupClient(broker.port, 60) as client:
+        answer = in_short_steps(broker, lambda: client.call(request))
+        assert [it.resource_name for it in answer.results] == [it.resource_name for it in asked]
+        assert min(len(it.configs) for it in answer.results) > 20

@@ -13,7 +13,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from anabranch.runtime.disk import DirectoryLock, Disk, File
+from anabranch.runtime.disk import SMALL_SIZE_MAX, DirectoryLock, Disk, File
 
 SECTOR = 64
 
@@ -45,6 +45,9 @@ class MemoryFile(File):
 
     def read(self, size: int, position: int) -> bytes:
         return bytes(self._node.data[position : position + size])
+
+    def data_from(self, position: int) -> int:
+        return position
 
     def map(self, size: int, position: int) -> memoryview:
         return memoryview(self.read(size, position))
@@ -164,7 +167,7 @@ class FaultyDisk(Disk):
             self.nodes[path] = Node()
         return MemoryFile(self, self.nodes[path], path)
 
-    def read(self, path: Path) -> bytes:
+    def read(self, path: Path, size_max: int = SMALL_SIZE_MAX) -> bytes:
         return self.open(path).read(1 << 62, 0)
 
     def replace(self, path: Path, data: bytes) -> None:

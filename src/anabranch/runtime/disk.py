@@ -7,9 +7,11 @@ Durability: bytes of a file after `File.sync`, a name in a directory after `Disk
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
+import stat
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +20,14 @@ from zlib import crc32
 NAME_MAX = 255
 """Characters of a name in a directory."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+SMALL_SIZE_MAX = 256 << 20
+"""Bytes of a file that is read whole."""
 DISCARD_SIZE_MAX = 4 << 20
 """Bytes of a file that is removed while the caller waits."""
+
+
+class OddFileError(OSError, ValueError):
+    """A name that should be that of a small file is that of something else: its content is as good as damaged."""
 
 
 class File:
@@ -64,6 +72,13 @@ class File:
         """Read up to `size` bytes from `position`; fewer only at the end of the file."""
         return os.pread(self.fd, size, position)
 
+    def data_from(self, position: int) -> int:
+        """The first position at or behind `position` that is not known to be in a hole; the end where there is none."""
+        try:
+            return os.lseek(self.fd, position, os.SEEK_DATA)
+        except OSError as error:
+            return self.size() if error.errno == errno.ENXIO else position
+
     def map(self, size: int, position: int) -> memoryview:
         """Map a stretch of the file for reading; it stays valid for as long as the view lives."""
         aligned = position - position % mmap.ALLOCATIONGRANULARITY
@@ -79,6 +94,14 @@ class File:
         os.fdatasync(self.fd)
 
 
+def _check_ordinary(path: Path, fd: int) -> int:
+    """The size of an open file. OddFileError for a directory, a pipe, which makes its reader wait, and the like."""
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        raise OddFileError(errno.EINVAL, "no ordinary file", str(path))
+    return found.st_size
+
+
 def _temporary(path: Path) -> Path:
     """The name of a file until it is complete; that of a long name is shorter."""
     if len(path.name) + len(".tmp") <= NAME_MAX:
@@ -91,12 +114,29 @@ class Disk:
 
     def open(self, path: Path, *, create: bool = False) -> File:
         """Open a file for reading and writing."""
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return File(path, os.open(path, flags, 0o644))
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_CREAT if create else 0)
+        try:
+            fd = os.open(path, flags, 0o644)
+        except IsADirectoryError as error:
+            raise OddFileError(error.errno, "a directory", str(path)) from error
+        try:
+            _check_ordinary(path, fd)
+        except OSError:
+            os.close(fd)
+            raise
+        return File(path, fd)
 
-    def read(self, path: Path) -> bytes:
-        """Read a small file whole."""
-        return path.read_bytes()
+    def read(self, path: Path, size_max: int = SMALL_SIZE_MAX) -> bytes:
+        """Read a small file whole. OddFileError for a larger one, and for what is no file: it could have no end."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            size = _check_ordinary(path, fd)
+            if size > size_max:
+                raise OddFileError(errno.EFBIG, f"{size} bytes are more than it can have", str(path))
+            with open(fd, "rb", closefd=False) as file:
+                return file.read()
+        finally:
+            os.close(fd)
 
     def replace(self, path: Path, data: bytes) -> None:
         """Write a small file so that, whatever happens, the old content or the new is there, durably."""

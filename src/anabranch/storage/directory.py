@@ -26,6 +26,7 @@ from anabranch.storage.log.survey import LogSurvey, survey
 META_FILE = "meta.properties"
 LOCK_FILE = ".lock"
 METADATA_FILE = "metadata.sqlite"
+METADATA_SIZE_MAX = 1 << 36
 METADATA_COPY_FILE = "metadata-copy.sqlite"
 """A copy of the metadata, seconds old, which `anabranch repair` restores."""
 RESERVE_FILE = "reserve"
@@ -114,9 +115,9 @@ class DataDirectory:
             lines = (f"version={VERSION}", f"cluster.id={new.cluster_id}", f"node.id={new.node_id}")
             self._disk.replace(path, ("\n".join(lines) + "\n").encode())
             return new
-        pairs = (line.partition("=") for line in self._disk.read(path).decode().splitlines() if "=" in line)
-        values = {name.strip(): value.strip() for name, _, value in pairs}
         try:
+            pairs = (line.partition("=") for line in self._disk.read(path).decode().splitlines() if "=" in line)
+            values = {name.strip(): value.strip() for name, _, value in pairs}
             version, found = int(values["version"]), Identity(values["cluster.id"], int(values["node.id"]))
         except (KeyError, ValueError) as error:
             raise AnabranchError(f"{path} is damaged: expected version, cluster.id and node.id in it.") from error
@@ -190,7 +191,7 @@ class DataDirectory:
             old = path.with_name(path.name + suffix)
             if self._disk.exists(old):
                 self._disk.rename(old, aside(self._disk, old, DAMAGED_SUFFIX))
-        self._disk.replace(path, self._disk.read(copy))
+        self._disk.replace(path, self._disk.read(copy, METADATA_SIZE_MAX))
 
     def open_log(
         self,

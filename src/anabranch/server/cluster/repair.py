@@ -39,6 +39,8 @@ def check_metadata_file(directory: DataDirectory) -> None:
     """Refuse logs without metadata, before a file of metadata is made. MetadataLostError."""
     path = directory.path / METADATA_FILE
     logs = directory.logs()
+    if path.exists() and not path.is_file():
+        raise MetadataLostError(f"{path} is no ordinary file. " + _REMEDY.format(path=directory.path))
     if logs and not (path.exists() and path.stat().st_size):
         raise MetadataLostError(
             f"{path} is {'empty' if path.exists() else 'missing'}, but there are logs of {_shown(logs)}. "

@@ -161,7 +161,7 @@ _PARTS: dict[int, Parts] = {
     21: _NESTED,
     23: _NESTED,
     28: _NESTED,
-    32: Parts("resources", "results", key=lambda it: (it.resource_type, it.resource_name)),
+    32: Parts("resources", "results", key=lambda it: (it.resource_type, it.resource_name), weight=40),
     33: Parts("resources", "responses"),
     37: Parts("topics", "results"),
     42: Parts("groups_names", "results"),

@@ -110,7 +110,7 @@ def _describe(
             "broker loggers (8) and groups (32) do."
         )
         return result
-    keys = asked.configuration_keys
+    keys = None if asked.configuration_keys is None else {*asked.configuration_keys}
     result.configs = found if keys is None else [config for config in found if config.name in keys]
     return result
 

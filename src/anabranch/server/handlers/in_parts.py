@@ -33,6 +33,13 @@ class Parts(NamedTuple):
     """The identity of an element, where each thing is answered once, however often it is named: its answer is long."""
     asked_earlier: str = ""
     """The array in place of `asked` in earlier versions."""
+    weight: int = 1
+    """How many partitions are as much work as one element."""
+
+    @property
+    def at_a_time(self) -> int:
+        """The elements of a part."""
+        return max(1, PARTITIONS_AT_A_TIME // self.weight)
 
     def name_of(self, request: Any) -> str:
         """The name of the array of a request."""
@@ -65,15 +72,15 @@ class Parts(NamedTuple):
         if not elements:
             return False
         count = len(elements)
-        if count < PARTITIONS_AT_A_TIME and self.asked_inner:
+        if count < self.at_a_time and self.asked_inner:
             count += sum(len(getattr(it, self.asked_inner) or ()) for it in elements)
-        return count >= PARTITIONS_AT_A_TIME
+        return count >= self.at_a_time
 
-    def split(self, request: Any, at_a_time: int = PARTITIONS_AT_A_TIME) -> Iterator[tuple[bool, Any]]:
+    def split(self, request: Any, at_a_time: int | None = None) -> Iterator[tuple[bool, Any]]:
         """Yield requests of few things each, and whether the first element of one goes on with the one before."""
         elements = self.of(request)
         assert elements is not None
-        for continued, part in split(elements, self.asked_inner, at_a_time):
+        for continued, part in split(elements, self.asked_inner, at_a_time or self.at_a_time):
             made = copy(request)
             setattr(made, self.name_of(request), part)
             yield continued, made

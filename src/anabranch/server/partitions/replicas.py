@@ -23,7 +23,7 @@ from anabranch.machines.controller.leadership import Taken, take_role
 from anabranch.machines.partition.producers import ProducerTable
 from anabranch.machines.placement import level_size
 from anabranch.runtime.clock import Clock
-from anabranch.runtime.disk import Disk
+from anabranch.runtime.disk import Disk, OddFileError
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.metrics import Metrics
 from anabranch.runtime.syncs import Told
@@ -293,12 +293,18 @@ class Replicas:
                 self._directory.remove_log(name)
                 self._checkpoints.forget(str(name))
                 log = self._open_log(name, settings, role.start_offset)
+        except OddFileError as error:
+            return OfflineLogError(f"{error}: restore the file from a copy, or delete the topic."), None
         except (OSError, OfflineLogError) as error:
             return error, None
+        except Exception as error:  # Ours, or no memory for what its files claim to be: the other partitions serve.
+            return _not_opened(name, error), None
         try:
             return log, fold_producers(log, name, self._clock.now_ms())
         except (OSError, OfflineLogError) as error:
             return log, error
+        except Exception as error:
+            return log, _not_opened(name, error)
 
     def _open_log(self, name: TopicPartition, settings: TopicSettings, start_offset: int = 0) -> PartitionLog:
         return self._directory.open_log(name, settings.log, start_offset=start_offset, commits=self.commits)
@@ -602,3 +608,8 @@ def _retained_before(partition: Partition) -> int | None:
     if not partition.settings.log.compact or role is None or not role.layout or not isinstance(log, LocalLog):
         return None
     return clean_to(log)
+
+
+def _not_opened(name: TopicPartition, error: Exception) -> OfflineLogError:
+    events.error("log not opened", partition=name, exception=error)
+    return OfflineLogError(f"Its log could not be opened: {type(error).__name__} {error}")

@@ -21,6 +21,8 @@ ASIDE_SUFFIX = ".torn"
 DAMAGED_SUFFIX = ".damaged"
 """A damaged file that was rebuilt from other files: `<its name>[.n].damaged`."""
 _WINDOW_SIZE = 4 << 20
+BATCH_SIZE_MAX = 1 << 31
+"""Bytes of a batch: its size is a signed 32-bit number."""
 MAGIC_POSITION, _CRC_POSITION, _CRC_START = 16, 17, 21
 OFFSETS_AHEAD_MAX = 1 << 40
 """How far above the expected offset a batch behind damage may begin; a bound on accidental checksums to compare."""
@@ -45,6 +47,7 @@ def sound_batch_behind(file: File, position: int, size: int, next_offset: int) -
 def _possible(file: File, position: int, size: int) -> Iterator[int]:
     """The positions from which on the bytes could be a batch: magic 2 and a small codec where these are expected."""
     while position + HEADER_SIZE <= size:
+        position = max(position, file.data_from(position) - MAGIC_POSITION)  # A hole of a terabyte is passed over.
         window = file.read(min(_WINDOW_SIZE, size - position), position)
         found = window.find(b"\x02", MAGIC_POSITION)
         while found >= 0:
@@ -59,12 +62,15 @@ def _possible(file: File, position: int, size: int) -> Iterator[int]:
 
 def is_whole_batch(file: File, position: int, size: int) -> bool:
     """Whether the bytes from `position` to the file's end are one batch that was written whole, and changed since."""
-    data = file.read(size - position, position)
+    data = file.read(HEADER_SIZE, position)
     if len(data) < HEADER_SIZE:
         return False
     said = int.from_bytes(data[8:12], "big") + 12
-    if said == len(data) and data[MAGIC_POSITION] == 2:
+    if said == size - position and data[MAGIC_POSITION] == 2:
         return True
+    if size - position > BATCH_SIZE_MAX:  # No batch has bytes as many.
+        return False
+    data = file.read(size - position, position)
     return crc32c(data[_CRC_START:]) == int.from_bytes(data[_CRC_POSITION:_CRC_START], "big")
 
 
@@ -83,12 +89,14 @@ def keep_bytes(disk: Disk, file: File, position: int, size: int, path: Path) -> 
         return
     copy = disk.open(path, create=True)
     at = position
-    while at < size:
+    while (at := file.data_from(at)) < size:
         data = file.read(min(_WINDOW_SIZE, size - at), at)
         if not data:
             break
         copy.write(data, at - position)
         at += len(data)
+    if size - position > copy.size():  # It ends in a hole.
+        copy.truncate(size - position)
     copy.sync()
     disk.sync_directory(path.parent)
 

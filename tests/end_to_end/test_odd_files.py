@@ -1,0 +1,132 @@
+"""Names in the data directory that are not those of ordinary files, and files that are far too large.
+
+Nothing waits for what has no end, and nothing is read whole that does not fit in memory: a start ends with a sentence,
+or one partition is offline, and the others serve.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from anabranch.base.errors import ErrorCode
+from tests.support.broker import BrokerProcess
+from tests.support.wire import WireClient, batch
+
+TERABYTE = 1 << 40
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def endless(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def huge(path: Path) -> None:
+    os.truncate(path, TERABYTE)
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(bytes(range(256)))
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data = tmp_path_factory.mktemp("odd") / "data"
+    broker = BrokerProcess(data, log_flush_offset_checkpoint_interval_ms=100).start()
+    with WireClient(broker.port) as client:
+        for topic in ("hurt", "sound"):
+            client.create(topic)
+            client.produce(topic, 0, batch([b"kept"] * 3))
+    broker.kill()
+    return data
+
+
+def started(killed: Path, to: Path, name: str, change: Callable[[Path], None]) -> BrokerProcess:
+    shutil.copytree(killed, to)
+    change(to / name)
+    return BrokerProcess(to).start(expect_ready=False)
+
+
+@pytest.mark.parametrize("change", [pipe, endless, directory, huge])
+def test_epochs_that_cannot_be_read_are_read_from_the_batches(
+    killed: Path, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    broker = started(killed, tmp_path / "data", "hurt-0/leader-epoch-checkpoint", change)
+    try:
+        assert broker._ready.wait(20), "the start waits"
+        with WireClient(broker.port) as client:
+            assert [value for _, value in client.read_all("hurt")] == [b"kept"] * 3
+        assert broker.stop() == 0
+        assert not broker.said("error") and not broker.said("raw")
+        kept = tmp_path / "data" / "hurt-0" / "leader-epoch-checkpoint.damaged"
+        assert kept.exists() or kept.is_symlink()
+    finally:
+        broker.kill()
+
+
+def test_a_log_that_ends_in_a_hole_of_a_terabyte_is_cut_without_reading_it(killed: Path, tmp_path: Path) -> None:
+    broker = started(killed, tmp_path / "data", "hurt-0/00000000000000000000.log", huge)
+    try:
+        assert broker._ready.wait(20), "the start waits"
+        with WireClient(broker.port) as client:
+            assert [value for _, value in client.read_all("hurt")] == [b"kept"] * 3
+            assert client.produce("hurt", 0, batch([b"more"])).error_code == ErrorCode.NONE
+        (kept,) = (tmp_path / "data" / "hurt-0").glob("*.torn")
+        assert kept.stat().st_size > TERABYTE - 1_000 and kept.stat().st_blocks * 512 < 16 << 20
+        assert broker.stop() == 0
+        assert broker.said("warning") and not broker.said("error") and not broker.said("raw")
+    finally:
+        broker.kill()
+
+
+@pytest.mark.parametrize("change", [pipe, endless, directory])
+def test_a_log_that_is_no_file_takes_its_partition_offline(
+    killed: Path, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    broker = started(killed, tmp_path / "data", "hurt-0/00000000000000000000.log", change)
+    try:
+        assert broker._ready.wait(20), "the start waits"
+        with WireClient(broker.port) as client:
+            assert [value for _, value in client.read_all("sound")] == [b"kept"] * 3
+            assert client.fetch("hurt").error_code == ErrorCode.KAFKA_STORAGE_ERROR
+            assert client.produce("hurt", 0, batch([b"more"])).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert broker.said("error", "partition offline")
+        assert broker.resident_bytes() < 300 << 20
+        assert broker.stop() == 0
+    finally:
+        broker.kill()
+
+
+@pytest.mark.parametrize("name", ["meta.properties", "metadata.sqlite", "boot-id", "controller-epoch"])
+@pytest.mark.parametrize("change", [pipe, endless, directory, huge, garbage])
+def test_a_start_without_its_small_files_ends_with_a_sentence_or_goes_on(
+    killed: Path, tmp_path: Path, name: str, change: Callable[[Path], None]
+) -> None:
+    broker = started(killed, tmp_path / "data", name, change)
+    try:
+        assert broker._ready.wait(20), "the start waits"
+        if broker.port:
+            with WireClient(broker.port) as client:
+                assert [value for _, value in client.read_all("hurt")] == [b"kept"] * 3
+            assert broker.stop() == 0
+        else:
+            assert broker.wait() == 1
+            (line,) = broker.said("error")
+            assert line["event"] == "the broker cannot start"
+        assert not broker.said("raw"), broker.said("raw")
+    finally:
+        broker.kill()
