@@ -3,7 +3,10 @@ run."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from hashlib import blake2b
 from random import Random
 
 import pytest
@@ -238,3 +241,36 @@ def test_damaged_batches_are_errors_or_batches(compiled: Scatter, seed: int) -> 
         return
     assert found.size <= len(data)
     assert sum(map(len, found.data)) <= found.expanded_size + 2 * len(data)
+
+
+def test_processors_without_folding_make_the_same() -> None:
+    """The code for processors that have nothing but an instruction for checksums, as it would be compiled there."""
+    code = """
+from anabranch.records.kernels import crc32c
+crc32c.FOLDS_CRC = False
+import ctypes, mmap
+from anabranch.records.kernels.ahead import machine_code
+from anabranch.records.kernels.scatter import scatter
+from anabranch.runtime import native
+from anabranch.runtime.native_scatter import NativeScatter
+from tests.properties.test_scatter import _fixed
+(variant,) = (each for each in native.VARIANTS[native.os.uname().machine] if each.suffix == "-crc")
+code = machine_code(scatter, variant.features)
+memory = mmap.mmap(-1, len(code), prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+memory[:] = code
+print(_fixed(NativeScatter(ctypes.addressof(ctypes.c_char.from_buffer(memory)), checksums=True)))
+"""
+    if not native.variant().suffix:
+        pytest.skip("this processor has no instruction for checksums")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == (f"{_fixed(scatter)}\n", 0), done.stderr[-2000:]
+
+
+def _fixed(run: Scatter) -> str:
+    """A digest of what is made of some batches."""
+    chance = Random(8)
+    data = b"".join(map(model.encode, _batches(chance, 30)))
+    cells = (Cell(0, SPACE_END // 3, 0), Cell(SPACE_END // 3 + 1, SPACE_END, 1))
+    found = run(memoryview(data), Selection(cells, 2), Spread(3, SPACE), **LIMITS)
+    assert found.size == len(data)
+    return blake2b(b"".join(map(bytes, found.data))).hexdigest()

@@ -6,6 +6,7 @@ it. What zeros make of a CRC is a matrix of bits, and of twice as many zeros, it
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from functools import cache
 from importlib.machinery import PathFinder
@@ -51,6 +52,33 @@ def changed(crc: int, before: bytes | memoryview, after: bytes | memoryview, beh
     return crc ^ change
 
 
+def joining_tables(sizes: tuple[int, int]) -> bytes:
+    """What kernels need to take checksums in pieces (`kernels.crc32c`), in the order of bytes of this machine.
+
+    For each size, what so many bytes of zeros make of a CRC, by each of its four bytes: 1,024 numbers of 32 bits. Then
+    the factors that take four lanes of 16 bytes 256 bytes further, 64 bytes, and to the last lane, and
+    the lanes of a CRC that begins: 32 of 64 bits.
+    """
+    numbers = array("I")
+    for size in sizes:
+        for sums in _zeros((size - 1).bit_length()):
+            numbers.extend(sums)
+    factors = array("q")
+    for distances in ((256,) * 4, (64,) * 4, (48, 32, 16, 0)):
+        for distance in distances:
+            factors.extend((_power(8 * distance + 32), _power(8 * distance - 32)) if distance else (0, 0))
+    factors.extend((0xFFFF_FFFF, *[0] * 7))
+    return numbers.tobytes() + factors.tobytes()
+
+
+def _power(exponent: int) -> int:
+    """x to the `exponent`, modulo the polynomial of CRC-32C, as a factor for numbers whose first bit is the lowest."""
+    value = 1 << 31
+    for _ in range(exponent):
+        value = _zero_bit(value)
+    return value << 1
+
+
 def _times(matrix: Matrix, vector: int) -> int:
     lowest, low, high, highest = matrix
     return lowest[vector & 0xFF] ^ low[vector >> 8 & 0xFF] ^ high[vector >> 16 & 0xFF] ^ highest[vector >> 24]
@@ -69,8 +97,12 @@ def _zeros(doublings: int) -> Matrix:
 
 def _zero_byte(crc: int) -> int:
     for _ in range(8):
-        crc = (crc >> 1) ^ (_POLYNOMIAL if crc & 1 else 0)
+        crc = _zero_bit(crc)
     return crc
+
+
+def _zero_bit(crc: int) -> int:
+    return (crc >> 1) ^ (_POLYNOMIAL if crc & 1 else 0)
 
 
 def _sums(columns: list[int]) -> tuple[int, ...]:

@@ -56,25 +56,45 @@ class Native(NamedTuple):
     scatter: Scatter
 
 
-CRC_FEATURES = {"x86_64": "+sse4.2,+crc32", "aarch64": "+crc"}
-"""By architecture, what LLVM calls the instruction for CRC-32C; a kernel uses it where the processor has it."""
-_CRC_FLAGS = {"x86_64": "sse4_2", "aarch64": "crc32"}
+class Variant(NamedTuple):
+    """Code of `scatter` for processors with some instructions."""
+
+    suffix: str
+    flags: frozenset[str]
+    """What the system calls them."""
+    features: str
+    """What LLVM calls them."""
+
+
+VARIANTS = {
+    "x86_64": (
+        Variant(
+            "-fold",
+            frozenset(("sse4_2", "bmi1", "bmi2", "avx2", "avx512f", "avx512bw", "avx512vl", "pclmulqdq", "vpclmulqdq")),
+            "+sse4.2,+crc32,+bmi,+bmi2,+avx2,+avx512f,+avx512bw,+avx512vl,+pclmul,+vpclmulqdq",
+        ),
+        Variant("-crc", frozenset(("sse4_2",)), "+sse4.2,+crc32"),
+    ),
+    "aarch64": (Variant("-crc", frozenset(("crc32",)), "+crc"),),
+}
+"""By architecture, the best first; without any of them the caller takes the checksums."""
+_PLAIN = Variant("", frozenset(), "")
 _CPU_INFO = Path("/proc/cpuinfo")
 
 
 @cache
-def takes_checksums() -> bool:
-    """Whether this processor has an instruction for CRC-32C, as far as is known without compiling anything."""
+def variant() -> Variant:
+    """The code for this processor, as far as is known without compiling anything."""
     try:
-        flags = _CPU_INFO.read_text().split()
+        flags = set(_CPU_INFO.read_text().split())
     except OSError:
-        return False
-    return _CRC_FLAGS.get(os.uname().machine, "") in flags
+        return _PLAIN
+    return next((each for each in VARIANTS.get(os.uname().machine, ()) if each.flags <= flags), _PLAIN)
 
 
 def file_name(kernel: str) -> str:
     """The name of a kernel's file: code is for one architecture, and `scatter` for processors with an instruction."""
-    suffix = "-crc" if kernel == "scatter" and takes_checksums() else ""
+    suffix = variant().suffix if kernel == "scatter" else ""
     return f"{kernel}-{os.uname().machine}{suffix}.code"
 
 
@@ -86,7 +106,7 @@ def load() -> Native | None:
             return Native(
                 NativeExamination(examine),
                 NativeSearch(search),
-                NativeScatter(scatter, checksums=takes_checksums()),
+                NativeScatter(scatter, checksums=variant() is not _PLAIN),
             )
     return None
 
@@ -102,16 +122,15 @@ def build() -> list[Path]:
     """Compile the code and keep it where `load` finds it. Takes seconds; OSError where no directory can be written."""
     from anabranch.records.kernels.ahead import machine_code
     from anabranch.records.kernels.examine import examine
-    from anabranch.records.kernels.scatter import CHECKSUMS, scatter
+    from anabranch.records.kernels.scatter import CHECKSUMS, FOLDS, scatter
     from anabranch.records.kernels.search import search
 
-    if takes_checksums() > CHECKSUMS:
-        raise OSError("kernels are compiled for a processor without the instruction for checksums that this one has")
-    features = CRC_FEATURES[os.uname().machine] if takes_checksums() else ""
+    if (variant() is not _PLAIN) > CHECKSUMS or (variant().suffix == "-fold") != FOLDS:
+        raise OSError("kernels are not compiled for this processor, which has other instructions for checksums")
     codes = {
         "examine": machine_code(examine),
         "search": machine_code(search),
-        "scatter": machine_code(scatter, features),
+        "scatter": machine_code(scatter, variant().features),
     }
     failure = OSError("there is no directory for machine code")
     for directory in _directories():

@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from anabranch.records.batch import HEADER_SIZE, LENGTH_END, expanded, headers, parse_header, stamp_crc
-from anabranch.records.checksum import crc32c
+from anabranch.records.checksum import joining_tables
 from anabranch.records.filtering import LOAD_BUCKETS, Cell, Load, Scattered, Selection, Spread, malformed
 from anabranch.records.hashing import murmur2
 from anabranch.runtime.lent_memory import SIZE_MAX, SIZE_MIN, Shelf
@@ -371,13 +371,6 @@ _release_buffer.restype = None
 
 
 def _crc_tables() -> Any:
-    """As `records.kernels.crc32c.CRC_TABLES`: what zeros make of a CRC, by each of its four bytes."""
-    numbers: list[int] = []
-    for size in _CRC_PIECES:
-        bits = [crc32c(bytes(size), 0xFFFF_FFFF ^ 1 << bit) ^ 0xFFFF_FFFF for bit in range(32)]
-        for byte in range(4):
-            row = [0]
-            for bit in bits[8 * byte : 8 * byte + 8]:
-                row += [number ^ bit for number in row]
-            numbers += row
-    return (ctypes.c_uint32 * len(numbers))(*numbers)
+    """As `records.kernels.crc32c.CRC_TABLES`."""
+    tables = joining_tables(_CRC_PIECES)
+    return (ctypes.c_ubyte * len(tables)).from_buffer_copy(tables)

@@ -16,19 +16,18 @@ from llvmlite.binding import get_host_cpu_features
 from numba import types
 from numba.core import cgutils, config
 from numba.extending import intrinsic
-from numpy.typing import NDArray
 
-from anabranch.records.checksum import crc32c
+from anabranch.records.checksum import joining_tables
 from anabranch.records.kernels.compiled import inlined
 from anabranch.records.kernels.memory import MASK_32, PROCESSOR, declare, i64, prefetch_to_read, u8, u32
 
 CRC_FROM = 21
 _FOLDED_AHEAD = 2048
-_POLYNOMIAL = 0x1_1EDC_6F41
 _CRC_FEATURE = {"x86_64": "sse4.2", "aarch64": "crc"}.get(PROCESSOR, "")
+FOLDING = ("avx512f", "vpclmulqdq")
 CHECKS_CRC = bool(get_host_cpu_features().get(_CRC_FEATURE)) and getattr(config, "CPU_NAME", None) is None
 """Whether kernels can compute checksums: the processor has an instruction for it, and code is compiled for it."""
-FOLDS_CRC = CHECKS_CRC and PROCESSOR == "x86_64" and all(map(get_host_cpu_features().get, ("avx512f", "vpclmulqdq")))
+FOLDS_CRC = CHECKS_CRC and PROCESSOR == "x86_64" and all(map(get_host_cpu_features().get, FOLDING))
 """Whether they multiply without carries, 64 bytes at a time, to that end."""
 
 
@@ -60,19 +59,12 @@ def _crc_step(bits: int) -> Callable[[int, int], int]:
     return cast(Callable[[int, int], int], intrinsic(step))
 
 
-def _power(exponent: int) -> int:
-    """x to the `exponent`, modulo the polynomial of CRC-32C, as a factor for numbers whose first bit is the lowest."""
-    value = 1
-    for _ in range(exponent):
-        value = (value << 1) ^ (_POLYNOMIAL if value >> 31 else 0)
-    return int(f"{value:032b}"[::-1], 2) << 1
-
-
-def _fold_lines(_: Any, crc: Any, at: Any, lines: Any) -> Any:
-    """Take a CRC-32C over `lines` times 256 bytes, at least one time, by multiplication without carries.
+def _fold_lines(_: Any, at: Any, lines: Any, factors: Any) -> Any:
+    """Begin a CRC-32C with `lines` times 256 bytes, at least one time, by multiplication without carries.
 
     Sixteen lanes of 16 bytes are each taken 256 bytes further, at which they are congruent to themselves times a power
     of x, and added to what is there. What is left in the end is folded into one lane, and that taken the usual way.
+    The factors are read from memory that the caller gives, for code that has none (`ahead`).
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -82,11 +74,6 @@ def _fold_lines(_: Any, crc: Any, at: Any, lines: Any) -> Any:
         kind = ir.VectorType(wide, 8)
         multiply = declare(builder.module, ir.FunctionType(kind, (kind, kind, byte)), "llvm.x86.pclmulqdq.512")
 
-        def factors(*distances: int) -> Any:
-            """What takes each of four lanes so many bytes further; 0 drops the lane."""
-            pairs = ((_power(8 * d + 32), _power(8 * d - 32)) if d else (0, 0) for d in distances)
-            return ir.Constant(kind, [factor for pair in pairs for factor in pair])
-
         def moved(lanes: Any, by: Any) -> Any:
             low, high = (builder.call(multiply, (lanes, by, ir.Constant(byte, which))) for which in (0x00, 0x11))
             return builder.xor(low, high)
@@ -95,19 +82,18 @@ def _fold_lines(_: Any, crc: Any, at: Any, lines: Any) -> Any:
             pointer = builder.inttoptr(builder.add(address, ir.Constant(wide, 64 * place)), kind.as_pointer())
             return builder.load(pointer, align=1)
 
-        crc, first, lines = arguments
+        first, lines, factors_at = arguments
+        further, by_64, to_end, begin = (loaded(factors_at, place) for place in range(4))
         lanes = [cast(Any, cgutils).alloca_once(builder, kind) for _ in range(4)]
         for place, lane in enumerate(lanes):
             value = loaded(first, place)
             if place == 0:
-                begin = builder.insert_element(ir.Constant(kind, None), crc, ir.Constant(ir.IntType(32), 0))
                 value = builder.xor(value, begin)
             builder.store(value, lane)
         pointer, word = byte.as_pointer(), ir.IntType(32)
         prefetch = declare(
             builder.module, ir.FunctionType(ir.VoidType(), (pointer, word, word, word)), "llvm.prefetch.p0"
         )
-        further = factors(256, 256, 256, 256)
         one = ir.Constant(wide, 1)
         with cgutils.for_range_slice(builder, one, lines, one, intp=wide) as (line, _):
             address = builder.add(first, builder.shl(line, ir.Constant(wide, 8)))
@@ -117,8 +103,8 @@ def _fold_lines(_: Any, crc: Any, at: Any, lines: Any) -> Any:
                 builder.store(builder.xor(moved(builder.load(lane), further), loaded(address, place)), lane)
         rest = builder.load(lanes[0])
         for lane in lanes[1:]:
-            rest = builder.xor(moved(rest, factors(64, 64, 64, 64)), builder.load(lane))
-        ends = moved(rest, factors(48, 32, 16, 0))
+            rest = builder.xor(moved(rest, by_64), builder.load(lane))
+        ends = moved(rest, to_end)
         crc = ir.Constant(wide, 0)
         step = declare(builder.module, ir.FunctionType(wide, (wide, wide)), "llvm.x86.sse42.crc32.64.64")
         for half in range(2):
@@ -138,18 +124,9 @@ _crc_64 = _crc_step(64)
 _LONG, _SHORT = 1024, 128
 
 
-def _zeros_table(size: int) -> NDArray[np.uint32]:
-    """What `size` bytes of zeros make of a CRC, by each of its four bytes: the CRC is linear in its bits."""
-    bits = [crc32c(bytes(size), MASK_32 ^ 1 << bit) ^ MASK_32 for bit in range(32)]
-    table = np.zeros((4, 256), np.uint32)
-    for bit, effect in enumerate(bits):
-        chosen = np.arange(256) >> (bit & 7) & 1 == 1
-        table[bit >> 3, chosen] ^= np.uint32(effect)
-    return table
-
-
-CRC_TABLES = np.stack([_zeros_table(_LONG), _zeros_table(_SHORT)])
-"""How to join checksums of neighbouring pieces: a kernel that checks them is given the address."""
+_FACTORS_AT = 8192
+CRC_TABLES = np.frombuffer(joining_tables((_LONG, _SHORT)), np.uint8)
+"""How to join checksums of neighbouring pieces: a kernel that takes them is given the address."""
 
 
 @inlined
@@ -185,15 +162,9 @@ def take_crc(at: int, end: int, tables: int) -> int:
     crc = MASK_32
     if FOLDS_CRC and end - at >= 256:
         lines = (end - at) >> 8
-        crc = _crc_lines(crc, at, lines)
+        crc = _crc_lines(at, lines, tables + _FACTORS_AT)
         at += lines << 8
     return _by_steps(crc, at, end, tables) ^ MASK_32
-
-
-@inlined
-def take_crc_by_steps(at: int, end: int, tables: int) -> int:
-    """As `take_crc`, with the CRC instruction alone: folding has constants in memory."""
-    return _by_steps(MASK_32, at, end, tables) ^ MASK_32
 
 
 @inlined

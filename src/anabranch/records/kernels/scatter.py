@@ -4,8 +4,8 @@ Of every batch a target is given a batch with the header of the original, but fo
 checksum, and with those records that the target wants, byte for byte; nothing where it wants none. Control batches are
 given to all. A record is moved as soon as its key is hashed, so each byte is read once while it is near.
 
-Compiled ahead of time as `examine` is (`ahead`), but for processors with an instruction for CRC-32C: without it,
-CHECKSUMS is False and the caller takes the checksums.
+Compiled ahead of time as `examine` is (`ahead`), but for processors with an instruction for CRC-32C, or with
+multiplication without carries: without them, CHECKSUMS is False and the caller takes the checksums.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from anabranch.records.batch import CONTROL, HEADER_SIZE, LENGTH_END
 from anabranch.records.compression import COMPRESSION_MASK
 from anabranch.records.kernels.compiled import inlined, kernel
-from anabranch.records.kernels.crc32c import CHECKS_CRC, CRC_FROM, take_crc_by_steps
+from anabranch.records.kernels.crc32c import CHECKS_CRC, CRC_FROM, FOLDS_CRC, take_crc
 from anabranch.records.kernels.hashing import mixed, murmur2
 from anabranch.records.kernels.memory import (
     MASK_32,
@@ -38,7 +38,7 @@ from anabranch.records.kernels.memory import (
     u32,
 )
 
-CHECKSUMS = CHECKS_CRC
+CHECKSUMS, FOLDS = CHECKS_CRC, FOLDS_CRC
 
 # The only argument is the address of numbers of 64 bits. First the question: where the batches are; where the records
 # of the first one are, 0 for in their place; the topic's first partition count and the interval of keyless records;
@@ -225,7 +225,7 @@ def _close(target: int, batch: int, tables: int) -> None:
     put_be16(made + _ATTRIBUTES_AT, be16(batch + _ATTRIBUTES_AT) & ~COMPRESSION_MASK)
     put_be32(made + _COUNT_AT, records)
     if tables != 0:
-        put_be32(made + _CRC_AT, take_crc_by_steps(made + CRC_FROM, end, tables))
+        put_be32(made + _CRC_AT, take_crc(made + CRC_FROM, end, tables))
     put64(target + TARGET_AT, end)
     put64(target + TARGET_RECORDS, i64(target + TARGET_RECORDS) + records)
 
