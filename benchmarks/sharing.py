@@ -28,19 +28,24 @@ from benchmarks.peers.process import free_port
 from benchmarks.records import BATCH_SIZE, MIB, columns_of, gigabytes
 
 BLOCK_SIZE = 512 * 1024
+"""What a broker filters at a time where little is asked for."""
+LARGE_BLOCK_SIZE = 4 * 1024 * 1024
+"""What it filters where sixteen readers ask for 256 KiB each, or more."""
 COPY_BARS = {100: 0.3, 1024: 0.4}
 SHARERS = 4
 TOPIC, WARM_UP = "shared", "warm-up"
 KEYS = 100_000
+FETCH_WAIT_S = 0.7
+"""More than a fetch waits at most."""
 GB = 1e9
 
 
-def _log(size: int, value_size: int) -> list[memoryview]:
+def _log(size: int, value_size: int, block_size: int = BLOCK_SIZE) -> list[memoryview]:
     """A log of about `size` bytes, in the blocks of whole batches that a broker filters at a time."""
     batches = [
         bytes(each.data) for each in encode_partitioned(*columns_of(size, value_size), batch_size_max=BATCH_SIZE)
     ]
-    per_block = max(1, BLOCK_SIZE // len(batches[0]))
+    per_block = max(1, block_size // len(batches[0]))
     return [memoryview(b"".join(batches[at : at + per_block])) for at in range(0, len(batches), per_block)]
 
 
@@ -86,7 +91,7 @@ def ranges(scale: Scale) -> list[Result]:
     results: list[Result] = []
     scatter, seconds = _scatter(), scale.choose(0.5, 0.0)
     for value_size in COPY_BARS:
-        blocks = _log(scale.choose(32 * MIB, MIB), value_size)
+        blocks = _log(scale.choose(32 * MIB, MIB), value_size, LARGE_BLOCK_SIZE)
         size = sum(map(len, blocks))
 
         def cost(count: int, blocks: list[memoryview] = blocks, size: int = size) -> Mapping[str, float]:
@@ -94,7 +99,7 @@ def ranges(scale: Scale) -> list[Result]:
             return {"cpu": 1 / found["bytes"]}
 
         sides = {"16 ranges": partial(cost, 16), "1 range": partial(cost, 1)}
-        what = f"{size >> 20} MiB of batches with values of {value_size} bytes, every record wanted by one reader"
+        what = f"{size >> 20} MiB of batches with values of {value_size} bytes in blocks of 4 MiB, every record wanted by one reader"
         bars = [Bar("cpu", "s/GB", "less", 1.5)]
         results += compare(f"sharing.ranges-{value_size}", what=what, sides=sides, bars=bars, scale=scale)
     return results
@@ -116,6 +121,8 @@ def _read(address: str, share: tuple[int, int], *, shares: bool, records: int, b
         columns = ("offset", "key", "value")
         for topic in (WARM_UP, TOPIC):  # Connect, and load the kernels; then nothing of the topic is fetched ahead.
             if topic == TOPIC:
+                consumer.assign({})
+                time.sleep(FETCH_WAIT_S)  # What waits for more of the other topic holds up the next fetch.
                 begin.wait()
             consumer.assign({(topic, 0): [share]} if shares else [(topic, 0)])
             if topic == WARM_UP:

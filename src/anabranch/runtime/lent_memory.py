@@ -69,11 +69,15 @@ class Shelf:
         return lent
 
     def put_back(self, piece: Piece, room: int) -> None:
-        """Take memory back; called by what was lent."""
-        if self.size < SHELF_SIZE_MAX:
-            self._free.setdefault(room, []).append(piece)
-        else:
-            piece.stretch.madvise(mmap.MADV_DONTNEED, piece.offset, room)
+        """Take memory back; called by what was lent. A full shelf gives up what is of another size instead."""
+        while self.size >= SHELF_SIZE_MAX:
+            other = next((each for each, free in self._free.copy().items() if free and each != room), room)
+            dropped = piece if other == room else _popped(self._free, other)
+            if dropped is not None:
+                dropped.stretch.madvise(mmap.MADV_DONTNEED, dropped.offset, other)
+            if dropped is piece:
+                return
+        self._free.setdefault(room, []).append(piece)
 
     @property
     def size(self) -> int:

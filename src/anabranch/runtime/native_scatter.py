@@ -59,7 +59,7 @@ class _Prepared(NamedTuple):
     kept: tuple[bytes, ...]
     """The keys whose addresses are in the entries."""
     parts: list[float]
-    """What part of the last run each target was given; one, if it is not known."""
+    """What part of the last run each target was given; at first, as much as the others."""
 
 
 class _Mapping:
@@ -294,7 +294,7 @@ def _prepare(selection: Selection) -> _Prepared:
         _key_set(selection.keys_wanted),
         _key_set(selection.keys_refused),
         (*selection.keys_wanted, *selection.keys_refused),
-        [1.0] * selection.targets,
+        [1 / max(1, selection.targets)] * selection.targets,
     )
 
 

@@ -82,6 +82,18 @@ def _mapped() -> tuple[int, int]:
     return resident * mmap.PAGESIZE, addresses * mmap.PAGESIZE
 
 
+def test_a_shelf_that_is_full_of_other_sizes_takes_what_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lent_memory, "SHELF_SIZE_MAX", 4 * SIZE)
+    shelf = Shelf()
+    others = [shelf.take(2 * SIZE) for _ in range(5)]
+    others.clear()
+    lent = shelf.take(SIZE)
+    lent[:3] = b"abc"
+    del lent
+    assert bytes(shelf.take(SIZE)[:3]) == b"abc"
+    assert shelf.size <= 4 * SIZE + size_lent(2 * SIZE)
+
+
 def test_pieces_do_not_overlap() -> None:
     shelf = Shelf()
     for size, count in ((SIZE_MIN, 100), (SIZE, 30), (SIZE_MAX, 2)):
