@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from tests.reliability_mutations import RELIABILITY
+from tests.sharing_mutations import SHARING
 from tests.slice_mutations import COOPERATIVE
 from tests.support.mutations import PYTEST, Edit, Mutation
 from tests.table_mutations import TABLES
@@ -264,7 +265,7 @@ ORDER = (
         f"{BETWEEN}::test_a_member_that_has_more_to_ask_does_not_wait_for_its_parked_question",
     ),
 )
-MUTATIONS = ORDER + RELIABILITY + COOPERATIVE + TABLES
+MUTATIONS = ORDER + RELIABILITY + SHARING + COOPERATIVE + TABLES
 
 
 def _mutated(tree: Path, mutation: Mutation) -> str | None:

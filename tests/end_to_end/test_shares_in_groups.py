@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from anabranch.client import Admin, Consumer, Producer, TopicPartition
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.client import Admin, Consumer, OffsetAndMetadata, Producer, TopicPartition
 from anabranch.client import sync as plain
 from anabranch.machines.keyspace import SPACE, cuts, spread
 from anabranch.records.hashing import murmur2
@@ -151,6 +152,61 @@ async def _by_hand(address: str) -> None:
         assert committed is not None and committed.offset == 400 and not committed.shares
     assert len(seen) == 400
     assert set(seen.values()) == {1}, "a record was handed out twice, although its offset was committed"
+
+
+def test_a_range_has_the_keys_at_its_bounds_and_none_beyond(address: str) -> None:
+    asyncio.run(_at_the_bounds(address))
+
+
+async def _at_the_bounds(address: str) -> None:
+    await create(address, "bounds", 1)
+    keys = sorted((b"k%d" % number for number in range(9)), key=lambda key: spread(murmur2(key), 1))
+    places = [spread(murmur2(key), 1) for key in keys]
+    async with Producer(address) as producer:
+        for key in keys:
+            await producer.send("bounds", b"", key=key)
+    settings: dict[str, Any] = {"group_id": "bounds", "auto_offset_reset": "earliest", "enable_auto_commit": False}
+    for low, high, wanted in ((places[3], places[5], keys[3:6]), (places[3] + 1, places[5] - 1, keys[4:5])):
+        async with Consumer(address, **settings) as consumer:
+            consumer.assign({("bounds", 0): [(low, high)]})
+            found = await read_some(consumer, len(wanted) + 1, 2.0)
+            assert [record.key for record in found] == wanted
+
+
+def test_a_member_cannot_commit_the_keys_of_another(address: str) -> None:
+    asyncio.run(_foreign_keys(address))
+
+
+async def _foreign_keys(address: str) -> None:
+    await create(address, "foreign", 1)
+    sender = Sender(address, "foreign")
+    async with Producer(address) as producer:
+        await sender.send(200, producer)
+    settings: dict[str, Any] = {
+        "group_id": "foreign",
+        "group_protocol": "consumer",
+        "allow_key_share": True,
+        "auto_offset_reset": "earliest",
+        "enable_auto_commit": False,
+        "default_api_timeout_ms": 2_000,
+    }
+    tp = TopicPartition("foreign", 0)
+    async with Consumer(address, **settings) as one, Consumer(address, **settings) as two:
+        held: dict[Consumer, Any] = {}
+        for consumer in (one, two):
+            note = partial(held.__setitem__, consumer)
+            consumer.subscribe(["foreign"], on_partitions_assigned=note, on_partitions_revoked=lambda units: None)
+        deadline = time.monotonic() + 20
+        while len(held) < 2 and time.monotonic() < deadline:
+            await one.poll(0.2, max_records=1)
+            await two.poll(0.2, max_records=1)
+        (theirs,) = held[two][tp]
+        foreign = {tp: OffsetAndMetadata(0, shares=[(theirs[0], theirs[1], 200)])}
+        with pytest.raises(ApiError) as refused:
+            await one.commit(foreign)
+        assert refused.value.code is ErrorCode.STALE_MEMBER_EPOCH
+        committed = (await one.committed(tp))[tp]
+        assert committed is None or all(offset < 200 for _, _, offset in committed.shares)
 
 
 # -- the examples of the document -------------------------------------------------------------------------------------

@@ -39,6 +39,8 @@ class DoneRules:
         self._stable: dict[At, int] = {}
         self._ever: dict[At, int] = {}
         self._told: dict[At, int] = {}
+        self.put_back: set[At] = set()
+        """Partitions in which a late commit of a member has put the group back, and with it ranges above."""
         self._replies: dict[int, tuple[Any, list[At]]] = {}
 
     def done(self, group_id: str, place: tuple[str, int]) -> int:
@@ -104,6 +106,7 @@ class DoneRules:
         if not ranged and stable is not None and part.committed_offset < stable:
             expected = now if without(WHOLE, keys) else below(part.committed_offset)  # a late commit puts it back
             self._rules.counts["put back"] += 1
+            self.put_back.add(at)
             self._told[at] = self._told.get(at, 0) & now
         elif not ranged:
             expected = before | below(part.committed_offset) & topic.offsets_of(number, keys)

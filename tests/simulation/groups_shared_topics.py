@@ -213,6 +213,11 @@ class SharedEdge(GroupEdge):
         if done >> record.offset & 1:
             raise OrderError(f"{member} was handed {record} again, which was committed before it began with the key")
         log = topic.logs[record.partition[1]]
+        rules = self._world.rules.done
+        assert rules is not None
+        if (self._group_id, *record.partition) in rules.put_back:
+            self.repetitions += 1
+            return
         later = done & ~below(record.offset + 1)
         for offset in range(record.offset + 1, later.bit_length()):
             entry = log.entries.get(offset)

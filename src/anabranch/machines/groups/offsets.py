@@ -61,6 +61,8 @@ from anabranch.protocol.messages.txn_offset_commit import (
 Group = ConsumerGroup | ClassicGroup
 
 TOPIC_IDS_SINCE = 10
+NO_MEMBER = -1
+"""The epoch, or generation, of a commit by no member; that of a static member which has left for a while is lower."""
 
 
 class Answered(NamedTuple):
@@ -125,7 +127,7 @@ class Offsets:
         by_id = version >= TOPIC_IDS_SINCE
         missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         draft: Draft[CoordinatorRecord] = Draft()
-        by_member = request.generation_id_or_member_epoch >= 0
+        by_member = request.generation_id_or_member_epoch != NO_MEMBER
         answers = []
         for topic in request.topics:
             known = self.image.by_id.get(topic.topic_id) if by_id else self.image.by_name.get(topic.name)
@@ -168,7 +170,7 @@ class Offsets:
         self._room.begin()
         error = self._transaction_error(group, request)
         draft: Draft[CoordinatorRecord] = Draft()
-        by_member = request.generation_id >= 0
+        by_member = request.generation_id != NO_MEMBER
         answers = []
         for topic in request.topics:
             known = self.image.by_name.get(topic.name)

@@ -172,6 +172,22 @@ def test_another_instance_that_takes_over_for_a_static_member_keeps_its_keys() -
     world.check()
 
 
+def test_a_static_member_that_has_left_for_a_while_commits_no_keys_of_others() -> None:
+    world = SharingWorld()
+    world.enter("A")
+    said = {"rebalance_timeout_ms": 60_000, "topics": ["foo"], "allow_key_share": True, "instance_id": "i"}
+    world.beat_owning("S", 0, [], **said)
+    for _ in range(3):
+        world.members["A"].beat()
+        world.members["A"].follow()
+    world.beat_owning("S", -2, [], instance_id="i")
+    away = Sharer(world, "S")
+    away.epoch = -2
+    others = world.owners()[0]["A"]
+    assert others != WHOLE
+    assert away.commit(70, {(FOO, 0): others}) == [ErrorCode.STALE_MEMBER_EPOCH]
+
+
 # -- reports -----------------------------------------------------------------------------------------------------------
 
 

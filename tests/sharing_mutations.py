@@ -1,0 +1,107 @@
+"""Rules of members that share partitions by ranges of keys (ADRs 0050, 0051), broken one by one (`tests.mutations`).
+
+Each must be found out by lives with sharers (`tests.simulation.groups_sharers`), and by a test from outside. Keys of the
+simulator never lie at the bound of a range, so that rule is left to real keys alone.
+"""
+
+from __future__ import annotations
+
+from tests.support.mutations import Edit, Mutation
+
+SEEDS = 60
+"""Lives, from the seed that finds a mutation out today on."""
+IN_GROUPS = "tests/end_to_end/test_shares_in_groups.py"
+BY_RANGE = "tests/end_to_end/test_commits_by_range.py"
+BY_HAND = f"{IN_GROUPS}::test_a_share_that_is_assigned_by_hand_goes_on_where_its_keys_were_committed"
+FOUR = f"{IN_GROUPS}::test_four_members_share_one_partition"
+
+
+def lives(seed: int) -> tuple[str, ...]:
+    """Lives with sharers from a seed on."""
+    return "-m", "tests.simulation.groups", "--first", str(seed), "--seeds", str(SEEDS), "--until-failure"
+
+
+SHARED_COMMITS = "machines/groups/shared_commits.py"
+FETCHING = "machines/clients/fetching"
+
+SHARING = (
+    Mutation(
+        "keys are handed over before their holder has acknowledged",
+        (
+            Edit(
+                "machines/groups/consumer/reconcile.py",
+                "            given = without(more, self._held_by_others(at))\n",
+                "            given = more\n",
+            ),
+        ),
+        lives(2_000_000),
+        FOUR,
+    ),
+    Mutation(
+        "a commit of foreign keys is accepted",
+        (
+            Edit(
+                SHARED_COMMITS,
+                "    member = group.members.get(member_id)\n    holds = NONE if member is None else member.held(at)\n"
+                '    if holds == WHOLE:\n        return ""\n',
+                '    return ""\n',
+            ),
+        ),
+        lives(2_000_000),
+        f"{IN_GROUPS}::test_a_member_cannot_commit_the_keys_of_another",
+    ),
+    Mutation(
+        "the filter of a range leaves out its last place",
+        (
+            Edit(
+                "machines/partition/sharing.py",
+                "cells = [Cell(start, end, target)",
+                "cells = [Cell(start, max(start, end - 1), target)",
+            ),
+        ),
+        (),
+        f"{IN_GROUPS}::test_a_range_has_the_keys_at_its_bounds_and_none_beyond",
+    ),
+    Mutation(
+        "a fetch goes on by one record without keys that are to be asked for there",
+        (
+            Edit(
+                f"{FETCHING}/receiving.py",
+                "next_offset = min(next_offset, partition.asked_until)",
+                "next_offset = min(next_offset, partition.asked_until + 1)",
+            ),
+        ),
+        lives(2_000_000),
+        BY_HAND,
+    ),
+    Mutation(
+        "keys that are behind are read from where the others are",
+        (Edit(f"{FETCHING}/state.py", "in steps if at <= self.fetch_offset)", "in steps if at < self.fetch_offset)"),),
+        lives(2_000_012),
+        BY_HAND,
+    ),
+    Mutation(
+        "a gap below a range of offsets is forgotten",
+        (
+            Edit(
+                "machines/groups/ranged_commits.py",
+                "            at = bisect_right(starts, offset) - 1\n",
+                "            at = len(starts) - 1\n",
+            ),
+        ),
+        lives(2_000_000),
+        f"{BY_RANGE}::test_what_was_committed_is_there_after_a_kill",
+    ),
+    Mutation(
+        "a member begins without looking at what was committed of each key",
+        (
+            Edit(
+                f"{FETCHING}/sharing.py",
+                "    partition.floor = partition.done = frontier_of(steps) if steps else None\n",
+                "    partition.floor = partition.done = None\n",
+            ),
+        ),
+        lives(2_000_004),
+        BY_HAND,
+    ),
+)
