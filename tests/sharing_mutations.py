@@ -1,16 +1,17 @@
 """Rules of members that share partitions by ranges of keys (ADRs 0050, 0051), broken one by one (`tests.mutations`).
 
-Each must be found out by lives with sharers (`tests.simulation.groups_sharers`), and by a test from outside. Keys of the
-simulator never lie at the bound of a range, so that rule is left to real keys alone.
+Each must be found out by lives with sharers (`tests.simulation.groups_sharers`), and by a test from outside. Keys of
+the simulator never lie at the bound of a range, so that rule is left to real keys alone.
 """
 
 from __future__ import annotations
 
-from tests.support.mutations import Edit, Mutation
+from tests.support.mutations import PYTEST, Edit, Mutation
 
 SEEDS = 60
 """Lives, from the seed that finds a mutation out today on."""
 IN_GROUPS = "tests/end_to_end/test_shares_in_groups.py"
+STORIES = "tests/simulation/test_groups_sharers.py"
 BY_RANGE = "tests/end_to_end/test_commits_by_range.py"
 BY_HAND = f"{IN_GROUPS}::test_a_share_that_is_assigned_by_hand_goes_on_where_its_keys_were_committed"
 FOUR = f"{IN_GROUPS}::test_four_members_share_one_partition"
@@ -103,5 +104,18 @@ SHARING = (
         ),
         lives(2_000_004),
         BY_HAND,
+    ),
+    Mutation(
+        "keys that go are not committed first",
+        (
+            Edit(
+                "client/consumer/group.py",
+                "            await self._commit_processed(names)\n"
+                '            await self._call_listener("on_partitions_revoked", units)',
+                '            await self._call_listener("on_partitions_revoked", units)',
+            ),
+        ),
+        (*PYTEST, f"{STORIES}::test_keys_that_move_are_committed_before_they_go_so_that_no_record_comes_twice"),
+        FOUR,
     ),
 )

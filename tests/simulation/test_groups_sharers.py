@@ -11,6 +11,8 @@ from collections import Counter
 import pytest
 
 from tests.simulation.groups import live, story
+from tests.simulation.groups_shared_topics import SharedTopic
+from tests.simulation.groups_stories import GROUP, quiet
 from tests.simulation.groups_theme import SHARERS_FROM, Theme
 
 LIVES = 12
@@ -34,3 +36,20 @@ def test_lives_before_and_every_fourth_one_have_no_sharers() -> None:
 
 def test_a_seed_reproduces_a_life_with_sharers_byte_for_byte() -> None:
     assert story(SHARERS_FROM) == story(SHARERS_FROM)
+
+
+def test_keys_that_move_are_committed_before_they_go_so_that_no_record_comes_twice() -> None:
+    with quiet(1, sharing=1.0, explicit=0.0, stock=0.0, commits=("auto",)) as world:
+        topic = world.topic
+        assert isinstance(topic, SharedTopic)
+        topic.accepts_ranges = True
+        world._put_topic(topic)
+        clients = [world.start(GROUP)]
+        for _ in range(2):
+            for _ in range(40):
+                world.send_all()
+                world.run_until(world.now_ms + 100)
+            clients.append(world.start(GROUP))
+        world.until(lambda: all(client.holds for client in clients) and world.missing() is None)
+        assert world.edges[GROUP].first_deliveries == 80 * topic.keys
+        assert world.edges[GROUP].repetitions == 0
