@@ -99,7 +99,7 @@ def ranges(scale: Scale) -> list[Result]:
             return {"cpu": 1 / found["bytes"]}
 
         sides = {"16 ranges": partial(cost, 16), "1 range": partial(cost, 1)}
-        what = f"{size >> 20} MiB of batches with values of {value_size} bytes in blocks of 4 MiB, all wanted by one reader each"
+        what = f"{size >> 20} MiB of batches with values of {value_size} bytes in blocks of 4 MiB, all wanted"
         bars = [Bar("cpu", "s/GB", "less", 1.5)]
         results += compare(f"sharing.ranges-{value_size}", what=what, sides=sides, bars=bars, scale=scale)
     return results
