@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.client import OffsetAndMetadata, Producer
 from anabranch.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from anabranch.protocol.messages.offset_commit import KeyRangeOffset, OffsetRange
 from anabranch.protocol.messages.txn_offset_commit import (
@@ -120,3 +122,32 @@ def test_one_that_waits_is_answered_when_its_transaction_times_out(broker: Broke
         thread = Thread(connect(), "a", timeout_ms=1_000)
         assert thread.answer(thread.send((45, 49))) == ErrorCode.INVALID_PRODUCER_EPOCH
         assert client.progress() == (40, [], [])
+
+
+def test_producers_of_ours_commit_ranges_and_wait_for_gaps(broker: BrokerProcess) -> None:
+    asyncio.run(_ours(broker))
+
+
+async def _ours(broker: BrokerProcess) -> None:
+    with begun(broker) as client:
+        address, tp = f"127.0.0.1:{broker.port}", ("t", 0)
+        async with (
+            Producer(address, transactional_id="first") as first,
+            Producer(address, transactional_id="second") as second,
+        ):
+            for producer in (first, second):
+                await producer.init_transactions()
+                await producer.begin_transaction()
+            above = {tp: OffsetAndMetadata(40, ranges=[(45, 47), (49, 49)])}
+            waits = asyncio.create_task(second.send_offsets_to_transaction(above, "g"))
+            done, _ = await asyncio.wait([waits], timeout=1.0)
+            assert not done, "what lies below is not done"
+            await first.send_offsets_to_transaction({tp: OffsetAndMetadata(40, ranges=[(40, 44)])}, "g")
+            await first.commit_transaction()
+            assert client.progress() == (45, [], [])
+            done, _ = await asyncio.wait([waits], timeout=1.0)
+            assert not done, "48 is not done"
+            client.commit_ranges((48, 48))
+            await asyncio.wait_for(waits, 20.0)
+            await second.commit_transaction()
+            assert client.progress() == (50, [], [])

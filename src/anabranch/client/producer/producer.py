@@ -264,7 +264,10 @@ class Producer:
     async def send_offsets_to_transaction(self, offsets: OffsetsByPartition, group: GroupMetadata | str) -> None:
         """Add a group's offsets to the transaction: the next offsets to read, by partition.
 
-        `group` is the consumer's `group_metadata()`, so that a replaced member cannot commit.
+        `group` is the consumer's `group_metadata()`, so that a replaced member cannot commit. Of work that is finished
+        out of order, `OffsetAndMetadata(offset, ranges=...)` says what is done at and above the committed `offset`, and
+        nothing of what lies between: where the group has not done that, or another transaction has and is open, this
+        call waits for it, at most for `max.block.ms`.
         """
         transactions = self._transactional("send")
         try:

@@ -26,7 +26,7 @@ from anabranch.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnReques
 from anabranch.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
 from anabranch.protocol.messages.end_txn import EndTxnRequest
 from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest
-from anabranch.protocol.messages.offset_commit import KeyRangeOffset
+from anabranch.protocol.messages.offset_commit import KeyRangeOffset, OffsetRange
 from anabranch.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
@@ -205,6 +205,7 @@ class Transactions:
                 committed_offset=at.offset,
                 committed_leader_epoch=NO_LEADER_EPOCH if at.leader_epoch is None else at.leader_epoch,
                 committed_metadata=at.metadata,
+                offset_ranges=[OffsetRange(start=first, end=last) for first, last in at.ranges],
                 key_range_offsets=[KeyRangeOffset(start=start, end=end, offset=upto) for start, end, upto in at.shares],
             )
             topics.setdefault(tp.topic, []).append(partition)
