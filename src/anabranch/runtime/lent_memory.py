@@ -3,18 +3,18 @@
     Shelf --take--> memoryview --the last view of it gone--> Shelf
 
 The rule of `records.arrow.slabs`: only the finalizer of what all views refer to puts memory back, in any thread; there
-is no lock, each step on the shelf is one operation of a list. Here that is a ctypes array over the memory.
+is no lock for them, each step on the shelf is one operation of a list. Here that is a ctypes array over the memory.
 
-Memory is made in stretches that huge pages fit into, of which pieces of one size are lent: what is kept for readers
-that come later is new each time, and 256 pages cost three times as much as the copy into them. What comes back to a
-full shelf gives its pages away at once, and its addresses with the last piece of the stretch.
+Memory is made in stretches and cut off piece by piece as it is asked for. What comes back to a full shelf gives its
+pages away at once, and its addresses with the last piece of the stretch. Huge pages are not asked for: they are quick once
+they are there, but where a host must find the memory first, new ones cost three times as much as small ones.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
-from contextlib import suppress
+import threading
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -22,13 +22,11 @@ SIZE_MIN = 128 * 1024
 """Less is not lent: the allocator has it at hand, in less time than lending takes."""
 SIZE_MAX = 8 * 1024 * 1024
 PARTS_PER_DOUBLING = 4
-"""Sizes that memory comes in: at most a quarter of it is not used."""
-SHELF_SIZE_MAX = 32 * 1024 * 1024
+"""Sizes that memory comes in: at most a quarter of new memory is not used."""
+SHELF_SIZE_MAX = 64 * 1024 * 1024
 """Bytes on a shelf when memory comes back; threads that put some back at the same time may add a piece each."""
-_HUGE_PAGES: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 STRETCH_SIZE = 8 * 1024 * 1024
 """Bytes of addresses that are made at a time."""
-HUGE_PAGE_SIZE = 2 * 1024 * 1024
 
 
 class Piece(NamedTuple):
@@ -44,21 +42,35 @@ class Shelf:
     def __init__(self) -> None:
         self._free: dict[int, list[Piece]] = {}
         """By size."""
-        self._empty: dict[int, list[Piece]] = {}
-        """Those that were never lent, by size."""
+        self._rest: tuple[mmap.mmap, int, int] | None = None
+        """The newest stretch, and from where to where nothing of it was lent yet."""
+        self._cutting = threading.Lock()
 
     def take(self, size: int) -> memoryview:
         """Lend `size` bytes of any content, writable."""
         if not SIZE_MIN <= size <= SIZE_MAX:
             return memoryview(bytearray(size))
         room = size_lent(size)
-        piece = _popped(self._free, room) or _popped(self._empty, room)
-        if piece is None:
-            piece, *others = _pieces(room)
-            self._empty.setdefault(room, []).extend(others)
+        fitting = sorted(each for each, free in self._free.copy().items() if free and room <= each <= 2 * room)
+        for each in fitting:
+            piece = _popped(self._free, each)
+            if piece is not None:
+                room = each
+                break
+        else:
+            piece = self._cut(room)
         lent = _lent_type(room).from_buffer(*piece)
         lent.shelf, lent.piece = self, piece
         return memoryview(lent).cast("B")[:size]
+
+    def _cut(self, room: int) -> Piece:
+        """Take a piece of what was never lent."""
+        with self._cutting:
+            if self._rest is None or self._rest[2] - self._rest[1] < room:
+                self._rest = _stretch()
+            stretch, start, end = self._rest
+            self._rest = stretch, start + room, end
+            return Piece(stretch, start)
 
     def copy(self, data: memoryview) -> bytes | memoryview:
         """Copy bytes into memory that is lent, or of their own where they are few."""
@@ -92,15 +104,9 @@ def _popped(pieces: dict[int, list[Piece]], room: int) -> Piece | None:
         return None
 
 
-def _pieces(room: int) -> list[Piece]:
-    """Make the pieces of a new stretch, which begins where a huge page does."""
-    count = max(1, STRETCH_SIZE // room)
-    stretch = mmap.mmap(-1, count * room + HUGE_PAGE_SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if _HUGE_PAGES is not None:
-        with suppress(OSError):  # Where there are none.
-            stretch.madvise(_HUGE_PAGES)
-    first = -ctypes.addressof(ctypes.c_char.from_buffer(stretch)) % HUGE_PAGE_SIZE
-    return [Piece(stretch, first + number * room) for number in range(count)]
+def _stretch() -> tuple[mmap.mmap, int, int]:
+    """Make a new stretch."""
+    return mmap.mmap(-1, STRETCH_SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), 0, STRETCH_SIZE
 
 
 def size_lent(size: int) -> int:
