@@ -6,8 +6,8 @@ The rule of `records.arrow.slabs`: only the finalizer of what all views refer to
 is no lock for them, each step on the shelf is one operation of a list. Here that is a ctypes array over the memory.
 
 Memory is made in stretches and cut off piece by piece as it is asked for. What comes back to a full shelf gives its
-pages away at once, and its addresses with the last piece of the stretch. Huge pages are not asked for: they are quick once
-they are there, but where a host must find the memory first, new ones cost three times as much as small ones.
+pages away at once, and its addresses with the last piece of the stretch. Huge pages are not asked for: they are quick
+once they are there, but where a host must find the memory first, new ones cost three times as much as small ones.
 """
 
 from __future__ import annotations
