@@ -49,6 +49,15 @@ offset. So it has room for LAYOUT_NUMBER_MAX resizes, and still grows with every
 LATE_OFFSET_BITS = 44
 LAYOUT_NUMBER_MAX = LATE_LAYOUT + (1 << 62 - LATE_OFFSET_BITS) - 1
 
+CONFIGS_PER_RESOURCE_MAX = 500
+"""Configs that a request gives one resource: many times as many as there are."""
+CONFIGS_SIZE_MAX = 64 * 1024
+"""Characters of the names and values of these."""
+CONFIGURED_GROUPS_MAX = 10_000
+"""Groups with configs of their own; the controller keeps them for ever."""
+GROUP_ID_LENGTH_MAX = 1_000
+"""Characters of the id of such a group."""
+
 FETCH_SESSIONS_MAX = 1_000
 FETCH_SESSIONS_SIZE_MAX = 128 * 1024 * 1024
 """Default of `max.incremental.fetch.session.cache.bytes`: 750,000 partitions."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from anabranch.base.errors import ErrorCode
+from anabranch.base.limits import CONFIGURED_GROUPS_MAX, GROUP_ID_LENGTH_MAX
 from anabranch.machines.controller import nodes
 from anabranch.machines.controller.configs import BrokerSettings, ConfigChange, ConfigOperation, ConfigSource, Synonym
 from anabranch.machines.controller.effects import Decision, Refused
@@ -18,6 +19,7 @@ from anabranch.machines.controller.state import ControllerState
 SESSION_TIMEOUT = "consumer.session.timeout.ms"
 HEARTBEAT_INTERVAL = "consumer.heartbeat.interval.ms"
 SHARES_MAX = "max.shares.per.partition"
+DIGITS_MAX = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,17 @@ def decide_alter_group_configs(
     """Change configs of a group; None when that is done."""
     if not command.group:
         return _refused(ErrorCode.INVALID_REQUEST, "A group's configs need the group's id; there are no defaults.")
+    if len(command.group) > GROUP_ID_LENGTH_MAX:
+        return _refused(
+            ErrorCode.INVALID_REQUEST,
+            f"The id of a group with configs has {GROUP_ID_LENGTH_MAX} characters at most, not {len(command.group)}.",
+        )
+    if command.group not in state.group_configs and len(state.group_configs) >= CONFIGURED_GROUPS_MAX:
+        return _refused(
+            ErrorCode.POLICY_VIOLATION,
+            f"{CONFIGURED_GROUPS_MAX} groups have configs of their own, which is as many as there may be. Delete those "
+            "of groups that are gone.",
+        )
     overrides = dict(state.group_configs.get(command.group, {}))
     seen: set[str] = set()
     for change in command.changes:
@@ -103,7 +116,8 @@ def _refuse(overrides: Mapping[str, str], known: Mapping[str, GroupConfig]) -> R
     for name, value in overrides.items():
         config = known[name]
         digits = value.strip()
-        if not (digits.isascii() and digits.isdigit() and config.least <= int(digits[:19]) <= config.most):
+        number = int(digits) if len(digits) <= DIGITS_MAX and digits.isascii() and digits.isdigit() else -1
+        if not config.least <= number <= config.most:
             return Refused(
                 ErrorCode.INVALID_CONFIG,
                 f"The config {name!r} must be a whole number from {config.least} to {config.most}, not {value!r}; the "

@@ -39,6 +39,7 @@ from anabranch.machines.groups.consumer.group import (
 )
 from anabranch.machines.groups.consumer.heartbeat import (
     calls_for_assignment,
+    check_names,
     check_room,
     follow,
     replace_member,
@@ -229,6 +230,7 @@ def join(step: Step, request: JoinGroupRequest, caller: Caller) -> JoinGroupResp
         return _give_id(step, caller)
     member_id, member = _who_joins(step, member_id, instance_id, caller)
     _check_protocols(group, protocols, None if member is None else member.member_id)
+    check_names(step, None if member is None else member.described, said)
     owned = NOTHING
     if version >= embedded.OWNED_SINCE:
         owned = embedded.by_id(subscribed.owned_partitions, step.image)

@@ -23,6 +23,8 @@ class GroupSettings:
     consumer_session_timeout_ms: int = 45_000
     consumer_heartbeat_interval_ms: int = 5_000
     consumer_max_size: int = 1 << 31
+    consumer_names_max: int = 10_000
+    """Names of topics in the different subscriptions of a group's members."""
     consumer_assignors: tuple[str, ...] = ("uniform", "range")
     consumer_shares_max: int = 16
     consumer_migration_policy: str = "bidirectional"

@@ -229,6 +229,7 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
             consumer_session_timeout_ms=settings.group_consumer_session_timeout_ms,
             consumer_heartbeat_interval_ms=settings.group_consumer_heartbeat_interval_ms,
             consumer_max_size=settings.group_consumer_max_size,
+            consumer_names_max=settings.group_consumer_max_subscribed_names,
             consumer_assignors=offered,
             assignors=Assignors(plug_ins, collector_paused),
             consumer_migration_policy=settings.group_consumer_migration_policy,

@@ -7,8 +7,10 @@ broker_configs`), and the levels of its loggers, which hold until it ends (KIP-2
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.limits import CONFIGS_PER_RESOURCE_MAX, CONFIGS_SIZE_MAX
 from anabranch.machines.controller.broker_configs import DYNAMIC, AlterBrokerConfigs, broker_of
 from anabranch.machines.controller.configs import (
     TOPIC_CONFIGS,
@@ -49,7 +51,7 @@ from anabranch.protocol.messages.list_config_resources import (
     ListConfigResourcesResponse,
 )
 from anabranch.runtime.events import LEVEL_NAMES, levels, set_level
-from anabranch.server.context import BrokerContext, RequestContext
+from anabranch.server.context import BrokerContext, Large, RequestContext
 from anabranch.server.settings import described
 
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
@@ -203,6 +205,7 @@ async def handle_incremental_alter_configs(
 
     async def alter(resource: AlterConfigsResource) -> AlterConfigsResourceResponse:
         try:
+            check_configs(resource.configs)
             changes = [ConfigChange(it.name, _operation(it.config_operation), it.value) for it in resource.configs]
             if resource.resource_type == GROUP:
                 grouped = AlterGroupConfigs(resource.resource_name, changes, request.validate_only)
@@ -240,6 +243,7 @@ async def handle_alter_configs(
     async def replace(resource: Replaced) -> ReplacedResponse:
         try:
             _refuse_resource(resource.resource_type)
+            check_configs(resource.configs)
             given = {it.name: it.value for it in resource.configs}
             command = ReplaceConfigs(resource.resource_name, given, request.validate_only)
             await broker.commands.replace_configs(command, ALTER_TIMEOUT_MS)
@@ -253,6 +257,24 @@ async def handle_alter_configs(
         return ReplacedResponse(resource_type=resource.resource_type, resource_name=resource.resource_name)
 
     return AlterConfigsResponse(responses=[await replace(it) for it in request.resources])
+
+
+class Given(Protocol):
+    """A config in a request."""
+
+    name: str
+    value: str | None
+
+
+def check_configs(configs: Sequence[Given]) -> None:
+    """Refuse more configs, and larger ones, than there are, before anybody looks at them one by one. ApiError."""
+    if len(configs) > CONFIGS_PER_RESOURCE_MAX:
+        message = f"{len(configs)} configs are given; a resource can have {CONFIGS_PER_RESOURCE_MAX} at most."
+        raise ApiError(ErrorCode.INVALID_REQUEST, message)
+    size = sum(len(it.name) + len(it.value or "") for it in configs)
+    if size > CONFIGS_SIZE_MAX:
+        message = f"The configs of a resource have {size} characters; {CONFIGS_SIZE_MAX} are allowed."
+        raise ApiError(ErrorCode.INVALID_REQUEST, message)
 
 
 def _refuse_resource(kind: int) -> None:
@@ -301,10 +323,11 @@ def _operation(code: int) -> ConfigOperation:
 
 def handle_list_config_resources(
     broker: BrokerContext, request: ListConfigResourcesRequest, call: RequestContext
-) -> ListConfigResourcesResponse:
+) -> ListConfigResourcesResponse | Large:
     """Name the resources that can have configs, of the types asked for; version 0 asks for client metrics alone."""
+    topics = [topic.name for topic in broker.view.topics()]
     names: dict[int, list[str]] = {
-        TOPIC: broker.view.topic_names(),
+        TOPIC: topics,
         BROKER: [str(broker.settings.node_id)],
         BROKER_LOGGER: [str(broker.settings.node_id)],
         CLIENT_METRICS: [],
@@ -313,10 +336,15 @@ def handle_list_config_resources(
     asked = list(request.resource_types) or list(names) if call.api_version else [CLIENT_METRICS]
     if any(kind not in names for kind in asked):
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
-    return ListConfigResourcesResponse(
-        config_resources=[
-            ConfigResource(resource_name=name, resource_type=kind)
-            for kind in dict.fromkeys(asked)
-            for name in names[kind]
-        ]
-    )
+
+    def listed() -> ListConfigResourcesResponse:
+        topics.sort()
+        return ListConfigResourcesResponse(
+            config_resources=[
+                ConfigResource(resource_name=name, resource_type=kind)
+                for kind in dict.fromkeys(asked)
+                for name in names[kind]
+            ]
+        )
+
+    return Large(listed)

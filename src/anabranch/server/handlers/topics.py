@@ -38,6 +38,7 @@ from anabranch.protocol.messages.delete_topics import (
     DeleteTopicsResponse,
 )
 from anabranch.server.context import BrokerContext, RequestContext
+from anabranch.server.handlers.configs import check_configs
 
 TIMEOUT_MAX_MS = 600_000
 """The longest wait for a change to be carried out; a limit of the endpoints."""
@@ -65,6 +66,7 @@ async def handle_create_topics(
             validate_only=request.validate_only,
         )
         try:
+            check_configs(topic.configs)
             reply = await broker.commands.create_topic(command, request.timeout_ms)
         except ApiError as error:
             return CreatableTopicResult(

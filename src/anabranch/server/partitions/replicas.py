@@ -23,10 +23,11 @@ from anabranch.machines.controller.leadership import Taken, take_role
 from anabranch.machines.partition.producers import ProducerTable
 from anabranch.machines.placement import level_size
 from anabranch.runtime.clock import Clock
-from anabranch.runtime.disk import Disk, OddFileError
+from anabranch.runtime.disk import Disk
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.metrics import Metrics
 from anabranch.runtime.syncs import Told
+from anabranch.server.partitions.opening import refusal
 from anabranch.server.partitions.partition import Counter, Folded, Partition, fold_producers
 from anabranch.server.partitions.producer_budget import ProducerBudget, expire_producers
 from anabranch.server.partitions.removed import RemovedPartition, RemovedPartitions
@@ -35,7 +36,7 @@ from anabranch.storage.directory import DataDirectory
 from anabranch.storage.interface import OfflineLogError, PartitionLog, Unobserved
 from anabranch.storage.log.group_commit import GroupCommit
 from anabranch.storage.log.log import LocalLog
-from anabranch.storage.log.marks import clean_to
+from anabranch.storage.log.marks import retained_before
 from anabranch.storage.log.open_files import OpenFiles
 
 events = EventLogger("replicas")
@@ -293,18 +294,12 @@ class Replicas:
                 self._directory.remove_log(name)
                 self._checkpoints.forget(str(name))
                 log = self._open_log(name, settings, role.start_offset)
-        except OddFileError as error:
-            return OfflineLogError(f"{error}: restore the file from a copy, or delete the topic."), None
-        except (OSError, OfflineLogError) as error:
-            return error, None
-        except Exception as error:  # Ours, or no memory for what its files claim to be: the other partitions serve.
-            return _not_opened(name, error), None
+        except Exception as error:
+            return refusal(name, error), None
         try:
             return log, fold_producers(log, name, self._clock.now_ms())
-        except (OSError, OfflineLogError) as error:
-            return log, error
         except Exception as error:
-            return log, _not_opened(name, error)
+            return log, refusal(name, error)
 
     def _open_log(self, name: TopicPartition, settings: TopicSettings, start_offset: int = 0) -> PartitionLog:
         return self._directory.open_log(name, settings.log, start_offset=start_offset, commits=self.commits)
@@ -535,7 +530,9 @@ class Replicas:
 
     async def _delete_expired(self, partition: Partition, now_ms: int) -> None:
         """Do the retention of one log, and save its producers from time to time; what blocks is done in threads."""
-        log, before = partition.log, _retained_before(partition)
+        log, role = partition.log, partition.leadership
+        compacts = partition.settings.log.compact and role is not None and role.layout > 0
+        before = retained_before(log) if compacts and isinstance(log, LocalLog) else None
         start = log.retained_from(now_ms, before)
         if start > log.log_start:
             await partition.prepare_delete(start)
@@ -597,19 +594,3 @@ class Replicas:
             events.error("checkpoints not saved", reason=error)
             return False
         return sound
-
-
-def _retained_before(partition: Partition) -> int | None:
-    """Where retention of a log must stop: in a compacted topic that was resized a record goes after its older ones.
-
-    Those may lie in other partitions; below the cleaner's mark they are gone.
-    """
-    log, role = partition.log, partition.leadership
-    if not partition.settings.log.compact or role is None or not role.layout or not isinstance(log, LocalLog):
-        return None
-    return clean_to(log)
-
-
-def _not_opened(name: TopicPartition, error: Exception) -> OfflineLogError:
-    events.error("log not opened", partition=name, exception=error)
-    return OfflineLogError(f"Its log could not be opened: {type(error).__name__} {error}")

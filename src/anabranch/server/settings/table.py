@@ -291,6 +291,12 @@ class Settings:
     group_consumer_max_size: int = setting(
         "group.consumer.max.size", Between(1, INT32_MAX), INT32_MAX, "The most members of a consumer group."
     )
+    group_consumer_max_subscribed_names: int = setting(
+        "group.consumer.max.subscribed.names",
+        Between(1, INT32_MAX),
+        10_000,
+        "The most names of topics in the different subscriptions of a consumer group's members; patterns do not count.",
+    )
     group_consumer_assignors: str = setting(
         "group.consumer.assignors",
         parse_names,

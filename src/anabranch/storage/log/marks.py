@@ -55,3 +55,11 @@ def postpone_tombstones(log: LocalLog, now_ms: int) -> None:
 def _store(log: LocalLog, marks: Sequence[Mark]) -> None:
     lines = ["0", str(len(marks)), *(f"{mark.offset} {mark.time_ms}" for mark in marks)]
     log.disk.replace(log.directory / CLEANER_FILE, ("\n".join(lines) + "\n").encode())
+
+
+def retained_before(log: LocalLog) -> int:
+    """Where retention must stop in a compacted topic that was resized: a record goes after its older ones.
+
+    Those may lie in other partitions; below the cleaner's mark they are gone.
+    """
+    return clean_to(log)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.machines.controller import group_configs
 from anabranch.machines.controller.configs import (
     NOT_SET,
     BrokerSettings,
@@ -59,11 +60,27 @@ def test_validating_writes_nothing() -> None:
     assert state.group_configs == {}
 
 
-@pytest.mark.parametrize("value", ["5999", "60001", "-1", "1e4", "", "٥٠٠٠٠", "9" * 40])
+@pytest.mark.parametrize(
+    "value", ["5999", "60001", "-1", "1e4", "", "٥٠٠٠٠", "9" * 40, "50000".zfill(19) + "7", "50000".zfill(9_000)]
+)
 def test_a_value_out_of_the_brokers_bounds_or_no_number_is_refused(value: str) -> None:
     refused = alter(ControllerState(), ConfigChange(SESSION_TIMEOUT, SET, value))
     assert refused is not None and refused.code is ErrorCode.INVALID_CONFIG
     assert "from 6000 to 60000" in refused.message
+
+
+def test_groups_with_configs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_configs, "CONFIGURED_GROUPS_MAX", 3)
+    state = ControllerState()
+    for name in "abc":
+        assert alter(state, ConfigChange(SESSION_TIMEOUT, SET, "50000"), group=name) is None
+    refused = alter(state, ConfigChange(SESSION_TIMEOUT, SET, "50000"), group="d")
+    assert refused is not None and refused.code is ErrorCode.POLICY_VIOLATION
+    assert alter(state, ConfigChange(SESSION_TIMEOUT, SET, "51000"), group="a") is None, "it has configs"
+    assert alter(state, ConfigChange(SESSION_TIMEOUT, DELETE, None), group="b") is None
+    assert alter(state, ConfigChange(SESSION_TIMEOUT, SET, "50000"), group="d") is None
+    long = alter(ControllerState(), ConfigChange(SESSION_TIMEOUT, SET, "50000"), group="x" * 1_001)
+    assert long is not None and long.code is ErrorCode.INVALID_REQUEST
 
 
 def test_a_session_must_outlast_a_heartbeat_also_against_what_is_set_already() -> None:

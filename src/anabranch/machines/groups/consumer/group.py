@@ -173,6 +173,13 @@ class AssignmentMetadata:
     metadata: bytes = b""
 
 
+class TopicList(NamedTuple):
+    """The names of topics that some members subscribe to."""
+
+    topics: tuple[str, ...]
+    members: int
+
+
 @dataclass(slots=True)
 class ConsumerGroup:
     """A group; `apply` changes it, decisions look."""
@@ -192,8 +199,10 @@ class ConsumerGroup:
     """By member, the keys of target partitions that it is to have in part."""
     sharers: dict[At, dict[str, Ranges]] = field(default_factory=dict)
     """Of partitions that are held in part: the keys that each member holds."""
-    topic_lists: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict, compare=False)
-    """Equal subscriptions are one object, so that they compare by identity."""
+    topic_lists: dict[tuple[str, ...], TopicList] = field(default_factory=dict, compare=False)
+    """What members subscribe to: equal subscriptions are one object, so that they compare by identity."""
+    names: int = field(default=0, compare=False)
+    """The names in all of `topic_lists`."""
     changes: int = field(default=0, compare=False)
     """Counts the records that were applied: what was decided on an unchanged group holds."""
 
@@ -235,6 +244,7 @@ class ConsumerGroup:
             holders=dict(self.holders),
             target_shares=dict(self.target_shares),
             sharers={at: dict(held) for at, held in self.sharers.items()} if self.sharers else {},
+            topic_lists=dict(self.topic_lists),
         )
 
     # -- the fold ------------------------------------------------------------------------------------------------------
@@ -261,6 +271,7 @@ class ConsumerGroup:
             member = self.members.pop(member_id, None)
             if member is not None:
                 self._let_go(member)
+                self._count_topics(member.described.topics, -1)
                 instance = member.described.instance_id
                 if instance is not None and self.static_members.get(instance) == member_id:
                     del self.static_members[instance]
@@ -270,12 +281,24 @@ class ConsumerGroup:
         if before is not None and self.static_members.get(before) == member_id:
             del self.static_members[before]
         said = described(value)
-        if len(self.topic_lists) > 2 * len(self.members) + 16:
-            self.topic_lists = {known.described.topics: known.described.topics for known in self.members.values()}
-        said = replace(said, topics=self.topic_lists.setdefault(said.topics, said.topics))
+        said = replace(said, topics=self._count_topics(said.topics, 1))
+        if member_id in self.members:
+            self._count_topics(member.described.topics, -1)
         self.members[member_id] = replace(member, described=said)
         if value.instance_id is not None:
             self.static_members[value.instance_id] = member_id
+
+    def _count_topics(self, topics: tuple[str, ...], members: int) -> tuple[str, ...]:
+        """Count one more or one less member that subscribes to these topics; the object that they all have."""
+        known = self.topic_lists.pop(topics, None)
+        if known is None:
+            known = TopicList(topics, 0)
+        else:
+            self.names -= len(topics)
+        if known.members + members > 0:
+            self.topic_lists[known.topics] = known._replace(members=known.members + members)
+            self.names += len(topics)
+        return known.topics
 
     def _put_target(self, member_id: str, value: ConsumerGroupTargetAssignmentMemberValue | None) -> None:
         self.told.pop(member_id, None)
@@ -298,6 +321,7 @@ class ConsumerGroup:
             return
         if member is None:
             member = Member(member_id)
+            self._count_topics(member.described.topics, 1)
         self._let_go(member)
         member = self.members[member_id] = Member(
             member_id,

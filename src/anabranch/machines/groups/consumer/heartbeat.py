@@ -116,8 +116,16 @@ def heartbeat(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller
         owned = NOTHING
     elif member is not None:
         check_epoch(member, request.member_epoch, owned, owned_shares)
+    most = step.settings.consumer_names_max
+    if request.subscribed_topic_names is not None and len(request.subscribed_topic_names) > most:
+        raise ApiError(
+            ErrorCode.GROUP_MAX_SIZE_REACHED,
+            f"{len(request.subscribed_topic_names)} names of topics are subscribed to; "
+            f"group.consumer.max.subscribed.names allows {most}.",
+        )
     said = _merged(MemberMetadata() if member is None else member.described, request, caller)
     if member is None or said != member.described:
+        check_names(step, None if member is None else member.described, said)
         _check_versions(group, member_id, said)
     if member is None:
         _check_first(request)
@@ -208,6 +216,22 @@ def check_room(step: Step, group: ConsumerGroup) -> None:
         raise ApiError(
             ErrorCode.GROUP_MAX_SIZE_REACHED,
             f"Group {group.group_id} has {len(group.members)} members; group.consumer.max.size allows no more.",
+        )
+
+
+def check_names(step: Step, before: MemberMetadata | None, said: MemberMetadata) -> None:
+    """Refuse more names of topics than a group may subscribe to: every decision about it looks at all of them."""
+    group, most = step.group, step.settings.consumer_names_max
+    if said.topics in group.topic_lists:
+        return
+    used = None if before is None else group.topic_lists.get(before.topics)
+    freed = len(used.topics) if used is not None and used.members == 1 else 0
+    count = group.names - freed + len(said.topics)
+    if count > most:
+        raise ApiError(
+            ErrorCode.GROUP_MAX_SIZE_REACHED,
+            f"The members of group {group.group_id} would subscribe to {count} names of topics; "
+            f"group.consumer.max.subscribed.names allows {most}. Subscribe by a regular expression.",
         )
 
 

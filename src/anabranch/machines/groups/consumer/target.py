@@ -156,7 +156,7 @@ def metadata_hash(topics: Iterable[str], image: Image) -> int:
     text = "\n".join(
         f"{name} {topic.topic_id} {_span(topic.partitions)} {_span(topic.retiring)}"
         f"{' by ranges' if topic.accepts_ranges else ''}"
-        for name in sorted(topics)
+        for name in sorted(name for name in topics if name in image.by_name)
         if (topic := image.by_name.get(name)) is not None
     )
     return zlib.crc32(text.encode()) | len(text) << 32 if text else 0
