@@ -6,6 +6,7 @@ Records of a key are numbered. Whatever is deleted, aborted, or made again, what
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -17,14 +18,16 @@ import pytest
 
 from anabranch.client import Admin, Consumer, Producer, TopicPartition
 from anabranch.machines.key_ranges import WHOLE, ranges_of, size
-from anabranch.machines.keyspace import SPACE, cuts
+from anabranch.machines.keyspace import SPACE, SPACE_END, Interval, cuts
 from tests.end_to_end.test_shares_in_groups import QUICK, Sender, create, read_some
 from tests.support.broker import BrokerProcess, running
+
+SETTINGS = {**QUICK, "log.cleaner.backoff.ms": 50, "key.range.balance.interval.ms": 500}
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with running(tmp_path_factory.mktemp("data"), log_cleaner_backoff_ms=50, **QUICK) as process:
+    with running(tmp_path_factory.mktemp("data"), **SETTINGS) as process:
         yield process
 
 
@@ -100,6 +103,62 @@ class Members:
         """Each key's records, from a number on, were handed out in order, none twice."""
         expected = {key: [*range((since or {}).get(key, 0), count)] for key, count in sent.items()}
         assert self.seen == {key: numbers for key, numbers in expected.items() if numbers}
+
+
+# -- load, and configs -------------------------------------------------------------------------------------------------
+
+
+def test_a_partition_with_a_heavy_half_is_cut_so_that_loads_are_near_equal(address: str) -> None:
+    """Members that were there first are given other cuts, too, and no key is disturbed by that."""
+    asyncio.run(_heavy_half(address, "heavy"))
+
+
+async def _heavy_half(address: str, topic: str) -> None:
+    await create(address, topic, 1)
+    half = Interval(0, SPACE_END // 2)
+    keys = [b"k%d" % number for number in range(1_500)]
+    low = [key for key in keys if _place(key) <= half.end]
+    high = [key for key in keys if _place(key) > half.end]
+    sent: dict[bytes, int] = defaultdict(int)
+    async with Producer(address, linger_ms=5) as producer, Members(address, topic) as members:
+
+        async def send() -> None:
+            for number in range(270):
+                key = high[number % len(high)] if number % 9 == 0 else random.choice(low)
+                await producer.send(topic, b"%d" % sent[key], key=key)
+                sent[key] += 1
+
+        members.join("a", "b")
+        await members.until(lambda: members.is_shared("a", "b"))
+        assert [*members.shares().values()] == [size(WHOLE) // 2] * 2, "nothing is known of the load"
+        deadline = time.monotonic() + 60
+        while not (members.is_shared("a", "b") and min(members.shares().values()) < 0.35 * size(WHOLE)):
+            assert time.monotonic() < deadline, members.shares()
+            await send()
+            await members.poll()
+            await asyncio.sleep(0.1)
+        members.of.clear()
+        count = sum(sent.values())
+        await members.until(lambda: members.total == count)
+        members.of.clear()
+        for _ in range(6):
+            await send()
+        await members.until(lambda: members.total == sum(sent.values()))
+        assert max(members.of.values()) < 1.3 * min(members.of.values()), members.of
+        members.check(sent)
+
+
+def test_a_lowered_number_of_sharers_takes_effect_without_a_join(address: str) -> None:
+    asyncio.run(_fewer_sharers(address, "fewer"))
+
+
+async def _fewer_sharers(address: str, topic: str) -> None:
+    await create(address, topic, 1)
+    async with Admin(address) as admin, Members(address, topic) as members:
+        members.join("a", "b", "c")
+        await members.until(lambda: members.is_shared("a", "b", "c"))
+        await admin.alter_configs("group", topic, {"max.shares.per.partition": "2"})
+        await members.until(lambda: len(members.shares()) == 2 and sum(members.shares().values()) == size(WHOLE))
 
 
 # -- records that are deleted -----------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from anabranch.machines.controller.resize import decide_leader_and_isr_answered
 from anabranch.machines.controller.state import ControllerState
 from anabranch.machines.controller.terms import decide_broker_left, decide_register_broker
 from anabranch.machines.controller.topics import decide_stop_replica_answered
+from anabranch.machines.keyspace import Interval
 from anabranch.machines.lineage import Cuts
 from anabranch.runtime.metrics import Metrics
 from anabranch.server.cluster.controller import Controller
@@ -269,6 +270,9 @@ class Wire(Peers):
         raise NotImplementedError
 
     def log_end(self, topic: str, partition: int) -> int:
+        raise NotImplementedError
+
+    def load(self, topic: str, partition: int, held: Interval) -> Sequence[float]:
         raise NotImplementedError
 
     async def next_records(self, topic: str, offsets: Mapping[int, int]) -> Mapping[int, int]:

@@ -189,7 +189,9 @@ class Broker:
             files=OpenFiles(self._descriptors.files),
             producers_size_max=settings.producer_state_max_bytes,
         )
-        peers = self._peers = LocalPeers(replicas, view)
+        checks = BatchChecks()
+        loads = LoadSampling(replicas, lambda: checks.scatter, partial(_stretch_of, view), clock, chance, metrics)
+        peers = self._peers = LocalPeers(replicas, view, loads.of)
         controller = self._controller = Controller(store, peers, clock)
         commands = Commands(
             controller,
@@ -205,7 +207,6 @@ class Broker:
         groups = Groups(settings, services, peers=peers, connections=connections)
         markers = Markers(replicas, clock, groups)
         transactions = Transactions(settings, services, peers=markers)
-        checks = BatchChecks()
         memberships = Memberships(groups)
         self.context = BrokerContext(
             settings=settings,
@@ -232,7 +233,7 @@ class Broker:
                 ),
                 size_max=settings.fetch_max_bytes,
             ),
-            loads=LoadSampling(replicas, lambda: checks.scatter, partial(_stretch_of, view), clock, chance, metrics),
+            loads=loads,
             slices=SliceBooks(memberships.live, clock, metrics, hold_ms=settings.slice_hold_ms),
             memberships=memberships,
             producer_ids=ProducerIds(store),

@@ -18,7 +18,7 @@ from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.machines.groups import classic, migration, views
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.classic import ClassicGroup, ClassicSettings
-from anabranch.machines.groups.consumer import client_side
+from anabranch.machines.groups.consumer import balancing, client_side
 from anabranch.machines.groups.consumer import heartbeat as beats
 from anabranch.machines.groups.consumer.group import (
     LEFT_FOR_A_WHILE,
@@ -207,6 +207,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
             if not step.look_at_topics() and group.target_shares and not self.settings.shares_max(group.group_id):
                 step.next_epoch()
             step.assign()
+            balancing.expect_look(step)
             draft.add(step.draft)
         self.settling.loaded(draft, now_ms)
         self.ranged.loaded(draft, now_ms)
@@ -247,6 +248,8 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
                 step = self._step(group, now_ms)
                 client_side.overdue(step)
                 return step.draft.outcome(None)
+            case ("balance", str(group_id)):
+                return self._balance(group_id, now_ms)
             case ("gates", str(group_id)):
                 return decide_look(self.keeper, group_id, now_ms)
             case ("settle",):
@@ -262,6 +265,14 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
             case (str(kind), str(group_id), str(member_id)):
                 return self._expelled(kind, group_id, member_id, now_ms)
         raise AssertionError(key)
+
+    def _balance(self, group_id: str, now_ms: int) -> Outcome[None, CoordinatorRecord]:
+        group = self.groups.get(group_id)
+        if not isinstance(group, ConsumerGroup) or not group.members:
+            return Outcome(None)
+        step = self._step(group, now_ms)
+        balancing.look(step)
+        return self._done(step).outcome(None)
 
     def _expelled(self, kind: str, group_id: str, member_id: str, now_ms: int) -> Outcome[None, CoordinatorRecord]:
         """End the session of a member that timed out, or missed its rebalance timeout."""
@@ -392,6 +403,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
 
     def _done(self, step: Step) -> Draft[CoordinatorRecord]:
         if step.group.epoch != step.epoch_before:
+            balancing.expect_look(step)
             self.rebalances["consumer"] += 1
             self.settling.subscribed(step.group, step.draft, step.now_ms)
         elif not step.draft.records and step.group_id not in self.groups:

@@ -48,8 +48,8 @@ class TopicImage:
 
     accepts_ranges: bool = False
     """Whether its records may be fetched by ranges of keys, so that members can share its partitions."""
-    loads: Callable[[int], Sequence[float]] = field(default=lambda _: ())
-    """The load of a partition in equal parts of its interval, ascending, in any unit; empty where none was measured."""
+    loads: Callable[[int, Interval], Sequence[float]] = field(default=lambda *_: ())
+    """The load of a partition in equal parts of an interval, ascending, in any unit; empty where none was measured."""
 
     @property
     def was_resized(self) -> bool:
@@ -70,6 +70,10 @@ class TopicImage:
         """The keys that a partition holds, or held when it was the newest that still took records."""
         initial = len(self.first_partitions)
         return interval(partition, max(len(self.partitions), partition + 1, initial), max(1, initial))
+
+    def load(self, partition: int) -> Sequence[float]:
+        """The load of a partition in equal parts of its interval."""
+        return self.loads(partition, self.interval(partition))
 
     @property
     def readable(self) -> tuple[int, ...]:

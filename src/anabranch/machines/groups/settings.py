@@ -27,6 +27,8 @@ class GroupSettings:
     """Names of topics in the different subscriptions of a group's members."""
     consumer_assignors: tuple[str, ...] = ("uniform", "range")
     consumer_shares_max: int = 16
+    balance_interval_ms: int = 60_000
+    """How often it is looked whether the cuts of shared partitions should be others; 0 for never."""
     consumer_migration_policy: str = "bidirectional"
     """bidirectional, upgrade, downgrade or disabled."""
     consumer_regex_length_max: int = 1_000

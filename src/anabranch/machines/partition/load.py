@@ -19,6 +19,11 @@ from anabranch.machines.keyspace import Interval
 from anabranch.records.filtering import LOAD_BUCKETS, Load
 
 HALF_LIFE_MS = 300_000
+OBSERVED_MIN_MS = 5_000
+RECORDS_MIN = 1_000
+"""Fewer records, or a shorter time, say nothing about where to cut."""
+RECORD_COST = 1_024
+"""Bytes that cost a reader as much as a record does by itself."""
 _MEAN_LIFE_MS = HALF_LIFE_MS / log(2)
 
 
@@ -32,6 +37,24 @@ class PartitionLoad(NamedTuple):
     """Per second."""
     bytes: tuple[float, ...]
     """Per second, of records that are not compressed."""
+
+    def for_cuts(self, held: Interval) -> tuple[float, ...]:
+        """Return what equal parts of `held` cost a reader, in records of RECORD_COST bytes a second.
+
+        None where the figures are no good, or of an interval of which `held` is no half, quarter and so on: a resize
+        is told here a moment later than to who cuts.
+        """
+        window_s = min(self.observed_ms, _MEAN_LIFE_MS) / 1000
+        if self.observed_ms < OBSERVED_MIN_MS or sum(self.records) * window_s < RECORDS_MIN:
+            return ()
+        costs = tuple(count + size / RECORD_COST for count, size in zip(self.records, self.bytes, strict=True))
+        if held == self.held:
+            return costs
+        if self.held.overlap(held) != held or self.held.size > held.size * len(costs):
+            return ()
+        parts = len(costs) * held.size // self.held.size
+        first = (held.start - self.held.start) // held.size * parts
+        return costs[first : first + parts]
 
 
 UNOBSERVED = PartitionLoad(Interval(0, -1), 0, (), ())

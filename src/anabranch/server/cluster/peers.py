@@ -8,7 +8,7 @@ offsets are requested and cached, and missing in the response until they arrive.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -17,13 +17,17 @@ from anabranch.machines.controller.effects import SendLeaderAndIsr, SendStopRepl
 from anabranch.machines.controller.folding import HeldLayouts
 from anabranch.machines.controller.nodes import Topic
 from anabranch.machines.controller.reaper import LogRange
+from anabranch.machines.keyspace import Interval
 from anabranch.machines.lineage import Cuts
+from anabranch.machines.partition.load import UNOBSERVED, PartitionLoad
 from anabranch.protocol.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from anabranch.server.cluster.view import ClusterUpdate, ClusterView
 from anabranch.server.partitions.cutting import cuts_of, held_layouts
 from anabranch.server.partitions.offsets import next_record
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas
+
+LoadOf = Callable[[Partition], PartitionLoad]
 
 LOOKED_AT_AT_A_TIME = 500
 """Partitions that are looked at before other work has its turn."""
@@ -56,6 +60,9 @@ class Peers(Protocol):
     def log_end(self, topic: str, partition: int) -> int:
         """The end of a partition's log; 0 where it is not known now."""
 
+    def load(self, topic: str, partition: int, held: Interval) -> Sequence[float]:
+        """What equal parts of a partition's interval cost readers, ascending; empty where it is not known well."""
+
     async def next_records(self, topic: str, offsets: Mapping[int, int]) -> Mapping[int, int]:
         """By partition, the first offset not below the given one of a record that a reader can still be given.
 
@@ -77,9 +84,10 @@ class MarkerPeers(Protocol):
 class LocalPeers:
     """The `Peers` of a cluster of one process."""
 
-    def __init__(self, replicas: Replicas, view: ClusterView) -> None:
+    def __init__(self, replicas: Replicas, view: ClusterView, loads: LoadOf = lambda _: UNOBSERVED) -> None:
         self._replicas = replicas
         self._view = view
+        self._loads = loads
 
     async def take_roles(self, broker: int, order: SendLeaderAndIsr) -> Mapping[int, ErrorCode]:
         """As `Peers.take_roles`."""
@@ -121,6 +129,11 @@ class LocalPeers:
         """As `Peers.log_end`."""
         found = self._replicas.get(topic, partition)
         return 0 if found is None else found.log.end
+
+    def load(self, topic: str, partition: int, held: Interval) -> Sequence[float]:
+        """As `Peers.load`."""
+        found = self._replicas.get(topic, partition)
+        return () if found is None else self._loads(found).for_cuts(held)
 
     async def next_records(self, topic: str, offsets: Mapping[int, int]) -> Mapping[int, int]:
         """As `Peers.next_records`; the disk is read in threads."""

@@ -239,6 +239,7 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
             initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
             offset_metadata_max_bytes=settings.offset_metadata_max_bytes,
             consumer_shares_max=settings.max_shares_per_partition,
+            balance_interval_ms=settings.key_range_balance_interval_ms,
             individual_commits=settings.accept_individual_commit,
             ranges_per_partition_max=settings.individual_commit_max_ranges_per_partition,
             ranges_max=settings.individual_commit_max_ranges,

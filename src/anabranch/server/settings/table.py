@@ -406,6 +406,12 @@ class Settings:
         16,
         "How many members of a group may share one partition of a topic with accept.range.fetch.",
     )
+    key_range_balance_interval_ms: int = setting(
+        "key.range.balance.interval.ms",
+        Between(0, INT32_MAX),
+        60_000,
+        "How often it is looked whether members that share a partition should have other keys of it; 0 for never.",
+    )
     individual_commit_log_segment_bytes: int = setting(
         "individual.commit.log.segment.bytes",
         Between(14, INT32_MAX),

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.machines.keyspace import SPACE, Interval, interval
-from anabranch.machines.partition.load import HALF_LIFE_MS, UNOBSERVED, LoadHistogram
+from anabranch.machines.partition.load import HALF_LIFE_MS, UNOBSERVED, LoadHistogram, PartitionLoad
 from anabranch.records.filtering import LOAD_BUCKETS, Load
 
 LOWER, UPPER = interval(0, 2, 1), interval(1, 2, 1)
@@ -83,3 +83,18 @@ def test_nothing_is_said_before_time_has_passed_and_nothing_counts_without_recor
     assert histogram.rates(5) is UNOBSERVED
     histogram.add(sample(SPACE), 100, 10)
     assert sum(histogram.rates(10).records) == 0
+
+
+def test_cuts_are_made_by_good_figures_alone_and_by_those_of_a_half_after_a_resize() -> None:
+    flat = (1.0,) * LOAD_BUCKETS
+    load = PartitionLoad(SPACE, 10_000, tuple(map(float, range(LOAD_BUCKETS))), (1_024.0,) * LOAD_BUCKETS)
+    assert load.for_cuts(SPACE) == tuple(count + 1.0 for count in range(LOAD_BUCKETS))
+    for bits in (1, 2, 3):
+        parts = LOAD_BUCKETS >> bits
+        for number in range(1 << bits):
+            held = Interval(number * (SPACE.size >> bits), (number + 1) * (SPACE.size >> bits) - 1)
+            assert load.for_cuts(held) == load.for_cuts(SPACE)[number * parts : (number + 1) * parts]
+    assert load._replace(held=Interval(0, SPACE.end // 2)).for_cuts(SPACE) == ()
+    assert load._replace(observed_ms=4_000).for_cuts(SPACE) == ()
+    assert PartitionLoad(SPACE, 10_000, flat, flat).for_cuts(SPACE) == (), "640 records"
+    assert UNOBSERVED.for_cuts(SPACE) == ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import reduce
 from uuid import UUID
 
@@ -20,6 +20,7 @@ from anabranch.machines.controller.resize import ResizeTopic
 from anabranch.machines.controller.state import ControllerState, apply
 from anabranch.machines.controller.topics import CreateTopic, DeleteTopic
 from anabranch.machines.controller.views import idle
+from anabranch.machines.keyspace import Interval
 from anabranch.server.cluster.commands import Commands
 from anabranch.server.cluster.controller import Controller
 from anabranch.server.cluster.view import ClusterUpdate, ClusterView
@@ -68,6 +69,9 @@ class PromptPeers:
 
     def log_end(self, topic: str, partition: int) -> int:
         return 0
+
+    def load(self, topic: str, partition: int, held: Interval) -> Sequence[float]:
+        return ()
 
     async def next_records(self, topic: str, offsets: Mapping[int, int]) -> Mapping[int, int]:
         return offsets

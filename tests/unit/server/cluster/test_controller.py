@@ -6,7 +6,7 @@ import asyncio
 import errno
 import gc
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -22,6 +22,7 @@ from anabranch.machines.controller.resize import ResizeTopic, decide_resize_topi
 from anabranch.machines.controller.state import ControllerState
 from anabranch.machines.controller.terms import decide_register_broker
 from anabranch.machines.controller.topics import CreateTopic, DeleteTopic, decide_create_topic, decide_delete_topic
+from anabranch.machines.keyspace import Interval
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.metrics import Metrics
@@ -206,6 +207,9 @@ class ForgetfulPeers:
 
     def log_end(self, topic: str, partition: int) -> int:
         return 0
+
+    def load(self, topic: str, partition: int, held: Interval) -> Sequence[float]:
+        return ()
 
     async def next_records(self, topic: str, offsets: Mapping[int, int]) -> Mapping[int, int]:
         return offsets

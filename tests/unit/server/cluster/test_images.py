@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 from uuid import UUID
@@ -11,6 +12,7 @@ import pytest
 from anabranch.machines.controller import configs
 from anabranch.machines.controller.configs import AlterConfigs, ConfigChange, ConfigOperation
 from anabranch.machines.controller.nodes import Topic
+from anabranch.machines.keyspace import SPACE_END, Interval
 from anabranch.machines.lineage import Cuts, Lineage
 from anabranch.server.cluster.images import Images
 from anabranch.server.cluster.peers import Peers
@@ -37,6 +39,9 @@ class Leaders:
 
     def log_end(self, topic: str, partition: int) -> int:
         return 7
+
+    def load(self, topic: str, partition: int, held: Interval) -> Sequence[float]:
+        return [held.start, held.end, partition]
 
 
 def images_of(cluster: Published) -> tuple[Images, Leaders]:
@@ -142,3 +147,13 @@ def test_only_the_topics_that_an_update_names_are_looked_at(monkeypatch: pytest.
     cluster.view.update(ClusterUpdate(topics={"other-7": None}))
     assert "other-7" not in images.newest().by_name
     assert len(looked_at) == 51
+
+
+def test_the_load_is_that_of_the_interval_which_a_partition_holds_now() -> None:
+    cluster = Published(partitions=1)
+    images, _ = images_of(cluster)
+    assert images.newest().by_name["t"].load(0) == [0, SPACE_END, 0]
+    cluster.resize(2)
+    cluster.run()
+    topic = images.newest().by_name["t"]
+    assert [topic.load(number) for number in (0, 1)] == [[0, SPACE_END // 2, 0], [SPACE_END // 2 + 1, SPACE_END, 1]]

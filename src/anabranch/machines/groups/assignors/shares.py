@@ -9,7 +9,9 @@ The rules, for every list of partitions (live and retiring ones are two lists):
 - the ranges of a partition tile the key space; so every key has exactly one owner, also one that a foreign partitioner
   has put into the partition. Cut points lie inside the partition's interval;
 - a member has one range, in one partition; the numbers of two partitions' sharers differ by one at most;
-- without a measured load the ranges of a partition are equally large;
+- without a measured load the ranges of a partition are equally large; with one, `uniform` makes them carry equal load,
+  and leaves those of unchanged sharers where they are until that is worth a move (ADR 0055). `range` cuts evenly
+  always, so that topics of equal size are cut alike;
 - `uniform` is sticky: a member stays in its partition while there is room, members keep the order of their ranges, and
   one that comes is put where the others keep most. So a join or leave moves less than half of one partition's keys.
 """
@@ -18,10 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from anabranch.machines.key_ranges import NONE, WHOLE, Ranges, common, size
-from anabranch.machines.keyspace import Interval, cuts, cuts_by_load
+from anabranch.machines.keyspace import SPACE, Interval, cuts, cuts_by_load
 
 Held: TypeAlias = Mapping[int, Ranges]
 """What a member has of one topic: by partition its keys."""
@@ -41,6 +44,14 @@ class Shared(NamedTuple):
     sharers_max: int
     """How many members a partition has at most; further ones get nothing."""
     loads: Loads = lambda _: ()
+
+
+IMBALANCE_MAX = 1.5
+"""Cuts stay while no share has more than this multiple of the mean load,"""
+WORTH_A_MOVE = 0.8
+"""or new cuts would not bring it below this part of what it has."""
+PARTITIONS_BY_LOAD_MAX = 100
+"""More partitions that a group shares of one topic are cut evenly: a decision has its time."""
 
 
 Divided: TypeAlias = dict[str, dict[int, Ranges]]
@@ -68,11 +79,13 @@ def divide_in_turn(shared: Shared) -> Divided:
             if count + 1 < room[taker]:
                 heappush(emptiest, (count + 1, number, taker))
     found: Divided = {}
+    loads = shared.loads if len(partitions) <= PARTITIONS_BY_LOAD_MAX else _no_loads
     for partition in partitions:
         order = sorted(kept[partition], key=lambda member: held[member][partition][0].start)
         for member in coming[partition]:
             order.insert(_best_place(order, partition, held, shared.intervals[partition]), member)
-        _cut(shared, partition, order, found)
+        present = [held.get(member, {}).get(partition, NONE) for member in order]
+        _give(partition, order, _cut(shared.intervals[partition], loads(partition), present), found)
     return found
 
 
@@ -85,7 +98,8 @@ def divide_in_runs(shared: Shared) -> Divided:
     begin = 0
     for number, partition in enumerate(partitions):
         end = begin + least + (number < more)
-        _cut(shared, partition, members[begin:end], found)
+        sharers = members[begin:end]
+        _give(partition, sharers, cuts(shared.intervals[partition], len(sharers)), found)
         begin = end
     return found
 
@@ -161,9 +175,50 @@ def _best_place(order: Sequence[str], partition: int, held: Mapping[str, Held], 
     return best
 
 
-def _cut(shared: Shared, partition: int, sharers: Sequence[str], found: Divided) -> None:
-    """Cut a partition for its sharers, ascending in this order."""
-    interval = shared.intervals[partition]
-    ranges = cuts_by_load(interval, shared.loads(partition), len(sharers))
-    for member, share in zip(sharers, ranges, strict=True):
+def imbalance(interval: Interval, loads: Sequence[float], shares: Sequence[Ranges]) -> float:
+    """Return the load of the share that has most, as a multiple of the mean; 1 without any load.
+
+    `loads` are those of equal parts of the partition's interval, ascending.
+    """
+    starts = [interval.start + interval.size * part // len(loads) for part in range(len(loads) + 1)]
+    found = [0.0] * len(shares)
+    for load, (start, after) in zip(loads, pairwise(starts), strict=True):
+        if load > 0:
+            part = (Interval(start, after - 1),)
+            for number, ranges in enumerate(shares):
+                found[number] += load * (size(common(ranges, part)) / (after - start))
+    total = sum(found)
+    return max(found) * len(found) / total if total > 0 else 1.0
+
+
+def is_worth_a_move(interval: Interval, loads: Sequence[float], present: Sequence[Ranges]) -> bool:
+    """Whether the load of sharers is so uneven that their cuts should be others."""
+    now = imbalance(interval, loads, present)
+    if now <= IMBALANCE_MAX:
+        return False
+    others = [(share,) for share in cuts_by_load(interval, loads, len(present))]
+    return imbalance(interval, loads, others) <= WORTH_A_MOVE * now
+
+
+def _cut(interval: Interval, loads: Sequence[float], present: Sequence[Ranges]) -> list[Interval]:
+    """Cut a partition for its sharers, ascending in this order. `present`: what each has of it, NONE for those new."""
+    if any(loads) and _are_cuts(present) and not is_worth_a_move(interval, loads, present):
+        return [ranges[0] for ranges in present]
+    return cuts_by_load(interval, loads, len(present))
+
+
+def _are_cuts(present: Sequence[Ranges]) -> bool:
+    """Whether each has one range, and together, in this order, they are the key space."""
+    if any(len(ranges) != 1 for ranges in present):
+        return False
+    follow = all(one[0].end + 1 == other[0].start for one, other in pairwise(present))
+    return follow and present[0][0].start == SPACE.start and present[-1][0].end == SPACE.end
+
+
+def _no_loads(_: int) -> Sequence[float]:
+    return ()
+
+
+def _give(partition: int, sharers: Sequence[str], shares: Sequence[Interval], found: Divided) -> None:
+    for member, share in zip(sharers, shares, strict=True):
         found.setdefault(member, {})[partition] = (share,)

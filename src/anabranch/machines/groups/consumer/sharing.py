@@ -147,7 +147,7 @@ def _divided(
     if left:
         intervals = {number: topic.interval(number) for number in left}
         divide = divide_in_runs if name == IN_RUNS else divide_in_turn
-        found.update(divide(Shared(intervals, sharing, held, shares_max, topic.loads)))
+        found.update(divide(Shared(intervals, sharing, held, shares_max, topic.load)))
     return found
 
 

@@ -6,14 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.machines.groups.assignors.shares import (
+    PARTITIONS_BY_LOAD_MAX,
     Divided,
     Shared,
     deal_whole,
     divide_in_runs,
     divide_in_turn,
+    imbalance,
+    is_worth_a_move,
 )
 from anabranch.machines.key_ranges import NONE, WHOLE, Ranges, common, size, union
 from anabranch.machines.keyspace import SPACE_END, Interval, interval
+from tests.support.thorough import thorough
 
 HALF = (SPACE_END + 1) // 2
 """The proposal's N/2: it counts the key space from 0 to N, which are N + 1 places."""
@@ -79,6 +83,76 @@ def test_cut_points_follow_the_measured_load() -> None:
     found = divide_in_turn(Shared(whole_topic(1), names(2), {}, 16, lambda number: loads[number]))
     share = found["M001"][0][0]
     assert share.start == 0 and abs(share.end - HALF // 2 * 5 // 9) < HALF >> 10
+
+
+HALF_BUSY = [9.0] * 4 + [1.0] * 4
+
+
+def cut_points(divided: Divided) -> list[int]:
+    return sorted(ranges[0].start for parts in divided.values() for ranges in parts.values())
+
+
+def divide_again(before: Divided, loads: list[float], members: list[str] | None = None) -> Divided:
+    return divide_in_turn(Shared(whole_topic(1), members or [*before], before, 16, lambda _: loads))
+
+
+def test_cuts_of_the_same_sharers_stay_until_a_share_has_half_as_much_again_as_the_mean() -> None:
+    even = divide_again({}, [], names(2))
+    assert divide_again(even, [1.49, 0.51]) == even
+    moved = divide_again(even, [1.55, 0.45])
+    assert moved != even
+    held = whole_topic(1)[0]
+    assert imbalance(held, [1.55, 0.45], [parts[0] for parts in moved.values()]) < 1.001
+    assert divide_again(moved, [1.4, 0.6]) == moved, "noise moves nothing"
+    assert divide_again(moved, [1.4, 0.6], names(3)) != moved
+
+
+def test_a_load_that_cannot_be_divided_better_moves_no_cuts() -> None:
+    hot = [0.0] * 8
+    hot[3], hot[7] = 7.0, 3.0  # What is in one part counts as spread over it: neither half can be made lighter.
+    before = divide_again({}, hot, names(2))
+    for noise in range(1, 20):
+        loads = [load + 0.01 * noise * (part == 1) for part, load in enumerate(hot)]
+        assert divide_again(before, loads) == before
+
+
+def test_range_cuts_topics_of_equal_size_alike_whatever_their_load() -> None:
+    found = [
+        divide_in_runs(Shared(whole_topic(1), names(2), {}, 16, lambda _, loads=loads: loads))
+        for loads in (HALF_BUSY, [])
+    ]
+    assert found[0] == found[1]
+
+
+def test_many_partitions_are_cut_evenly() -> None:
+    topic = whole_topic(PARTITIONS_BY_LOAD_MAX + 1)
+    members = names(2 * len(topic))
+    found = divide_in_turn(Shared(topic, members, {}, 16, lambda _: HALF_BUSY))
+    assert found == divide_in_turn(Shared(topic, members, {}, 16))
+
+
+@settings(max_examples=thorough(500, 100))
+@given(
+    loads=st.lists(st.lists(st.integers(0, 20), min_size=8, max_size=8), min_size=1, max_size=4),
+    count=st.integers(2, 6),
+)
+def test_after_any_loads_shares_tile_and_cuts_rest_once_they_were_moved(loads: list[list[int]], count: int) -> None:
+    found = divide_again({}, [], names(count))
+    for each in loads:
+        load = [float(it) for it in each]
+        found = divide_again(found, load)
+        shares = sorted(parts[0] for parts in found.values())
+        assert union_of(shares) == WHOLE and sum(map(size, shares)) == size(WHOLE)
+        if any(load):
+            assert not is_worth_a_move(whole_topic(1)[0], load, shares)
+            assert divide_again(found, load) == found
+
+
+def union_of(shares: list[Ranges]) -> Ranges:
+    whole: Ranges = NONE
+    for ranges in shares:
+        whole = union(whole, ranges)
+    return whole
 
 
 def test_without_a_measured_load_cuts_are_even() -> None:
