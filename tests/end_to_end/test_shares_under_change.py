@@ -93,7 +93,7 @@ class Members:
                 self.seen[record.key].append(int(record.value))
                 self.of[name] += 1
 
-    async def until(self, holds: Callable[[], bool], timeout_s: float = 40.0) -> None:
+    async def until(self, holds: Callable[[], bool], timeout_s: float = 90.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not holds():
             assert time.monotonic() < deadline, (self.total, dict(self.of), self.shares())
@@ -103,6 +103,34 @@ class Members:
         """Each key's records, from a number on, were handed out in order, none twice."""
         expected = {key: [*range((since or {}).get(key, 0), count)] for key, count in sent.items()}
         assert self.seen == {key: numbers for key, numbers in expected.items() if numbers}
+
+
+# -- members that stand still -----------------------------------------------------------------------------------------
+
+
+def test_nobody_waits_for_ever_for_sharers_that_never_commit(address: str) -> None:
+    """A new partition waits for its keys in the one before, as long as the sharers of that have time to commit."""
+    asyncio.run(_never_commit(address, "still"))
+
+
+async def _never_commit(address: str, topic: str) -> None:
+    await create(address, topic, 1, **{"enable.ordered.delivery": "true"})
+    sender = Sender(address, topic)
+    still: dict[str, Any] = {"enable_auto_commit": False, "max_poll_interval_ms": 3_000, "session_timeout_ms": 3_000}
+    async with (
+        Producer(address) as producer,
+        Admin(address) as admin,
+        Members(address, topic, **still) as members,
+    ):
+        members.join("a", "b")
+        await sender.send(300, producer)
+        await members.until(lambda: members.is_shared("a", "b") and members.total == 300)
+        await admin.resize(topic, 2)
+        members.join("c")
+        await sender.send(300, producer)
+        began = time.monotonic()
+        await members.until(lambda: members.total == 600)
+        assert time.monotonic() - began > 1.5, "the new partition did not wait at all"
 
 
 # -- load, and configs -------------------------------------------------------------------------------------------------

@@ -153,6 +153,22 @@ class Gatekeeper:
 
         return by_assignment
 
+    def holds_up(self, group: Group, gates: GroupGates, at: At, was: Position | None) -> tuple[str, int]:
+        """Return the member that holds up who waits for a partition, and its rebalance timeout; ("", 0) for nobody.
+
+        That is the owner; of a partition that is shared, a sharer whose keys are those of the lowest offset.
+        """
+        sharers = group.sharers.get(at) if isinstance(group, ConsumerGroup) else None
+        if not sharers or not isinstance(group, ConsumerGroup):
+            return self.owner(group, gates)(at)
+        stands = shares.constant(-1) if was is None else was.stands
+        stable = shares.stable(stands)
+        for member_id in sorted(sharers):
+            member = group.members.get(member_id)
+            if member is not None and any(stands.lowest(keys) == stable for keys in sharers[member_id]):
+                return member_id, member.described.rebalance_timeout_ms
+        return "", 0
+
     def topics_of(self, group: Group, gates: GroupGates) -> frozenset[str]:
         """The names of the topics that a group subscribes to; none where they cannot be read."""
         if isinstance(group, ClassicGroup):
@@ -205,12 +221,19 @@ class Gatekeeper:
             if was is not None and was.frontier is not None:
                 counted = shares.through(was.frontier, lambda at: standing.progress(topic, number, max(at, raw)))
             stall = standing.stalls.get((topic.topic_id, number))
-            if stall is not None and (stall.owner, stall.raw) == (owner((topic.topic_id, number))[0], raw):
+            if stall is not None and self.is_stalled(group, gates, (topic.topic_id, number), was, raw):
                 reached = max(position, stall.reached)
                 counted = shares.at_least(counted, reached) if isinstance(counted, Frontier) else reached
             return Stand(raw, position, counted, was)
 
         return stand
+
+    def is_stalled(self, group: Group, gates: GroupGates, at: At, was: Position | None, raw: int) -> bool:
+        """Whether gates that wait on a partition open by time."""
+        stall = gates.standing.stalls.get(at)
+        if stall is None or stall.owner != self.holds_up(group, gates, at, was)[0]:
+            return False
+        return stall.raw == shares.done_below(stall.reached, raw, None if was is None else was.frontier)
 
     def withholds(self, group: Group, gates: GroupGates, at: At, now_ms: int) -> bool:
         """Whether a partition that nobody owns must not be handed out; True while that is not decided.
@@ -338,7 +361,11 @@ class Gatekeeper:
             return
         at = topic.topic_id, partition
         gates.standing.tenures.pop(at, None)
-        if gates.standing.stalls.pop(at, None) is not None:
+        stall, frontier = gates.standing.stalls.get(at), position.frontier
+        if stall is not None and (
+            frontier is None or stall.raw != shares.done_below(stall.reached, position.offset, frontier)
+        ):  # Of a shared partition, a commit of a sharer that is further is no move.
+            del gates.standing.stalls[at]
             gates.outdate([topic.topic_id])
         made = gates.evaluated.get(topic.topic_id)
         if at in gates.standing.watches or (made is not None and partition in made.verdicts):
@@ -479,27 +506,30 @@ class Gatekeeper:
         now_ms: int,
     ) -> bool:
         standing, number = gates.standing, at[1]
-        member_id, timeout_ms = owner(at)
         was = self.offsets.current(group.group_id, topic.name, number)
+        is_shared = isinstance(group, ConsumerGroup) and at in group.sharers
+        member_id, timeout_ms = self.holds_up(group, gates, at, was)
         timed = member_id if self._has_learned(group, standing, member_id, at) else ""
-        begins = was is None and timed and at not in standing.tenures and at not in standing.reports
+        begins = was is None and timed and not is_shared and at not in standing.tenures and at not in standing.reports
         if is_ours(group, gates, member_id):
             standing.tenures.pop(at, None)
         elif begins and not self.starts.reads_from_beginning(group.group_id, topic.topic_id):
             standing.begin_tenure(topic, number, member_id, timeout_ms, now_ms)
         raw = standing.raw(topic, number, None if was is None else was.offset, owner, now_ms)
         position = standing.progress(topic, number, raw)
-        stalled = at in standing.stalls
-        moved = standing.look(at, raw, position, timed, now_ms)
-        if stalled and at not in standing.stalls:
+        need = gates.wanted.get(at, -1)
+        frontier = was.frontier if is_shared and was is not None else None
+        stall = standing.stalls.get(at)
+        done = shares.done_below(max(need, -1 if stall is None else stall.reached), raw, frontier)
+        moved = standing.look(at, done, position, timed, now_ms)
+        if stall is not None and at not in standing.stalls:
             gates.outdate([at[0]])
         made = gates.evaluated.get(at[0])
         if moved and made is not None:
             self._take(group, gates, made, number, raw, position, now_ms)
-        need = gates.wanted.get(at, -1)
         if at not in gates.wanted or not standing.is_overdue(at, timeout_ms, topic.log_end(number), now_ms):
             return moved
-        if standing.stall(at, max(need, position)):
+        if standing.stall(at, max(need, position), lambda reached: shares.done_below(reached, raw, frontier)):
             if made is not None:
                 for behind in made.waiting.get(number, ()):
                     gates.by_time[at[0], behind] = number, max(0, need - position)

@@ -287,9 +287,7 @@ def _position(keeper: Gatekeeper, group: Group, gates: GroupGates, at: At, now_m
     was = keeper.offsets.current(group.group_id, topic.name, at[1])
     owner, standing = keeper.owner(group, gates), gates.standing
     raw = standing.raw(topic, at[1], None if was is None else was.offset, owner, now_ms)
-    stall = standing.stalls.get(at)
-    overdue = stall is not None and (stall.owner, stall.raw) == (owner(at)[0], raw)
-    return standing.progress(topic, at[1], raw), overdue
+    return standing.progress(topic, at[1], raw), keeper.is_stalled(group, gates, at, was, raw)
 
 
 def _reply(

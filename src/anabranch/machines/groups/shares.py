@@ -108,3 +108,17 @@ def _of(steps: Iterable[tuple[int, int]]) -> Frontier:
             starts.append(start)
             offsets.append(offset)
     return Frontier(tuple(starts), tuple(offsets))
+
+
+def done_below(offset: int, position: int, frontier: Frontier | None) -> int:
+    """Return a number that grows with what is done of any key below an offset: of all of it where that is -1.
+
+    It is the position where that is the same for all keys.
+    """
+    if frontier is None:
+        return position
+    ends = (*frontier.starts[1:], SPACE_END + 1)
+    return sum(
+        (end - start) * (at if offset < 0 else min(at, offset))
+        for start, end, at in zip(frontier.starts, ends, frontier.offsets, strict=True)
+    )

@@ -45,6 +45,7 @@ class Stall(NamedTuple):
 
     owner: str
     raw: int
+    """The position, or of a shared partition what is done below `reached` (`shares.done_below`)."""
     reached: int
     """The offset that the gates count as reached."""
 
@@ -55,7 +56,7 @@ class Watch:
 
     owner: str
     raw: int
-    """The position before the leader's answer; -1 for the log start."""
+    """The position before the leader's answer, -1 for the log start; of a shared partition what is done."""
     since_ms: int
     """The time since which neither has changed."""
     position: int
@@ -185,10 +186,14 @@ class Standing:
         watch = self.watches[at]
         return bool(watch.owner) and watch.position < log_end and is_stalled(watch.since_ms, timeout_ms, now_ms)
 
-    def stall(self, at: At, reached: int) -> bool:
-        """Count `reached` as the position of an overdue partition; whether that is new."""
+    def stall(self, at: At, reached: int, done_below: Callable[[int], int]) -> bool:
+        """Count `reached` as the position of an overdue partition; whether that is new.
+
+        `done_below`: a number that moves with what is done below an offset, and with nothing else.
+        """
         watch, before = self.watches[at], self.stalls.get(at)
-        now = Stall(watch.owner, watch.raw, max(reached, 0 if before is None else before.reached))
+        reached = max(reached, 0 if before is None else before.reached)
+        now = Stall(watch.owner, done_below(reached), reached)
         self.stalls[at] = now
         return now != before
 

@@ -157,6 +157,48 @@ def test_what_one_sharer_tells_of_its_position_opens_no_gate_and_what_the_owner_
     world.check()
 
 
+@pytest.mark.parametrize("ahead", [[], ["first"]])
+def test_a_sharer_that_stands_still_holds_up_others_for_its_rebalance_timeout_and_no_longer(ahead: list[str]) -> None:
+    """As the owner of a whole partition does. Commits of the sharer that is further do not begin the time anew."""
+    world = shared_world("A", "B", "C")
+    beat(world)
+    (shared,) = world.owners().values()
+    names = dict(zip(("first", "last"), sorted(shared, key=lambda name: shared[name]), strict=True))
+    began = world.now_ms
+    offset = 5  # So many records are waited for.
+    while world.now_ms < began + 55_000:
+        assert set(world.owners()) == {0}, "there was time left"
+        for name in ahead:
+            world.members[names[name]].commit(offset := offset + 1)
+        beat(world)
+    deadline = world.now_ms + 20_000
+    while set(world.owners()) == {0}:
+        assert world.now_ms < deadline, "members wait for one that stands still"
+        for name in ahead:
+            world.members[names[name]].commit(offset := offset + 1)
+        beat(world)
+    world.check()
+
+
+@pytest.mark.parametrize("other_stands_still", [True, False])
+def test_the_time_of_a_sharer_begins_anew_when_it_commits(*, other_stands_still: bool) -> None:
+    """Also where another, whose keys nobody waits for, is the one that is behind."""
+    world = shared_world("A", "B", "C")
+    beat(world)
+    (shared,) = world.owners().values()
+    first, last = sorted(shared, key=lambda name: shared[name])
+    for offset in (1, 2, 3):
+        began = world.now_ms
+        while world.now_ms < began + 40_000:
+            if not other_stands_still:
+                assert world.members[first].commit(90) == [ErrorCode.NONE]
+            assert set(world.owners()) == {0}
+            beat(world)
+        assert world.members[last].commit(offset) == [ErrorCode.NONE]
+        beat(world)
+    assert set(world.owners()) == {0}
+
+
 def test_what_the_owner_of_a_partition_has_told_does_not_count_when_others_have_a_part_of_it() -> None:
     """It commits nothing of what it gives up: the others read that again, and partition 1 waits for them."""
     world = shared_world("A")
