@@ -21,13 +21,12 @@ from anabranch.machines.clients.key_ranges import (
     KeyRanges,
     has,
     lowest,
-    minus,
     pieces,
     set_to,
     share,
-    union,
 )
 from anabranch.machines.clients.processing import Tracker, TrackerSettings
+from anabranch.machines.key_ranges import joined, union, without
 from anabranch.machines.keyspace import SPACE, Interval, spread
 from anabranch.machines.lineage import Frontier, Lineage
 from anabranch.records.hashing import murmur2
@@ -138,7 +137,7 @@ class Member:
         self.leave(keys)
 
     def leave(self, keys: KeyRanges) -> None:
-        self.keys = minus(self.keys, keys)
+        self.keys = without(self.keys, keys)
         self.fetcher.withdraw([TP], {TP: keys} if self.keys else {})
         if self.tracker is not None:
             if self.keys:
@@ -156,7 +155,7 @@ class Member:
             assert share(self.keys) == ()
             steps = [(start, end, max(at, self.consumed)) for start, end, at in pieces(self.world.committed, (SPACE,))]
         for start, end, at in steps:
-            assert not minus((Interval(start, end),), self.keys), "keys of another member are committed"
+            assert not without((Interval(start, end),), self.keys), "keys of another member are committed"
             before = pieces(self.world.committed, (Interval(start, end),))
             raised = [(one, two, max(at, old)) for one, two, old in before]
             self.world.committed = set_to(self.world.committed, (Interval(start, end),), raised)
@@ -278,7 +277,7 @@ def test_each_record_is_processed_once_and_each_key_in_order(seed: int, tracked:
             member.die()
             other = chance.choice(members)
             other.gain(keys)
-    assert union((), (each for member in members for each in member.keys)) == (SPACE,)
+    assert joined(each for member in members for each in member.keys) == (SPACE,)
     for _ in range(3_000):
         for member in members:
             member.send()

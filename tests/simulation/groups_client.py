@@ -24,7 +24,7 @@ from anabranch.client.consumer.group_context import Host
 from anabranch.client.consumer.offsets import OffsetAndMetadata
 from anabranch.client.settings import ConsumerSettings
 from anabranch.machines.clients.fetching import EARLIEST, TopicView
-from anabranch.machines.clients.key_ranges import KeyRanges, places, union
+from anabranch.machines.clients.key_ranges import KeyRanges, places
 from anabranch.machines.clients.membership.assignors import (
     AssignmentSpec,
     AssignorMetadata,
@@ -46,6 +46,7 @@ from anabranch.machines.clients.membership.steps import (
     Step,
     Subscription,
 )
+from anabranch.machines.key_ranges import union
 from anabranch.protocol.messages.find_coordinator import Coordinator as FoundCoordinator
 from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse

@@ -36,7 +36,7 @@ def ranges_of(intervals: Iterable[tuple[int, int]]) -> Ranges:
         if start <= last:
             raise WrongKeyRangesError(f"the keys {start}-{end} overlap those that end at {last}")
         last = end
-    return _joined(found)
+    return joined(found)
 
 
 def size(ranges: Ranges) -> int:
@@ -48,7 +48,7 @@ def union(one: Ranges, other: Ranges) -> Ranges:
     """The places of either."""
     if not one or not other:
         return one or other
-    return _joined(sorted((*one, *other)))
+    return joined((*one, *other))
 
 
 def common(one: Ranges, other: Ranges) -> Ranges:
@@ -85,9 +85,10 @@ def complement(ranges: Ranges) -> Ranges:
     return tuple(found)
 
 
-def _joined(ascending: Iterable[tuple[int, int]]) -> Ranges:
+def joined(intervals: Iterable[tuple[int, int]]) -> Ranges:
+    """The places of any of some intervals, in any order, which may overlap."""
     found: list[Interval] = []
-    for start, end in ascending:
+    for start, end in sorted(intervals):
         if found and start <= found[-1].end + 1:
             found[-1] = Interval(found[-1].start, max(found[-1].end, end))
         else:

@@ -25,7 +25,7 @@ from anabranch.client.consumer.offsets import OffsetAndMetadata
 from anabranch.client.consumer.positions import Positions
 from anabranch.client.settings import ConsumerSettings
 from anabranch.machines.clients.fetching import Fetcher
-from anabranch.machines.clients.key_ranges import KeyRanges, minus, places
+from anabranch.machines.clients.key_ranges import KeyRanges, places
 from anabranch.machines.clients.membership.steps import (
     Assign,
     Event,
@@ -37,6 +37,7 @@ from anabranch.machines.clients.membership.steps import (
     Subscription,
 )
 from anabranch.machines.clients.processing import Ranges
+from anabranch.machines.key_ranges import without
 from anabranch.runtime.chance import Chance
 from anabranch.runtime.clock import Clock
 
@@ -227,7 +228,7 @@ class Group:
     async def _revoke(self, units: Shares) -> None:
         names, fetcher = tuple(units), self._context.fetcher
         partly = {
-            tp: keys for tp, keys in units.items() if keys and minus(places(fetcher.granted_share(tp)), places(keys))
+            tp: keys for tp, keys in units.items() if keys and without(places(fetcher.granted_share(tp)), places(keys))
         }
         try:
             await self._context.host.settle(names, partly)

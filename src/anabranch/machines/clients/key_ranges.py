@@ -1,18 +1,19 @@
 """Ranges of keys: what of a partition a member of a group has, and up to where which of them are read.
 
-Ranges are ascending, disjoint and not adjacent, both ends inclusive. `WHOLE`, no range, stands for a whole partition,
-as on the wire; where a set may be empty, too, the functions take and return *places*, and a whole partition is `SPACE`.
+A share is a set of places (`machines.key_ranges`), but that no range, `WHOLE`, stands for a whole partition, as on the
+wire; where a set may be empty, too, functions take and return *places*, and a whole partition is `SPACE`.
 A frontier (`lineage.Frontier`) is a function from the key space to offsets, constant on few intervals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
+from anabranch.machines.key_ranges import Ranges, complement
 from anabranch.machines.keyspace import SPACE, SPACE_END, Interval
 from anabranch.machines.lineage import Frontier
 
-KeyRanges = tuple[Interval, ...]
+KeyRanges = Ranges
 """The ranges of a share; none: the whole partition."""
 Piece = tuple[int, int, int]
 """The first and the last place of keys, and an offset."""
@@ -30,32 +31,6 @@ def share(found: KeyRanges) -> KeyRanges:
     """The share that has some places, of which there are some."""
     assert found
     return WHOLE if found == (SPACE,) else found
-
-
-def union(one: Iterable[Interval], two: Iterable[Interval]) -> KeyRanges:
-    """The places of both, joined."""
-    found: list[Interval] = []
-    for each in sorted((*one, *two)):
-        if found and each.start <= found[-1].end + 1:
-            found[-1] = Interval(found[-1].start, max(found[-1].end, each.end))
-        else:
-            found.append(each)
-    return tuple(found)
-
-
-def minus(one: Iterable[Interval], two: Sequence[Interval]) -> KeyRanges:
-    """The places of the first that are not of the second."""
-    found: list[Interval] = []
-    for start, end in one:
-        for other in two:
-            if other.end < start or other.start > end:
-                continue
-            if other.start > start:
-                found.append(Interval(start, other.start - 1))
-            start = other.end + 1
-        if start <= end:
-            found.append(Interval(start, end))
-    return tuple(found)
 
 
 def has(ranges: Iterable[Interval], place: int) -> bool:
@@ -96,12 +71,12 @@ def _step(starts: list[int], offsets: list[int], start: int, offset: int) -> Non
         offsets.append(offset)
 
 
-def set_to(frontier: Frontier, ranges: Sequence[Interval], steps: Iterable[Piece]) -> Frontier:
+def set_to(frontier: Frontier, ranges: KeyRanges, steps: Iterable[Piece]) -> Frontier:
     """Replace a frontier in some ranges by pieces that lie in them; 0 where no piece does."""
-    return frontier_of([*pieces(frontier, minus((SPACE,), ranges)), *steps])
+    return frontier_of([*pieces(frontier, complement(ranges)), *steps])
 
 
-def raised(frontier: Frontier, ranges: Sequence[Interval], offset: int) -> Frontier:
+def raised(frontier: Frontier, ranges: KeyRanges, offset: int) -> Frontier:
     """Raise a frontier to an offset in some ranges, where it is below."""
     return set_to(frontier, ranges, ((s, e, max(at, offset)) for s, e, at in pieces(frontier, ranges)))
 

@@ -18,7 +18,8 @@ from anabranch.machines.clients.fetching.values import (
     RecordFilter,
     TopicView,
 )
-from anabranch.machines.clients.key_ranges import KeyRanges, Piece, places, share, union
+from anabranch.machines.clients.key_ranges import KeyRanges, Piece, places, share
+from anabranch.machines.key_ranges import union
 from anabranch.machines.keyspace import Interval, keyless_spread, spread
 from anabranch.records.hashing import murmur2
 

@@ -26,14 +26,13 @@ from anabranch.machines.clients.key_ranges import (
     Piece,
     frontier_of,
     lowest,
-    minus,
     pieces,
     places,
     raised,
     set_to,
     share,
-    union,
 )
+from anabranch.machines.key_ranges import joined, union, without
 from anabranch.machines.keyspace import SPACE, Interval
 
 
@@ -49,8 +48,8 @@ def add(state: FetchingState, partition: Partition, keys: KeyRanges) -> None:
 
 def take(state: FetchingState, partition: Partition, keys: KeyRanges) -> bool:
     """Take ranges away; return False if nothing is left."""
-    partition.arriving = minus(partition.arriving, keys)
-    rest = minus(places(partition.share), keys)
+    partition.arriving = without(partition.arriving, keys)
+    rest = without(places(partition.share), keys)
     if not rest:
         if not partition.arriving:
             return False
@@ -95,7 +94,7 @@ def arrive(
     start = partition.start if offset is None else offset
     if position is None and start is not None:  # Where the others begin is being looked up.
         steps = pieces(frontier_of(steps, outside=start), keys)
-        partition.sought = minus(partition.sought or had, keys)
+        partition.sought = without(partition.sought or had, keys)
         partition.floor = set_to(partition.floor or NOWHERE, keys, steps)
         partition.done = set_to(partition.done or NOWHERE, keys, steps)
     elif position is not None and start is not None:
@@ -122,7 +121,7 @@ def reset(partition: Partition, log_start: int) -> None:
         return
     ranges = places(partition.share)
     kept = [Interval(start, end) for start, end, at in pieces(floor, ranges) if at >= max(position + 1, log_start)]
-    partition.sought = minus(ranges, union((), kept))
+    partition.sought = without(ranges, joined(kept))
     partition.floor, partition.done = floor, raised(done or NOWHERE, ranges, position)
 
 
@@ -148,7 +147,7 @@ def committed(partition: Partition, steps: Iterable[Piece], outside: int | None)
     """Note committed offsets by key. `outside`: the offset of all other keys; None: as before."""
     found = list(steps)
     if outside is None:
-        ranges = union((), (Interval(start, end) for start, end, _ in found))
+        ranges = joined((Interval(start, end) for start, end, _ in found))
         partition.committed_by_key = set_to(partition.committed_by_key or NOWHERE, ranges, found)
     else:
         partition.committed_by_key = frontier_of(found, outside)

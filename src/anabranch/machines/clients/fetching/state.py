@@ -22,7 +22,8 @@ from anabranch.machines.clients.fetching.values import (
     RecordFilter,
     TopicView,
 )
-from anabranch.machines.clients.key_ranges import KeyRanges, pieces, places, union
+from anabranch.machines.clients.key_ranges import KeyRanges, pieces, places
+from anabranch.machines.key_ranges import joined
 from anabranch.machines.keyspace import Interval
 from anabranch.machines.lineage import Frontier
 from anabranch.machines.partition.sharing import Asked
@@ -146,7 +147,7 @@ class Partition:
             steps = pieces(self.floor, places(self.share))
             self.asked_until = min((at for _, _, at in steps if at > self.fetch_offset), default=None)
             if self.asked_until is not None:
-                here = union((), (Interval(start, end) for start, end, at in steps if at <= self.fetch_offset))
+                here = joined((Interval(start, end) for start, end, at in steps if at <= self.fetch_offset))
                 asked = (
                     Asked(here or places(self.share)) if asked is None else asked._replace(ranges=here or asked.ranges)
                 )

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from anabranch.machines.clients.key_ranges import WHOLE, KeyRanges, minus, places, ranges_in, share, union
+from anabranch.machines.clients.key_ranges import WHOLE, KeyRanges, places, ranges_in, share
 from anabranch.machines.clients.membership.assignors import TopicIdPartition
 from anabranch.machines.clients.membership.steps import Owned, by_topic
+from anabranch.machines.key_ranges import joined, union, without
 from anabranch.machines.keyspace import SPACE
 from anabranch.protocol.messages.consumer_group_heartbeat import KeyRange, PartitionKeyRanges, TopicPartitions
 
@@ -32,7 +33,7 @@ def beyond(owned: frozenset[Owned], target: frozenset[TopicIdPartition], shares:
         at = id_of(each)
         if at not in target:
             found.add(each)
-        elif at in shares and (rest := minus(places(each.keys), shares[at])):
+        elif at in shares and (rest := without(places(each.keys), shares[at])):
             found.add(each._replace(keys=share(rest)))
     return frozenset(found)
 
@@ -44,7 +45,7 @@ def added(missing: frozenset[Owned], owned: frozenset[Owned]) -> frozenset[Owned
         return missing
     return frozenset(
         [
-            each if (had := partly.get(each[:3])) is None else each._replace(keys=minus(places(each.keys), had))
+            each if (had := partly.get(each[:3])) is None else each._replace(keys=without(places(each.keys), had))
             for each in missing
         ]
     )
@@ -76,7 +77,7 @@ def without_ranges(owned: frozenset[Owned], gone: frozenset[Owned]) -> frozenset
             if before is None:
                 continue
             gone |= {before}
-            rest = minus(places(before.keys), places(each.keys))
+            rest = without(places(before.keys), places(each.keys))
             if rest:
                 kept.add(before._replace(keys=share(rest)))
     return (owned - gone) | kept
@@ -87,7 +88,7 @@ def shares_in(topics: Iterable[TopicPartitions]) -> Shares:
     found: Shares = {}
     for topic in topics:
         for each in topic.key_ranges:
-            ranges = union((), ranges_in((it.start, it.end) for it in each.ranges))
+            ranges = joined(ranges_in((it.start, it.end) for it in each.ranges))
             if ranges and ranges != (SPACE,) and each.partition in topic.partitions:
                 found[TopicIdPartition(topic.topic_id, each.partition)] = ranges
     return found

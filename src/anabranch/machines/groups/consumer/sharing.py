@@ -11,6 +11,7 @@ even enough.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 from uuid import UUID
 
@@ -19,8 +20,11 @@ from anabranch.machines.groups.assignors.shares import Held, Shared, deal_whole,
 from anabranch.machines.groups.consumer.group import ConsumerGroup, same
 from anabranch.machines.groups.consumer.shares import NO_SHARES, At, Shares, shares_of
 from anabranch.machines.groups.image import Image, TopicImage
-from anabranch.machines.key_ranges import WHOLE, Ranges, size
+from anabranch.machines.key_ranges import RANGES_IN_ALL_MAX, WHOLE, Ranges, size
 
+SHARED_TOPICS_MAX = RANGES_IN_ALL_MAX // 2
+"""Topics that a group shares, the first ones by name; the others are whole. A member has a range of each, perhaps two,
+and what it reports of them must be no more than one heartbeat may name."""
 IN_RUNS = "range"
 """The assignor that does not look at what members have."""
 
@@ -43,7 +47,8 @@ def shared_topics(subscribers: Mapping[str, Subscriber], willing: Iterable[str],
         for name in topics:
             by_topic[name] = by_topic.get(name, 0) + count
     found = (topic for name in sorted(by_topic) if (topic := image.by_name.get(name)) is not None)
-    return [topic for topic in found if topic.accepts_ranges and 0 < len(topic.partitions) < by_topic[topic.name]]
+    shared = (topic for topic in found if topic.accepts_ranges and 0 < len(topic.partitions) < by_topic[topic.name])
+    return list(islice(shared, SHARED_TOPICS_MAX))
 
 
 def ordinary_targets(group: ConsumerGroup, shared: Iterable[TopicImage]) -> dict[str, Assignment]:

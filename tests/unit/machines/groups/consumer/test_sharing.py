@@ -11,6 +11,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.classic import ClassicGroup, ClassicState
 from anabranch.machines.groups.consumer.group import MemberState
+from anabranch.machines.groups.consumer.sharing import SHARED_TOPICS_MAX
 from anabranch.machines.groups.records import decode_record
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.key_ranges import NONE, WHOLE, common, size
@@ -546,3 +547,19 @@ def test_no_key_has_two_owners_through_joins_leaves_kills_resizes_lost_answers_a
     world.settle(rounds=30)
     sizes = [size(ranges) for held in world.owners().values() for ranges in held.values()]
     assert NONE not in sizes
+
+
+def test_members_of_more_shared_topics_than_a_heartbeat_may_name_are_not_refused() -> None:
+    """Each would report a range of every topic: those beyond the bound are whole."""
+    names = [f"t{number:04}" for number in range(1_100)]
+    world = SharingWorld(shared_topics(**dict.fromkeys(names, 1)))
+    members = [Sharer(world, name, topics=tuple(names)) for name in "AB"]
+    for member in (*members, *members, *members):
+        member.beat()
+        member.follow()
+    for member in members:
+        member.beat()
+        assert member.owned
+    parts = [sum(ranges != WHOLE for ranges in member.owned.values()) for member in members]
+    assert parts == [SHARED_TOPICS_MAX] * 2
+    assert len({*members[0].owned, *members[1].owned}) == len(names)
