@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple, TypeAlias
 
 from anabranch.machines.key_ranges import NONE, WHOLE, Ranges, common, size
@@ -50,8 +50,8 @@ IMBALANCE_MAX = 1.5
 """Cuts stay while no share has more than this multiple of the mean load,"""
 WORTH_A_MOVE = 0.8
 """or new cuts would not bring it below this part of what it has."""
-PARTITIONS_BY_LOAD_MAX = 100
-"""More partitions that a group shares of one topic are cut evenly: a decision has its time."""
+PARTITIONS_BY_LOAD_MAX = 32
+"""The partitions of a group that shares more are cut evenly: a decision has its time."""
 
 
 Divided: TypeAlias = dict[str, dict[int, Ranges]]
@@ -79,13 +79,12 @@ def divide_in_turn(shared: Shared) -> Divided:
             if count + 1 < room[taker]:
                 heappush(emptiest, (count + 1, number, taker))
     found: Divided = {}
-    loads = shared.loads if len(partitions) <= PARTITIONS_BY_LOAD_MAX else _no_loads
     for partition in partitions:
         order = sorted(kept[partition], key=lambda member: held[member][partition][0].start)
         for member in coming[partition]:
             order.insert(_best_place(order, partition, held, shared.intervals[partition]), member)
         present = [held.get(member, {}).get(partition, NONE) for member in order]
-        _give(partition, order, _cut(shared.intervals[partition], loads(partition), present), found)
+        _give(partition, order, _cut(shared.intervals[partition], shared.loads(partition), present), found)
     return found
 
 
@@ -180,15 +179,21 @@ def imbalance(interval: Interval, loads: Sequence[float], shares: Sequence[Range
 
     `loads` are those of equal parts of the partition's interval, ascending.
     """
-    starts = [interval.start + interval.size * part // len(loads) for part in range(len(loads) + 1)]
-    found = [0.0] * len(shares)
-    for load, (start, after) in zip(loads, pairwise(starts), strict=True):
-        if load > 0:
-            part = (Interval(start, after - 1),)
-            for number, ranges in enumerate(shares):
-                found[number] += load * (size(common(ranges, part)) / (after - start))
-    total = sum(found)
-    return max(found) * len(found) / total if total > 0 else 1.0
+    below = [0.0, *accumulate(max(0.0, load) for load in loads)]
+    if not below[-1]:
+        return 1.0
+    found = [
+        sum(_load_below(it.end + 1, interval, below) - _load_below(it.start, interval, below) for it in ranges)
+        for ranges in shares
+    ]
+    return max(found) * len(found) / below[-1]
+
+
+def _load_below(place: int, interval: Interval, below: Sequence[float]) -> float:
+    """The load of the places before one; `below`: that of all parts before each part, and of all."""
+    parts = len(below) - 1
+    part, within = divmod((min(max(place, interval.start), interval.end + 1) - interval.start) * parts, interval.size)
+    return below[-1] if part == parts else below[part] + (below[part + 1] - below[part]) * (within / interval.size)
 
 
 def is_worth_a_move(interval: Interval, loads: Sequence[float], present: Sequence[Ranges]) -> bool:
@@ -213,10 +218,6 @@ def _are_cuts(present: Sequence[Ranges]) -> bool:
         return False
     follow = all(one[0].end + 1 == other[0].start for one, other in pairwise(present))
     return follow and present[0][0].start == SPACE.start and present[-1][0].end == SPACE.end
-
-
-def _no_loads(_: int) -> Sequence[float]:
-    return ()
 
 
 def _give(partition: int, sharers: Sequence[str], shares: Sequence[Interval], found: Divided) -> None:

@@ -36,18 +36,17 @@ def _is_due(step: Step) -> bool:
     shares_max = settings.shares_max(group.group_id)
     if any(len(sharers) > shares_max for sharers in present.values()):
         return True
+    if len(present) > PARTITIONS_BY_LOAD_MAX:
+        return False
     said = [member.described for member in group.members.values()]
     if (
         client_assignor(map(offers_of, said)) is not None
         or server_assignor(said, settings.consumer_assignors) == IN_RUNS
     ):
         return False
-    counts: dict[object, int] = {}
-    for topic_id, _ in present:
-        counts[topic_id] = counts.get(topic_id, 0) + 1
     for (topic_id, partition), sharers in present.items():
         topic = step.image.by_id.get(topic_id)
-        if topic is None or not topic.has(partition) or counts[topic_id] > PARTITIONS_BY_LOAD_MAX:
+        if topic is None or not topic.has(partition):
             continue
         loads = topic.load(partition)
         if any(loads) and is_worth_a_move(topic.interval(partition), loads, sharers):

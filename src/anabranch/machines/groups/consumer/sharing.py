@@ -16,7 +16,14 @@ from typing import NamedTuple
 from uuid import UUID
 
 from anabranch.machines.groups.assignors.model import Assignment, Subscriber
-from anabranch.machines.groups.assignors.shares import Held, Shared, deal_whole, divide_in_runs, divide_in_turn
+from anabranch.machines.groups.assignors.shares import (
+    PARTITIONS_BY_LOAD_MAX,
+    Held,
+    Shared,
+    deal_whole,
+    divide_in_runs,
+    divide_in_turn,
+)
 from anabranch.machines.groups.consumer.group import ConsumerGroup, same
 from anabranch.machines.groups.consumer.shares import NO_SHARES, At, Shares, shares_of
 from anabranch.machines.groups.image import Image, TopicImage
@@ -120,11 +127,13 @@ def divided(
     order = sorted(subscribers, key=lambda member_id: _rank(member_id, subscribers[member_id]))
     held = _held_in_targets(group, {topic.topic_id for topic in shared})
     found: dict[str, dict[At, Ranges]] = {}
+    by_load = sum(topic.size for topic in shared) <= PARTITIONS_BY_LOAD_MAX
     for topic in shared:
         mine = [member_id for member_id in order if topic.name in subscribers[member_id].topics]
         has = {member_id: held.get((member_id, topic.topic_id), {}) for member_id in mine}
         for partitions in (topic.partitions, topic.retiring):
-            for member_id, ranges in _divided(name, topic, list(partitions), mine, willing, has, shares_max).items():
+            parts = _divided(name, topic, list(partitions), mine, willing, has, shares_max, by_load=by_load)
+            for member_id, ranges in parts.items():
                 entry = found.setdefault(member_id, {})
                 entry.update(((topic.topic_id, number), part) for number, part in ranges.items())
     return found
@@ -138,6 +147,8 @@ def _divided(
     willing: set[str],
     held: Mapping[str, Held],
     shares_max: int,
+    *,
+    by_load: bool,
 ) -> dict[str, dict[int, Ranges]]:
     sharing = [member_id for member_id in members if member_id in willing]
     others = [member_id for member_id in members if member_id not in willing]
@@ -152,7 +163,8 @@ def _divided(
     if left:
         intervals = {number: topic.interval(number) for number in left}
         divide = divide_in_runs if name == IN_RUNS else divide_in_turn
-        found.update(divide(Shared(intervals, sharing, held, shares_max, topic.load)))
+        shared = Shared(intervals, sharing, held, shares_max)
+        found.update(divide(shared._replace(loads=topic.load) if by_load else shared))
     return found
 
 

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.machines.groups.assignors.shares import (
-    PARTITIONS_BY_LOAD_MAX,
     Divided,
     Shared,
     deal_whole,
@@ -122,13 +121,6 @@ def test_range_cuts_topics_of_equal_size_alike_whatever_their_load() -> None:
         for loads in (HALF_BUSY, [])
     ]
     assert found[0] == found[1]
-
-
-def test_many_partitions_are_cut_evenly() -> None:
-    topic = whole_topic(PARTITIONS_BY_LOAD_MAX + 1)
-    members = names(2 * len(topic))
-    found = divide_in_turn(Shared(topic, members, {}, 16, lambda _: HALF_BUSY))
-    assert found == divide_in_turn(Shared(topic, members, {}, 16))
 
 
 @settings(max_examples=thorough(500, 100))

@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.machines.groups.assignors.shares import PARTITIONS_BY_LOAD_MAX
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.classic import ClassicGroup, ClassicState
 from anabranch.machines.groups.consumer.group import MemberState
 from anabranch.machines.groups.consumer.sharing import SHARED_TOPICS_MAX
+from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.records import decode_record
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.key_ranges import NONE, WHOLE, common, size
@@ -563,3 +565,17 @@ def test_members_of_more_shared_topics_than_a_heartbeat_may_name_are_not_refused
     parts = [sum(ranges != WHOLE for ranges in member.owned.values()) for member in members]
     assert parts == [SHARED_TOPICS_MAX] * 2
     assert len({*members[0].owned, *members[1].owned}) == len(names)
+
+
+@pytest.mark.parametrize(("topics", "by_load"), [(PARTITIONS_BY_LOAD_MAX, True), (PARTITIONS_BY_LOAD_MAX + 1, False)])
+def test_a_group_that_shares_many_partitions_has_even_cuts(topics: int, *, by_load: bool) -> None:
+    names = [f"t{number:04}" for number in range(topics)]
+    image = shared_topics(**dict.fromkeys(names, 1))
+    loaded = {name: replace(topic, loads=lambda *_: [3.0, 1.0]) for name, topic in image.by_name.items()}
+    world = SharingWorld(Image(1, loaded))
+    members = [Sharer(world, name, topics=tuple(names)) for name in "AB"]
+    for member in (*members, *members, *members):
+        member.beat()
+        member.follow()
+    sizes = {size(ranges) for member in members for ranges in member.owned.values()}
+    assert (sizes == {size(WHOLE) // 2}) is not by_load
