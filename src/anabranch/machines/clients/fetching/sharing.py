@@ -117,7 +117,7 @@ def reset(partition: Partition, log_start: int) -> None:
     partition.forget()
     partition.position, partition.sought = None, ()
     if floor is None or position is None or position >= log_start >= 0:
-        partition.floor = partition.done = None
+        partition.done = partition.floor = None
         return
     ranges = places(partition.share)
     kept = [Interval(start, end) for start, end, at in pieces(floor, ranges) if at >= max(position + 1, log_start)]
