@@ -536,7 +536,7 @@ def image_of(topic: Topic) -> TopicImage:
         topic.initial if len(topic.counts) > 1 else 0,
         max(*topic.counts, max(topic.logs) + 1),
         topic.accepts_ranges,
-        topic.loads,
+        lambda number, _: topic.loads(number),
     )
 
 
