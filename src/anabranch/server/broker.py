@@ -219,20 +219,7 @@ class Broker:
             checks=checks,
             view=view,
             commands=commands,
-            fetches=Fetches(
-                replicas,
-                FetchSessions(settings.fetch_sessions_max, chance.below, settings.fetch_sessions_size_max, _clear),
-                view.name_of,
-                Filters(
-                    lambda: checks.scatter,
-                    partial(_stretch_of, view),
-                    clock,
-                    metrics,
-                    work_size_max=settings.filtering_size_max,
-                    kept_size_max=settings.key_range_cache_size_max,
-                ),
-                size_max=settings.fetch_max_bytes,
-            ),
+            fetches=self._fetches(replicas, view, checks, metrics),
             loads=loads,
             slices=SliceBooks(memberships.live, clock, metrics, hold_ms=settings.slice_hold_ms),
             memberships=memberships,
@@ -254,6 +241,21 @@ class Broker:
         describe_groups(groups, metrics)
         most = self._descriptors.connections
         self._listener = Listener(self.context, loop, connections, self.loop_steps, connections_max=most)
+
+    def _fetches(self, replicas: Replicas, view: ClusterView, checks: BatchChecks, metrics: Metrics) -> Fetches:
+        settings = self.settings
+        filters = Filters(
+            lambda: checks.scatter,
+            partial(_stretch_of, view),
+            self._clock,
+            metrics,
+            work_size_max=settings.filtering_size_max,
+            kept_size_max=settings.key_range_cache_size_max,
+        )
+        sessions = FetchSessions(
+            settings.fetch_sessions_max, self._chance.below, settings.fetch_sessions_size_max, _clear
+        )
+        return Fetches(replicas, sessions, view.name_of, filters, size_max=settings.fetch_max_bytes)
 
     def _listen(self) -> int:
         address = self.settings.listeners
