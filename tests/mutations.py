@@ -215,8 +215,8 @@ ORDER = (
         (
             Edit(
                 "machines/clients/fetching/fetcher.py",
-                "topic.lifted.get(tp.partition) != offset:\n",
-                "topic.lifted.get(tp.partition) != offset and offset is not None:\n",
+                "before = topic.lifted.pop(tp.partition, None)\n",
+                "before = topic.lifted.get(tp.partition)\n",
             ),
         ),
         (),

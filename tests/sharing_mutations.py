@@ -45,7 +45,7 @@ SHARING = (
                 SHARED_COMMITS,
                 "    member = group.members.get(member_id)\n    holds = NONE if member is None else member.held(at)\n"
                 '    if holds == WHOLE:\n        return ""\n',
-                '    return ""\n',
+                "    return str()\n",
             ),
         ),
         lives(2_000_000),
@@ -112,7 +112,7 @@ SHARING = (
                 "client/consumer/group.py",
                 "            await self._commit_processed(names)\n"
                 '            await self._call_listener("on_partitions_revoked", units)',
-                '            await self._call_listener("on_partitions_revoked", units)',
+                '            await (self._call_listener("on_partitions_revoked", units))',
             ),
         ),
         (*PYTEST, f"{STORIES}::test_keys_that_move_are_committed_before_they_go_so_that_no_record_comes_twice"),
