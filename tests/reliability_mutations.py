@@ -237,4 +237,18 @@ RELIABILITY = (
         ),
         Edit(COMPACTION, "            except Exception as error:\n", "            except ArithmeticError as error:\n"),
     ),
+    _seen(
+        "a start takes what the system has cached for synced",
+        "tests/simulation/test_partition_log.py::test_what_was_synced_survives_everything[1]",
+        Edit(RECOVERY, "        if doubtful is not None and not self.power_lost:\n", "        if doubtful == -1:\n"),
+    ),
+    _seen(
+        "a topic is described as often as its id is named",
+        "tests/end_to_end/test_largest_requests.py::test_a_topic_is_described_once_however_often_its_id_is_named",
+        Edit(
+            "server/handlers/metadata.py",
+            "    return topic.name if topic.topic_id == NO_TOPIC_ID else topic.topic_id\n",
+            '    return f"{topic.name} {topic.topic_id}"\n',
+        ),
+    ),
 )

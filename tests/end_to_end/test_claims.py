@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.client import TopicPartition
+from anabranch.client import sync as plain
 from anabranch.protocol.messages.fetch import Claim, FetchPartition, FetchRequest, FetchTopic
 from anabranch.protocol.messages.offset_commit import (
     KeyRangeOffset,
@@ -19,6 +21,7 @@ from anabranch.protocol.messages.offset_commit import (
     OffsetRange,
 )
 from anabranch.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tests.support import commands
 from tests.support.broker import BrokerProcess, running
 from tests.support.group_client import GroupClient
 from tests.support.steps import in_short_steps
@@ -391,3 +394,25 @@ def test_slices_of_a_topic_that_is_deleted_are_forgotten(process: BrokerProcess)
         assert held() == before + 2
         first.delete("deleted")
         assert held() == before
+
+
+def test_the_description_of_a_group_shows_who_holds_slices(process: BrokerProcess) -> None:
+    first, second = two(process, "described")
+    with first, second:
+        assert [first.slice(0), second.slice(0), first.slice(1, most=15)] == [(0, 9), (10, 19), (20, 34)]
+        ((row,),) = [it["offsets"] for it in commands.document(process.address, "group", "describe", "described")]
+        assert row["slices"] == [
+            {"member_id": "first", "slices": 2, "records": 25, "first_offset": 0, "last_offset": 34},
+            {"member_id": "second", "slices": 1, "records": 10, "first_offset": 10, "last_offset": 19},
+        ]
+        table, _ = commands.run(process.address, "group", "describe", "described")
+        shown = [line.split() for line in table.splitlines()]
+        assert ["described", "0", "first", "2", "25", "0-34"] in shown
+        assert ["described", "0", "second", "1", "10", "10-19"] in shown
+        assert second.commit_slice((10, 19)) is ErrorCode.NONE
+        assert second.slice(1) == (35, 44)
+        with plain.Admin(process.address) as admin:
+            held = admin.describe_slices("described", [TopicPartition("described", 0), TopicPartition("none", 1)])
+            nobody = admin.describe_slices("another", [TopicPartition("described", 0)])
+        assert {it.member_id for it in held[TopicPartition("described", 0)]} == {"first", "second"}
+        assert nobody == {}

@@ -77,6 +77,7 @@ class History:
             self.fail_to_sync: 3,
             self.stop: 3,
             self.kill: 3,
+            self.kill_unheard: 2,
             self.crash: 4,
         }
         self.chance.choices(list(steps), list(steps.values()))[0]()
@@ -205,6 +206,15 @@ class History:
         assert (self.log.end, self.log.log_start) == (end, start)
         self.log.start_epoch(self.epoch)
 
+    def kill_unheard(self) -> None:
+        """Kill the process between a sync that fails and its hearing of that."""
+        self.append()
+        self.disk.fail_sync = True
+        with pytest.raises(OSError, match="Input/output"):
+            self.log.begin_flush().run()
+        self.disk.fail_sync = False
+        self.kill()
+
     def crash(self) -> None:
         flushed, start = self.log.flushed, self.log.log_start
         self.disk = self.disk.crash()
@@ -293,6 +303,10 @@ def test_what_was_synced_survives_everything(block: int) -> None:
         except BaseException:
             print(f"replay with: run({seed})")
             raise
+
+
+def test_a_power_loss_that_took_the_first_file_is_remembered_by_the_next_kill() -> None:
+    run(5391)
 
 
 def test_a_seed_reproduces() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from uuid import UUID
 
@@ -33,12 +35,31 @@ class RefusingDisk(Disk):
     def __init__(self) -> None:
         self.full = False
         self.broken = False
+        self.short: Iterator[bool] = repeat(False)
+        """Whether there are too few descriptors for the next file, and the one after it, and so on."""
 
     def open(self, path: Path, *, create: bool = False) -> File:
+        self._take_descriptor()
         file = super().open(path, create=create)
         refusing = _RefusingFile(path, file.fd, self)
         file.fd = -1
         return refusing
+
+    def read(self, path: Path) -> bytes:
+        self._take_descriptor()
+        return super().read(path)
+
+    def names(self, directory: Path) -> Sequence[str]:
+        self._take_descriptor()
+        return super().names(directory)
+
+    def replace(self, path: Path, data: bytes) -> None:
+        self._take_descriptor()
+        super().replace(path, data)
+
+    def _take_descriptor(self) -> None:
+        if next(self.short, False):
+            raise OSError(errno.EMFILE, "Too many open files")
 
 
 class _RefusingFile(File):

@@ -30,6 +30,7 @@ WAIT_COLUMNS = ("waiting partition", "since", "waits on", "owner", "records left
 OFFSET_COLUMNS = ("topic", "partition", "committed offset", "log end offset", "lag", "member")
 SHARE_COLUMNS = ("topic", "partition", "keys", "next offset", "member")
 GAP_COLUMNS = ("topic", "partition", "missing offsets", "offsets", "done up to", "member")
+SLICE_COLUMNS = ("topic", "partition", "member", "slices", "records", "offsets")
 GAPS_SHOWN = 10
 """Of one partition; the document has all."""
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
@@ -117,6 +118,7 @@ def _offsets(admin: Admin, name: str, group: GroupDescription) -> list[dict[str,
     existing = _existing(admin, partitions)
     starts = admin.list_offsets(dict.fromkeys(existing, EARLIEST)) if existing else {}
     ends = admin.list_offsets(dict.fromkeys(existing, LATEST)) if existing else {}
+    slices = admin.describe_slices(name, existing)
     rows: list[dict[str, Any]] = []
     for tp in partitions:
         offset = committed[tp].offset if tp in committed else None
@@ -137,6 +139,7 @@ def _offsets(admin: Admin, name: str, group: GroupDescription) -> list[dict[str,
                     for start, end, at in _of(committed, tp).shares
                 ],
                 "ranges": [list(bounds) for bounds in _of(committed, tp).ranges],
+                "slices": [it._asdict() for it in slices.get(tp, ())],
                 "gaps": [list(bounds) for bounds in gaps(offset or 0, _of(committed, tp).ranges)],
                 "owner": sharers[0].member_id if sharers else None,
                 "owners": [member.member_id for member in sharers],
@@ -243,6 +246,17 @@ def _print_progress(offsets: list[dict[str, Any]], names: Mapping[str, str]) -> 
     if shares:
         typer.echo()
         print_table(SHARE_COLUMNS, shares)
+    held = [
+        (
+            *(row["topic"], row["partition"], names.get(it["member_id"], it["member_id"]), it["slices"], it["records"]),
+            _span([it["first_offset"], it["last_offset"]]),
+        )
+        for row in offsets
+        for it in row.get("slices", ())
+    ]
+    if held:
+        typer.echo()
+        print_table(SLICE_COLUMNS, held)
     missing = [
         (row["topic"], row["partition"], _span(gap), gap[1] - gap[0] + 1, done[1], names.get(row["owner"], "no member"))
         for row in offsets

@@ -12,6 +12,7 @@ from anabranch.client.admin.admin import (
     TopicDescription,
 )
 from anabranch.client.admin.groups import GroupDescription, GroupListing, MemberDescription, WaitedOn, WaitingPartition
+from anabranch.client.admin.slices import HeldSlices
 from anabranch.client.cluster.connection import ConnectError, DisconnectedError
 from anabranch.client.cluster.metadata import ClusterInfo, Node, OffsetAndTimestamp, PartitionInfo, TopicInfo
 from anabranch.client.consumer.consumer import Consumer
@@ -64,6 +65,7 @@ __all__ = [
     "GroupDescription",
     "GroupListing",
     "GroupMetadata",
+    "HeldSlices",
     "KeyHistory",
     "KeyLoadingError",
     "KeyNotOwnedError",

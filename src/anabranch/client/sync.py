@@ -323,6 +323,7 @@ class Admin(_Synchronous[aio.Admin]):
     topics = _awaited(aio.Admin.topics)
     describe_topics = _awaited(aio.Admin.describe_topics)
     describe_load = _awaited(aio.Admin.describe_load)
+    describe_slices = _awaited(aio.Admin.describe_slices)
     lineage = _awaited(aio.Admin.lineage)
     explain = _awaited(aio.Admin.explain)
     resize = _awaited(aio.Admin.resize)

@@ -77,5 +77,6 @@ ELEMENTS_MAX: dict[int, int] = {
     10004: EVERY_GROUP,  # ListTopicResizes: topics
     10005: FEW,  # CancelTopicResizes: topics, of which more than a hundred are refused
     10006: EVERY_PARTITION,  # DescribeLoad: partitions, of which more than a thousand are refused
+    10007: EVERY_PARTITION,  # DescribeSlices: partitions, of which more than a thousand are refused
 }
 """By API key; every API that is served has its bound."""

@@ -130,6 +130,7 @@ API: dict[int, Api] = {
         _api(10004, "ListTopicResizes", "0", 0),
         _api(10005, "CancelTopicResizes", "0", 0),
         _api(10006, "DescribeLoad", "0", 0),
+        _api(10007, "DescribeSlices", "0", 0),
     )
 }
 

@@ -7,9 +7,13 @@ files that threads open for a moment.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import resource
-from typing import NamedTuple
+import time
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 from anabranch.base.errors import AnabranchError
 
@@ -17,6 +21,11 @@ OWN = 128
 LEAST = 32
 """The least share of either."""
 UNLIMITED = 1 << 30
+SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+"""The errors of too few descriptors, or too little memory, for a moment."""
+PAUSES_S = (0.01, 0.05, 0.2, 0.5, 1.0)
+"""Between attempts to open a file nevertheless."""
+T = TypeVar("T")
 
 
 class Shares(NamedTuple):
@@ -55,3 +64,27 @@ def share(limit: int, *, connections: int, files: int) -> Shares:
     if files <= half:
         return Shares(left - files, files)
     return Shares(half, left - half)
+
+
+def patiently(work: Callable[[], T], wait: Callable[[float], None] = time.sleep) -> T:
+    """Do work that opens files, again while there are too few descriptors: that is over soon, and no damage. Blocks."""
+    for pause_s in PAUSES_S:
+        try:
+            return work()
+        except OSError as error:
+            if error.errno not in SHORTAGES:
+                raise
+        wait(pause_s)
+    return work()
+
+
+async def patiently_in_loop(work: Callable[[], T]) -> T:
+    """As `patiently`, in the event loop."""
+    for pause_s in PAUSES_S:
+        try:
+            return work()
+        except OSError as error:
+            if error.errno not in SHORTAGES:
+                raise
+        await asyncio.sleep(pause_s)
+    return work()

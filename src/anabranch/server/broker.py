@@ -111,6 +111,8 @@ class Broker:
         self._closing.push_async_callback(store.close)
         await check_metadata(directory, store)
         self._assemble(directory, store, identity.cluster_id)
+        for kept in (self.context.fetches.filters, self.context.slices):
+            self.context.replicas.removed.watch(kept.forget)
         context, controller = self.context, self._controller
         port = self._listen()
         self.address = context.address = Address(self.address.host, self.address.port or port)
@@ -229,8 +231,6 @@ class Broker:
             markers=markers,
             coordinators={0: groups, 1: transactions},
         )
-        replicas.watch_removals(self.context.fetches.filters.forget)
-        replicas.watch_removals(self.context.slices.forget)
         self._compaction = Compaction(
             replicas, partial(_shape_of, view, peers), clock, metrics, emptied=commands.inspect_retiring
         )

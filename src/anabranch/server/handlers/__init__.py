@@ -244,6 +244,7 @@ _SERVED: dict[int, Endpoint] = {
     10004: Endpoint(handle_list_topic_resizes, _O.DESCRIBE, _TOPIC),
     10005: Endpoint(handle_cancel_topic_resizes, _O.ALTER, _TOPIC),
     10006: Endpoint(_rare("load", "handle_describe_load"), _O.DESCRIBE, _TOPIC),
+    10007: Endpoint(_rare("slices", "handle_describe_slices"), _O.DESCRIBE, _OFFSETS),
 }
 ENDPOINTS = {key: endpoint._replace(parts=_PARTS.get(key)) for key, endpoint in _SERVED.items()}
 """By API key. An API without an endpoint is not in ApiVersions, and a request of it closes its connection."""

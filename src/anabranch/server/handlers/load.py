@@ -22,9 +22,11 @@ NOT_ALLOWED = "Load by key is known of topics with accept.range.fetch=true only.
 
 async def handle_describe_load(broker: BrokerContext, request: DescribeLoadRequest, call: RequestContext) -> Large:
     """Describe the load of each partition; refuse a request that names too many."""
-    count = sum(len(topic.partition_indexes) for topic in request.topics)
+    count, what = len(request.topics), "topics"
+    if count <= DESCRIBED_MAX:
+        count, what = sum(len(topic.partition_indexes) for topic in request.topics), "partitions"
     if count > DESCRIBED_MAX:
-        message = f"{count} partitions are too many: name at most {DESCRIBED_MAX}."
+        message = f"{count} {what} are too many: name at most {DESCRIBED_MAX}."
         refused = DescribeLoadResponse(error_code=ErrorCode.INVALID_REQUEST, error_message=message)
         return Large(lambda: refused)
     named = [(topic.name, [*topic.partition_indexes]) for topic in request.topics]

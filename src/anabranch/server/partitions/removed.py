@@ -9,6 +9,7 @@ the refusals that were noted meanwhile.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
@@ -26,6 +27,8 @@ SUFFIX = ".producers"
 LONG_NAMES = ".producers"
 """Holds the files of partitions whose name leaves no room for the suffix."""
 _ID_SIZE = 16
+Watcher = Callable[[UUID, Collection[int]], None]
+"""Hears the id of a topic, and the numbers of its partitions that were removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class RemovedPartitions:
         self._path = path
         self._disk = disk
         self._tables: dict[TopicPartition, tuple[UUID, ProducerTable]] = {}
+        self._watchers: list[Watcher] = []
         files = [path / name for name in disk.names(path) if name.endswith(SUFFIX)]
         if disk.exists(path / LONG_NAMES):
             files += [path / LONG_NAMES / name for name in disk.names(path / LONG_NAMES)]
@@ -64,6 +68,16 @@ class RemovedPartitions:
 
     def __len__(self) -> int:
         return len(self._tables)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call `watcher` with partitions that were removed: what was kept for their readers may go."""
+        self._watchers.append(watcher)
+
+    def tell(self, removed: Mapping[UUID, Collection[int]]) -> None:
+        """Tell the watchers of removed partitions, by the ids of their topics."""
+        for topic_id, numbers in removed.items():
+            for watcher in self._watchers:
+                watcher(topic_id, numbers)
 
     def remember(self, name: TopicPartition, topic_id: UUID, table: ProducerTable) -> None:
         """Remember the table of a partition, in memory."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -23,6 +23,7 @@ from anabranch.machines.controller.leadership import Taken, take_role
 from anabranch.machines.partition.producers import ProducerTable
 from anabranch.machines.placement import level_size
 from anabranch.runtime.clock import Clock
+from anabranch.runtime.descriptors import patiently, patiently_in_loop
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.metrics import Metrics
@@ -49,8 +50,6 @@ DELETED_AT_A_TIME = 500
 """Logs that are deleted together: directories and checkpoints are synced once for all of them."""
 OPENED_AT_A_TIME = 32
 """Logs that a thread opens, and the loop takes over, in one go."""
-RemovalWatcher = Callable[[UUID, Collection[int]], None]
-"""Hears the id of a topic, and the numbers of its partitions that are removed."""
 T = TypeVar("T")
 SNAPSHOT_INTERVAL_RECORDS = 200_000
 """Records after which the producers of a partition are kept anew, so that a restart reads few batches."""
@@ -87,7 +86,6 @@ class Replicas:
         self.removed = RemovedPartitions(directory.path, disk)
         self._topics: dict[str, dict[int, Partition]] = {}
         self._count = 0
-        self._removal_watchers: list[RemovalWatcher] = []
         self.range_fetched: dict[TopicPartition, Partition] = {}
         """Those whose topic allows fetches of ranges of keys."""
         self.producers = ProducerBudget(self._producer_tables, clock, producers_size_max)
@@ -118,10 +116,6 @@ class Replicas:
         yield from self.removed.tables()
         for partition in self:
             yield partition.table
-
-    def watch_removals(self, watcher: RemovalWatcher) -> None:
-        """Call `watcher` with partitions that have been removed: what was kept for their readers may go."""
-        self._removal_watchers.append(watcher)
 
     def of_topic(self, topic: str) -> list[Partition]:
         """The partitions of a topic that live here."""
@@ -180,7 +174,7 @@ class Replicas:
                 errors[role.partition] = ErrorCode.KAFKA_STORAGE_ERROR
                 continue
             try:
-                taken = self._take_role(partition, order, role)
+                taken = await patiently_in_loop(partial(self._take_role, partition, order, role))
             except OSError as error:
                 events.error("role not taken", partition=partition.name, reason=error)
                 errors[role.partition] = ErrorCode.KAFKA_STORAGE_ERROR
@@ -287,7 +281,7 @@ class Replicas:
     ) -> tuple[PartitionLog | OSError | OfflineLogError, Folded | OSError | OfflineLogError | None]:
         """Open a log, and fold its producers. Blocks."""
         try:
-            log = self._open_log(name, settings, role.start_offset)
+            log = patiently(lambda: self._open_log(name, settings, role.start_offset))
             if log.log_start == log.end < role.start_offset:
                 # An empty log of an earlier life, or one that a crash left half made: it must go on where that ended.
                 log.close()
@@ -297,7 +291,7 @@ class Replicas:
         except Exception as error:
             return refusal(name, error), None
         try:
-            return log, fold_producers(log, name, self._clock.now_ms())
+            return log, patiently(lambda: fold_producers(log, name, self._clock.now_ms()))
         except Exception as error:
             return log, refusal(name, error)
 
@@ -346,9 +340,8 @@ class Replicas:
 
     def count_stale_batch(self, topic: str) -> None:
         """Count a batch whose producer placed its records by an old partition count."""
-        self._metrics.counter(
-            "anabranch_produce_stalebatches_total", "Batches refused for an old partition count.", topic=topic
-        ).add()
+        doc = "Batches refused for an old partition count."
+        self._metrics.counter("anabranch_produce_stalebatches_total", doc, topic=topic).add()
 
     def _closed_log(self, name: TopicPartition, settings: TopicSettings) -> PartitionLog:
         """A log that holds nothing, in place of one that is damaged."""
@@ -370,7 +363,7 @@ class Replicas:
         """Save the inherited tables of partitions beside their logs. Blocks."""
         for partition in partitions:
             try:
-                partition.save_inherited()
+                patiently(partition.save_inherited)
             except OSError as error:
                 partition.take_offline(str(error))
 
@@ -403,9 +396,7 @@ class Replicas:
                 if partition.log.flushed < partition.log.end or self.commits.is_busy(partition.log):
                     syncing.append(partition)
             doomed.append(name)
-        for topic_id, numbers in removed.items():
-            for watcher in self._removal_watchers:
-                watcher(topic_id, numbers)
+        self.removed.tell(removed)
         if syncing:  # A sync that ended later would note the log as one that is there.
             await asyncio.wait(await self._commit_all(syncing))
         if held := [self._held[name] for name in doomed if name in self._held]:
@@ -577,8 +568,7 @@ class Replicas:
         """Sync and close every log; whether all of them could be."""
         self.producers.close()
         await self.commits.drain()
-        loop = asyncio.get_running_loop()
-        closing = [loop.run_in_executor(self._threads, partition.close) for partition in self]
+        closing = [self.in_thread(partition.close) for partition in self]
         outcomes = await asyncio.gather(*closing, return_exceptions=True)
         for partition, outcome in zip(self, outcomes, strict=True):
             if isinstance(outcome, BaseException):

@@ -83,8 +83,9 @@ class SliceBooks:
         return self._again_of_dropped + sum(slices.offered_again for slices in self._books.values())
 
     def held(self, group_id: str, partition: Partition) -> Sequence[Slice]:
-        """The slices that members of a group hold of a partition, ascending."""
-        return tuple(self._books.get(self._key(group_id, partition), ()))
+        """The slices that members of a group hold of a partition, in any order."""
+        slices = self._books.get(self._key(group_id, partition))
+        return () if slices is None else slices.held()
 
     def _key(self, group_id: str, partition: Partition) -> Book:
         return Book(group_id, partition.topic_id, partition.name.partition, partition.leader_epoch)

@@ -158,6 +158,8 @@ class LocalLog:
         synced = sound and (not loaded or loaded[-1][1] < (point or 0))  # Above it perhaps written without a sync.
         self._home.epochs_file.durable = synced and self.epochs.entries == loaded
         self._home.epochs_file.written = self.epochs.entries == loaded and (sound or not loaded)
+        if known.log_start is not None and self.log_start > known.log_start:
+            self.checkpoint()  # A power loss took the first files: a kill before the next note must not find it so.
 
     @property
     def _points(self) -> Checkpoints:

@@ -6,6 +6,9 @@ damaged (`storage.log.damage`). The bytes of a torn tail are kept beside the log
 checkpoints contradict each other, is offline, and stays as it was found: files are removed only after all checks.
 Below the recovery point only what is cheap is checked (sizes, the index, the headers behind its last entry, that each
 segment ends where the next begins).
+
+What lies above the end that was known to be synced is written again, then synced: the process may have been killed
+between a sync that failed and its hearing of that. After a power loss what is read is on the disk.
 """
 
 from __future__ import annotations
@@ -226,7 +229,12 @@ class _Opening:
     def _take_checked(self, segment: Segment, checked: int, later: list[int]) -> bool:
         """Check the segment from position `checked` on, cut it if it must be; False as `take`."""
 
+        doubtful = None
+
         def found(position: int, header: BatchHeader) -> None:
+            nonlocal doubtful
+            if doubtful is None and header.next_offset > self.floor:
+                doubtful = position
             segment.note_header(position, header)
             self._epochs.start(header.leader_epoch, header.base_offset)
             self._visit(header)
@@ -241,6 +249,8 @@ class _Opening:
         self.segments.append(segment)
         if tail.reason is not None:
             self._cut(segment, tail.size, segment.end, tail.reason)
+        if doubtful is not None and not self.power_lost:
+            write_again(segment.file, doubtful, tail.size)
         if tail.reason is not None or tail.size > checked or not segment.size:
             # An empty file was made by an append that failed, or was cut: its name may be in no synced directory.
             segment.file.sync()
@@ -322,6 +332,16 @@ def scan(
         next_offset = header.next_offset
         position += header.size
     return Tail(position, None)
+
+
+def write_again(file: File, position: int, size: int) -> None:
+    """Write the bytes from `position` to `size` as they are read, so that the next sync writes them to the disk.
+
+    A sync that failed may have left them in the system's memory alone, called clean (ADR 0058); whether one has, nobody
+    knows after a kill.
+    """
+    for at in range(position, size, SCAN_SIZE):
+        file.write(file.read(min(SCAN_SIZE, size - at), at), at)
 
 
 def base_of(name: str, suffix: str = LOG_SUFFIX) -> int | None:

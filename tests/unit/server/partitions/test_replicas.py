@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 from uuid import UUID
 
@@ -132,6 +133,25 @@ def test_a_partition_that_is_made_again_inherits_its_producers_durably(tmp_path:
     take(again, ORDER, replace(ROLE, leader_epoch=4))
     assert again[0].table.known(7) is not None
     again.close()
+
+
+@pytest.mark.parametrize("which", range(14))
+def test_too_few_descriptors_for_a_moment_take_no_partition_offline(tmp_path: Path, which: int) -> None:
+    local = LocalReplicas(tmp_path)
+    take(local)
+    append(local[0])
+    local.runner.run(local.replicas.maintain(1 << 40))
+    local[0].snapshot()
+    append(local[0], 1, transactional=True)
+    local.close()
+    again = LocalReplicas(tmp_path)
+    again.disk.short = chain(repeat(False, which), repeat(True, 2))
+    try:
+        assert take(again, ORDER, replace(ROLE, leader_epoch=4)) == {0: OK}
+        assert again[0].offline_reason is None
+        assert (again[0].log.end, again[0].table.known(7) is not None) == (2, True)
+    finally:
+        again.close()
 
 
 def test_a_later_leader_or_another_topics_replica_is_not_stopped(local: LocalReplicas) -> None:
