@@ -144,10 +144,17 @@ async def _ours(broker: BrokerProcess) -> None:
             assert not done, "what lies below is not done"
             await first.send_offsets_to_transaction({tp: OffsetAndMetadata(40, ranges=[(40, 44)])}, "g")
             await first.commit_transaction()
-            assert client.progress() == (45, [], [])
+            await _until(lambda: client.progress() == (45, [], []))
             done, _ = await asyncio.wait([waits], timeout=1.0)
             assert not done, "48 is not done"
             client.commit_ranges((48, 48))
             await asyncio.wait_for(waits, 20.0)
             await second.commit_transaction()
-            assert client.progress() == (50, [], [])
+            await _until(lambda: client.progress() == (50, [], []))
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    """A commit is decided when it returns; the group's coordinator hears of it right after."""
+    async with asyncio.timeout(20.0):
+        while not holds():
+            await asyncio.sleep(0.01)

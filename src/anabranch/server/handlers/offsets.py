@@ -8,6 +8,8 @@ from copy import copy
 from typing import Any
 
 from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.ids import NO_TOPIC_ID
+from anabranch.machines.groups.offsets import TOPIC_IDS_SINCE
 from anabranch.protocol.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitResponse,
@@ -170,7 +172,7 @@ async def _fetched_in_steps(broker: BrokerContext, request: OffsetFetchRequest, 
     for asked in await loop.run_in_executor(None, _groups, request, call):
         everything = asked.topics is None
         try:
-            group = await _all_of(broker, asked) if everything else asked
+            group = await _all_of(broker, asked, call) if everything else asked
         except ApiError as error:
             answers.append(_refused(asked, error))
             continue
@@ -191,8 +193,10 @@ async def _fetched_in_steps(broker: BrokerContext, request: OffsetFetchRequest, 
     return Large(lambda: _response(answers, call))
 
 
-async def _all_of(broker: BrokerContext, group: OffsetFetchRequestGroup) -> OffsetFetchRequestGroup:
-    """A question for all that a group has committed as one that names it."""
+async def _all_of(
+    broker: BrokerContext, group: OffsetFetchRequestGroup, call: RequestContext
+) -> OffsetFetchRequestGroup:
+    """A question for all that a group has committed as one that names it; by id only topics that exist."""
     committed = broker.groups.shard_of(group.group_id).read(lambda groups, now_ms: groups.committed(group.group_id))
     names = await committed if isinstance(committed, asyncio.Future) else committed
 
@@ -204,10 +208,11 @@ async def _all_of(broker: BrokerContext, group: OffsetFetchRequestGroup) -> Offs
 
     topics = await asyncio.get_running_loop().run_in_executor(None, by_topic)
     named = copy(group)
+    ids = {name: topic.topic_id for name in topics if (topic := broker.view.find(name)) is not None}
     named.topics = await gather_in_steps(
-        OffsetFetchRequestTopics(name=name, topic_id=topic.topic_id, partition_indexes=partitions)
+        OffsetFetchRequestTopics(name=name, topic_id=ids.get(name, NO_TOPIC_ID), partition_indexes=partitions)
         for name, partitions in topics.items()
-        if (topic := broker.view.find(name)) is not None
+        if name in ids or call.api_version < TOPIC_IDS_SINCE
     )
     return named
 
