@@ -30,7 +30,7 @@ from anabranch.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetF
 from anabranch.protocol.registry import api_of
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.metrics import Counter, Metrics
-from anabranch.server.context import CloseConnectionError, RequestContext
+from anabranch.server.context import CloseConnectionError, Large, RequestContext
 from anabranch.server.coordinators import shard as shards
 from anabranch.server.coordinators.groups import TOPIC, _codec
 from anabranch.server.coordinators.member_metadata import MetadataAdmission
@@ -384,12 +384,12 @@ class Broker:
         context = RequestContext("User:ANONYMOUS", client_id, "host:1", connection, version)
         answer: Any = self.process.call(handler, self._context, request, context)
         if not hasattr(answer, "__await__"):
-            on_reply(answer)
+            on_reply(_made(answer))
             return None
 
         def answered(task: asyncio.Task[Any]) -> None:
             if not task.cancelled():
-                on_reply(task.result())
+                on_reply(_made(task.result()))
 
         task: asyncio.Task[Any] = self.process.create_task(answer)
         task.add_done_callback(answered)
@@ -529,3 +529,7 @@ def group_of(request: Any) -> str:
 
 
 __all__ = ["Broker", "Cause", "CloseConnectionError", "Seen", "WatchedCoordinator", "see"]
+
+
+def _made(answer: Any) -> Any:
+    return answer.make() if isinstance(answer, Large) else answer
