@@ -13,6 +13,7 @@ import pytest
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.client import Admin, Consumer, DeliveryError, Producer, TopicPartition, sync
+from anabranch.client.producer.transactions import FENCED
 from tests.support.broker import BrokerProcess
 from tests.support.transactions import committed
 from tests.support.wire import WireClient
@@ -292,6 +293,43 @@ async def test_reading_and_writing_exactly_once_through_kills(tmp_path: Path) ->
     finally:
         if broker.alive:
             broker.kill()
+
+
+@in_loop
+async def test_a_prepared_transaction_is_ended_by_another_client(broker: BrokerProcess, client: WireClient) -> None:
+    client.create("t", 1)
+    async with producer_of(broker) as producer:
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        await producer.send("t", b"kept")
+        kept = await producer.prepare_transaction()
+        with pytest.raises(ApiError, match="prepared"):
+            await producer.send("t", b"too late")
+        with pytest.raises(ApiError, match=r"Admin\.end_transaction"):
+            await producer.commit_transaction()
+    assert committed(client, "t") == [] and kept is not None, "closing it ends nothing"
+    async with Admin(at(broker)) as admin:
+        await admin.end_transaction(kept, commit=True)
+        until_committed(client, "t", [b"kept"])
+        await admin.end_transaction(kept, commit=True)
+        async with producer_of(broker) as producer:
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            assert await producer.prepare_transaction() is None
+        async with producer_of(broker) as producer:
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            await producer.send("t", b"dropped")
+            dropped = await producer.prepare_transaction()
+            assert dropped is not None
+        async with producer_of(broker) as producer:
+            await producer.init_transactions()
+            with pytest.raises(ApiError) as fenced:
+                await admin.end_transaction(dropped, commit=True)
+            assert fenced.value.code in FENCED
+            async with producer.transaction():
+                await producer.send("t", b"last")
+    until_committed(client, "t", [b"kept", b"last"])
 
 
 async def copy(broker: BrokerProcess, kill_after: int | None) -> int:

@@ -29,6 +29,7 @@ from anabranch.client.consumer.record import Record
 from anabranch.client.producer.delivery import ColumnsMetadata, DeliveryError
 from anabranch.client.producer.producer import Producer
 from anabranch.client.producer.rows import RecordMetadata
+from anabranch.client.producer.transactions import PreparedTransaction
 from anabranch.client.table.keyed_table import KeyedTable
 from anabranch.client.table.owners import Owner
 from anabranch.machines.clients.fetching import RecordFilter
@@ -84,6 +85,7 @@ __all__ = [
     "PartitionInfo",
     "PartitionKeyRebalanceListener",
     "PartitionLoad",
+    "PreparedTransaction",
     "Producer",
     "RebalanceListener",
     "Record",

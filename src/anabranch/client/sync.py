@@ -341,6 +341,7 @@ class Admin(_Synchronous[aio.Admin]):
     list_group_offsets = _awaited(aio.Admin.list_group_offsets)
     alter_group_offsets = _awaited(aio.Admin.alter_group_offsets)
     delete_group_offsets = _awaited(aio.Admin.delete_group_offsets)
+    end_transaction = _awaited(aio.Admin.end_transaction)
 
 
 class Consumer(_Synchronous[aio.Consumer]):
@@ -446,6 +447,7 @@ class Producer(_Synchronous[aio.Producer]):
     begin_transaction = _awaited(aio.Producer.begin_transaction)
     send_offsets_to_transaction = _awaited(aio.Producer.send_offsets_to_transaction)
     commit_transaction = _awaited(aio.Producer.commit_transaction)
+    prepare_transaction = _awaited(aio.Producer.prepare_transaction)
     abort_transaction = _awaited(aio.Producer.abort_transaction)
 
     @contextmanager

@@ -8,7 +8,7 @@ is read.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
@@ -117,15 +117,9 @@ class Options:
 
 def parse(given: Mapping[str, str]) -> Options:
     """Parse the options of a query. Raises `OptionError`."""
-    options = _named(given)
-    servers = options.pop("bootstrap.servers", None)
+    options = named(given, (*OPTIONS, *CLIENT_SETTINGS), REFUSED)
+    servers = servers_of(options.pop("bootstrap.servers", None), options.pop(SERVERS, None))
     client = {name: _client_setting(name, options[name]) for name in CLIENT_SETTINGS if name in options}
-    qualified = client.pop(SERVERS, None)
-    if servers and qualified and servers != qualified:
-        raise OptionError(f"bootstrap.servers and {SERVERS} name different brokers; set one of them")
-    servers = servers or str(qualified or "")
-    if not servers:
-        raise OptionError(f"The option {SERVERS} is missing: name a broker, for example localhost:9092.")
     chosen = _one_of(options, SUBSCRIPTIONS)
     if chosen is None:
         raise OptionError("Name the topics to read with one of the options subscribe, subscribePattern and assign.")
@@ -139,7 +133,7 @@ def parse(given: Mapping[str, str]) -> Options:
         assign=assign,
         start=_bound(options, STARTS),
         end=_bound(options, ENDS),
-        latest_if_no_timestamp=_word(options, "startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
+        latest_if_no_timestamp=word(options, "startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
         offsets_per_trigger_max=_number(options, "maxOffsetsPerTrigger", 1) or None,
         min_partitions=_number(options, "minPartitions", 1),
         records_per_partition_max=_number(options, "maxRecordsPerPartition", 1),
@@ -149,8 +143,8 @@ def parse(given: Mapping[str, str]) -> Options:
         snapshot_retries=_number(options, "fetchOffset.numRetries", 0, 100),
         snapshot_retry_interval_ms=_number(options, "fetchOffset.retryIntervalMs", 0, 100),
         poll_timeout_ms=_number(options, "kafkaConsumer.pollTimeoutMs", 1, 120_000),
-        ordered=_word(options, "ordering", ("key", "none")) == "key",
-        split_by_key=_word(options, "split", ("key", "offset")) == "key",
+        ordered=word(options, "ordering", ("key", "none")) == "key",
+        split_by_key=word(options, "split", ("key", "offset")) == "key",
         plan_log=options.get("planLog") or None,
         client=client,
     )
@@ -180,26 +174,36 @@ def _names(wanted: Wanted, offset: int) -> bool:
     return any(offset in partitions.values() for partitions in wanted.values())
 
 
-def _named(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the options by their canonical names."""
-    proper = {name.lower(): name for name in (*OPTIONS, *CLIENT_SETTINGS)}
-    refused = {name.lower(): name for name in REFUSED}
+def named(given: Mapping[str, str], known: Collection[str], refused: Mapping[str, str]) -> dict[str, str]:
+    """Return options by their names in `known`; `refused` says of others what to do instead. Raises `OptionError`."""
+    proper = {name.lower(): name for name in known}
+    wrong = {name.lower(): name for name in refused}
     options: dict[str, str] = {}
     for name, value in given.items():
         lower = name.lower()
-        if lower in refused:
-            raise OptionError(f"The option {refused[lower]} is not supported: {REFUSED[refused[lower]]}.")
+        if lower in wrong:
+            raise OptionError(f"The option {wrong[lower]} is not supported: {refused[wrong[lower]]}.")
         if lower not in proper:
             raise OptionError(f"There is no option '{name}'. {_did_you_mean(lower, proper)}")
         options[proper[lower]] = value
     return options
 
 
+def servers_of(short: str | None, qualified: str | None) -> str:
+    """Return the brokers that either of two options names. Raises `OptionError`."""
+    if short and qualified and short != qualified:
+        raise OptionError(f"bootstrap.servers and {SERVERS} name different brokers; set one of them")
+    servers = short or qualified
+    if not servers:
+        raise OptionError(f"The option {SERVERS} is missing: name a broker, for example localhost:9092.")
+    return servers
+
+
 def _did_you_mean(name: str, proper: Mapping[str, str]) -> str:
     near = get_close_matches(name, proper, n=1, cutoff=0.6)
     if near:
         return f"Did you mean {proper[near[0]]}?"
-    kind = CLIENT_SETTINGS if name.startswith("kafka.") else OPTIONS
+    kind = [each for each in proper.values() if each.startswith("kafka.") == name.startswith("kafka.")]
     return f"There are {', '.join(kind)}."
 
 
@@ -298,7 +302,8 @@ def _flag(options: Mapping[str, str], name: str, otherwise: bool) -> bool:
     return text.lower() == "true"
 
 
-def _word(options: Mapping[str, str], name: str, words: tuple[str, str]) -> str:
+def word(options: Mapping[str, str], name: str, words: tuple[str, str]) -> str:
+    """Return an option that is one of two words, the first by default. Raises `OptionError`."""
     text = options.get(name, words[0]).lower()
     if text not in words:
         raise OptionError(f"{name} must be {words[0]} or {words[1]}; it is '{options[name]}'.")

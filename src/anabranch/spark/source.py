@@ -60,6 +60,8 @@ from anabranch.spark.plan import (
     query_positions,
 )
 from anabranch.spark.reader import ReadSettings, read_task
+from anabranch.spark.sink.options import parse as parse_sink
+from anabranch.spark.sink.writer import BatchWriter, StreamWriter
 from anabranch.spark.snapshot import SnapshotReader
 
 FORMAT = "anabranch"
@@ -94,7 +96,7 @@ class TaskPartition(InputPartition):
 
 
 class AnabranchDataSource(DataSource):
-    """Reads topics. `register` adds the data source to a session under the name `anabranch`."""
+    """Reads and writes topics. `register` adds the data source to a session under the name `anabranch`."""
 
     @classmethod
     def name(cls) -> str:
@@ -112,6 +114,18 @@ class AnabranchDataSource(DataSource):
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
         """Return a reader for a streaming query."""
         return StreamReader(for_stream(parse(self.options)), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        """Return a writer for a batch query."""
+        if overwrite:
+            raise OptionError('A topic cannot be overwritten: use mode("append").')
+        return BatchWriter(parse_sink(self.options), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
+        """Return a writer for a streaming query."""
+        if overwrite:
+            raise OptionError('A topic cannot be overwritten: use outputMode("append") or "update".')
+        return StreamWriter(parse_sink(self.options), schema)
 
 
 class FilteringDataSource(AnabranchDataSource):

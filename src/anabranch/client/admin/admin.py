@@ -21,6 +21,7 @@ from anabranch.client.cluster.metadata import (
     PartitionInfo,
     TopicInfo,
 )
+from anabranch.client.producer.transactions import PreparedTransaction, Transactions
 from anabranch.client.settings import AdminSettings, as_keywords, configured_by
 from anabranch.machines.clients.fetching import EARLIEST, LATEST
 from anabranch.machines.cuts import newest_segments
@@ -427,6 +428,19 @@ class Admin(GroupAdmin):
             response = await self._decide(request, lambda response: [one.error_code for one in response.responses])
         for result in response.responses:
             _check(result.error_code, result.error_message, f"the settings of {resource} '{name}' cannot be changed")
+
+    async def end_transaction(self, prepared: PreparedTransaction, *, commit: bool) -> None:
+        """Commit or abort a transaction that a producer has prepared, in this process or another; repeat it at will.
+
+        Raises `ApiError` with a code of `anabranch.client.producer.transactions.FENCED` if it was aborted meanwhile.
+        """
+        await Transactions.end_prepared(
+            self._cluster,
+            prepared,
+            commit=commit,
+            request_timeout_ms=self._timeout_ms,
+            max_block_ms=self._api_timeout_ms,
+        )
 
     async def describe_cluster(self) -> ClusterInfo:
         """Return the brokers and the controller."""

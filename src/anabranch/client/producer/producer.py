@@ -21,7 +21,7 @@ from anabranch.client.consumer.offsets import OffsetsByPartition, offsets_of
 from anabranch.client.producer.delivery import ColumnsMetadata, TableDelivery, mark_retrieved
 from anabranch.client.producer.driver import SendingDriver, given_up
 from anabranch.client.producer.rows import ColumnNames, Header, Outgoing, Promise, RecordMetadata
-from anabranch.client.producer.transactions import MAY, Phase, Transactions, group_of
+from anabranch.client.producer.transactions import MAY, Phase, PreparedTransaction, Transactions, group_of
 from anabranch.client.settings import ProducerSettings, as_keywords, configured_by
 
 if TYPE_CHECKING:
@@ -292,6 +292,17 @@ class Producer:
             if error.code is not ErrorCode.REQUEST_TIMED_OUT:
                 transactions.spoil(error)
             raise
+
+    async def prepare_transaction(self) -> PreparedTransaction | None:
+        """Flush, and leave the transaction open for `Admin.end_transaction`, by any process; None if it holds nothing.
+
+        This producer can only be closed then. Raises `DeliveryError` if a record was not delivered; then abort.
+        """
+        transactions = self._transactional("commit")
+        self.take_waiting()
+        await self.flush()
+        transactions.check("commit")
+        return transactions.prepare()
 
     async def abort_transaction(self) -> None:
         """Abort the open transaction: its records are never visible under read_committed, and unsent ones fail."""

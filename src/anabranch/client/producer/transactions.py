@@ -1,8 +1,8 @@
 """A producer's side of its transactions: the requests to their coordinator, and the calls that each phase allows.
 
     NEW ──init──► READY ──begin──► OPEN ──commit──► COMMITTING ──► READY
-                                    │
-                                    └─ a record failed, abort ─► SPOILT ──► READY        FENCED is the end
+                                    ├─ a record failed, abort ─► SPOILT ──► READY        FENCED is the end
+                                    └─ prepare ─► PREPARED: another process ends it (`end_prepared`)
 
 Requests are repeated until `max.block.ms` are over: the coordinator recognizes those that it has carried out. Every
 coordinator request is safe to repeat, so a lost response never decides anything.
@@ -71,11 +71,25 @@ class Phase(Enum):
     """The commit was requested, and its outcome may be unknown: only the commit can be requested again."""
     SPOILT = auto()
     FENCED = auto()
+    PREPARED = auto()
+    """All is delivered, and whoever has the `PreparedTransaction` commits or aborts it."""
 
 
 class Producing(NamedTuple):
     """The producer id and epoch."""
 
+    producer_id: int
+    producer_epoch: int
+
+
+class PreparedTransaction(NamedTuple):
+    """An open transaction with everything delivered, to be committed or aborted by any process (as in KIP-939).
+
+    Nothing else may use the transactional id before: a new producer would abort it. So does the coordinator, when
+    `transaction.timeout.ms` are over.
+    """
+
+    transactional_id: str
     producer_id: int
     producer_epoch: int
 
@@ -91,6 +105,10 @@ WHY_NOT = {
     (Phase.COMMITTING, "begin"): "the last transaction is being committed: call commit_transaction until it is",
     (Phase.COMMITTING, "send"): "the transaction is being committed",
     (Phase.COMMITTING, "abort"): "the transaction may be committed already: call commit_transaction until it is",
+    (Phase.PREPARED, "begin"): "the last transaction is prepared, for another process to end: make a new producer",
+    (Phase.PREPARED, "send"): "the transaction is prepared, for another process to end",
+    (Phase.PREPARED, "commit"): "the transaction is prepared: end it with Admin.end_transaction",
+    (Phase.PREPARED, "abort"): "the transaction is prepared: end it with Admin.end_transaction",
     (Phase.SPOILT, "begin"): "the open transaction cannot be committed any more: abort it first",
     (Phase.SPOILT, "send"): "the open transaction cannot be committed any more: abort it",
     (Phase.SPOILT, "commit"): "the transaction cannot be committed any more: abort it",
@@ -257,6 +275,37 @@ class Transactions:
                 if commit or error.code is not ErrorCode.INVALID_TXN_STATE:
                     raise
         self.begun = False
+
+    def prepare(self) -> PreparedTransaction | None:
+        """Leave the open transaction to whoever ends it; None if it holds nothing."""
+        self.phase = Phase.PREPARED
+        return PreparedTransaction(self.transactional_id, *self._as) if self.begun else None
+
+    @classmethod
+    async def end_prepared(
+        cls,
+        cluster: Cluster,
+        prepared: PreparedTransaction,
+        *,
+        commit: bool,
+        request_timeout_ms: int,
+        max_block_ms: int,
+    ) -> None:
+        """Commit or abort a prepared transaction. Repeating it has no effect.
+
+        Raises `ApiError` PRODUCER_FENCED (or another code of `FENCED`) if it was aborted, by its timeout or by a later
+        producer of the transactional id.
+        """
+        it = cls(
+            cluster,
+            prepared.transactional_id,
+            timeout_ms=0,
+            request_timeout_ms=request_timeout_ms,
+            max_block_ms=max_block_ms,
+        )
+        it._as = Producing(prepared.producer_id, prepared.producer_epoch)
+        it.begun = True
+        await it.end(commit=commit)
 
     async def _ask(self, request: Any, coordinator: Coordinator | None = None) -> Any:
         coordinator = coordinator or self._coordinator

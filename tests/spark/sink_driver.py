@@ -1,0 +1,106 @@
+"""A streaming query from one topic to another, as a process that stops for good at a chosen step of its sink.
+
+    python -m tests.spark.sink_driver ADDRESS CHECKPOINT STEP
+
+At STEP it makes the file CHECKPOINT.STEP and waits to be killed; without one (`none`) it writes all there is, and ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from anabranch.client import PreparedTransaction
+from anabranch.client.sync import Admin
+from anabranch.demo.session import local_session
+from anabranch.spark import register
+from anabranch.spark.sink.decision import Decision
+from anabranch.spark.sink.options import parse
+from anabranch.spark.sink.writer import StreamWriter, TaskWritten
+from anabranch.spark.source import AnabranchDataSource
+
+FORMAT = "anabranch-stopping"
+STEPS = ("writing", "prepared", "decided", "committed-one", "committed-all")
+
+
+class StoppingWriter(StreamWriter):
+    """The writer, which stops at a step."""
+
+    def __init__(self, given: dict[str, str], schema: StructType) -> None:
+        self.step, self.checkpoint = given.pop("step"), given.pop("stops")
+        super().__init__(parse(given), schema)
+
+    def _reaches(self, step: str) -> None:
+        if step == self.step:
+            Path(f"{self.checkpoint}.{step}").touch()
+            time.sleep(600)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
+        """Write, and stop with the rows sent and the transaction open."""
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            yield from iterator
+            time.sleep(0.3 if self.step == "writing" else 0)
+            self._reaches("writing")
+
+        return super().write(rows())
+
+    def decide(self, admin: Admin, query: str, topic: str, made: Decision) -> None:
+        """Stop before, or after."""
+        self._reaches("prepared")
+        super().decide(admin, query, topic, made)
+        self._reaches("decided")
+
+    def _end_all(
+        self, admin: Admin, prepared: Sequence[PreparedTransaction], *, commit: bool
+    ) -> list[PreparedTransaction]:
+        """Stop after the first, or the last."""
+        late = []
+        for each in prepared:
+            late += [] if self.end(admin, each, commit=commit) else [each]
+            self._reaches("committed-one")
+        if prepared:
+            self._reaches("committed-all")
+        return late
+
+
+class StoppingSource(AnabranchDataSource):
+    """The data source with that writer."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name for `format`."""
+        return FORMAT
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
+        """Return the writer."""
+        del overwrite
+        return StoppingWriter({name: self.options[name] for name in self.options}, schema)
+
+
+def main(address: str, checkpoint: str, step: str) -> None:
+    """Run the query from topic `in` to topic `out`."""
+    spark = local_session("sink")
+    register(spark)
+    spark.dataSource.register(StoppingSource)
+    options = {"kafka.bootstrap.servers": address}
+    source = spark.readStream.format("anabranch").options(**options)
+    rows = source.options(subscribe="in", startingOffsets="earliest", maxOffsetsPerTrigger="400").load()
+    query = (
+        rows.select("key", "value")
+        .writeStream.format(FORMAT)
+        .options(**options, topic="out", step=step, stops=checkpoint, checkpointLocation=checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

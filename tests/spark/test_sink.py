@@ -1,0 +1,181 @@
+"""The Spark sink in a real Spark, on a real broker: every row once, through resizes and kills between two steps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from anabranch.client.sync import Admin, Consumer, Producer
+from tests.spark.sink_driver import STEPS
+from tests.support.broker import ROOT, running
+from tests.support.thorough import thorough
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+KEYS = 20
+TIME_LIMIT_S = 120.0
+
+
+def committed(address: str, topic: str) -> dict[bytes, list[bytes]]:
+    """What a `read_committed` reader sees: by key, the values in order."""
+    found: dict[bytes, list[bytes]] = defaultdict(list)
+    with Consumer(address, auto_offset_reset="earliest", isolation_level="read_committed") as consumer:
+        consumer.assign(topic)
+        quiet_since = time.monotonic()
+        while time.monotonic() - quiet_since < 1.0:
+            for record in consumer.poll(timeout_s=0.2):
+                found[record.key].append(record.value)
+                quiet_since = time.monotonic()
+    return dict(found)
+
+
+def expected(count: int) -> dict[bytes, list[bytes]]:
+    return {b"k%d" % key: [b"%d" % number for number in range(key, count, KEYS)] for key in range(KEYS)}
+
+
+def send(address: str, topic: str, numbers: range) -> None:
+    with Producer(address) as producer:
+        keys = pa.array([f"k{number % KEYS}" for number in numbers])
+        producer.send_arrow(topic, pa.table({"key": keys, "value": pa.array([str(number) for number in numbers])}))
+
+
+def write(df: DataFrame, address: str, **options: str) -> None:
+    df.write.format("anabranch").options(**{"kafka.bootstrap.servers": address}, **options).mode("append").save()
+
+
+class Driver:
+    """A driver with its JVM and workers, in a session of processes of their own."""
+
+    def __init__(self, address: str, checkpoint: Path, step: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+        command = [sys.executable, "-m", "tests.spark.sink_driver", address, str(checkpoint), step]
+        self.log = checkpoint.with_suffix(f".{step}.log")
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, start_new_session=True, cwd=ROOT
+            )
+        self.stops = Path(f"{checkpoint}.{step}")
+
+    def kill_at_its_step(self) -> None:
+        deadline = time.monotonic() + TIME_LIMIT_S
+        while not self.stops.exists():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+        for process_id in self._members():
+            os.kill(process_id, signal.SIGKILL)
+        self.process.wait()
+
+    def _members(self) -> list[int]:
+        found = []
+        for directory in Path("/proc").glob("[0-9]*"):
+            try:
+                fields = (directory / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == self.process.pid:
+                found.append(int(directory.name))
+        return found
+
+    def finish(self) -> None:
+        assert self.process.wait(TIME_LIMIT_S) == 0, self.log.read_text()
+
+
+@pytest.mark.parametrize("steps", [pytest.param(each, id=each[0]) for each in thorough([STEPS], [("decided",)])])
+def test_a_killed_query_writes_every_row_once(tmp_path: Path, steps: tuple[str, ...]) -> None:
+    """Killed in turn at each step; the topic it writes is resized meanwhile."""
+    checkpoint, sent = tmp_path / "checkpoint", 0
+    with running(tmp_path / "broker") as broker:
+        address = f"127.0.0.1:{broker.port}"
+        with Admin(address) as admin:
+            admin.create_topics("in", partitions=3)
+            admin.create_topics("out", partitions=2)
+            for count, step in enumerate(steps, 3):
+                send(address, "in", range(sent, sent + 1000))
+                sent += 1000
+                driver = Driver(address, checkpoint, step)
+                driver.kill_at_its_step()
+                seen = committed(address, "out")
+                in_order = all(values == expected(sent)[key][: len(values)] for key, values in seen.items())
+                assert in_order, "rows are missing, or come twice, before the query was started again"
+                admin.resize("out", count)
+            Driver(address, checkpoint, "none").finish()
+            assert committed(address, "out") == expected(sent)
+
+
+def test_rows_become_records_with_all_they_have(spark: SparkSession, address: str) -> None:
+    with Admin(address) as admin:
+        admin.create_topics("sunk-a", partitions=3)
+        admin.create_topics("sunk-b", partitions=3)
+    rows = spark.createDataFrame(
+        [
+            (b"k", "one", "sunk-a", None, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), [("h", b"x")]),
+            (None, "two", "sunk-b", 2, None, None),
+            (b"k", None, "sunk-a", None, datetime(2026, 1, 2, 3, 4, 6, tzinfo=UTC), []),
+        ],
+        "key binary, value string, topic string, partition int, timestamp timestamp, "
+        "headers array<struct<key: string, value: binary>>",
+    ).coalesce(1)
+    write(rows, address)
+    with Consumer(address, auto_offset_reset="earliest", isolation_level="read_committed") as consumer:
+        consumer.assign(["sunk-a", "sunk-b"])
+        found: list[Any] = []
+        while len(found) < 3:
+            found += consumer.poll(timeout_s=1.0)
+    (one, gone), (two,) = ([each for each in found if each.topic == topic] for topic in ("sunk-a", "sunk-b"))
+    assert (one.key, one.value, one.timestamp, list(one.headers)) == (b"k", b"one", 1767323045000, [("h", b"x")])
+    assert (gone.value, gone.timestamp, one.partition) == (None, 1767323046000, gone.partition)
+    assert (two.key, two.value, two.partition) == (None, b"two", 2) and abs(two.timestamp / 1000 - time.time()) < 120
+
+
+def test_a_failed_write_leaves_nothing(spark: SparkSession, address: str) -> None:
+    with Admin(address) as admin:
+        admin.create_topics("unsunk", partitions=2)
+        rows = spark.range(0, 1000, 1, 2).selectExpr(
+            "cast(id as string) as value", "if(id = 900, raise_error('no more'), cast(null as string)) as key"
+        )
+        with pytest.raises(Exception, match="no more"):
+            write(rows, address, topic="unsunk")
+        assert committed(address, "unsunk") == {}
+        nowhere = spark.range(1).selectExpr("cast(id as string) value", "cast(null as string) topic")
+        with pytest.raises(Exception, match="the column topic of a row is null"):
+            write(nowhere, address)
+        assert not [group for group in admin.list_groups() if group.group_id.startswith("spark-sink")]
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "says"),
+    [
+        ("id as value", {"topic": "t"}, "Column value is bigint; it must be binary or string: cast it"),
+        ("cast(id as string) as text", {"topic": "t"}, "There is no column 'text' in a record"),
+        ("cast(id as string) as key", {"topic": "t"}, "A record needs a column value"),
+        ("cast(id as string) as value", {}, "Name the topic with the option topic"),
+        ("cast(id as string) as value", {"topic": "t", "delivry": "x"}, "Did you mean delivery?"),
+        ("cast(id as string) as value", {"topic": "t", "delivery": "twice"}, "must be exactly-once or at-least-once"),
+        ("cast(id as string) as value", {"topic": "t", "kafka.acks": "1"}, "transactional.id .* needs acks='all'"),
+        ("cast(id as string) as value", {"topic": "t", "kafka.linger.ms": "soon"}, "must be a whole number"),
+        ("cast(id as string) as value", {"topic": "t", "kafka.transactional.id": "x"}, "set transactionalIdPrefix"),
+    ],
+)
+def test_wrong_writes_are_sentences(
+    spark: SparkSession, address: str, columns: str, options: dict[str, str], says: str
+) -> None:
+    with pytest.raises(Exception, match=says):
+        write(spark.range(1).selectExpr(columns), address, **options)
