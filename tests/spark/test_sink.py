@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 KEYS = 20
-TIME_LIMIT_S = 120.0
+TIME_LIMIT_S = 240.0
 
 
 def committed(address: str, topic: str) -> dict[bytes, list[bytes]]:

@@ -86,9 +86,7 @@ def parts(
     records = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
     for name, of_topic in _split(rows.column("topic") if topic is None else None):
         if topic is None and name is None:
-            raise RowError(
-                "a row has no topic: its column topic is null; name one in every row, or set the option topic"
-            )
+            raise RowError("the column topic of a row is null: name a topic in every row, or set the option topic")
         chosen = _taken(records, of_topic)
         numbers = _taken(rows.column("partition"), of_topic) if "partition" in names else None
         for partition, of_partition in _split(numbers):
