@@ -74,7 +74,7 @@ fuzz: $(READY) kernels  ## a million hostile batches and frames, 2,000 damaged d
 
 conformance: $(READY) java  ## groups with every kind of member, where `make test` takes one of each library; the long end-to-end tests
 	ANABRANCH_ALL_KINDS=1 $(BIN)/pytest $(PYTEST) tests/conformance
-	ANABRANCH_THOROUGH=1 $(BIN)/pytest $(PYTEST) $$(grep -l THOROUGH tests/end_to_end/*.py)
+	ANABRANCH_THOROUGH=1 $(BIN)/pytest $(PYTEST) $$(grep -l THOROUGH tests/end_to_end/*.py tests/spark/*.py)
 
 lock:  ## pin the dependencies of pyproject.toml, with hashes
 	$(BIN)/uv pip compile pyproject.toml --extra dev --generate-hashes --no-emit-index-url --no-emit-find-links \

@@ -91,7 +91,7 @@ def main(address: str, checkpoint: str, step: str) -> None:
     spark.dataSource.register(StoppingSource)
     options = {"kafka.bootstrap.servers": address}
     source = spark.readStream.format("anabranch").options(**options)
-    rows = source.options(subscribe="in", startingOffsets="earliest", maxOffsetsPerTrigger="400").load()
+    rows = source.options(subscribe="in", startingOffsets="earliest", maxOffsetsPerTrigger="300").load()
     query = (
         rows.select("key", "value")
         .writeStream.format(FORMAT)
