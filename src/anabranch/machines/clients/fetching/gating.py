@@ -105,6 +105,7 @@ def _evaluate(topic: Topic) -> tuple[dict[int, int | None], dict[int, list[int]]
     lineage = topic.view.lineage
     positions = _positions(topic, topic.view)
     waiting = gates = lineage.gates(positions)
+    lifted: dict[int, Position] = {}
     if topic.lifted:
         lifted = {number: _lifted(positions.get(number), offset) for number, offset in topic.lifted.items()}
         gates = lineage.gates({**positions, **lifted})
@@ -112,6 +113,11 @@ def _evaluate(topic: Topic) -> tuple[dict[int, int | None], dict[int, list[int]]
     found = {number: _limit(topic, gates, number) for number in numbers}
     needs = _needs(_waits(topic, gates, numbers), _waits(topic, waiting, numbers) if topic.lifted else ())
     for number in topic.lifted.keys() - needs.keys():
+        others = {each: position for each, position in lifted.items() if each != number}
+        without = _waits(topic, lineage.gates({**positions, **others}), numbers)
+        if offsets := sorted((wait.offset for wait in without if wait.partition == number), reverse=True):
+            needs[number] = offsets  # Of a gate behind others that open by time.
+            continue
         del topic.lifted[number]
         topic.unsure.add(number)
     return found, needs

@@ -286,3 +286,21 @@ def test_records_of_a_topic_that_was_made_again_meanwhile_are_not_delivered_behi
     fetcher.begin(P1, offset=0)
     fetcher.committed(P0, 10)
     assert fetcher.needs() == {P0: 10}, "what was read of the topic before says nothing about this one"
+
+
+def test_what_only_a_gate_behind_others_waits_on_stays_lifted() -> None:
+    p2 = TopicPartition("t", 2)
+    ends = ({0: 10}, {0: 12, 1: 5}, {0: 15}, {0: 18, 1: 7, 2: 3})
+    fetcher = member(Lineage.of_ends(1, (1, 2, 1, 3, 1), ends), p0=0, p1=0, p2=0)
+    for tp, offset in ((P0, 12), (P1, 5), (P0, 18), (P1, 7), (p2, 3)):
+        for _ in range(5):
+            for needed, up_to in fetcher.needs().items():
+                if up_to <= (fetcher.position(needed) or 0):
+                    fetcher.lift(needed, up_to)
+        hand_out(fetcher, tp, offset)
+    for _ in range(5):
+        for needed, up_to in fetcher.needs().items():
+            fetcher.lift(needed, up_to)
+    assert spans(fetcher)[0] == (18, 30)
+    assert p2 in fetcher.needs(), "its position may move, and close the gate again"
+    assert spans(fetcher)[0] == (18, 30), "nothing has moved"
