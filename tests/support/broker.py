@@ -150,6 +150,15 @@ class BrokerProcess:
                 return int(line.split()[1]) * 1024
         raise AssertionError("no VmRSS")
 
+    def forget_peak(self) -> None:
+        """Begin anew to note the largest resident size."""
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
+    def peak_bytes(self) -> int:
+        """The largest resident size since `forget_peak`."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
     def metrics(self, timeout_s: float = 10.0) -> dict[str, float]:
         """Its metrics, labels as part of the name."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=timeout_s) as answer:
