@@ -458,7 +458,6 @@ async def _stock(address: str, topic: str) -> None:
             assert len(whole) == 1  # Due are 8/7 partitions.
             assert not members.shares(whole[0].partition)
             await until(lambda: max(len(members.shares(each)) for each in range(4)) > 1)
-            (one if one.assignment() else other).commit(asynchronous=False)
         await sender.send(300, producer)
         await members.until(lambda: members.total == 1200 and all(len(members.shares(each)) > 0 for each in range(4)))
         members.check(sender.sent)
